@@ -1,0 +1,72 @@
+# `make serve` and `make test` need Python 3.11, make and a C compiler; everything else goes into .venv.
+SHELL := /bin/bash
+PORT ?= 8000
+VENV := .venv
+PY := $(VENV)/bin/python
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+PIP = $(PY) -m pip install --quiet --disable-pip-version-check --no-input
+
+# $(call step,what is being done,command): one line before and the time it took after; the command's output only if it fails.
+define step
+	@start=$$SECONDS; printf '  %s ...\n' '$(1)'; log=$$(mktemp); \
+	if $(2) >"$$log" 2>&1; then printf '  %s: done in %ds\n' '$(1)' $$((SECONDS - start)); rm -f "$$log"; \
+	else cat "$$log" >&2; rm -f "$$log"; printf '  %s: FAILED after %ds\n' '$(1)' $$((SECONDS - start)) >&2; exit 1; fi
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help install install-dev serve test lint format models bench lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(PY):
+	@python=$$(command -v python3.11 || command -v python3 || true); \
+	if [ -z "$$python" ] || ! "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
+	  echo "Python 3.11 is needed and neither python3.11 nor python3 is that version." >&2; \
+	  echo "Install it (for example: apt install python3.11 python3.11-venv) and run make again." >&2; exit 1; fi; \
+	"$$python" -m venv $(VENV) || { echo "Could not create $(VENV): is the venv module (python3.11-venv) installed?" >&2; exit 1; }
+
+$(RUNTIME): requirements/lock.txt requirements/torch.txt pyproject.toml | $(PY)
+	$(call step,installing locked packages (Ray$(comma) transformers$(comma) ...),$(PIP) --require-hashes -r requirements/lock.txt)
+	$(call step,installing torch (the largest download),$(PIP) -r requirements/torch.txt)
+	$(call step,installing this project into $(VENV),$(PIP) --no-build-isolation --no-deps --editable .)
+	@touch $@
+
+$(DEV): requirements/dev-lock.txt $(RUNTIME)
+	$(call step,installing test and lint tools,$(PIP) --require-hashes -r requirements/lock.txt -r requirements/dev-lock.txt)
+	@touch $@
+
+comma := ,
+
+install: $(RUNTIME)  ## create .venv with what serving needs (instant when nothing changed)
+
+install-dev: $(DEV)  ## the same plus tests and lint
+
+serve: $(RUNTIME)  ## serve on 127.0.0.1:8000 (PORT=... changes it); Ctrl-C ends it
+	@PORT=$(PORT) exec $(VENV)/bin/serve-app serve
+
+test: $(DEV)  ## run the tests (ARGS="tests/engine -k draft" narrows them)
+	@$(PY) -m serve_app.catalog.fetch
+	@$(PY) -m pytest -q $(ARGS)
+
+lint: $(DEV)  ## ruff and mypy
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+
+format: $(DEV)  ## let ruff sort imports and fix what it can
+	@$(VENV)/bin/ruff check --fix .
+
+models: $(DEV)  ## train the pico models again (hours on CPU; resumes where it stopped)
+	@$(PY) -m training $(ARGS)
+
+bench: $(RUNTIME)  ## run the benchmarks
+	@$(PY) -m benchmarks $(ARGS)
+
+lock: $(DEV)  ## resolve requirements/*.in again (needs pip-tools: fetched into .venv)
+	$(call step,installing pip-tools,$(PIP) pip-tools)
+	@$(PY) requirements/lock.py
+
+clean:  ## remove .venv and caches (your models and keys in SERVE_APP_HOME stay)
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find serve_app deployments training benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,71 @@
+"""Decode: a request's home. Has long prompts computed by Prefill, then generates, drafts verified on the way."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.spec import WorkerSpec
+from deployments.stage import EngineStage
+
+log = logging.getLogger("ray.serve")
+
+
+@serve.deployment(name="Decode")
+class Decode(EngineStage):
+    async def __init__(
+        self,
+        spec: WorkerSpec,
+        prefill: DeploymentHandle | None = None,
+        draft: DeploymentHandle | None = None,
+        num_gpus: float = 0,
+        min_remote_prefill_tokens: int = 64,
+    ) -> None:
+        self._prefill = prefill
+        self._draft = draft
+        self._min_remote = min_remote_prefill_tokens
+        await self.start_worker(spec, num_gpus)
+        await self._connect_draft()
+
+    async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire form."""
+        if self._prefill is not None:
+            wire = {**wire, "prefill_above": self._min_remote}
+        result = await self._generate(wire)
+        if "missing" not in result:
+            return result
+        cached = result["cached"]
+        try:
+            request = {"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]}  # all but the last int32
+            fresh = await self._prefill.prefill.remote(request)  # type: ignore[union-attr]
+            cached = max(cached, fresh["cached"])
+        except Exception as error:  # whatever it was, this worker can prefill as well
+            log.warning("prefill of %s failed (%s); computing it here", wire["id"], type(error).__name__)
+        wire = {**wire, "cached": cached}
+        del wire["prefill_above"]
+        return await self._generate(wire)
+
+    async def _generate(self, wire: dict[str, Any]) -> dict[str, Any]:
+        return await self.run_on_worker(wire["id"], lambda: self.worker.generate.remote(wire))
+
+    async def check_health(self) -> None:
+        state = await self.worker.check.remote()
+        if state["needs_draft"]:
+            await self._connect_draft()
+
+    async def _connect_draft(self) -> None:
+        if self._draft is None:
+            return
+        try:
+            await self.worker.use_draft.remote(await self._draft.worker_name.remote())
+        except Exception as error:  # decoding goes on without drafts; the next health check tries again
+            log.warning("no draft worker for now (%s)", type(error).__name__)
+
+    async def draft_stats(self) -> dict[str, Any] | None:
+        return await self._draft.stats.remote() if self._draft is not None else None
+
+    async def prefill_stats(self) -> dict[str, Any] | None:
+        return await self._prefill.stats.remote() if self._prefill is not None else None

@@ -1,0 +1,53 @@
+"""The draft model's actor."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import ray
+
+from deployments.spec import WorkerSpec
+from serve_app.progress import report_progress
+
+
+@ray.remote(num_cpus=0)
+class DraftWorker:
+    """Continues sequences of several decode workers with a small model; calls are served one at a time."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        if spec.cpu_threads:
+            os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+        started = time.time()
+
+        def progress(stage: str) -> None:
+            report_progress(spec.model, spec.stage, stage, since=started)
+
+        from deployments.loading import load_model
+        from serve_app.engine.blocks import BlockPool
+        from serve_app.engine.build import EngineLimits, num_blocks
+        from serve_app.engine.draft import DraftEngine
+        from serve_app.engine.runner import Runner
+
+        model = load_model(spec, progress)
+        limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, spec.max_model_len)
+        blocks = num_blocks(limits, model.kv_shape.block_bytes)
+        self._engine = DraftEngine(
+            Runner(model.forward, model.kv_shape.allocate(blocks, model.device)),
+            BlockPool(blocks),
+            max_batch_tokens=spec.max_batch_tokens,
+            max_model_len=min(spec.max_model_len, model.max_model_len),
+        )
+        self._proposals = 0
+        progress("ready")
+
+    def propose(self, queries: list[tuple[str, int, list[int]]], count: int) -> dict[str, list[int] | None]:
+        """See :meth:`serve_app.engine.draft.DraftEngine.propose`; queries are (id, agreed, suffix)."""
+        from serve_app.engine.speculate import DraftQuery
+
+        self._proposals += 1
+        return self._engine.propose([DraftQuery(*q) for q in queries], count)
+
+    def stats(self) -> dict[str, Any]:
+        return {"stage": "draft", "sequences": self._engine.sequences, "proposals": self._proposals, "pid": os.getpid()}

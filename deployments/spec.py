@@ -1,0 +1,30 @@
+"""What a replica tells the worker it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class WorkerSpec:
+    """What a worker needs to know. Plain values, so that it travels to any node."""
+
+    model: str
+    stage: str
+    # A catalogue record's `weights` and the file it came from, resolved on the worker's own node.
+    weights: dict[str, Any]
+    source: str
+    home: str
+    revision: str
+    dtype: str = "auto"
+    device: str = "cpu"
+    cpu_threads: int = 0
+    kv_cache_bytes: int = 0
+    max_batch_tokens: int = 2048
+    max_num_seqs: int = 64
+    max_model_len: int = 4096
+    draft_tokens: int = 0
+    always_draft: bool = False
+    publish: bool = False
+    pool_bytes: int = 256 << 20

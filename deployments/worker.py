@@ -1,0 +1,257 @@
+"""EngineWorker: the Ray actor that owns a device, an engine and its thread. Prefill and decode run the same class."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+
+from deployments.draft_link import DraftLink
+from deployments.spec import WorkerSpec
+from serve_app.progress import report_progress
+
+
+@dataclass(slots=True)
+class Running:
+    """One request in this worker: what to tell its caller at the end, and where its tokens go meanwhile."""
+
+    done: asyncio.Future
+    stream: str | None = None
+    inbox: dict[str, Any] | None = None
+    cached: int | None = None
+    tokens: int = 0
+    publishing: list[asyncio.Task] = field(default_factory=list)
+
+
+@ray.remote(num_cpus=0, max_concurrency=4096)
+class EngineWorker:
+    """Loads a model and runs requests on it until its replica goes.
+
+    Everything asynchronous (calls, pool, token frames) happens on the actor's event loop; the engine has a thread of its
+    own and speaks to the loop once per step.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        # Before torch is imported: its thread pool reads this once.
+        if spec.cpu_threads:
+            os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+        self.spec = spec
+        self._requests: dict[str, Running] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draft = DraftLink()
+        self._started = time.time()
+        self._load()
+
+    def _load(self) -> None:
+        from deployments.loading import load_engine
+
+        spec = self.spec
+
+        def progress(stage: str) -> None:
+            report_progress(spec.model, spec.stage, stage, since=self._started)
+
+        self._model, self._engine, self._root_of = load_engine(spec, progress, emit=self._emit, draft=self._draft)
+        from serve_app.channel.sender import TokenSender
+        from serve_app.engine.loop import EngineLoop
+        from serve_app.kv.client import KVClient
+        from serve_app.kv.export import ExportBuffer
+
+        self._exports = ExportBuffer()
+        self._pool = KVClient(limit_bytes=spec.pool_bytes)
+        self._sender = TokenSender(worker_id=ray.get_runtime_context().get_actor_id())
+        self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
+        progress("ready")
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def info(self) -> dict[str, Any]:
+        """Facts about the loaded model that the replica's other calls and the log need."""
+        scheduler = self._engine.scheduler
+        return {
+            "max_model_len": scheduler.max_model_len,
+            "kv_blocks": scheduler.blocks.num_blocks - 1,
+            "report": self._model.report,
+            "actor_id": ray.get_runtime_context().get_actor_id(),
+            "pid": os.getpid(),
+        }
+
+    async def use_draft(self, name: str) -> None:
+        """Names the actor that drafts for this worker from now on."""
+        await asyncio.get_running_loop().run_in_executor(None, self._draft.connect, name)
+
+    async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Runs one request to its end; tokens go to ``wire["inbox"]`` as they come.
+
+        Returns ``{"missing", "cached"}`` instead if a prefill worker should first compute what neither this engine nor the
+        pool holds (``wire["prefill_above"]`` tokens or more).
+        """
+        request, running = self._register(wire, prefill_only=False)
+        try:
+            prefix, cached = await self._stored(request)
+            missing = len(request.tokens) - 1 - cached
+            if "prefill_above" in wire and missing >= wire["prefill_above"]:
+                return {"missing": missing, "cached": cached}
+            if running.done.done():
+                return await running.done
+            running.cached = wire.get("cached")
+            self._engine_loop.add(request, prefix)
+            result = await running.done
+            result["undelivered"] = await self._undelivered(running)
+            return result
+        finally:
+            self._requests.pop(request.id, None)
+
+    async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Computes and publishes the K/V of ``wire["ids"]``; returns once the pool holds them."""
+        request, running = self._register(wire, prefill_only=True)
+        try:
+            prefix, _ = await self._stored(request)
+            held = prefix.end if prefix is not None and prefix.begin == 0 else 0
+            self._engine_loop.add(request, prefix, held=held)
+            result = await running.done
+            await asyncio.gather(*running.publishing)
+            return result
+        finally:
+            self._requests.pop(request.id, None)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request and frees its blocks; it is no error if it is gone already."""
+        running = self._requests.get(request_id)
+        self._engine_loop.abort(request_id)
+        if running is not None and not running.done.done():
+            running.done.set_result({"finish": "abort", "tokens": running.tokens, "cached": running.cached or 0})
+
+    async def export_chunk(self, chunk_id: str) -> np.ndarray:
+        """A published chunk's bytes, for the pool, which then owns the object."""
+        return self._exports.take(chunk_id)
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters and gauges of this worker."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        return {
+            "stage": self.spec.stage,
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "used_blocks": scheduler.blocks.used_blocks,
+            "total_blocks": scheduler.blocks.num_blocks - 1,
+            "preemptions": scheduler.preemptions,
+            "steps": engine.stats.steps,
+            "prompt_tokens": engine.stats.prompt_tokens,
+            "cached_tokens": engine.stats.cached_tokens,
+            "generated_tokens": engine.stats.generated_tokens,
+            "busy_seconds": round(engine.stats.busy_seconds, 3),
+            "speculation": engine.speculation.controller.stats() if engine.speculation is not None else None,
+            "pool": self._pool.stats(),
+            "pid": os.getpid(),
+        }
+
+    async def check(self) -> dict[str, bool]:
+        """Raises if the engine's thread has ended; says whether the draft model is wanted but out of reach."""
+        if self._engine_loop.failed is not None:
+            raise RuntimeError("the engine has stopped") from self._engine_loop.failed
+        return {"needs_draft": self._engine.speculation is not None and not self._draft.connected}
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _register(self, wire: dict[str, Any], *, prefill_only: bool) -> tuple[Any, Running]:
+        from serve_app.engine.request import Request, SamplingParams
+
+        self._loop = asyncio.get_running_loop()
+        ids = np.frombuffer(wire["ids"], np.int32).tolist()
+        sampling = SamplingParams() if prefill_only else SamplingParams.from_wire(wire["sampling"])
+        resumed = wire.get("resumed", 0)
+        request = Request(
+            wire["id"],
+            ids,
+            len(ids) - resumed,
+            sampling,
+            self._root_of(wire["salt"]),
+            resumed=resumed,
+            prefill_only=prefill_only,
+        )
+        running = Running(self._loop.create_future(), wire.get("stream"), wire.get("inbox"))
+        self._requests[request.id] = running
+        return request, running
+
+    async def _stored(self, request: Any) -> tuple[Any, int]:
+        """What the engine's own cache does not hold but the pool does, and how many tokens both cover together."""
+        from serve_app.engine.transfer import Piece, StoredPrefix
+        from serve_app.kv.keys import BLOCK_TOKENS, block_keys, tail_key
+
+        import torch
+
+        wanted = len(request.tokens) - (0 if request.prefill_only else 1)
+        request.keys = block_keys(request.root, np.array(request.tokens[:wanted], np.int32))
+        full = len(request.keys) * BLOCK_TOKENS
+        # Reading the index from another thread is safe (the GIL) and a stale answer is only a hint.
+        own = len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
+        if own >= wanted:
+            return None, own
+        tail = request.tokens[full:wanted]
+        parent = request.keys[-1] if request.keys else request.root
+        tail_keys = [tail_key(parent, np.array(tail, np.int32))] if tail else []
+        shape, dtype = self._model.kv_shape, self._model.kv_shape.dtype
+        pieces = []
+        for piece, view in await self._pool.fetch(request.keys, tail_keys, skip_tokens=own):
+            blocks = -(-piece.n_tokens // BLOCK_TOKENS)
+            size = (shape.layers, 2, -1, shape.kv_heads, BLOCK_TOKENS, shape.head_dim)
+            data = torch.from_numpy(view).view(dtype).view(size)[:, :, piece.first_block : piece.first_block + blocks]
+            pieces.append(Piece(piece.start_token, piece.n_tokens, data))
+        if not pieces:
+            return None, own
+        prefix = StoredPrefix(pieces)
+        return prefix, min(wanted, max(own, prefix.end))
+
+    def _on_outputs(self, outputs: list) -> None:
+        # Engine's thread. One wake-up of the event loop per step, whatever the batch size.
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list) -> None:
+        frames = []
+        for output in outputs:
+            running = self._requests.get(output.request_id)
+            if running is None or running.done.done():
+                continue
+            if running.cached is None:
+                running.cached = output.cached
+            first = running.tokens == 0
+            running.tokens += len(output.token_ids)
+            if running.inbox is not None:
+                frames.append((running.inbox, running.stream, output, self._extra(running, output, first)))
+            if output.finish_reason is not None:
+                result = {"finish": output.finish_reason, "tokens": running.tokens, "cached": running.cached}
+                if output.error is not None:
+                    result["error"] = output.error
+                running.done.set_result(result)
+        if frames:
+            self._sender.send(frames)
+
+    @staticmethod
+    def _extra(running: Running, output: Any, first: bool) -> dict[str, Any] | None:
+        extra: dict[str, Any] = {"cached": running.cached} if first else {}
+        if output.logprobs is not None:
+            extra["logprobs"] = [[p.logprob, p.top] for p in output.logprobs]
+        return extra or None
+
+    async def _undelivered(self, running: Running) -> bytes | None:
+        if running.stream is None:
+            return None
+        ids = await self._sender.undelivered(running.stream)
+        return np.asarray(ids, np.int32).tobytes() if len(ids) else None
+
+    def _emit(self, request_id: str, meta: Any, payload: np.ndarray) -> None:
+        # Engine's thread: put the copy where the pool will fetch it, and let the loop tell the pool.
+        self._exports.put(meta.chunk_id, payload)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._publish, request_id, meta)
+
+    def _publish(self, request_id: str, meta: Any) -> None:
+        task = asyncio.ensure_future(self._pool.publish([meta], ray.get_runtime_context().current_actor))
+        if (running := self._requests.get(request_id)) is not None:
+            running.publishing.append(task)

@@ -1,0 +1,86 @@
+"""Event streams: gathering one into whole choices, and joining several into one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from serve_app.api.types import ChoiceDone, Event, FinishReason, TextDelta, TokenLogprob, ToolCallDelta, Usage
+
+
+@dataclass(slots=True)
+class Choice:
+    """One complete answer."""
+
+    text: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason = "stop"
+
+
+def collect(events: Iterable[Event]) -> tuple[list[Choice], Usage]:
+    """All choices in order of their index, and the usage."""
+    choices: dict[int, Choice] = {}
+    texts: dict[int, list[str]] = {}
+    usage = Usage()
+    for event in events:
+        if isinstance(event, Usage):
+            usage = event
+            continue
+        choice = choices.setdefault(event.index, Choice())
+        if isinstance(event, TextDelta):
+            texts.setdefault(event.index, []).append(event.text)
+            choice.logprobs.extend(event.logprobs or ())
+        elif isinstance(event, ToolCallDelta):
+            choice.tool_calls.append(event)
+        else:
+            choice.finish_reason = event.finish_reason
+    for index, pieces in texts.items():
+        choices[index].text = "".join(pieces)
+    return [choices[index] for index in sorted(choices)] or [Choice()], usage
+
+
+async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) -> AsyncIterator[Event]:
+    """The events of several requests as those of one: choice ``i`` of stream ``s`` becomes ``s * choices_each
+    + i``.
+
+    Events come in the order in which they arrive, one `Usage` with the sums comes last. If one stream fails
+    or the reader leaves, all are closed.
+    """
+    if len(streams) == 1:
+        async for event in streams[0]:
+            yield event
+        return
+    total = Usage()
+    tasks: dict[asyncio.Task[Event | None], int] = {}
+
+    async def take(number: int) -> Event | None:
+        return await anext(streams[number], None)
+
+    try:
+        for number in range(len(streams)):
+            tasks[asyncio.create_task(take(number))] = number
+        while tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = tasks.pop(task)
+                found = task.result()
+                if found is None:
+                    continue
+                tasks[asyncio.create_task(take(number))] = number
+                if isinstance(found, Usage):
+                    total.prompt_tokens += found.prompt_tokens
+                    total.completion_tokens += found.completion_tokens
+                    total.cached_tokens += found.cached_tokens
+                    total.neurons += found.neurons
+                elif isinstance(found, (TextDelta, ToolCallDelta, ChoiceDone)):
+                    yield replace(found, index=found.index + number * choices_each)
+        yield total
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for stream in streams:
+            if hasattr(stream, "aclose"):
+                await stream.aclose()

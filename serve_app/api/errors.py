@@ -1,0 +1,222 @@
+"""Every error a client can meet, with its Workers AI code, its HTTP status and a message that says what to
+do.
+
+Codes: Cloudflare's documentation of Workers AI errors; 5006 and 5021 as seen in public answers. Raise one of
+these where the cause is known; `envelope` and `openai_body` turn it into JSON in one place.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import orjson
+
+
+class ApiError(Exception):
+    """An error meant for the client.
+
+    ``code`` is the number clients parse, ``status`` the HTTP status, ``retry_after`` seconds or ``None``,
+    ``param`` the input field at fault, ``generic`` whether the failure lies outside the model (the envelope's
+    result is then null).
+    """
+
+    code = 8005
+    status = 500
+    type = "server_error"
+    generic = False
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None):
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # Retry-After holds whole seconds; rounding down to 0 would tell clients to hammer on.
+        return {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
+
+
+class InvalidInput(ApiError):
+    code, status, type = 5006, 400, "invalid_request_error"
+
+
+class UnknownModel(ApiError):
+    code, status, type = 5007, 400, "invalid_request_error"
+
+    def __init__(self, model: str, known: tuple[str, ...] = ()):
+        shown = model if len(model) <= 120 else model[:117] + "..."
+        hint = (
+            f" Models here: {', '.join(known[:8])}." if known else " GET /ai/models/search lists the models."
+        )
+        super().__init__(f"No such model {shown} or task.{hint}", param="model")
+
+
+class ModelNotStarted(ApiError):
+    code, status, type = 5007, 400, "invalid_request_error"
+
+    def __init__(self, model: str, remedy: str):
+        super().__init__(f"Model {model} is in the catalogue but not started here. {remedy}", param="model")
+
+
+class MissingBody(ApiError):
+    code, status, type = 3003, 400, "invalid_request_error"
+
+    def __init__(
+        self, message: str = 'The request has no body. Send a JSON object, for example {"prompt": "Hello"}.'
+    ):
+        super().__init__(message)
+
+
+class LoraUnsupported(ApiError):
+    code, status, type = 5005, 405, "invalid_request_error"
+
+    def __init__(self, model: str):
+        super().__init__(
+            f"Model {model} cannot use LoRA adapters here; leave out the field lora.", param="lora"
+        )
+
+
+class ContextTooLong(ApiError):
+    code, status, type = 5021, 413, "invalid_request_error"
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, context_window: int, *, at_least: bool = False):
+        about = "at least " if at_least else ""
+        super().__init__(
+            f"The prompt has {about}{prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the model's "
+            f"context window of {context_window}. Shorten the input or lower max_tokens.",
+            param="messages",
+        )
+
+
+class InputTooLong(ApiError):
+    """A text of an embedding or reranking request that does not fit the model."""
+
+    code, status, type = 5021, 413, "invalid_request_error"
+
+
+class BodyTooLarge(ApiError):
+    code, status, type = 3006, 413, "invalid_request_error"
+
+    def __init__(self, limit: int):
+        super().__init__(f"The request body is larger than {limit} bytes. Send less in one request.")
+
+
+class AuthError(ApiError):
+    code, status, type, generic = 10000, 401, "authentication_error", True
+
+    def __init__(
+        self, message: str = "Authentication error: send the API key as `Authorization: Bearer <key>`."
+    ):
+        super().__init__(message)
+
+
+class AccountForbidden(ApiError):
+    code, status, type, generic = 10000, 403, "permission_error", True
+
+    def __init__(self, account: str):
+        super().__init__(f"Authentication error: this key does not belong to account {account[:64]}.")
+
+
+class NoRoute(ApiError):
+    code, status, type, generic = 7003, 404, "not_found_error", True
+
+    def __init__(self, method: str, path: str):
+        super().__init__(
+            f"Could not route to {method} {path[:200]}, perhaps your object identifier is invalid?"
+        )
+
+
+class MethodNotAllowed(ApiError):
+    code, status, type, generic = 7001, 405, "invalid_request_error", True
+
+    def __init__(self, method: str, allowed: str):
+        super().__init__(f"Method {method} is not available for this URI; use {allowed}.")
+
+
+class NotFound(ApiError):
+    """A named thing that is not here (a model on the models endpoint, say)."""
+
+    code, status, type = 5007, 404, "not_found_error"
+
+
+class OutOfCapacity(ApiError):
+    code, status, type = 3040, 429, "rate_limit_error"
+
+    def __init__(
+        self, message: str = "Capacity temporarily exceeded, please try again.", retry_after: float = 1.0
+    ):
+        super().__init__(message, retry_after=retry_after)
+
+
+class ModelLoading(ApiError):
+    code, status = 3040, 503
+
+    def __init__(self, model: str, retry_after: float = 5.0):
+        super().__init__(f"Model {model} is still loading, please try again.", retry_after=retry_after)
+
+
+class Timeout(ApiError):
+    code, status, type = 3007, 408, "timeout_error"
+
+    def __init__(self, message: str = "Request timeout."):
+        super().__init__(message)
+
+
+class Aborted(ApiError):
+    code, status, type = 3008, 408, "timeout_error"
+
+    def __init__(self, message: str = "The request was aborted."):
+        super().__init__(message)
+
+
+class Internal(ApiError):
+    """Whatever we did not foresee. Shows only an id, under which the log holds the cause."""
+
+    def __init__(self, request_id: str | None = None):
+        self.request_id = request_id or str(uuid.uuid4())
+        super().__init__(
+            f"Internal server error. The server's log has details under the id {self.request_id}."
+        )
+
+
+def as_api_error(error: BaseException, request_id: str | None = None) -> ApiError:
+    """``error`` itself if it is meant for clients, otherwise a generic `Internal` that tells nothing of
+    it."""
+    return error if isinstance(error, ApiError) else Internal(request_id)
+
+
+def success(result: Any, **more: Any) -> dict[str, Any]:
+    """The envelope of `/ai/run` and the management routes around a result."""
+    return {"result": result, "success": True, "errors": [], "messages": [], **more}
+
+
+def envelope(error: ApiError) -> dict[str, Any]:
+    """The envelope of an error on `/ai/run` and the management routes."""
+    message = error.message if error.generic else f"AiError: {error.message}"
+    return {
+        "result": None if error.generic else {},
+        "success": False,
+        "errors": [{"code": error.code, "message": message}],
+        "messages": [],
+    }
+
+
+def openai_body(error: ApiError) -> dict[str, Any]:
+    """The error body of `/v1`: what OpenAI's clients read (``error``) and what Cloudflare-minded ones read
+    (``errors``)."""
+    detail = {"message": error.message, "type": error.type, "param": error.param, "code": str(error.code)}
+    return {
+        "error": detail,
+        "errors": [{"code": error.code, "message": error.message}],
+        "success": False,
+        "result": {},
+        "messages": [],
+    }
+
+
+def response_parts(error: ApiError, *, openai: bool) -> tuple[int, dict[str, str], bytes]:
+    """(status, headers, body) of an error answer; the gateway needs nothing else."""
+    body = openai_body(error) if openai else envelope(error)
+    return error.status, {"Content-Type": "application/json", **error.headers}, orjson.dumps(body)

@@ -1,0 +1,129 @@
+"""The model list in its three shapes: Cloudflare's `models/search`, OpenAI's `models`, OpenRouter's.
+
+Works on catalogue records as `models/search` shows them:
+``{id, source, name, description, task: {id, name, description}, created_at, tags, properties: [{property_id, value}]}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from serve_app.api.errors import InvalidInput, NotFound, success
+
+Record = Mapping[str, Any]
+PER_PAGE = 100
+MAX_PER_PAGE = 1000
+
+
+def search(records: Sequence[Record], query: Mapping[str, str]) -> dict[str, Any]:
+    """The answer to `GET /ai/models/search` with the query's filters and paging.
+
+    Clients page until a page is empty, so a page beyond the end is an empty result and no error. Raises
+    `InvalidInput` for a page that is no positive integer and for an unknown format.
+    """
+    found = [record for record in records if _matches(record, query)]
+    form = query.get("format")
+    if form == "openrouter":
+        return {"data": [_openrouter(record) for record in found]}
+    if form:
+        raise InvalidInput('format must be "openrouter" or left out.', param="format")
+    page = _positive(query, "page", 1, 10**9)
+    per_page = _positive(query, "per_page", PER_PAGE, MAX_PER_PAGE)
+    shown = [dict(record) for record in found[(page - 1) * per_page : page * per_page]]
+    info = {"page": page, "per_page": per_page, "count": len(shown), "total_count": len(found)}
+    return success(shown, result_info=info)
+
+
+def _matches(record: Record, query: Mapping[str, str]) -> bool:
+    author = query.get("author", "").strip().lower()
+    if author and _author(record).lower() != author:
+        return False
+    task = query.get("task", "").strip().lower()
+    if task and task not in (record["task"]["name"].lower(), record["task"]["id"]):
+        return False
+    if query.get("source") and str(record["source"]) != query["source"].strip():
+        return False
+    if _flag(query, "hide_experimental") and property_value(record, "beta") == "true":
+        return False
+    date = property_value(record, "planned_deprecation_date")
+    if date and not _flag(query, "include_deprecated") and str(date)[:10] < datetime.now(UTC).date().isoformat():
+        return False
+    words = query.get("search", "").lower().split()
+    text = f"{record['name']} {record['description']} {record['task']['name']}".lower()
+    return all(word in text for word in words)
+
+
+def property_value(record: Record, property_id: str) -> Any:
+    """The value of a record's property, or None."""
+    found = (item["value"] for item in record["properties"] if item["property_id"] == property_id)
+    return next(found, None)
+
+
+def _author(record: Record) -> str:
+    parts = record["name"].split("/")
+    return parts[1] if len(parts) > 2 else parts[0]
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "").strip().lower()
+    if value not in ("", "true", "false", "1", "0"):
+        raise InvalidInput(f"{name} must be true or false.", param=name)
+    return value in ("true", "1")
+
+
+def _positive(query: Mapping[str, str], name: str, default: int, high: int) -> int:
+    value = query.get(name, "").strip()
+    if not value:
+        return default
+    if not (value.isascii() and value.isdigit() and len(value) <= 9 and int(value) > 0):
+        raise InvalidInput(f"{name} must be a positive integer.", param=name)
+    return min(int(value), high)
+
+
+def _created(record: Record) -> int:
+    try:
+        return int(datetime.fromisoformat(record["created_at"]).replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        return 0
+
+
+def _openrouter(record: Record) -> dict[str, Any]:
+    """OpenRouter's listing: prices as strings in dollars per token."""
+    prices = {item["unit"]: item["price"] for item in property_value(record, "price") or ()}
+    window = property_value(record, "context_window")
+
+    def per_token(unit: str) -> str:
+        return f"{float(prices.get(unit, 0)) / 1e6:.12f}".rstrip("0").rstrip(".")
+
+    return {
+        "id": record["name"],
+        "name": record["name"].rsplit("/", 1)[-1],
+        "created": _created(record),
+        "description": record["description"],
+        "context_length": int(window) if window else None,
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+        "pricing": {
+            "prompt": per_token("per M input tokens"),
+            "completion": per_token("per M output tokens"),
+            "input_cache_read": per_token("per M cached input tokens"),
+        },
+    }
+
+
+def openai_models(records: Iterable[Record]) -> dict[str, Any]:
+    """The answer to `GET /v1/models`."""
+    return {"object": "list", "data": [_openai(record) for record in records]}
+
+
+def openai_model(records: Iterable[Record], name: str) -> dict[str, Any]:
+    """The answer to `GET /v1/models/{model}`; raises `NotFound`."""
+    for record in records:
+        if record["name"] == name:
+            return _openai(record)
+    raise NotFound(f"No such model {name[:120]}. GET /v1/models lists the models.", param="model")
+
+
+def _openai(record: Record) -> dict[str, Any]:
+    return {"id": record["name"], "object": "model", "created": _created(record), "owned_by": _author(record)}

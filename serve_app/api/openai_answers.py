@@ -1,0 +1,235 @@
+"""Writing the OpenAI dialect: chat completions, completions, embeddings and model lists, plain and
+streamed."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from serve_app.api import sse
+from serve_app.api.collect import Choice, collect
+from serve_app.api.errors import ApiError, as_api_error, openai_body
+from serve_app.api.types import (
+    ChoiceDone,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Token counts as integers; ``neurons``, the price in Workers AI's unit, is the only float (clients add
+    up the rest)."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.total_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "neurons": float(usage.neurons),
+    }
+
+
+def tool_call_json(call: ToolCallDelta) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def chat_logprobs(logprobs: list[TokenLogprob]) -> dict[str, Any]:
+    def one(token: str, logprob: float) -> dict[str, Any]:
+        # A token that is part of a character shows as U+FFFD; its bytes are then those of the replacement.
+        return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+
+    content = [
+        {
+            **one(item.token, item.logprob),
+            "top_logprobs": [one(token, logprob) for token, _, logprob in item.top],
+        }
+        for item in logprobs
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(logprobs: list[TokenLogprob], offset: int = 0) -> dict[str, Any]:
+    """The legacy form: parallel arrays; ``offset`` is where in the text the first token starts."""
+    offsets = []
+    for item in logprobs:
+        offsets.append(offset)
+        offset += len(item.token)
+    return {
+        "tokens": [item.token for item in logprobs],
+        "token_logprobs": [item.logprob for item in logprobs],
+        "top_logprobs": [{token: logprob for token, _, logprob in item.top} for item in logprobs],
+        "text_offset": offsets,
+    }
+
+
+def chat_choices(request: GenerateRequest, choices: list[Choice]) -> list[dict[str, Any]]:
+    """The ``choices`` of a chat completion; content is null where there are only tool calls."""
+    rendered = []
+    for index, choice in enumerate(choices):
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.tool_calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [tool_call_json(call) for call in choice.tool_calls]
+        wanted = request.sampling.logprobs is not None
+        rendered.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": chat_logprobs(choice.logprobs) if wanted else None,
+                "finish_reason": choice.finish_reason,
+            }
+        )
+    return rendered
+
+
+def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def render_chat(request: GenerateRequest, events: Iterable[Event]) -> dict[str, Any]:
+    choices, usage = collect(events)
+    head = _head("chat.completion", "chatcmpl", request.model)
+    return {**head, "choices": chat_choices(request, choices), "usage": usage_json(usage)}
+
+
+def render_completion(requests: Sequence[GenerateRequest], events: Iterable[Event]) -> dict[str, Any]:
+    """``events`` of all prompts, joined by `collect.merge`; with ``echo`` each text starts with its
+    prompt."""
+    choices, usage = collect(events)
+    first = requests[0]
+    rendered = []
+    for index, choice in enumerate(choices):
+        echoed = _echo(requests, index)
+        wanted = first.sampling.logprobs is not None
+        rendered.append(
+            {
+                "index": index,
+                "text": echoed + choice.text,
+                "logprobs": completion_logprobs(choice.logprobs, len(echoed)) if wanted else None,
+                "finish_reason": choice.finish_reason,
+            }
+        )
+    head = _head("text_completion", "cmpl", first.model)
+    return {**head, "choices": rendered, "usage": usage_json(usage)}
+
+
+def _echo(requests: Sequence[GenerateRequest], index: int) -> str:
+    request = requests[index // requests[0].n]
+    return (request.prompt or "") if request.echo else ""
+
+
+async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """Chat completion chunks, the usage chunk if asked for, and ``[DONE]``. Errors become a last frame."""
+    head = _head("chat.completion.chunk", "chatcmpl", request.model)
+    wants_usage = {"usage": None} if request.include_usage else {}
+
+    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return sse.frame({**head, "choices": [choice], **wants_usage})
+
+    try:
+        # The role goes out before the first token, so that clients see the stream open while the prompt is
+        # computed.
+        for index in range(request.n):
+            yield chunk(index, {"role": "assistant", "content": ""})
+        async for event in events:
+            if isinstance(event, TextDelta):
+                wanted = request.sampling.logprobs is not None and event.logprobs
+                yield chunk(
+                    event.index,
+                    {"content": event.text},
+                    None,
+                    chat_logprobs(event.logprobs or []) if wanted else None,
+                )
+            elif isinstance(event, ToolCallDelta):
+                yield chunk(
+                    event.index, {"tool_calls": [{"index": event.call_index, **tool_call_json(event)}]}
+                )
+            elif isinstance(event, ChoiceDone):
+                yield chunk(event.index, {}, event.finish_reason)
+            elif request.include_usage:
+                yield sse.frame({**head, "choices": [], "usage": usage_json(event)})
+        yield sse.DONE
+    except Exception as error:
+        yield _error_frame(error)
+    finally:
+        await close(events)
+
+
+async def stream_completion(
+    requests: Sequence[GenerateRequest], events: AsyncIterator[Event]
+) -> AsyncIterator[bytes]:
+    """Text completion chunks for all prompts (their events joined by `collect.merge`)."""
+    first = requests[0]
+    head = _head("text_completion", "cmpl", first.model)
+    wants_usage = {"usage": None} if first.include_usage else {}
+    offsets = [0] * (len(requests) * first.n)
+
+    def chunk(index: int, text: str, finish: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return sse.frame({**head, "choices": [choice], **wants_usage})
+
+    try:
+        for index in range(len(offsets)):
+            echoed = _echo(requests, index)
+            if echoed:
+                yield chunk(index, echoed)
+                offsets[index] = len(echoed)
+        async for event in events:
+            if isinstance(event, TextDelta):
+                wanted = first.sampling.logprobs is not None and event.logprobs
+                logprobs = completion_logprobs(event.logprobs or [], offsets[event.index]) if wanted else None
+                yield chunk(event.index, event.text, None, logprobs)
+                offsets[event.index] += len(event.text)
+            elif isinstance(event, ChoiceDone):
+                yield chunk(event.index, "", event.finish_reason)
+            elif isinstance(event, Usage) and first.include_usage:
+                yield sse.frame({**head, "choices": [], "usage": usage_json(event)})
+        yield sse.DONE
+    except Exception as error:
+        yield _error_frame(error)
+    finally:
+        await close(events)
+
+
+def _error_frame(error: Exception) -> bytes:
+    shown = as_api_error(error)
+    if not isinstance(error, ApiError):
+        log.error("a stream failed: %s", shown.message, exc_info=error)
+    return sse.frame(openai_body(shown))
+
+
+async def close(events: AsyncIterator[Event]) -> None:
+    """Ends an event stream that may not have been read to its end, so that the engine request behind it is
+    freed."""
+    if hasattr(events, "aclose"):
+        await events.aclose()
+
+
+def render_embeddings(request: EmbedRequest, vectors: np.ndarray, usage: Usage) -> dict[str, Any]:
+    """``vectors``: float array [n, d]. base64 is that of little-endian float32, as OpenAI's clients
+    expect."""
+    data = []
+    for index, vector in enumerate(np.asarray(vectors, dtype="<f4")):
+        embedding: Any = (
+            base64.b64encode(vector.tobytes()).decode() if request.encoding == "base64" else vector.tolist()
+        )
+        data.append({"object": "embedding", "index": index, "embedding": embedding})
+    counted = {
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens,
+        "neurons": float(usage.neurons),
+    }
+    return {"object": "list", "data": data, "model": request.model, "usage": counted}

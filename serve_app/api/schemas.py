@@ -1,0 +1,219 @@
+"""JSON Schemas of a model's input and output, as `GET /ai/models/schema` shows them, from the ranges the readers check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.api import messages, sampling, workers_ai
+from serve_app.api.types import ModelLimits
+
+Schema = dict[str, Any]
+
+
+def _field(kind: str | list[str], description: str, **more: Any) -> Schema:
+    return {"type": kind, "description": description, **more}
+
+
+def _object(properties: Schema, required: list[str] | None = None, **more: Any) -> Schema:
+    return {"type": "object", "properties": properties, **({"required": required} if required else {}), **more}
+
+
+def schema(task: str, limits: ModelLimits | None = None) -> dict[str, Schema]:
+    """``{"input", "output"}`` for a catalogue task: text-generation, text-embeddings or reranking."""
+    limits = limits or ModelLimits()
+    if task == "text-generation":
+        return {"input": _generate_input(limits), "output": _generate_output()}
+    if task == "text-embeddings":
+        return {"input": _embed_input(), "output": _embed_output()}
+    if task == "reranking":
+        return {"input": _rerank_input(), "output": _rerank_output()}
+    raise ValueError(f"no schema for task {task!r}")
+
+
+def _sampling_fields(limits: ModelLimits) -> Schema:
+    number, integer = "number", "integer"
+    return {
+        "max_tokens": _field(
+            integer, "Most tokens to generate.", minimum=1, default=limits.default_max_tokens
+        ),
+        "temperature": _field(
+            number, "Randomness; 0 always takes the likeliest token.", minimum=0, maximum=5, default=limits.temperature
+        ),
+        "top_p": _field(
+            number, "Keeps the likeliest tokens whose probabilities reach this sum.", minimum=0, maximum=2,
+            default=limits.top_p,
+        ),
+        "top_k": _field(integer, "Keeps this many of the likeliest tokens; 0 is off.", minimum=0, default=limits.top_k),
+        "min_p": _field(
+            number, "Drops tokens less likely than this share of the likeliest.", minimum=0, maximum=1,
+            default=limits.min_p,
+        ),
+        "seed": _field(integer, "Makes the answer repeatable.", minimum=0, maximum=sampling.MAX_SEED),
+        "repetition_penalty": _field(
+            number, "Above 1 makes tokens seen before less likely.", minimum=0, maximum=2,
+            default=limits.repetition_penalty,
+        ),
+        "frequency_penalty": _field(
+            number, "Lowers tokens by how often the answer has them.", minimum=-2, maximum=2, default=0
+        ),
+        "presence_penalty": _field(
+            number, "Lowers tokens that the answer has already.", minimum=-2, maximum=2, default=0
+        ),
+        "stop": {
+            "description": "Ends the answer before any of these strings.",
+            "oneOf": [
+                {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS},
+                {
+                    "type": "array",
+                    "maxItems": sampling.MAX_STOPS,
+                    "items": {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS},
+                },
+            ],
+        },
+        "logit_bias": _field(
+            "object", "Token ids and what to add to their logits.", maxProperties=sampling.MAX_BIASES,
+            additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+        ),
+        "logprobs": _field("boolean", "Returns log-probabilities of the tokens.", default=False),
+        "top_logprobs": _field(
+            integer, "Alternatives per token; needs logprobs.", minimum=0, maximum=sampling.MAX_TOP_LOGPROBS
+        ),
+        "n": _field(integer, "How many answers.", minimum=1, maximum=sampling.MAX_N, default=1),
+    }
+
+
+def _generate_input(limits: ModelLimits) -> Schema:
+    common = {
+        **_sampling_fields(limits),
+        "stream": _field("boolean", "Answers with server-sent events.", default=False),
+        "tools": {
+            "type": "array",
+            "maxItems": messages.MAX_TOOLS,
+            "description": "Functions the model may call, flat or as {type: function, function: {...}}.",
+            "items": {
+                "oneOf": [
+                    _tool(),
+                    _object({"type": {"const": "function"}, "function": _tool()}, ["type", "function"]),
+                ]
+            },
+        },
+        "tool_choice": _field("string", "Whether tools may be called.", enum=["auto", "none"]),
+        "options": _object(
+            {"rejectIfBusy": _field("boolean", "Fails at once where the request would have to wait.")}
+        ),
+    }
+    prompt = {
+        "prompt": _field("string", "What the model answers to.", minLength=1),
+        "raw": _field("boolean", "Sends the prompt without the chat template.", default=False),
+    }
+    part = _object({"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"])
+    content = {"oneOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]}
+    message = _object(
+        {
+            "role": _field("string", "Who speaks; developer is the same as system.", enum=[*messages.ROLES, "developer"]),
+            "content": content,
+            "name": {"type": "string"},
+            "tool_calls": {"type": "array", "items": {"type": "object"}},
+            "tool_call_id": {"type": "string"},
+        },
+        ["role"],
+    )
+    chat = {
+        "messages": {
+            "type": "array",
+            "description": "The conversation so far.",
+            "minItems": 1,
+            "maxItems": messages.MAX_MESSAGES,
+            "items": message,
+        }
+    }
+    return {
+        "type": "object",
+        "oneOf": [
+            {"title": "Prompt", **_object({**prompt, **common}, ["prompt"])},
+            {"title": "Messages", **_object({**chat, **common}, ["messages"])},
+        ],
+    }
+
+
+def _tool() -> Schema:
+    return _object(
+        {"name": {"type": "string"}, "description": {"type": "string"}, "parameters": {"type": "object"}}, ["name"]
+    )
+
+
+def _usage(*, output: bool = True) -> Schema:
+    integer = {"type": "integer", "minimum": 0}
+    fields: Schema = {"prompt_tokens": integer, "completion_tokens": integer, "total_tokens": integer}
+    if output:
+        fields["prompt_tokens_details"] = _object({"cached_tokens": integer})
+    return _object({**fields, "neurons": _field("number", "Price in neurons.")}, ["prompt_tokens", "total_tokens"])
+
+
+def _generate_output() -> Schema:
+    call = _object({"id": {"type": "string"}, "name": {"type": "string"}, "arguments": {"type": "object"}}, ["name"])
+    answer = _object(
+        {
+            "response": _field("string", "The answer."),
+            "tool_calls": {"type": "array", "items": call},
+            "finish_reason": {"type": "string", "enum": ["stop", "length", "tool_calls"]},
+            "usage": _usage(),
+            "choices": _field("array", "The same, and further answers, in OpenAI's shape.", items={"type": "object"}),
+        },
+        ["response", "usage"],
+    )
+    stream = {"type": "string", "contentType": "text/event-stream", "format": "binary"}
+    return {"oneOf": [answer, stream]}
+
+
+def _contexts() -> Schema:
+    item = _object({"text": {"type": "string"}}, ["text"])
+    return {"type": "array", "minItems": 1, "maxItems": workers_ai.MAX_CONTEXTS, "items": item}
+
+
+def _embed_input() -> Schema:
+    text = {
+        "description": "The text to embed, or several.",
+        "oneOf": [
+            {"type": "string", "minLength": 1},
+            {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": workers_ai.MAX_TEXTS,
+                "items": {"type": "string", "minLength": 1},
+            },
+        ],
+    }
+    pooling = _field("string", "How token vectors become one.", enum=["mean", "cls"])
+    asked = {"query": _field("string", "Scores contexts against this."), "contexts": _contexts(), "pooling": pooling}
+    return {
+        "type": "object",
+        "oneOf": [_object({"text": text, "pooling": pooling}, ["text"]), _object(asked, ["contexts"])],
+    }
+
+
+def _embed_output() -> Schema:
+    vectors = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+    fields = {
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "data": vectors,
+        "pooling": {"type": "string", "enum": ["mean", "cls"]},
+        "usage": _usage(output=False),
+    }
+    return _object(fields, ["shape", "data"])
+
+
+def _rerank_input() -> Schema:
+    fields = {
+        "query": _field("string", "What the contexts are ranked for.", minLength=1),
+        "contexts": _contexts(),
+        "top_k": _field("integer", "Returns only this many of the best.", minimum=1),
+    }
+    return _object(fields, ["query", "contexts"])
+
+
+def _rerank_output() -> Schema:
+    item = _object(
+        {"id": _field("integer", "Index into contexts."), "score": {"type": "number"}}, ["id", "score"]
+    )
+    return _object({"response": {"type": "array", "items": item}, "usage": _usage(output=False)}, ["response"])

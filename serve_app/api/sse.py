@@ -1,0 +1,65 @@
+"""Server-sent events: framing, padding, keep-alive comments (WHATWG HTML, section 9.2)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import string
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_SECONDS = 15.0
+_PAD_TO = 32
+_FILLER = string.ascii_lowercase + string.digits
+
+
+def frame(value: Any) -> bytes:
+    """One event whose data is ``value`` as JSON (which has no line breaks)."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def padding(text: str) -> str:
+    """Filler that brings the JSON of ``text`` to a multiple of 32 bytes, so that frame sizes don't tell token
+    lengths."""
+    size = len(orjson.dumps(text))
+    return "".join(secrets.choice(_FILLER) for _ in range(-size % _PAD_TO))
+
+
+async def with_keep_alive(
+    frames: AsyncIterator[bytes], interval: float = KEEP_ALIVE_SECONDS
+) -> AsyncIterator[bytes]:
+    """``frames``, with a comment wherever none came for ``interval`` seconds. Closing this closes
+    ``frames``."""
+    task: asyncio.Task[bytes | None] | None = None
+
+    async def take() -> bytes | None:
+        return await anext(frames, None)
+
+    try:
+        while True:
+            # The waiting task survives the comments: cancelling it would end the generator behind it.
+            task = task or asyncio.create_task(take())
+            done, _ = await asyncio.wait((task,), timeout=interval)
+            if not done:
+                yield KEEP_ALIVE
+                continue
+            item = task.result()
+            task = None
+            if item is None:
+                return
+            yield item
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if hasattr(frames, "aclose"):
+            await frames.aclose()

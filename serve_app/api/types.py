@@ -1,0 +1,143 @@
+"""One request and one stream of events, whatever the dialect. Dialects translate to and from these; the
+gateway works on these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from serve_app.engine.request import SamplingParams
+
+
+@dataclass(slots=True, frozen=True)
+class ModelLimits:
+    """What a model's record says about the values a request may carry.
+
+    ``default_max_tokens`` and the sampling fields apply when the client gives none; ``context_window`` counts prompt and output
+    tokens; ``vocab_size`` bounds token ids; ``None`` means "not known here", and leaves the check to whoever
+    knows.
+    """
+
+    default_max_tokens: int = 256
+    context_window: int | None = None
+    vocab_size: int | None = None
+    temperature: float = 0.6
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """Text generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is set.
+
+    ``messages`` are OpenAI-shaped with text contents: ``{"role", "content": str | None, "tool_calls"?,
+    "tool_call_id"?, "name"?}``. ``raw`` sends ``prompt`` past the chat template. ``tools`` are ``{"type":
+    "function", "function": {...}}``. ``max_tokens_given`` tells a limit the client asked for from the model's
+    default, which may be shortened to fit.
+    """
+
+    model: str
+    messages: list[dict[str, Any]] | None
+    prompt: str | None
+    raw: bool
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    echo: bool = False
+    reject_if_busy: bool = False
+    prompt_ids: tuple[int, ...] | None = None
+    max_tokens_given: bool = True
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+EmbedForm = Literal["text", "contexts", "scores"]
+
+
+@dataclass(slots=True)
+class EmbedRequest:
+    """``form`` says how to answer: vectors of texts, vectors of contexts, or scores of ``texts[1:]`` against
+    ``texts[0]``."""
+
+    model: str
+    texts: list[str]
+    pooling: Literal["mean", "cls"] | None = None
+    encoding: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    form: EmbedForm = "text"
+    reject_if_busy: bool = False
+
+
+@dataclass(slots=True)
+class RerankRequest:
+    model: str
+    query: str
+    contexts: list[str]
+    top_k: int | None = None
+    reject_if_busy: bool = False
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """Natural-log probability of one output token; ``top`` holds (token, token id, logprob) of the likeliest
+    ones."""
+
+    token: str
+    token_id: int
+    logprob: float
+    top: list[tuple[str, int, float]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class TextDelta:
+    """More text of choice ``index``. ``token_ids`` are the tokens whose text ended in or before this
+    delta."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(slots=True)
+class ToolCallDelta:
+    """One whole tool call of choice ``index``; ``arguments`` is the JSON text of an object."""
+
+    index: int
+    call_index: int
+    id: str
+    name: str
+    arguments: str
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(slots=True)
+class ChoiceDone:
+    index: int
+    finish_reason: FinishReason
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one request over all its choices. ``cached_tokens`` are those prompt tokens that were not
+    computed again."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    neurons: float = 0.0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+# A request's events: any number of the first three, then exactly one Usage, then the end.
+Event = TextDelta | ToolCallDelta | ChoiceDone | Usage

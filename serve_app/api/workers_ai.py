@@ -1,0 +1,149 @@
+"""Reading the native Workers AI dialect: the body of `/ai/run/{model}` for text generation, embeddings and
+reranking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.api.body import as_object
+from serve_app.api.errors import InvalidInput, LoraUnsupported
+from serve_app.api.fields import boolean, choice, integer, objects, refuse, string, text, texts
+from serve_app.api.messages import parse_messages, parse_template_kwargs, parse_tool_choice, parse_tools
+from serve_app.api.sampling import (
+    parse_chat_logprobs,
+    parse_n,
+    parse_sampling,
+    parse_stop,
+    refuse_unsupported,
+)
+from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits, RerankRequest
+
+# Cloudflare's schema stops at 100 texts; its own AI SDK provider sends up to 3000.
+MAX_TEXTS = 4096
+MAX_CONTEXTS = 4096
+_PROMPT_OR_MESSAGES = "required: either prompt (a string) or messages (an array of {role, content})"
+
+
+def parse_run_target(body: bytes | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The generic form `POST /ai/run` with ``{model, input, options}``: the model's name and the input to
+    parse for its task."""
+    outer = as_object(body)
+    model = string(outer, "model", limit=512)
+    if not model:
+        raise InvalidInput('model is missing; send {"model": "@cf/...", "input": {...}}.', param="model")
+    inputs = outer.get("input")
+    if not isinstance(inputs, dict):
+        raise refuse("input", "an object with the model's inputs", inputs)
+    inner = dict(inputs)
+    if outer.get("options") is not None:
+        inner.setdefault("options", outer["options"])
+    return model, inner
+
+
+def parse_generate(
+    body: bytes | dict[str, Any],
+    model: str,
+    limits: ModelLimits | None = None,
+    *,
+    queue_request: bool = False,
+) -> GenerateRequest:
+    """Text generation from ``prompt`` or ``messages``. ``queue_request``: the query asked for an asynchronous
+    batch."""
+    body, busy = _open(body, queue_request)
+    limits = limits or ModelLimits()
+    if body.get("lora") not in (None, ""):
+        raise LoraUnsupported(model)
+    refuse_unsupported(body)
+    prompt = string(body, "prompt")
+    messages = body.get("messages")
+    # cloudflare-python insists on a prompt even where messages come as an extra, and then sends "".
+    if messages is not None and prompt:
+        raise InvalidInput("prompt and messages exclude each other; send one of them.", param="prompt")
+    if messages is None and not prompt:
+        raise InvalidInput(f"Input does not match the model's schema: {_PROMPT_OR_MESSAGES}.", param="prompt")
+    sampling, given = parse_sampling(body, limits, logprobs=parse_chat_logprobs(body))
+    tools = parse_tools(body.get("tools"))
+    tool_choice = parse_tool_choice(body.get("tool_choice"), tools)
+    return GenerateRequest(
+        model=model,
+        messages=None if messages is None else parse_messages(messages),
+        prompt=prompt if messages is None else None,
+        raw=_raw(body) and messages is None,
+        sampling=sampling,
+        stop=parse_stop(body.get("stop")),
+        n=parse_n(body),
+        stream=bool(boolean(body, "stream")),
+        include_usage=True,
+        tools=tools,
+        tool_choice=tool_choice,
+        reject_if_busy=busy,
+        max_tokens_given=given,
+        template_kwargs=parse_template_kwargs(body.get("chat_template_kwargs")),
+    )
+
+
+def _raw(body: dict[str, Any]) -> bool:
+    # Cloudflare's own pages show the strings "true" and "false" here, and only here.
+    if isinstance(body.get("raw"), str) and body["raw"].lower() in ("true", "false"):
+        return body["raw"].lower() == "true"
+    return bool(boolean(body, "raw"))
+
+
+def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> EmbedRequest:
+    """``{text}``, or the forms of bge-m3: ``{contexts}`` (vectors) and ``{query, contexts}`` (scores)."""
+    body, busy = _open(body, queue_request)
+    pooling = choice(body, "pooling", ("mean", "cls"))
+    boolean(body, "truncate_inputs")
+    if body.get("contexts") is not None:
+        found = _contexts(body["contexts"])
+        query = string(body, "query")
+        if query:
+            return EmbedRequest(model, [query, *found], pooling, form="scores", reject_if_busy=busy)  # type: ignore[arg-type]
+        return EmbedRequest(model, found, pooling, form="contexts", reject_if_busy=busy)  # type: ignore[arg-type]
+    value = body.get("text")
+    if value is None:
+        raise InvalidInput(
+            "Input does not match the model's schema: required: text (a string or an array of strings).",
+            param="text",
+        )
+    found = texts(value, "text", limit=MAX_TEXTS)
+    if not all(found):
+        raise InvalidInput("text must not be empty.", param="text")
+    return EmbedRequest(model, found, pooling, reject_if_busy=busy)  # type: ignore[arg-type]
+
+
+def parse_rerank(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> RerankRequest:
+    """``{query, contexts: [{text}], top_k}``."""
+    body, busy = _open(body, queue_request)
+    query = string(body, "query")
+    if not query:
+        raise InvalidInput(
+            "Input does not match the model's schema: required: query (a non-empty string).", param="query"
+        )
+    if body.get("contexts") is None:
+        raise InvalidInput(
+            "Input does not match the model's schema: required: contexts (an array of {text}).",
+            param="contexts",
+        )
+    contexts = _contexts(body["contexts"])
+    return RerankRequest(model, query, contexts, integer(body, "top_k", 1, 2**31 - 1), reject_if_busy=busy)
+
+
+def _contexts(value: Any) -> list[str]:
+    found = objects(value, "contexts", limit=MAX_CONTEXTS)
+    if not found:
+        raise InvalidInput("contexts must hold at least one item.", param="contexts")
+    return [text(item.get("text"), f"contexts[{i}].text") for i, item in enumerate(found)]
+
+
+def _open(body: bytes | dict[str, Any], queue_request: bool) -> tuple[dict[str, Any], bool]:
+    """The inputs without ``options``, and whether the client would rather be refused than wait."""
+    body = dict(as_object(body))
+    options = body.pop("options", None)
+    if options is not None and not isinstance(options, dict):
+        raise refuse("options", "an object", options)
+    if queue_request or body.get("requests") is not None or body.get("request_id") is not None:
+        raise InvalidInput(
+            "Asynchronous batches are not available yet; send one request per input, without queueRequest."
+        )
+    return body, bool(boolean(options or {}, "rejectIfBusy"))

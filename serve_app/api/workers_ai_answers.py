@@ -1,0 +1,125 @@
+"""Writing the native Workers AI dialect: results inside the envelope, and the native event stream."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import numpy as np
+import orjson
+
+from serve_app.api import sse
+from serve_app.api.collect import collect
+from serve_app.api.errors import ApiError, as_api_error, envelope, success
+from serve_app.api.openai_answers import chat_choices, chat_logprobs, close, usage_json
+from serve_app.api.types import (
+    ChoiceDone,
+    EmbedRequest,
+    Event,
+    GenerateRequest,
+    RerankRequest,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+
+def tool_call_item(call: ToolCallDelta) -> dict[str, Any]:
+    """A tool call as native readers (name, arguments as an object) and OpenAI-minded ones (function, index)
+    want it."""
+    return {
+        "index": call.call_index,
+        "id": call.id,
+        "type": "function",
+        "name": call.name,
+        "arguments": orjson.loads(call.arguments),
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def render_generate(request: GenerateRequest, events: Iterable[Event]) -> dict[str, Any]:
+    """The enveloped answer: native fields for the first choice, and OpenAI's ``choices`` with all of them."""
+    choices, usage = collect(events)
+    first = choices[0]
+    return success(
+        {
+            "response": first.text,
+            "tool_calls": [tool_call_item(call) for call in first.tool_calls],
+            "finish_reason": first.finish_reason,
+            "usage": usage_json(usage),
+            "choices": chat_choices(request, choices),
+        }
+    )
+
+
+async def stream_generate(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """``{"response", "p"}`` frames, one terminal frame with ``finish_reason`` and ``usage``, and ``[DONE]``.
+
+    Frames carry ``index`` only where more than one choice was asked for. An error becomes a last frame
+    without ``[DONE]``, by which clients see that the stream was cut.
+    """
+    finish: dict[int, str] = {}
+    usage = Usage()
+    try:
+        async for event in events:
+            if isinstance(event, Usage):
+                usage = event
+                continue
+            where = {"index": event.index} if request.n > 1 else {}
+            if isinstance(event, ChoiceDone):
+                finish[event.index] = event.finish_reason
+            elif isinstance(event, TextDelta):
+                body: dict[str, Any] = {"response": event.text, **where}
+                if request.sampling.logprobs is not None and event.logprobs:
+                    body["logprobs"] = chat_logprobs(event.logprobs)
+                yield sse.frame({**body, "p": sse.padding(event.text)})
+            else:
+                yield sse.frame({"response": "", **where, "tool_calls": [tool_call_item(event)]})
+        yield sse.frame({"response": "", "finish_reason": finish.get(0, "stop"), "usage": usage_json(usage)})
+        yield sse.DONE
+    except Exception as error:
+        shown = as_api_error(error)
+        if not isinstance(error, ApiError):
+            log.error("a stream failed: %s", shown.message, exc_info=error)
+        yield sse.frame({"response": "", **envelope(shown)})
+    finally:
+        await close(events)
+
+
+def render_embed(request: EmbedRequest, vectors: np.ndarray, usage: Usage) -> dict[str, Any]:
+    """``vectors``: float array [n, d]. The form ``scores`` gives cosine similarities of the contexts to the
+    query."""
+    vectors = np.asarray(vectors, dtype=np.float32)
+    counted = _input_usage(usage)
+    if request.form == "scores":
+        unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return success({"response": _ranked((unit[1:] @ unit[0]).tolist(), None), "usage": counted})
+    key = "response" if request.form == "contexts" else "data"
+    shape = list(vectors.shape)
+    return success(
+        {"shape": shape, key: vectors.tolist(), "pooling": request.pooling or "mean", "usage": counted}
+    )
+
+
+def render_rerank(request: RerankRequest, scores: Iterable[float], usage: Usage) -> dict[str, Any]:
+    """``scores`` in the order of the contexts; the answer is sorted, best first, and cut to ``top_k``."""
+    return success(
+        {"response": _ranked([float(score) for score in scores], request.top_k), "usage": _input_usage(usage)}
+    )
+
+
+def _ranked(scores: list[float], top_k: int | None) -> list[dict[str, Any]]:
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    return [{"id": i, "score": scores[i]} for i in order[:top_k]]
+
+
+def _input_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": 0,
+        "total_tokens": usage.prompt_tokens,
+        "neurons": float(usage.neurons),
+    }

@@ -1,0 +1,237 @@
+"""One YAML record per model: its identity, weights, properties, price, defaults and how each profile serves
+it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from serve_app.catalog.pricing import Price
+
+TaskName = Literal["text-generation", "text-embeddings", "reranking"]
+ProfileName = Literal["local", "gpu"]
+STAGES: dict[str, tuple[str, ...]] = {
+    "text-generation": ("decode", "prefill", "draft"),
+    "text-embeddings": ("embeddings",),
+    "reranking": ("reranker",),
+}
+_UNITS = {
+    "": 1,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+
+
+def parse_bytes(value: Any) -> Any:
+    """`268435456`, `"256MiB"` or `"1.5 GB"` as a number of bytes."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError(
+            f"{value!r} is not a size | Write a number of bytes or a size such as 256MiB or 4GiB."
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+
+
+class Record(BaseModel):
+    # strict: a quoted "4" where a count belongs, or `yes` for a string, is a mistake worth naming.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Wheel(Record):
+    """A Python package read as an archive of data files; its code is never imported."""
+
+    name: str
+    version: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size: Bytes | None = None  # of the archive, for the progress display
+    folder: str  # inside the archive
+
+
+class Weights(Record):
+    """Exactly one of: `path` (directory), `repo` (Hugging Face, with `revision`) or `wheel`."""
+
+    path: str | None = None
+    repo: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
+    revision: str | None = None
+    wheel: Wheel | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Weights:
+        given = [name for name in ("path", "repo", "wheel") if getattr(self, name) is not None]
+        if len(given) != 1:
+            said = " and ".join(given) or "none of them"
+            raise ValueError(
+                f"exactly one of path, repo and wheel is expected, found {said} | Keep one of them."
+            )
+        if self.revision is not None and self.repo is None:
+            raise ValueError("revision goes with repo only | Remove it.")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What names these weights in cache keys and messages; changes when the weights are declared
+        differently.
+        """
+        if self.repo:
+            return f"{self.repo}@{self.revision or 'main'}"
+        if self.wheel:
+            return f"{self.wheel.name}=={self.wheel.version}:{self.wheel.sha256[:12]}"
+        return str(self.path)
+
+
+class Properties(Record):
+    """What models/search shows as `properties`; None is left out."""
+
+    context_window: int | None = Field(default=None, gt=0)  # tokens, prompt and answer together
+    max_input_tokens: int | None = Field(default=None, gt=0)
+    output_dimensions: int | None = Field(default=None, gt=0)
+    function_calling: bool | None = None
+    reasoning: bool | None = None
+    vision: bool | None = None
+    lora: bool | None = None
+    async_queue: bool | None = None
+    beta: bool | None = None
+    info: str | None = None
+    terms: str | None = None
+    planned_deprecation_date: str | None = None
+
+
+class Defaults(Record):
+    """Used where a request leaves a field out. Cloudflare's own defaults unless the record says otherwise."""
+
+    max_tokens: int = Field(default=256, gt=0)
+    temperature: float = Field(default=0.6, ge=0, le=5)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+
+
+class Stage(Record):
+    """One Serve deployment of a model: its replicas, their resources and its autoscaling."""
+
+    min_replicas: int = Field(default=1, ge=0)
+    max_replicas: int = Field(default=1, ge=1)
+    num_cpus: float = Field(default=1, ge=0)
+    num_gpus: float = Field(default=0, ge=0)
+    cpu_threads: int = Field(default=1, ge=1)
+    kv_cache_bytes: Bytes | None = None  # None: the engine takes what the device leaves after the weights
+    max_batch_tokens: int = Field(default=2048, ge=32)  # token budget of one engine step
+    max_num_seqs: int = Field(default=32, ge=1)
+    target_ongoing_requests: float = Field(default=8, gt=0)
+    upscale_delay_s: float = Field(default=5, ge=0)
+    downscale_delay_s: float = Field(default=300, ge=0)
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Stage:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
+                " | Raise max_replicas."
+            )
+        return self
+
+
+class Draft(Record):
+    """The draft model: same tokenizer, much smaller."""
+
+    weights: Weights
+    tokens: int = Field(default=4, ge=1, le=16)  # proposed per step
+
+
+class Profile(Record):
+    """How one profile (`local`, `gpu`) serves the model. A stage that is not named is not started."""
+
+    decode: Stage | None = None
+    prefill: Stage | None = None
+    draft: Stage | None = None
+    embeddings: Stage | None = None
+    reranker: Stage | None = None
+    tensor_parallel: int = Field(default=1, ge=1)
+    min_remote_prefill_tokens: int = Field(
+        default=64, ge=0
+    )  # shorter prompts are prefilled where they are decoded
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        names = ("decode", "prefill", "draft", "embeddings", "reranker")
+        return {name: stage for name in names if (stage := getattr(self, name)) is not None}
+
+
+class ModelRecord(Record):
+    id: str
+    task: TaskName
+    description: str
+    created_at: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}( \d{2}:\d{2}:\d{2}(\.\d+)?)?$")
+    license: str | None = None
+    weights: Weights
+    properties: Properties = Properties()
+    price: Price | None = None
+    defaults: Defaults = Defaults()
+    tool_parser: Literal["pico", "hermes", "llama3", "mistral", "none"] = "none"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    pooling: Literal["mean", "cls"] = "mean"
+    normalize: bool = True
+    draft: Draft | None = None
+    serving: dict[ProfileName, Profile] = {}
+    tags: tuple[str, ...] = ()
+
+    @field_validator("tags", mode="before")
+    @classmethod
+    def _list_is_fine(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("created_at", mode="before")
+    @classmethod
+    def _yaml_date(cls, value: Any) -> Any:
+        return str(value) if hasattr(value, "isoformat") else value  # YAML reads 2024-07-18 as a date
+
+    @field_validator("id")
+    @classmethod
+    def _is_model_id(cls, value: str) -> str:
+        if not re.fullmatch(r"@[a-z]+/[\w.-]+/[\w.-]+", value):
+            raise ValueError(f"{value!r} is not a model id | Write it as @cf/author/name.")
+        return value
+
+    @model_validator(mode="after")
+    def _stages_fit_task(self) -> ModelRecord:
+        for name, profile in self.serving.items():
+            allowed = STAGES[self.task]
+            for stage in profile.stages:
+                if stage not in allowed:
+                    raise ValueError(
+                        f"serving.{name}.{stage} does not belong to task {self.task}"
+                        f" | Allowed here: {', '.join(allowed)}."
+                    )
+            if allowed[0] not in profile.stages:
+                raise ValueError(
+                    f"serving.{name} has no {allowed[0]} stage | Add serving.{name}.{allowed[0]}."
+                )
+            if "draft" in profile.stages and self.draft is None:
+                raise ValueError(
+                    f"serving.{name}.draft is named but the record has no draft model | Add draft.weights."
+                )
+        if self.draft is not None and self.task != "text-generation":
+            raise ValueError("only text-generation models have a draft | Remove draft.")
+        return self
+
+    @property
+    def author(self) -> str:
+        return self.id.split("/")[1]
+
+    @property
+    def name(self) -> str:
+        return self.id.split("/")[2]

@@ -1,0 +1,235 @@
+"""Settings: defaults, then $SERVE_APP_HOME/config.yaml, then environment variables; and the secrets kept
+beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from serve_app.catalog.records import Bytes
+
+DEFAULT_HOME = "~/.serve_app"
+MIN_KEY_LENGTH = 16
+# Environment variable -> setting. Of two names for one setting the earlier wins.
+ENVIRONMENT = {
+    "SERVE_APP_HOST": "host",
+    "SERVE_APP_PORT": "port",
+    "PORT": "port",
+    "SERVE_APP_PROFILE": "profile",
+    "SERVE_APP_API_KEY": "api_key",
+    "SERVE_APP_ACCOUNT_ID": "account_id",
+    "SERVE_APP_MODELS": "models",
+    "SERVE_APP_MAX_BODY_BYTES": "max_body_bytes",
+    "SERVE_APP_MAX_EMBEDDING_BODY_BYTES": "max_embedding_body_bytes",
+    "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
+    "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
+    "SERVE_APP_RAY_ADDRESS": "ray_address",
+    "RAY_SERVE_HAPROXY_METRICS_PORT": "haproxy_metrics_port",
+    "RAY_SERVE_HAPROXY_STATS_PORT": "haproxy_stats_port",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": "fallback_port",
+}
+
+
+class ConfigError(Exception):
+    """A setting cannot be used. The text names where it came from, the reason and a remedy; never a secret's
+    value.
+    """
+
+
+def _comma_list(value: Any) -> Any:
+    if isinstance(value, str):
+        value = value.split(",")
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(item.strip() for item in value if item.strip())
+    return value
+
+
+PortNumber = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Settings(BaseModel):
+    """Everything an operator can set. Sizes accept "256MiB"; environment values are text and are
+    converted.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    home: Path
+    host: str = "127.0.0.1"
+    port: PortNumber = 8000
+    profile: Literal["local", "gpu"] = "local"
+    api_key: str | None = Field(default=None, repr=False)  # None: the one kept in home/api_key
+    account_id: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    models: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = ()  # empty: all the profile has
+    max_body_bytes: Bytes = 1 << 20  # text generation
+    max_embedding_body_bytes: Bytes = 10_000_000  # embeddings, reranking, batches
+    object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
+    request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
+    ray_address: str | None = None  # None: start a private Ray on this machine
+    haproxy_metrics_port: PortNumber = 9101
+    haproxy_stats_port: PortNumber = 8404
+    fallback_port: PortNumber = 8500  # Serve's own proxy, HAProxy's backup
+
+    @field_validator("api_key")
+    @classmethod
+    def _key_is_long_enough(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if len(value) < MIN_KEY_LENGTH or any(not 33 <= ord(letter) <= 126 for letter in value):
+            raise ValueError(
+                f"an API key is at least {MIN_KEY_LENGTH} printable ASCII characters without spaces"
+                " | Make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            )
+        return value
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "::1", "localhost") or self.host.startswith("127.")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know before the server listens."""
+        found = []
+        if not self.is_loopback:
+            found.append(
+                f"Listening on {self.host} without TLS: keys and prompts travel in the clear. Put a TLS proxy "
+                f"in front and let a firewall close everything but port {self.port} (replica ports 30000-31000, "
+                f"{self.haproxy_stats_port} and {self.haproxy_metrics_port} answer without a key)."
+            )
+        return found
+
+    def ray_environment(self) -> dict[str, str]:
+        """The settings that Ray Serve takes from the environment; see serve_app.env for the rest."""
+        return {
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(self.haproxy_metrics_port),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(self.haproxy_stats_port),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(self.fallback_port),
+        }
+
+
+def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Settings from defaults < config.yaml < environment < `overrides` (None is ignored). Raises
+    ConfigError.
+    """
+    environ = os.environ if environ is None else environ
+    home = (
+        Path(overrides.pop("home", None) or environ.get("SERVE_APP_HOME") or DEFAULT_HOME)
+        .expanduser()
+        .resolve()
+    )
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    file = home / "config.yaml"
+    if file.exists():
+        for key, value in _read_yaml(file).items():
+            values[key], origin[key] = value, f"{file}: {key}"
+    for name in reversed(ENVIRONMENT):
+        if environ.get(name):
+            values[ENVIRONMENT[name]], origin[ENVIRONMENT[name]] = (
+                environ[name],
+                f"environment variable {name}",
+            )
+    for key, value in overrides.items():
+        if value is not None:
+            values[key], origin[key] = value, f"option {key}"
+    if "home" in values:
+        raise ConfigError(f"{file}: home cannot be set in its own file. Set SERVE_APP_HOME instead.")
+    try:
+        return Settings(home=home, **values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, origin)) from None
+
+
+def api_key(settings: Settings) -> str:
+    """The key clients must send: the one that was set, else the one generated at first start and kept in
+    home.
+    """
+    if settings.api_key is not None:
+        return settings.api_key
+    key = _kept_secret(settings.home / "api_key")
+    if len(key) < MIN_KEY_LENGTH:
+        raise ConfigError(
+            f"{settings.home / 'api_key'} holds no usable key. Delete it: the next start makes a new one."
+        )
+    return key
+
+
+def cluster_secret(settings: Settings) -> bytes:
+    """32 bytes, the same on every start: tenants' cache salts are derived from it."""
+    text = _kept_secret(settings.home / "cluster_secret", lambda: secrets.token_hex(32))
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) != 32:
+        raise ConfigError(
+            f"{settings.home / 'cluster_secret'} is damaged. Delete it: the next start makes a new one "
+            "(and starts with an empty cache)."
+        )
+    return secret
+
+
+def _kept_secret(path: Path, make: Any = lambda: secrets.token_urlsafe(32)) -> str:
+    """The secret in `path`, made at first use. Readable by the owner only; two first starts agree on one
+    value.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                stream.write(make() + "\n")
+            try:
+                os.link(draft, path)  # fails if another process was first; then its value counts
+            except FileExistsError:
+                pass
+            finally:
+                os.unlink(draft)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+        return path.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read or made ({error.strerror}). Set SERVE_APP_HOME to a directory you own."
+        ) from error
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{file}{line}: not readable as YAML. Correct it or remove the file.") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{file}: settings are `name: value` lines. Known: {_known()}.")
+    return data
+
+
+def _known() -> str:
+    return ", ".join(sorted(set(Settings.model_fields) - {"home"}))
+
+
+def _explain(error: ValidationError, origin: dict[str, str]) -> str:
+    first = error.errors(include_url=False)[0]
+    key = str(first["loc"][0]) if first["loc"] else ""
+    where = origin.get(key, key)
+    if first["type"] == "extra_forbidden":
+        return f"{where}: no such setting. Known: {_known()}."
+    if first["type"] == "value_error":
+        reason, _, remedy = str(first["ctx"]["error"]).partition(" | ")
+        return f"{where}: {reason}. {remedy or 'Correct it or leave it out for the default.'}"
+    given = "the value" if key == "api_key" else repr(first["input"])
+    default = Settings.model_fields[key].default
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    remedy = f"Correct it or leave it out for the default ({default!r})."
+    return f"{where}: {given} cannot be used ({message}). {remedy}"

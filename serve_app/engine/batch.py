@@ -1,0 +1,76 @@
+"""One step's work as tensors: the tokens of all scheduled requests laid end to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.scheduler import Scheduled
+
+
+@dataclass(slots=True)
+class Batch:
+    """T tokens of R requests, concatenated; passed as keyword ``batch=`` through the model to the attention function.
+
+    ::
+
+        tokens   | request 0: 3 prompt tokens | request 1: 1 | request 2: 1 + 2 drafts |
+        rows       0          1          2      3              4     5     6
+        query_start = [0, 3, 4, 7]      sample_rows = [2, 3, 4, 5, 6]
+
+    Query i of a request with q queries stands at position ``seq_len - q + i``; the K/V of the batch's own tokens are
+    written to ``slots`` before anything is attended to.
+    """
+
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    slots: Tensor  # [T] int64, block * 32 + offset
+    query_start: Tensor  # [R+1] int32
+    seq_lens: Tensor  # [R] int32
+    block_tables: Tensor  # [R, max_blocks] int32
+    sample_rows: Tensor  # [S] int64
+    max_query_len: int
+    max_seq_len: int
+    kv: Tensor  # [L, 2, num_blocks, Hkv, 32, D]
+
+
+def build_batch(scheduled: list[Scheduled], kv: Tensor) -> Batch:
+    """Lays the scheduled tokens out as one :class:`Batch` on the device of ``kv``."""
+    counts = np.array([s.count for s in scheduled], np.int64)
+    starts = np.array([s.start for s in scheduled], np.int64)
+    query_start = np.zeros(len(scheduled) + 1, np.int32)
+    np.cumsum(counts, out=query_start[1:])
+    total = int(query_start[-1])
+    row = np.repeat(np.arange(len(scheduled)), counts)
+    positions = np.arange(total, dtype=np.int64) - query_start[:-1].astype(np.int64)[row] + starts[row]
+
+    tables = np.zeros((len(scheduled), max(len(s.request.blocks) for s in scheduled)), np.int32)
+    input_ids = np.empty(total, np.int64)
+    for index, s in enumerate(scheduled):
+        tables[index, : len(s.request.blocks)] = s.request.blocks
+        input_ids[query_start[index] : query_start[index + 1]] = s.token_ids()
+    slots = tables[row, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + positions % BLOCK_TOKENS
+    sample_rows = np.concatenate(
+        [np.arange(query_start[i + 1] - s.samples, query_start[i + 1]) for i, s in enumerate(scheduled)]
+    )
+    seq_lens = (starts + counts).astype(np.int32)
+
+    def put(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(kv.device, non_blocking=True)
+
+    return Batch(
+        input_ids=put(input_ids),
+        positions=put(positions),
+        slots=put(slots),
+        query_start=put(query_start),
+        seq_lens=put(seq_lens),
+        block_tables=put(tables),
+        sample_rows=put(sample_rows.astype(np.int64)),
+        max_query_len=int(counts.max()),
+        max_seq_len=int(seq_lens.max()),
+        kv=kv,
+    )

@@ -1,0 +1,49 @@
+"""Puts an engine together from a model directory and a few numbers. Used by the workers, the tests and the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
+from serve_app.engine.engine import Engine
+from serve_app.engine.runner import Runner
+from serve_app.engine.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from serve_app.models.load import CausalModel
+
+
+@dataclass(slots=True)
+class EngineLimits:
+    """How much an engine takes on. ``kv_cache_bytes`` 0 means: room for ``max_num_seqs`` contexts of moderate length."""
+
+    kv_cache_bytes: int = 0
+    max_batch_tokens: int = 2048
+    max_num_seqs: int = 64
+    max_model_len: int = 4096
+
+
+def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
+    """Blocks that the byte budget holds; without a budget at least enough for one full context."""
+    least = blocks_for(limits.max_model_len) + 1
+    if limits.kv_cache_bytes:
+        return max(limits.kv_cache_bytes // block_bytes, 2)
+    return max(least, limits.max_num_seqs * blocks_for(min(limits.max_model_len, 1024)) + 1)
+
+
+def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engine], None] | None = None) -> Engine:
+    """An engine over ``model`` with its cache allocated; ``wire`` may plug features in."""
+    count = num_blocks(limits, model.kv_shape.block_bytes)
+    scheduler = Scheduler(
+        BlockPool(count),
+        max_batch_tokens=limits.max_batch_tokens,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=min(limits.max_model_len, model.max_model_len, (count - 1) * BLOCK_TOKENS),
+        eos_token_ids=model.eos_token_ids,
+    )
+    engine = Engine(Runner(model.forward, model.kv_shape.allocate(count, model.device)), scheduler)
+    if wire is not None:
+        wire(engine)
+    return engine

@@ -1,0 +1,100 @@
+"""The engine: schedule, run, commit. Knows nothing of Ray, HTTP or transformers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from serve_app.engine.request import Request, StepOutput
+from serve_app.engine.runner import Runner
+from serve_app.engine.scheduler import Prefix, Scheduler
+from serve_app.engine.speculate import Speculation
+from serve_app.engine.transfer import ChunkExporter
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    finished: int = 0
+    busy_seconds: float = 0.0
+
+
+class Engine:
+    """One model on one device. Not thread-safe: :class:`serve_app.engine.loop.EngineLoop` owns it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        speculation: Speculation | None = None,
+        exporter: ChunkExporter | None = None,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.speculation = speculation
+        self.exporter = exporter
+        self.stats = EngineStats()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request, prefix: Prefix | None = None, *, held: int | None = None) -> None:
+        """Queues a request; ``held`` (tokens the pool has already) turns on exporting what is computed beyond them."""
+        self.scheduler.add(request, prefix)
+        if self.exporter is not None and held is not None:
+            self.exporter.begin(request.id, held)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request and frees its blocks at once. False if it is not here."""
+        request = self.scheduler.remove(request_id)
+        self._forget(request_id)
+        return request is not None
+
+    def step(self) -> list[StepOutput]:
+        """Computes one batch and returns what it produced for each request that has something new."""
+        started = time.perf_counter()
+        if self.speculation is not None:
+            self.speculation.before_step(self.scheduler.running, self.scheduler.max_model_len)
+        step = self.scheduler.next()
+        if not step.scheduled:
+            return []
+        sampled = self.runner.run(step)
+        before = {id(s.request): len(s.request.tokens) for s in step.scheduled}
+        if self.exporter is not None:
+            self._export(step.scheduled)
+        outputs = self.scheduler.commit(step, sampled)
+        accepted = sum(max(0, len(s.request.tokens) - before[id(s.request)] - 1) for s in step.scheduled)
+        if self.speculation is not None:
+            self.speculation.after_step(accepted)
+        self._count(step.tokens, outputs, time.perf_counter() - started)
+        return outputs
+
+    def _export(self, scheduled: list) -> None:
+        # Before commit, which may free the blocks: what this step computed is already in them.
+        for item in scheduled:
+            computed = item.start + item.count - len(item.request.draft)
+            self.exporter.computed(item.request, min(computed, len(item.request.tokens)))  # type: ignore[union-attr]
+
+    def _count(self, tokens: int, outputs: list[StepOutput], seconds: float) -> None:
+        self.stats.steps += 1
+        self.stats.busy_seconds += seconds
+        for output in outputs:
+            self.stats.generated_tokens += len(output.token_ids)
+            if output.finish_reason is not None:
+                self.stats.finished += 1
+                self.stats.cached_tokens += output.cached
+                self._forget(output.request_id)
+        self.stats.prompt_tokens += tokens - sum(len(o.token_ids) for o in outputs)
+
+    def _forget(self, request_id: str) -> None:
+        if self.speculation is not None:
+            self.speculation.proposer.forget(request_id)
+        if self.exporter is not None:
+            self.exporter.forget(request_id)

@@ -1,0 +1,138 @@
+"""The nouns of the engine: how to sample, one request, and what a step says about it. Imports nothing but the standard library."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_ABORT = "abort"
+FINISH_ERROR = "error"
+
+
+@dataclass(slots=True, frozen=True)
+class SamplingParams:
+    """How one request turns logits into tokens.
+
+    ``temperature == 0`` is greedy. ``seed`` together with the position of a token fixes the random number used for it,
+    so that a request's output does not depend on what else is in the batch, on preemption, or on which worker continues it.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.6
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number")
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        if self.temperature < 0:
+            raise ValueError("temperature must not be negative; 0 means greedy")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    def to_wire(self) -> dict[str, Any]:
+        """A dict of plain values; only those that differ from the defaults."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
+
+    @classmethod
+    def from_wire(cls, wire: dict[str, Any]) -> SamplingParams:
+        known = dict(wire)
+        if "stop_token_ids" in known:
+            known["stop_token_ids"] = tuple(known["stop_token_ids"])
+        if known.get("logit_bias"):
+            known["logit_bias"] = {int(k): float(v) for k, v in known["logit_bias"].items()}
+        return cls(**known)
+
+
+@dataclass(slots=True)
+class TokenLogprobs:
+    """Log-probabilities of one generated token: its own, and those of the ``top`` most likely ones (natural log)."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Status(enum.Enum):
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence in the engine.
+
+    ``tokens`` holds prompt and output together. Requests have no phases: the scheduler only lets ``computed`` (tokens
+    whose K/V lie in ``blocks``) catch up with ``known`` (tokens, plus ``draft`` tokens waiting to be verified).
+    """
+
+    id: str
+    tokens: list[int]
+    prompt_len: int
+    sampling: SamplingParams
+    root: bytes
+    # Known tokens that were generated before (by a worker that was lost); they count as output.
+    resumed: int = 0
+    status: Status = Status.WAITING
+    computed: int = 0
+    # Blocks, from the first on, that already carry their key.
+    sealed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+    cached: int = 0
+    preemptions: int = 0
+    # A prefill-only request wants K/V and no token: it finishes once `tokens` are computed.
+    prefill_only: bool = False
+    finish_reason: str | None = None
+
+    @property
+    def output_len(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens) + len(self.draft)
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose K/V are still to be computed, drafts included."""
+        return self.known - self.computed
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one engine step produced for one request.
+
+    ``offset`` is the number of output tokens before ``token_ids``; ``cached`` the prompt tokens that were not computed.
+    """
+
+    request_id: str
+    offset: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cached: int = 0
+    error: str | None = None

@@ -1,0 +1,83 @@
+"""Runs one step on the model: copies stored prefixes in, one forward pass over the flat batch, sampling on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.batch import Batch, build_batch
+from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.request import Request
+from serve_app.engine.sampling import SampleRow, sample
+from serve_app.engine.scheduler import Sampled, Scheduled, Step
+from serve_app.engine.transfer import StoredPrefix, load_prefix
+
+# (batch) -> logits [S, V] of batch.sample_rows
+Forward = Callable[[Batch], Tensor]
+
+
+@dataclass(slots=True, frozen=True)
+class KVShape:
+    """The paged cache's shape for one model: layers, K/V heads, head size, dtype."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        return self.layers * 2 * self.kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.itemsize
+
+    @property
+    def layout(self) -> str:
+        """Names the memory layout in cache keys: two caches with the same string can exchange blocks."""
+        return f"L{self.layers}.2.n.H{self.kv_heads}.T{BLOCK_TOKENS}.D{self.head_dim}"
+
+    def allocate(self, num_blocks: int, device: str | torch.device) -> Tensor:
+        """Zeroed K/V [L, 2, num_blocks, Hkv, 32, D]."""
+        shape = (self.layers, 2, num_blocks, self.kv_heads, BLOCK_TOKENS, self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=device)
+
+
+class Runner:
+    def __init__(self, forward: Forward, kv: Tensor) -> None:
+        self.forward = forward
+        self.kv = kv
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> list[Sampled]:
+        """Computes ``step``; one :class:`Sampled` per scheduled request, empty where no row was to be sampled."""
+        for load in step.loads:
+            assert isinstance(load.prefix, StoredPrefix)
+            load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
+        batch = build_batch(step.scheduled, self.kv)
+        logits = self.forward(batch)
+        rows = [row for item in step.scheduled for row in _sample_rows(item)]
+        if not rows:
+            return [Sampled([]) for _ in step.scheduled]
+        token_ids, logprobs = sample(logits, rows)
+        results, at = [], 0
+        for item in step.scheduled:
+            chosen = slice(at, at + item.samples)
+            kept = [p for p in logprobs[chosen] if p is not None]
+            results.append(Sampled(token_ids[chosen], kept if item.request.sampling.logprobs is not None else None))
+            at += item.samples
+        return results
+
+
+def _sample_rows(item: Scheduled) -> list[SampleRow]:
+    """One row per token to draw: the next one, and one behind each draft, which then counts as output."""
+    request: Request = item.request
+    params = request.sampling
+    rows = []
+    for j in range(item.samples):
+        row = SampleRow(params, len(request.tokens) + j)
+        if params.has_penalties:
+            row.prompt = request.tokens[: request.prompt_len]
+            row.output = request.tokens[request.prompt_len :] + request.draft[:j]
+        rows.append(row)
+    return rows

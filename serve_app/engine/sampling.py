@@ -1,0 +1,147 @@
+"""Logits to tokens, for a batch in which every row has its own settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.request import SamplingParams, TokenLogprobs
+
+# Rows are cut to this many candidates first; those whose mass does not suffice for their top_p take the full path.
+CANDIDATES = 64
+_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One row of logits: the settings, the position of the token to draw, and what came before where penalties need it."""
+
+    params: SamplingParams
+    position: int
+    prompt: list[int] | None = None
+    output: list[int] | None = None
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on nothing but its arguments.
+
+    Two rounds of the SplitMix64 finaliser (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+    """
+    x = ((seed & _MASK) * 0x9E3779B97F4A7C15 + (position + 1) * 0xD1B54A32D192ED03) & _MASK
+    for _ in range(2):
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        x ^= x >> 31
+    return (x >> 11) / (1 << 53)
+
+
+def sample(logits: Tensor, rows: list[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
+    """Draws one token per row of ``logits`` [S, V] (any float dtype); log-probabilities for the rows that ask.
+
+    Order as in the field: bias and penalties on the logits, then temperature, top_k, top_p, min_p. Log-probabilities are
+    those of the model, before any of it.
+    """
+    logits = logits.float()
+    wants_logprobs = [r.params.logprobs is not None for r in rows]
+    raw = torch.log_softmax(logits, -1) if any(wants_logprobs) else None
+    if any(r.params.has_penalties or r.params.logit_bias for r in rows):
+        logits = logits.clone()
+        for index, row in enumerate(rows):
+            _penalise(logits[index], row)
+    drawn = [i for i, r in enumerate(rows) if not r.params.greedy]
+    tokens = logits.argmax(-1)
+    if drawn:
+        chosen = draw(logits[drawn] if len(drawn) < len(rows) else logits, [rows[i] for i in drawn])
+        tokens[drawn] = chosen
+    token_ids = tokens.tolist()
+    logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+    if raw is not None:
+        for index, row in enumerate(rows):
+            if wants_logprobs[index]:
+                logprobs[index] = _token_logprobs(raw[index], token_ids[index], row.params.logprobs or 0)
+    return token_ids, logprobs
+
+
+def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
+    """Samples rows of ``logits`` [S, V] float32 by inverse transform of one uniform number per row; int64 [S]."""
+    device = logits.device
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+
+    points = column([uniform(r.params.seed, r.position) for r in rows])
+    logits = logits / column([r.params.temperature for r in rows])
+    vocab = logits.shape[1]
+    plain = [i for i, r in enumerate(rows) if r.params.top_k == 0 and r.params.top_p >= 1.0 and r.params.min_p <= 0.0]
+    result = torch.empty(len(rows), dtype=torch.int64, device=device)
+    if plain:
+        result[plain] = _invert(torch.softmax(logits[plain], -1), points[plain])
+    cut = sorted(set(range(len(rows))) - set(plain))
+    if cut:
+        top_k = torch.tensor([[r.params.top_k or vocab] for r in (rows[i] for i in cut)], device=device)
+        top_p = column([rows[i].params.top_p for i in cut])
+        min_p = column([rows[i].params.min_p for i in cut])
+        # Rows that only top_k bounds need just that many candidates; the others as many as hold their mass.
+        width = min(vocab, max([CANDIDATES, *(rows[i].params.top_k for i in cut)]))
+        normaliser = torch.logsumexp(logits[cut], -1, keepdim=True)
+        values, indices = logits[cut].topk(width, dim=-1)
+        probs = (values - normaliser).exp()
+        short = (probs.sum(-1, keepdim=True) < top_p) & (top_k > width) & (probs[:, -1:] >= min_p * probs[:, :1])
+        if width < vocab and bool(short.any()):
+            values, indices = logits[cut].sort(-1, descending=True)
+            probs = (values - normaliser).exp()
+        result[cut] = indices.gather(1, _invert(_truncate(probs, top_k, top_p, min_p), points[cut]).unsqueeze(1)).squeeze(1)
+    return result
+
+
+def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Zeroes what top_k, top_p and min_p exclude. ``probs`` [S, W] descends; at least the first survives."""
+    rank = torch.arange(probs.shape[1], device=probs.device)
+    kept = torch.where(rank < top_k, probs, 0.0)
+    # Without top_k the mass is 1, however many candidates are at hand: a row must not depend on its neighbours' width.
+    mass = torch.where(top_k > probs.shape[1], 1.0, kept.sum(-1, keepdim=True))
+    kept = kept / mass
+    before = kept.cumsum(-1) - kept
+    kept = torch.where((before < top_p) & (kept >= min_p * kept[:, :1]), kept, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def _invert(probs: Tensor, points: Tensor) -> Tensor:
+    """The index at which the cumulative sum of each row of ``probs`` [S, W] passes ``points`` [S, 1]."""
+    cumulative = probs.double().cumsum(-1)
+    index = torch.searchsorted(cumulative, points.double() * cumulative[:, -1:], right=True).squeeze(1)
+    # Rounding may leave the point at the very end: fall back to the last token that has any probability.
+    last = probs.shape[1] - 1 - (probs > 0).flip(-1).int().argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _penalise(logits: Tensor, row: SampleRow) -> None:
+    """Applies bias and penalties to one row in place.
+
+    Repetition counts prompt and output (CTRL, arXiv 1909.05858: divide positive, multiply negative logits); frequency and
+    presence count the output only (OpenAI's definition: ``logit - count * frequency - (count > 0) * presence``).
+    """
+    params = row.params
+    if params.has_penalties:
+        output = torch.tensor(row.output or [], dtype=torch.int64, device=logits.device)
+        if params.repetition_penalty != 1.0:
+            seen = torch.tensor((row.prompt or []) + (row.output or []), dtype=torch.int64, device=logits.device).unique()
+            values = logits[seen]
+            factor = params.repetition_penalty
+            logits[seen] = torch.where(values > 0, values / factor, values * factor)
+        if len(output) and (params.frequency_penalty or params.presence_penalty):
+            ids, counts = output.unique(return_counts=True)
+            logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=logits.device)
+        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device)
+
+
+def _token_logprobs(raw: Tensor, token: int, top: int) -> TokenLogprobs:
+    best: list[tuple[int, float]] = []
+    if top:
+        values, indices = raw.topk(min(top, raw.shape[0]))
+        best = list(zip(indices.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(float(raw[token]), best)

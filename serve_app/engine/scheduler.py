@@ -1,0 +1,286 @@
+"""Which tokens of which requests the next step computes.
+
+There are no phases: each request has tokens it knows and tokens it has computed, and a step lets the second catch up with
+the first within a budget. Chunked prefill, prefix hits, drafts under verification and resumed requests are one case.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
+from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status, StepOutput, TokenLogprobs
+from serve_app.kv.keys import block_keys
+
+
+class Prefix(Protocol):
+    """K/V of a request's first tokens that lie somewhere else and can be copied in instead of computed."""
+
+    @property
+    def end(self) -> int:
+        """One past the last token covered."""
+        ...
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """``count`` tokens of ``request`` from ``start`` on; the last ``samples`` rows are sampled."""
+
+    request: Request
+    start: int
+    count: int
+    samples: int
+
+    def token_ids(self) -> list[int]:
+        tokens, draft = self.request.tokens, self.request.draft
+        stop = self.start + self.count
+        if stop <= len(tokens):
+            return tokens[self.start : stop]
+        return tokens[self.start :] + draft[: stop - len(tokens)]
+
+
+@dataclass(slots=True)
+class Load:
+    """Copy ``request``'s stored prefix into its blocks, tokens [start, end), before the step runs."""
+
+    request: Request
+    prefix: Prefix
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Step:
+    scheduled: list[Scheduled] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    preempted: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.count for s in self.scheduled)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The sampled tokens of one request's rows, first row first; log-probabilities only where asked for."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class Scheduler:
+    def __init__(
+        self,
+        blocks: BlockPool,
+        *,
+        max_batch_tokens: int = 2048,
+        max_num_seqs: int = 64,
+        max_model_len: int = 4096,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.blocks = blocks
+        self.max_batch_tokens = max_batch_tokens
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = min(max_model_len, (blocks.num_blocks - 1) * BLOCK_TOKENS)
+        self.eos_token_ids = eos_token_ids
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._prefixes: dict[str, Prefix] = {}
+        self.preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request, prefix: Prefix | None = None) -> None:
+        """Queues a request. ``prefix`` is stored K/V to copy in when the request is admitted."""
+        if request.known + 1 > self.max_model_len:
+            raise ValueError(f"{request.known} tokens do not fit a context of {self.max_model_len}")
+        if prefix is not None:
+            self._prefixes[request.id] = prefix
+        self.waiting.append(request)
+
+    def remove(self, request_id: str) -> Request | None:
+        """Takes a request out, wherever it is, and frees its blocks at once."""
+        for request in [*self.running, *self.waiting]:
+            if request.id == request_id:
+                self._finish(request)
+                return request
+        return None
+
+    def next(self) -> Step:
+        """Chooses the next step's work: what runs goes on first, then waiting requests in order of arrival."""
+        step, budget = Step(), self.max_batch_tokens
+        # Those that generate come before those that still prefill, so that a long prompt delays nobody's next token.
+        for request in sorted(self.running, key=lambda r: r.pending > 1 + len(r.draft)):
+            if request.status is not Status.RUNNING or budget == 0:
+                continue
+            self._trim_draft(request, budget)
+            count = min(request.pending, budget)
+            if not self._extend(request, request.computed + count, step):
+                continue
+            step.scheduled.append(self._schedule(request, count))
+            budget = self.max_batch_tokens - step.tokens
+        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs and not step.preempted:
+            count = self._admit(self.waiting[0], budget, step)
+            if count == 0:
+                break
+            request = self.waiting.popleft()
+            self.running.append(request)
+            step.scheduled.append(self._schedule(request, count))
+            budget -= count
+        return step
+
+    def commit(self, step: Step, sampled: list[Sampled]) -> list[StepOutput]:
+        """Takes over what the step computed; ``sampled`` is aligned with ``step.scheduled``."""
+        outputs = []
+        for item, result in zip(step.scheduled, sampled, strict=True):
+            request = item.request
+            if request.status is not Status.RUNNING:
+                continue
+            if not item.samples:
+                request.computed += item.count
+                self._seal(request)
+                if request.prefill_only and request.pending == 0:
+                    request.finish_reason = FINISH_STOP
+                    self._finish(request)
+                    outputs.append(StepOutput(request.id, 0, [], FINISH_STOP, cached=request.cached))
+                continue
+            accepted = accept(request.draft, result.token_ids)
+            request.computed += item.count - len(request.draft) + accepted
+            request.draft.clear()
+            new = self._append(request, result.token_ids[: accepted + 1])
+            self._seal(request)
+            outputs.append(
+                StepOutput(
+                    request.id,
+                    request.output_len - len(new),
+                    new,
+                    request.finish_reason,
+                    result.logprobs[: len(new)] if result.logprobs is not None else None,
+                    request.cached,
+                )
+            )
+            if request.finish_reason is not None:
+                self._finish(request)
+        return outputs
+
+    def _append(self, request: Request, token_ids: list[int]) -> list[int]:
+        """Appends tokens up to the one that ends the request; returns those appended."""
+        sampling = request.sampling
+        new: list[int] = []
+        for token in token_ids:
+            request.tokens.append(token)
+            new.append(token)
+            if token in sampling.stop_token_ids or (token in self.eos_token_ids and not sampling.ignore_eos):
+                request.finish_reason = FINISH_STOP
+            elif request.output_len >= sampling.max_tokens or len(request.tokens) >= self.max_model_len:
+                request.finish_reason = FINISH_LENGTH
+            if request.finish_reason is not None:
+                break
+        # Drafts accepted behind the last token are computed, but no token of the request.
+        request.computed = min(request.computed, len(request.tokens) - 1)
+        return new
+
+    def _schedule(self, request: Request, count: int) -> Scheduled:
+        reaches_end = request.computed + count == request.known and not request.prefill_only
+        return Scheduled(request, request.computed, count, 1 + len(request.draft) if reaches_end else 0)
+
+    def _admit(self, request: Request, budget: int, step: Step) -> int:
+        """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens, 0 if none."""
+        # At least the last token is computed: its logits are wanted, or (prefill only) a step is what ends the request.
+        reusable = len(request.tokens) - 1
+        self._extend_keys(request, reusable)
+        hits = self.blocks.match(request.keys[: reusable // BLOCK_TOKENS])
+        hit_tokens = len(hits) * BLOCK_TOKENS
+        prefix = self._prefixes.get(request.id)
+        start = max(hit_tokens, min(prefix.end, reusable) if prefix is not None else 0)
+        count = min(len(request.tokens) - start, budget)
+        self.blocks.take(hits)
+        room = blocks_for(start + count) - len(hits)
+        if not self.blocks.can_allocate(room):
+            self.blocks.release(hits)
+            return 0
+        request.blocks = hits + self.blocks.allocate(room)
+        request.sealed = len(hits)
+        request.computed = start
+        request.status = Status.RUNNING
+        if prefix is not None:
+            del self._prefixes[request.id]
+            if start > hit_tokens:
+                step.loads.append(Load(request, prefix, hit_tokens, start))
+        if request.preemptions == 0:
+            request.cached = min(start, request.prompt_len)
+        return count
+
+    def _trim_draft(self, request: Request, budget: int) -> None:
+        """Drafts are optional work: they take no other request's tokens or blocks."""
+        without = request.pending - len(request.draft)
+        del request.draft[max(0, budget - without) :]
+        if request.draft and not self.blocks.can_allocate(blocks_for(request.known) - len(request.blocks)):
+            request.draft.clear()
+
+    def _extend(self, request: Request, tokens: int, step: Step) -> bool:
+        """Makes room for ``tokens`` tokens, preempting the latest comers. False: ``request`` itself had to go."""
+        while not self.blocks.can_allocate(missing := blocks_for(tokens) - len(request.blocks)):
+            victim = self.running[-1]
+            self._preempt(victim, step)
+            if victim is request:
+                return False
+        if missing > 0:
+            request.blocks += self.blocks.allocate(missing)
+        return True
+
+    def _preempt(self, request: Request, step: Step) -> None:
+        """Back to the queue's head; its K/V are recomputed, mostly from the prefix cache."""
+        self.running.remove(request)
+        self.blocks.release(request.blocks)
+        request.blocks = []
+        request.computed = request.sealed = 0
+        request.draft.clear()
+        request.status = Status.WAITING
+        request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(request)
+        step.preempted += 1
+        step.scheduled = [s for s in step.scheduled if s.request is not request]
+
+    def _extend_keys(self, request: Request, tokens: int) -> None:
+        full = tokens // BLOCK_TOKENS
+        if len(request.keys) < full:
+            request.keys = block_keys(request.root, request.tokens[: full * BLOCK_TOKENS], known=request.keys)
+
+    def _seal(self, request: Request) -> None:
+        """Names the blocks that have become full."""
+        full = request.computed // BLOCK_TOKENS
+        self._extend_keys(request, request.computed)
+        for index in range(request.sealed, full):
+            self.blocks.seal(request.blocks[index], request.keys[index])
+        request.sealed = max(request.sealed, full)
+
+    def _finish(self, request: Request) -> None:
+        self.blocks.release(request.blocks)
+        request.blocks = []
+        request.draft.clear()
+        request.status = Status.FINISHED
+        self._prefixes.pop(request.id, None)
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+
+
+def accept(draft: list[int], sampled: list[int]) -> int:
+    """How many draft tokens stand.
+
+    Row j was sampled from the target's distribution given the drafts before it, so draft j stands exactly if the target
+    drew the same token, and the first row that disagrees supplies the token in its place. For a deterministic draft this
+    is the rejection sampling of arXiv 2211.17192 (accepted with probability p(x), replaced by p without x), and because
+    row j's random number is fixed by the position, even sampled output is the same as without drafts.
+    """
+    accepted = 0
+    while accepted < len(draft) and sampled[accepted] == draft[accepted]:
+        accepted += 1
+    return accepted

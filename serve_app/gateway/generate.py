@@ -1,0 +1,187 @@
+"""Text generation as the gateway sees it: token ids go to a decode replica, token frames come back, text goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from serve_app.api.collect import merge
+from serve_app.api.errors import InputTooLong, Internal, OutOfCapacity
+from serve_app.api.types import Event, GenerateRequest, Usage
+from serve_app.catalog.pricing import neurons
+from serve_app.channel.inbox import TokenInbox
+from serve_app.engine.request import TokenLogprobs
+from serve_app.gateway.models import ServedModel
+from serve_app.text.output import OutputStream
+from serve_app.text.prompt import fit_context, prompt_ids
+
+log = logging.getLogger("ray.serve")
+
+# A request whose worker is lost goes on with another one from the tokens it already has.
+MAX_ATTEMPTS = 3
+# Longer prompts are tokenised off the event loop.
+INLINE_CHARS = 20_000
+# How long the last frames may take to arrive once the worker has said that the request is finished.
+FRAME_GRACE_S = 5.0
+
+
+class WorkerGone(RuntimeError):
+    """The replica or worker that had the request is gone; another may continue it."""
+
+
+@dataclass(slots=True)
+class Piece:
+    """New tokens of one request; ``finish`` is set on the last one."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish: str | None = None
+    cached: int | None = None
+
+
+class Generator:
+    """``call(model, wire)`` starts a request on a decode replica and returns a cancellable awaitable of its result."""
+
+    def __init__(self, inbox: TokenInbox, call: Callable[[ServedModel, dict[str, Any]], Any], max_inflight: int) -> None:
+        self._inbox = inbox
+        self._call = call
+        self._max_inflight = max_inflight
+
+    async def prepare(self, model: ServedModel, request: GenerateRequest) -> tuple[GenerateRequest, np.ndarray]:
+        """The request with limits that fit, and its prompt as token ids. Raises what the client should see."""
+        window = model.context_window
+        size = len(request.prompt or "") + sum(len(str(m.get("content") or "")) for m in request.messages or ())
+        if size > INLINE_CHARS:
+            ids = await asyncio.to_thread(prompt_ids, model.tokenizer, request, context_window=window)
+        else:
+            ids = prompt_ids(model.tokenizer, request, context_window=window)
+        if window is not None:
+            request = fit_context(request, len(ids), window)
+        return request, ids
+
+    async def events(
+        self, model: ServedModel, request: GenerateRequest, ids: np.ndarray, salt: bytes
+    ) -> AsyncIterator[Event]:
+        """The request's events. Closing the iterator ends the request wherever it is."""
+        with model.place(self._max_inflight, reject_if_busy=request.reject_if_busy):
+            usages = [Usage() for _ in range(request.n)]
+            choices = [self._choice(model, request, ids, salt, i, usages[i]) for i in range(request.n)]
+            async for event in _merge_choices(choices):
+                yield event
+        completion = sum(u.completion_tokens for u in usages)
+        cached = usages[0].cached_tokens
+        cost = neurons(model.record.price, len(ids), cached, completion)
+        yield Usage(len(ids), completion, cached, cost)
+
+    async def _choice(
+        self, model: ServedModel, request: GenerateRequest, ids: np.ndarray, salt: bytes, index: int, usage: Usage
+    ) -> AsyncIterator[Event]:
+        parser = model.record.tool_parser if request.tools and model.record.tool_parser != "none" else None
+        output = OutputStream(model.tokenizer, index=index, stop=request.stop, tool_parser=parser)
+        sampling = request.sampling
+        if index:
+            sampling = replace(sampling, seed=sampling.seed + index)
+        wire = {"ids": ids.tobytes(), "salt": salt, "sampling": sampling.to_wire(), "inbox": self._inbox.address}
+        pieces = self._tokens(model, wire, ids)
+        finish = "stop"
+        try:
+            async for piece in pieces:
+                if piece.cached is not None:
+                    usage.cached_tokens = piece.cached
+                usage.completion_tokens += len(piece.ids)
+                finish = piece.finish or finish
+                for event in output.feed(piece.ids, piece.logprobs):
+                    yield event
+                if output.done:
+                    return
+            for event in output.finish(finish):
+                yield event
+        finally:
+            await pieces.aclose()
+
+    async def _tokens(self, model: ServedModel, wire: dict[str, Any], prompt: np.ndarray) -> AsyncIterator[Piece]:
+        """The request's tokens in order, each exactly once, across the loss of workers."""
+        produced: list[int] = []
+        for attempt in range(MAX_ATTEMPTS):
+            resumed = np.concatenate([prompt, np.array(produced, np.int32)]).astype(np.int32)
+            request_id = secrets.token_hex(16)
+            sent = {**wire, "id": request_id, "stream": request_id, "ids": resumed.tobytes(), "resumed": len(produced)}
+            try:
+                async for piece in self._attempt(model, sent, len(produced)):
+                    produced += piece.ids
+                    if attempt:
+                        piece.cached = None  # the client's prompt was charged as the first attempt found it
+                    yield piece
+                    if piece.finish is not None:
+                        return
+            except WorkerGone as gone:
+                log.warning("request %s lost its worker after %d tokens: %s", request_id, len(produced), gone.__cause__)
+                await asyncio.sleep(0.2 * attempt)
+        raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
+
+    async def _attempt(self, model: ServedModel, wire: dict[str, Any], offset: int) -> AsyncIterator[Piece]:
+        """Follows one attempt's frames and its unary call until either says how it ended."""
+        with self._inbox.open_stream(wire["stream"], offset=offset) as stream:
+            call = asyncio.ensure_future(self._call(model, wire))
+            received = offset
+            try:
+                while True:
+                    frame = asyncio.ensure_future(stream.next())
+                    try:
+                        await asyncio.wait({frame, call}, return_when=asyncio.FIRST_COMPLETED)
+                        if not frame.done() and call.done():
+                            call.result()  # a lost worker shows here
+                            await asyncio.wait({frame}, timeout=0 if stream.broken else FRAME_GRACE_S)
+                        if not frame.done():
+                            break
+                    finally:
+                        if not frame.done():
+                            frame.cancel()
+                    item = frame.result()
+                    if item is None:
+                        break
+                    received += len(item.ids)
+                    extra = item.extra or {}
+                    logprobs = [TokenLogprobs(p, top) for p, top in extra["logprobs"]] if "logprobs" in extra else None
+                    yield Piece(list(item.ids), logprobs, _finish(item.finish), extra.get("cached"))
+                    if item.finish is not None:
+                        await call
+                        return
+                result = await call
+                rest = np.frombuffer(result.get("undelivered") or b"", np.int32).tolist()
+                missing = result["tokens"] + offset - received
+                if missing != len(rest):
+                    rest = rest[len(rest) - missing :] if 0 <= missing < len(rest) else rest
+                if len(rest) != missing:
+                    raise Internal
+                if result.get("error"):
+                    raise InputTooLong(f"The model refuses this request: {result['error']}.")
+                yield Piece(rest, None, _finish(result["finish"]), result["cached"] if received == offset else None)
+            finally:
+                if not call.done():
+                    call.cancel()
+                    await asyncio.gather(call, return_exceptions=True)
+
+
+def _finish(reason: str | None) -> str | None:
+    if reason in ("abort", "error"):
+        raise WorkerGone(reason)
+    return reason
+
+
+async def _merge_choices(choices: list[AsyncIterator[Event]]) -> AsyncIterator[Event]:
+    """Several choices' events as they come, without renumbering: each already carries its index."""
+    if len(choices) == 1:
+        async for event in choices[0]:
+            yield event
+        return
+    async for event in merge(choices, choices_each=0):
+        if not isinstance(event, Usage):
+            yield event
+

@@ -1,0 +1,120 @@
+"""The models this gateway can reach: record, tokenizer, handle, and how busy each is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from serve_app.api.errors import ModelLoading, ModelNotStarted, OutOfCapacity, UnknownModel
+from serve_app.api.types import ModelLimits
+from serve_app.catalog.load import Catalog
+from serve_app.catalog.records import ModelRecord, Profile
+from serve_app.catalog.weights import tokenizer_directory
+from serve_app.text.tokenizer import Tokenizer
+
+
+def application_name(model: str) -> str:
+    """The Serve application that runs a model: its id without what Serve's names can't hold."""
+    return model.lstrip("@").replace("/", "--")
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model of the profile. ``ready`` and ``detail`` are kept by :mod:`serve_app.gateway.health`."""
+
+    record: ModelRecord
+    profile: Profile
+    source: Path
+    home: Path
+    ready: bool = False
+    detail: dict[str, Any] = field(default_factory=dict)
+    inflight: int = 0
+    # Moving average of how long a request holds its place, for Retry-After.
+    seconds_per_request: float = 1.0
+    _handle: Any = None
+    _tokenizer: Tokenizer | None = None
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def scales_to_zero(self) -> bool:
+        return next(iter(self.profile.stages.values())).min_replicas == 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(tokenizer_directory(self.record.weights, self.home, self.source))
+        return self._tokenizer
+
+    @property
+    def context_window(self) -> int | None:
+        return self.record.properties.context_window
+
+    @property
+    def limits(self) -> ModelLimits:
+        return ModelLimits(
+            default_max_tokens=self.record.defaults.max_tokens,
+            context_window=self.context_window,
+            vocab_size=self.tokenizer.vocab_size,
+        )
+
+    @property
+    def slots(self) -> int:
+        """Requests that run at the same time when every replica is there."""
+        first = next(iter(self.profile.stages.values()))
+        return first.max_num_seqs * first.max_replicas
+
+    def handle(self, connect: Callable[[str], Any]) -> Any:
+        if self._handle is None:
+            self._handle = connect(application_name(self.id))
+        return self._handle
+
+    @contextmanager
+    def place(self, limit: int, *, reject_if_busy: bool = False) -> Iterator[None]:
+        """Holds one of the gateway's places for this model, or refuses with 429 at once."""
+        if self.inflight >= (self.slots if reject_if_busy else limit):
+            waiting = max(1, self.inflight - self.slots + 1)
+            raise OutOfCapacity(retry_after=max(1.0, waiting * self.seconds_per_request / self.slots))
+        self.inflight += 1
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.inflight -= 1
+            self.seconds_per_request += 0.1 * (time.monotonic() - started - self.seconds_per_request)
+
+
+class Models:
+    """The catalogue as the gateway sees it: what is started in this profile, and what could be."""
+
+    def __init__(self, catalog: Catalog, profile: str, only: tuple[str, ...], home: Path) -> None:
+        self.catalog = catalog
+        self.profile = profile
+        self.started = {
+            record.id: ServedModel(record, chosen, catalog.source(record.id), home)
+            for record, chosen in catalog.started(profile, only)  # type: ignore[arg-type]
+        }
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self.started.values())
+
+    def find(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
+        """The model called ``name`` (its id, or the id without ``@cf/``). Raises the error a client should see."""
+        model = self.started.get(name) or self.started.get(f"@cf/{name.lstrip('/')}")
+        if model is None:
+            if name in self.catalog:
+                raise ModelNotStarted(
+                    name, f"It is not served with the profile {self.profile}; see SERVE_APP_PROFILE and SERVE_APP_MODELS."
+                )
+            raise UnknownModel(name, tuple(m.id for m in self if not tasks or m.record.task in tasks))
+        if tasks and model.record.task not in tasks:
+            raise UnknownModel(name, tuple(m.id for m in self if m.record.task in tasks))
+        if not model.ready and not model.scales_to_zero:
+            raise ModelLoading(name, retry_after=2.0)
+        return model

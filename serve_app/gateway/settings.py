@@ -1,0 +1,34 @@
+"""What a gateway replica is told at its start. Plain values: it is part of the application's configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class GatewaySettings:
+    """``key_hashes`` are SHA-256 of API keys, in hex: the configuration never holds a key.
+
+    ``max_inflight`` bounds the requests of one model in this gateway; one more is refused with 429.
+    """
+
+    account: str
+    key_hashes: tuple[str, ...]
+    cluster_secret: str
+    home: str
+    profile: str
+    models: tuple[str, ...] = ()
+    max_inflight: int = 512
+    max_body_bytes: int = 16 << 20
+    inbox_host: str = "127.0.0.1"
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def tenant_salt(self, account: str) -> bytes:
+        """Keeps tenants' cached prefixes apart; nobody outside the cluster can compute it."""
+        return hmac.new(self.cluster_secret.encode(), account.encode(), hashlib.sha256).digest()
+
+
+def hash_key(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

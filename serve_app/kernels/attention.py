@@ -1,0 +1,187 @@
+"""Paged attention over the engine's block cache: the C++ kernel on CPU, plain torch everywhere else.
+
+Both paths share one signature and one meaning. Query i of a request with q queries stands at position
+``p = seq_len - q + i`` and attends to keys ``max(0, p - window + 1) .. p`` of its own request::
+
+    weights = softmax([softcap * tanh(scale * q.k / softcap) for each key] + [sink])   # the sink's weight is dropped
+    out     = weights @ V
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serve_app.kernels import build, native
+
+log = logging.getLogger(__name__)
+BLOCK = 32  # tokens per KV block
+
+
+class AttentionBatch(Protocol):
+    """What attention needs of ``engine.batch.Batch`` (R requests, T query tokens, all on the device of the cache)."""
+
+    @property
+    def query_start(self) -> Tensor: ...  # [R+1] int32
+    @property
+    def seq_lens(self) -> Tensor: ...  # [R] int32
+    @property
+    def block_tables(self) -> Tensor: ...  # [R, max_blocks] int32
+    @property
+    def max_query_len(self) -> int: ...
+    @property
+    def max_seq_len(self) -> int: ...
+
+
+@functools.cache
+def _load() -> tuple[native.Library | None, str]:
+    """The checked C++ library, or None and the reason. Decided once per process."""
+    if os.environ.get("SERVE_APP_KERNELS") == "torch":
+        return None, "SERVE_APP_KERNELS=torch"
+    try:
+        library = native.open_library(build.build())
+        worst = self_test(library)
+    except Exception as error:  # whatever is wrong with the library, torch still gives right answers
+        log.warning("C++ CPU kernels unavailable, plain torch is used (several times slower): %s", error)
+        return None, str(error)
+    return library, f"{library.note}; self-test error {worst:.1e}"
+
+
+def cpu_library() -> native.Library | None:
+    """The compiled CPU kernels; builds, loads and tests them on the first call (seconds when nothing is cached)."""
+    return _load()[0]
+
+
+def attention_backend() -> tuple[str, str]:
+    """``("cpp" | "torch", why)`` for CPU tensors in this process."""
+    library, why = _load()
+    return ("cpp" if library else "torch"), why
+
+
+def paged_attention(
+    q: Tensor,
+    kv_layer: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of T query tokens over the cached keys of their requests.
+
+    ``q`` [T, Hq, D] (any strides); ``kv_layer`` [2, num_blocks, Hkv, 32, D], K/V of the batch already written;
+    ``sinks`` [Hq] extra logits per head; Hq a multiple of Hkv. Returns a contiguous [T, Hq, D] of q's dtype.
+    Raises ValueError when lengths or block ids contradict the cache (C++ path).
+    """
+    if not q.is_cuda and native.attention_supports(q, kv_layer):
+        library = cpu_library()
+        if library is not None:
+            return native.attention(
+                library, q, kv_layer, batch.query_start, batch.seq_lens, batch.block_tables,
+                scale, window, softcap, sinks,
+            )  # fmt: skip
+    return paged_attention_torch(q, kv_layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+
+def write_kv(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Writes ``k``, ``v`` [T, Hkv, D] to ``slots`` [T] int64 (block * 32 + offset) of ``kv_layer``, in place."""
+    if not k.is_cuda and native.write_supports(kv_layer, k, v):
+        library = cpu_library()
+        if library is not None:
+            native.write_kv(library, kv_layer, k, v, slots)
+            return
+    write_kv_torch(kv_layer, k, v, slots)
+
+
+def write_kv_torch(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """:func:`write_kv` in plain torch."""
+    block, offset = slots // BLOCK, slots % BLOCK
+    kv_layer[0, block, :, offset] = k.to(kv_layer.dtype)
+    kv_layer[1, block, :, offset] = v.to(kv_layer.dtype)
+
+
+def paged_attention_torch(
+    q: Tensor,
+    kv_layer: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """:func:`paged_attention` in plain torch, for any device and dtype."""
+    if batch.max_query_len == 1 and q.is_cuda:
+        # One padded call: on a GPU launches cost more than the padding does.
+        return _attend(q.unsqueeze(1), kv_layer, batch.block_tables, batch.seq_lens, scale, window, softcap, sinks)[:, 0]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
+    for r, length in enumerate(lengths):
+        rows = slice(starts[r], starts[r + 1])
+        if rows.start == rows.stop:
+            continue
+        # Blocks that fell out of every query's window need not be gathered.
+        skip = max(0, length - (rows.stop - rows.start) - window + 1) // BLOCK if window else 0
+        table = batch.block_tables[r : r + 1, skip : math.ceil(length / BLOCK)]
+        seq_len = batch.seq_lens[r : r + 1] - skip * BLOCK
+        out[rows] = _attend(q[None, rows], kv_layer, table, seq_len, scale, window, softcap, sinks)[0]
+    return out
+
+
+def _attend(
+    q: Tensor,
+    kv_layer: Tensor,
+    tables: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Dense attention of [B, Q, Hq, D] queries over the blocks of ``tables`` [B, n]; returns [B, Q, Hq, D].
+
+    The query heads of a KV head are folded into the query length: one K/V read serves the group, which SDPA's own
+    ``enable_gqa`` does not achieve on CPU.
+    """
+    requests, queries, q_heads, dim = q.shape
+    kv_heads = kv_layer.shape[2]
+    group = q_heads // kv_heads
+    keys, values = (
+        plane[tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2) for plane in kv_layer
+    )
+    key = torch.arange(keys.shape[2], device=q.device)
+    position = (seq_lens.long()[:, None] - queries + torch.arange(queries, device=q.device)).repeat_interleave(group, 1)
+    seen = key <= position[:, :, None]
+    if window:
+        seen &= key > position[:, :, None] - window
+    # Slots behind a request's end may hold anything, NaN included, and 0 * NaN is NaN.
+    values = values.masked_fill((key >= seq_lens[:, None])[:, None, :, None], 0)
+    folded = q.reshape(requests, queries, kv_heads, group, dim).transpose(1, 2).reshape(requests, kv_heads, queries * group, dim)
+    if softcap or sinks is not None:
+        scores = (folded @ keys.transpose(2, 3)).float() * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~seen[:, None], -math.inf)
+        if sinks is not None:
+            sink = sinks.float().view(1, kv_heads, 1, group).expand(requests, -1, queries, -1)
+            scores = torch.cat([scores, sink.reshape(requests, kv_heads, -1, 1)], dim=-1)
+        out = scores.softmax(-1)[..., : key.shape[0]].to(q.dtype) @ values
+    else:
+        keys = keys.masked_fill((key >= seq_lens[:, None])[:, None, :, None], 0)
+        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=seen[:, None], scale=scale)
+    return out.view(requests, kv_heads, queries, group, dim).transpose(1, 2).reshape(requests, queries, q_heads, dim)
+
+
+def self_test(library: native.Library) -> float:
+    """Largest error of the C++ kernels against torch on random mixed batches; RuntimeError when one is too large."""
+    from serve_app.kernels.selftest import check_attention, check_rms_norm
+
+    return max(check_attention(library), check_rms_norm(library))

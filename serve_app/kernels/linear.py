@@ -1,0 +1,141 @@
+"""CPU linears on weights laid out once in oneDNN's own blocked format.
+
+``F.linear`` lets oneDNN read the row-major weight on every call; the prepacked form needs the same bytes, serves every
+batch size and gives the same result. The two operators are private to torch (they are what inductor's freezing emits),
+so each packed layer is checked against ``F.linear`` before it replaces anything.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import time
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+
+# Largest difference from F.linear, as a share of the largest output.
+_TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
+
+
+@dataclass(slots=True)
+class PackReport:
+    """What :func:`pack_linears` did. ``skipped`` maps module names to reasons; ``bytes`` counts packed weights."""
+
+    packed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        text = f"packed {self.packed} linears ({self.bytes / 1e6:.1f} MB) in {self.seconds:.2f} s"
+        reasons = Counter(self.skipped.values())
+        return text + "".join(f"; {count} left as they are: {reason}" for reason, count in reasons.items())
+
+
+class PackedLinear(nn.Module):
+    """``nn.Linear`` for inference on CPU: [..., in_features] -> [..., out_features] in the weight's dtype.
+
+    Holds no parameters, so that the row-major weight can be freed; :attr:`weight` rebuilds it.
+    Raises RuntimeError when this torch build cannot pack.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        # Plain attributes: looking a Parameter up through nn.Module.__getattr__ shows in a step of hundreds of layers.
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+        self.bias: Tensor | None = None if bias is None else bias.detach()
+        self.apply_packed = torch.ops.mkldnn._linear_pointwise.default
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.apply_packed(x, self.packed, self.bias, "none", [], "")
+
+    @property
+    def weight(self) -> Tensor:
+        """A fresh row-major copy [out_features, in_features] (a full conversion: not for the hot path)."""
+        return self.packed.to_dense()
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def packing_available(dtype: torch.dtype) -> bool:
+    """Whether this torch build and CPU can pack linears of ``dtype`` (float32, bfloat16)."""
+    if dtype not in _TOLERANCE or not torch.backends.mkldnn.is_available():
+        return False
+    ops = torch.ops.mkldnn
+    if not hasattr(ops, "_reorder_linear_weight") or not hasattr(ops, "_linear_pointwise"):
+        return False
+    return dtype is torch.float32 or bool(ops._is_mkldnn_bf16_supported())
+
+
+def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackReport:
+    """Replaces the model's ``nn.Linear`` modules by :class:`PackedLinear` where that is possible and agrees.
+
+    ``exclude`` holds shell patterns over qualified names (``"*.router"``). Subclasses of nn.Linear, modules with hooks
+    and tensors that are not on CPU stay. Original weights are freed unless something else holds them: a tied lm_head
+    thus costs one extra copy of the embedding. Call under no other thread's forward; inference only.
+    """
+    report, started = PackReport(), time.monotonic()
+    done: dict[int, PackedLinear] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if not isinstance(module, nn.Linear):
+            continue
+        parent = model.get_submodule(name.rpartition(".")[0])
+        if name and (shared := done.get(id(module))):
+            setattr(parent, name.rpartition(".")[2], shared)
+            continue
+        reason = _obstacle(name, module, exclude)
+        packed = None if reason else _pack_checked(module)
+        if packed is None:
+            report.skipped[name] = reason or "packed result differs from F.linear"
+            continue
+        setattr(parent, name.rpartition(".")[2], packed)
+        done[id(module)] = packed
+        report.packed += 1
+        report.bytes += module.weight.numel() * module.weight.element_size()
+    report.seconds = time.monotonic() - started
+    if any("differs" in reason or "cannot" in reason for reason in report.skipped.values()):
+        log.warning("%s", report)
+    return report
+
+
+def _obstacle(name: str, module: nn.Linear, exclude: Collection[str]) -> str | None:
+    weight = module.weight
+    if not name:
+        return "is the model itself"
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
+        return "excluded"
+    if type(module) is not nn.Linear:
+        return f"is a {type(module).__name__}"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "has hooks"
+    if weight.device.type != "cpu":
+        return f"on {weight.device.type}"
+    if not packing_available(weight.dtype):
+        return f"this torch cannot pack {weight.dtype} on this CPU"
+    return None
+
+
+@torch.inference_mode()
+def _pack_checked(module: nn.Linear) -> PackedLinear | None:
+    try:
+        packed = PackedLinear(module.weight, module.bias)
+        generator = torch.Generator().manual_seed(0)
+        for rows in (1, 3):  # matrix-vector and matrix-matrix kernels are different code in oneDNN
+            x = torch.randn(rows, module.in_features, generator=generator).to(module.weight.dtype)
+            want, got = F.linear(x, module.weight, module.bias).float(), packed(x).float()
+            limit = _TOLERANCE[module.weight.dtype] * float(want.abs().max()) + 1e-30
+            if not float((got - want).abs().max()) <= limit:
+                return None
+    except RuntimeError as error:
+        log.warning("packing a %s linear failed: %s", tuple(module.weight.shape), error)
+        return None
+    return packed

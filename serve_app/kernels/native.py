@@ -1,0 +1,149 @@
+"""ctypes access to the compiled kernels: one packed argument record per call, no per-argument conversions.
+
+The records mirror the ``Args`` structs of ``cpu/*.cpp`` field by field (8 bytes each, native order).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_ATTENTION = struct.Struct("7P12q2d")
+_WRITE = struct.Struct("4P8q")
+_NORM = struct.Struct("3P6qd")
+_TYPES = (torch.float32, torch.bfloat16)
+_REASONS = {2: "query_start, seq_lens and block_tables contradict each other", 3: "a block id or slot is outside the cache"}
+MAX_HEAD_DIM = 512
+
+
+@dataclass(slots=True, frozen=True)
+class Library:
+    """The loaded functions, and how many threads they may use (0 = as many as torch)."""
+
+    path: Path
+    attention: Callable[[bytes], int]
+    write: Callable[[bytes], int]
+    norm: Callable[[bytes], int]
+    thread_limit: int
+    note: str
+
+
+def open_library(path: Path) -> Library:
+    """Loads the library. Raises OSError when it cannot be loaded, AttributeError when it is not ours."""
+    handle = ctypes.CDLL(str(path))  # CDLL releases the GIL during calls
+    functions = []
+    for name in ("paged_attention", "write_kv", "rms_norm"):
+        function = getattr(handle, name)
+        function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
+        functions.append(function)
+    runtimes = openmp_runtimes()
+    if len(runtimes) > 1:
+        # Two pools would spin against each other on the same cores; torch's does most of the work, so it keeps them.
+        return Library(path, *functions, 1, f"single-threaded: {len(runtimes)} OpenMP runtimes are loaded")
+    return Library(path, *functions, 0, "threads follow torch.get_num_threads()")
+
+
+def openmp_runtimes() -> set[str]:
+    """Files of the OpenMP runtimes mapped into this process (empty where /proc is missing)."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = {line.split()[-1] for line in lines if "/" in line}
+    return {os.path.realpath(p) for p in paths if os.path.basename(p).startswith(("libgomp", "libomp", "libiomp"))}
+
+
+def attention_supports(q: Tensor, kv_layer: Tensor) -> bool:
+    """Whether :func:`attention` takes these tensors: CPU, float32 or bfloat16, head_dim a multiple of 16."""
+    return (
+        q.dtype in _TYPES
+        and q.dtype == kv_layer.dtype
+        and not q.is_cuda
+        and q.shape[2] % 16 == 0
+        and q.shape[2] <= MAX_HEAD_DIM
+        and q.stride(2) == 1
+        and kv_layer.is_contiguous()
+    )
+
+
+def attention(
+    lib: Library,
+    q: Tensor,
+    kv_layer: Tensor,
+    query_start: Tensor,
+    seq_lens: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Paged attention in C++; shapes as in ``attention.paged_attention``. Raises ValueError for contradictory input."""
+    tokens, q_heads, dim = q.shape
+    token_stride, head_stride, _ = q.stride()
+    out = torch.empty((tokens, q_heads, dim), dtype=q.dtype)
+    if sinks is not None:
+        sinks = sinks.to(torch.float32).contiguous()
+    _, num_blocks, kv_heads, _, _ = kv_layer.shape
+    requests = seq_lens.shape[0]
+    code = lib.attention(
+        _ATTENTION.pack(
+            q.data_ptr(), kv_layer.data_ptr(), out.data_ptr(), query_start.data_ptr(), seq_lens.data_ptr(),
+            block_tables.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
+            token_stride, head_stride, requests, tokens, q_heads, kv_heads, dim, num_blocks, block_tables.stride(0),
+            window or 0, q.dtype is torch.bfloat16, lib.thread_limit or torch.get_num_threads(),
+            scale, softcap or 0.0,
+        )
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"paged attention refused the batch: {_REASONS[code]}")
+    return out
+
+
+def write_supports(kv_layer: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether :func:`write_kv` takes these tensors: CPU, one dtype, contiguous cache, unit stride along head_dim."""
+    return (
+        not k.is_cuda
+        and k.dtype == kv_layer.dtype
+        and v.dtype == kv_layer.dtype
+        and k.stride(2) == 1
+        and v.stride(2) == 1
+        and kv_layer.is_contiguous()
+    )
+
+
+def write_kv(lib: Library, kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Copies the rows of ``k`` and ``v`` to their slots. Raises ValueError for a slot outside the cache."""
+    size = k.element_size()
+    k_token, k_head, _ = k.stride()
+    v_token, v_head, _ = v.stride()
+    tokens, kv_heads, dim = k.shape
+    code = lib.write(
+        _WRITE.pack(
+            kv_layer.data_ptr(), k.data_ptr(), v.data_ptr(), slots.data_ptr(),
+            k_token * size, k_head * size, v_token * size, v_head * size, tokens, kv_heads, dim * size,
+            kv_layer.shape[1],
+        )
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"K/V write refused: {_REASONS[code]}")
+
+
+def rms_norm(lib: Library, x: Tensor, weight: Tensor, eps: float, round_first: bool) -> Tensor:
+    """RMS norm over the last dimension (a multiple of 16) of a contiguous CPU tensor; ``weight`` is float32 [dim]."""
+    out = torch.empty_like(x)
+    dim = x.shape[-1]
+    lib.norm(
+        _NORM.pack(
+            x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // dim, dim, dim,
+            lib.thread_limit or torch.get_num_threads(), x.dtype is torch.bfloat16, round_first, eps,
+        )
+    )  # fmt: skip
+    return out

@@ -1,0 +1,225 @@
+"""What one node holds: keys to chunks, least recently used first out, never more bytes than allowed. No Ray here."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.kv.chunk import ChunkMeta, Piece
+from serve_app.kv.keys import BLOCK_TOKENS
+
+
+@dataclass(slots=True)
+class IndexStats:
+    """Counts since the start, in chunks; ``bytes`` and ``reserved`` (on their way) are present sizes."""
+
+    added: int = 0
+    duplicates: int = 0
+    evicted: int = 0
+    refused: int = 0
+    removed: int = 0
+    bytes: int = 0
+    reserved: int = 0
+    chunks: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    meta: ChunkMeta
+    value: Any
+    pins: int = 0
+
+
+class ChunkIndex:
+    """``value`` is whatever keeps a payload alive (in the pool: its ObjectRef); dropping the entry drops it.
+
+    Space is reserved before a payload is fetched, so bytes on their way count as well. A chunk all of whose keys
+    other chunks hold adds nothing and is refused; two chunks may share some keys, and the longer match is used.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        if limit_bytes <= 0:
+            raise ValueError(f"limit_bytes must be positive, got {limit_bytes}")
+        self.limit_bytes = limit_bytes
+        self.stats = IndexStats()
+        # Values are in LRU order, oldest first.
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._holders: dict[bytes, tuple[_Entry, ...]] = {}
+        self._reserved: dict[str, int] = {}
+
+    def __contains__(self, chunk_id: str) -> bool:
+        return chunk_id in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def chunk_ids(self) -> list[str]:
+        """Least recently used first."""
+        return list(self._entries)
+
+    def meta(self, chunk_id: str) -> ChunkMeta | None:
+        entry = self._entries.get(chunk_id)
+        return entry.meta if entry else None
+
+    def value(self, chunk_id: str) -> Any:
+        """Raises KeyError for a chunk that is not held."""
+        return self._entries[chunk_id].value
+
+    def holds_all(self, keys: Sequence[bytes]) -> bool:
+        return all(key in self._holders for key in keys)
+
+    # -- filling ---------------------------------------------------------------------------------------------------
+
+    def reserve(self, meta: ChunkMeta) -> list[ChunkMeta] | None:
+        """Makes room for a chunk that is about to be fetched and returns what was evicted for it.
+
+        None: do not fetch it (already held or on its way, or there is no room beside what is pinned).
+        """
+        if meta.chunk_id in self._reserved or self.holds_all(meta.keys):
+            self.stats.duplicates += 1
+            self._touch(meta.chunk_id)
+            return None
+        evicted = self._make_room(meta.nbytes)
+        if evicted is None:
+            self.stats.refused += 1
+            return None
+        self._reserved[meta.chunk_id] = meta.nbytes
+        self.stats.reserved += meta.nbytes
+        return evicted
+
+    def cancel(self, meta: ChunkMeta) -> None:
+        """Gives a reservation back."""
+        self.stats.reserved -= self._reserved.pop(meta.chunk_id, 0)
+
+    def commit(self, meta: ChunkMeta, value: Any) -> bool:
+        """Turns a reservation into a held chunk; False if there is no such reservation."""
+        if meta.chunk_id not in self._reserved:
+            return False
+        self.cancel(meta)
+        entry = _Entry(meta, value)
+        self._entries[meta.chunk_id] = entry
+        for key in meta.keys:
+            self._holders[key] = (*self._holders.get(key, ()), entry)
+        self.stats.added += 1
+        self.stats.bytes += meta.nbytes
+        self.stats.chunks += 1
+        return True
+
+    def remove(self, chunk_id: str) -> ChunkMeta | None:
+        """Forgets a chunk at once, pinned or not: for payloads that turned out lost or wrong."""
+        entry = self._entries.get(chunk_id)
+        if entry is None:
+            return None
+        self._drop(entry)
+        self.stats.removed += 1
+        return entry.meta
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def match(self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), start_block: int = 0) -> list[Piece]:
+        """The longest gapless cover of a prompt from block ``start_block`` on, in order.
+
+        ``keys`` are those of all full blocks of the prompt from token 0 on. ``tail_keys`` name candidates for the
+        partial block behind the last of them, best first, and count only if the full blocks are covered.
+        Everything used becomes most recent, the front of the prompt last, so that chains are evicted from their end.
+        """
+        pieces: list[Piece] = []
+        at = start_block
+        while at < len(keys):
+            best, run = None, 0
+            for entry in self._holders.get(keys[at], ()):
+                length = _run(entry.meta, keys, at)
+                if length > run:
+                    best, run = entry, length
+            if best is None:
+                break
+            pieces.append(_piece(best.meta, at, run, run * BLOCK_TOKENS))
+            at += run
+        if at == len(keys):
+            self._add_tail(pieces, tail_keys, at)
+        for piece in reversed(pieces):
+            self._touch(piece.chunk_id)
+        return pieces
+
+    def _add_tail(self, pieces: list[Piece], tail_keys: Sequence[bytes], at: int) -> None:
+        for key in tail_keys:
+            holders = self._holders.get(key)
+            if not holders:
+                continue
+            last = pieces[-1] if pieces else None
+            entry = next((e for e in holders if last and e.meta.chunk_id == last.chunk_id), holders[0])
+            tokens = entry.meta.end_token - at * BLOCK_TOKENS
+            if last and last.chunk_id == entry.meta.chunk_id:
+                pieces[-1] = _piece(
+                    entry.meta, last.start_token // BLOCK_TOKENS, last.n_blocks + 1, last.n_tokens + tokens
+                )
+            else:
+                pieces.append(_piece(entry.meta, at, 1, tokens))
+            return
+
+    def pin(self, chunk_ids: Sequence[str]) -> None:
+        """Keeps chunks from being evicted; raises KeyError for one that is not held."""
+        for entry in [self._entries[chunk_id] for chunk_id in chunk_ids]:
+            entry.pins += 1
+
+    def unpin(self, chunk_ids: Sequence[str]) -> None:
+        """Undoes one :meth:`pin`. Chunks removed in the meantime are skipped."""
+        for chunk_id in chunk_ids:
+            entry = self._entries.get(chunk_id)
+            if entry is not None and entry.pins:
+                entry.pins -= 1
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _touch(self, chunk_id: str) -> None:
+        if chunk_id in self._entries:
+            self._entries.move_to_end(chunk_id)
+
+    def _make_room(self, nbytes: int) -> list[ChunkMeta] | None:
+        excess = self.stats.bytes + self.stats.reserved + nbytes - self.limit_bytes
+        if excess <= 0:
+            return []
+        victims = []
+        for entry in self._entries.values():
+            if entry.pins:
+                continue
+            victims.append(entry)
+            excess -= entry.meta.nbytes
+            if excess <= 0:
+                break
+        if excess > 0:
+            return None
+        for entry in victims:
+            self._drop(entry)
+            self.stats.evicted += 1
+        return [entry.meta for entry in victims]
+
+    def _drop(self, entry: _Entry) -> None:
+        del self._entries[entry.meta.chunk_id]
+        for key in entry.meta.keys:
+            rest = tuple(other for other in self._holders[key] if other is not entry)
+            if rest:
+                self._holders[key] = rest
+            else:
+                del self._holders[key]
+        self.stats.bytes -= entry.meta.nbytes
+        self.stats.chunks -= 1
+
+
+def _run(meta: ChunkMeta, keys: Sequence[bytes], at: int) -> int:
+    """How many of the chunk's blocks, from prompt block ``at`` on, the prompt shares."""
+    first = at - meta.start_block
+    if not 0 <= first < len(meta.block_keys) or meta.block_keys[first] != keys[at]:
+        return 0
+    # Keys are chained: if the last common block agrees, so do those between.
+    count = min(len(meta.block_keys) - first, len(keys) - at)
+    while meta.block_keys[first + count - 1] != keys[at + count - 1]:
+        count -= 1
+    return count
+
+
+def _piece(meta: ChunkMeta, at: int, blocks: int, tokens: int) -> Piece:
+    return Piece(meta.chunk_id, meta.start_token, at - meta.start_block, blocks, tokens, meta.shape, meta.dtype)

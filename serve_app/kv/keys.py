@@ -1,0 +1,80 @@
+"""Names of cached K/V: a sha256 chain over token ids that starts from everything else the numbers depend on.
+
+::
+
+    root    = H("root"  | model revision | dtype | layout | adapter | tenant salt)     each field length-prefixed
+    key[0]  = H("block" | root     | tokens[0:32])
+    key[i]  = H("block" | key[i-1] | tokens[32i:32i+32])
+    tail    = H("tail"  | key[n-1] | count | tokens[32n:32n+count])                    1 <= count <= 31
+
+Equal keys therefore mean equal prefixes from token 0 on, for one model, one layout, one adapter and one tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_TOKENS = 32
+CHUNK_TOKENS = 256
+KEY_BYTES = 32
+
+_ROOT = b"serve_app.kv.root.1"
+# One byte each, so that no block can be taken for a tail, whatever the tokens are.
+_BLOCK = b"\x01"
+_TAIL = b"\x02"
+
+TokenIds = NDArray[np.integer] | Sequence[int]
+
+
+def root_key(model_revision: str, dtype: str, layout: str, adapter: str, tenant_salt: bytes) -> bytes:
+    """The start of a chain. ``adapter`` is empty for the base model; an empty ``tenant_salt`` is a ValueError."""
+    if not tenant_salt:
+        raise ValueError("tenant_salt must not be empty: it keeps one tenant from probing another's prompts")
+    digest = sha256(_ROOT)
+    for value in (model_revision.encode(), dtype.encode(), layout.encode(), adapter.encode(), tenant_salt):
+        digest.update(len(value).to_bytes(8, "little"))
+        digest.update(value)
+    return digest.digest()
+
+
+def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = ()) -> list[bytes]:
+    """Keys of all full blocks of ``token_ids`` (1-D, int32 range): ``len(token_ids) // 32`` of them.
+
+    ``known`` holds keys already computed for the same tokens, from the first block on; only the rest is hashed.
+    """
+    count = len(token_ids) // BLOCK_TOKENS
+    keys = list(known[:count])
+    if len(keys) == count:
+        return keys
+    first = len(keys) * BLOCK_TOKENS
+    data = _token_bytes(token_ids[first : count * BLOCK_TOKENS])
+    parent = keys[-1] if keys else root
+    step = BLOCK_TOKENS * 4
+    for at in range(0, len(data), step):
+        parent = sha256(_BLOCK + parent + data[at : at + step]).digest()
+        keys.append(parent)
+    return keys
+
+
+def tail_key(parent: bytes, tail_tokens: TokenIds) -> bytes:
+    """Key of a partial last block of 1 to 31 tokens behind ``parent``, the last full block's key (or the root)."""
+    count = len(tail_tokens)
+    if not 0 < count < BLOCK_TOKENS:
+        raise ValueError(f"a tail has 1 to {BLOCK_TOKENS - 1} tokens, not {count}")
+    return sha256(_TAIL + parent + bytes((count,)) + _token_bytes(tail_tokens)).digest()
+
+
+def _token_bytes(token_ids: TokenIds) -> bytes:
+    array = np.asarray(token_ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"token ids must be 1-D integers, got {array.ndim}-D {array.dtype}")
+    if array.dtype.itemsize >= 4 and array.dtype != np.int32:
+        # A silent wrap would give two prompts one key.
+        low, high = int(array.min()), int(array.max())
+        if low < -(2**31) or high >= 2**31:
+            raise ValueError("token ids must fit in int32")
+    return array.astype("<i4", copy=False).tobytes()

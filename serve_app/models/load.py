@@ -1,0 +1,206 @@
+"""Loads a causal language model from a directory and turns it into a forward function over flat batches."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.batch import Batch, build_batch
+from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.runner import Forward, KVShape
+from serve_app.engine.scheduler import Scheduled
+from serve_app.models import attention
+
+Progress = Callable[[str], None]
+
+
+class UnsupportedModel(ValueError):
+    """The checkpoint can't be served; the text says why and what would help."""
+
+
+@dataclass(slots=True)
+class CausalModel:
+    """A loaded model: how to run it, the shape of its cache, and what its configuration says."""
+
+    forward: Forward
+    module: torch.nn.Module
+    kv_shape: KVShape
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    device: torch.device
+    report: dict[str, Any]
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """``config.json`` of a model directory; raises :class:`UnsupportedModel` where there is none."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise UnsupportedModel(f"{path} has no config.json; give a directory in Hugging Face format")
+    return json.loads(file.read_text())
+
+
+def load_causal_lm(
+    path: Path,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    max_model_len: int | None = None,
+    optimise: bool = True,
+    progress: Progress = lambda stage: None,
+) -> CausalModel:
+    """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
+
+    ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name. Raises
+    :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or one whose
+    attention does not go through transformers' interface.
+    """
+    config = read_config(path)
+    require_safetensors(path)
+    progress("importing")
+    started = time.perf_counter()
+    model_class = _model_class(config, path)
+    imported = time.perf_counter()
+    attention.register()
+    progress("loading weights")
+    module = model_class.from_pretrained(
+        path,
+        attn_implementation=attention.NAME,
+        dtype=_dtype(dtype, config, device),
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    module.requires_grad_(False)
+    module.eval()
+    module.to(device)
+    loaded = time.perf_counter()
+    progress("optimising")
+    report: dict[str, Any] = {"import_s": round(imported - started, 2), "load_s": round(loaded - imported, 2)}
+    text_config = module.config.get_text_config()
+    model = CausalModel(
+        forward=_forward(module),
+        module=module,
+        kv_shape=_kv_shape(text_config, module.dtype),
+        vocab_size=text_config.vocab_size,
+        max_model_len=min(max_model_len or 1 << 30, getattr(text_config, "max_position_embeddings", 1 << 30)),
+        eos_token_ids=_eos_token_ids(module),
+        device=torch.device(device),
+        report=report,
+    )
+    _check_coverage(model, path)
+    if optimise:
+        from serve_app.models.surgery import optimise as improve
+
+        report.update(improve(model))
+    report["ready_s"] = round(time.perf_counter() - started, 2)
+    return model
+
+
+def require_safetensors(path: Path) -> None:
+    """Refuses a directory whose weights could run code when read."""
+    if not any(path.glob("*.safetensors")):
+        others = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
+        found = f" (found {', '.join(others[:3])}, which are pickles and are never opened)" if others else ""
+        raise UnsupportedModel(f"{path} has no *.safetensors{found}; convert it with safetensors.torch.save_file")
+
+
+def _model_class(config: dict[str, Any], path: Path) -> Any:
+    """The class named in the configuration, imported from its own family alone (AutoModel would import far more)."""
+    names = config.get("architectures") or []
+    model_type = config.get("model_type", "")
+    if not names or not model_type.replace("_", "").isalnum():
+        raise UnsupportedModel(f"{path}/config.json names no architecture; add \"architectures\" and \"model_type\"")
+    try:
+        family = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+        found = getattr(family, names[0])
+    except (ImportError, AttributeError):
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        try:
+            known = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            supported = type(known) in MODEL_FOR_CAUSAL_LM_MAPPING
+        except ValueError:
+            supported = False
+        if not supported:
+            raise UnsupportedModel(
+                f"{names[0]} ({model_type}) is not an architecture of the installed transformers; code in a model's folder "
+                "is never run"
+            ) from None
+        return AutoModelForCausalLM
+    if "ForCausalLM" not in names[0] and "ForConditionalGeneration" not in names[0]:
+        raise UnsupportedModel(f"{names[0]} does not generate text; set the record's task to what it does")
+    return found
+
+
+def _dtype(name: str, config: dict[str, Any], device: str) -> torch.dtype:
+    if name == "auto":
+        text = config.get("text_config") or {}
+        name = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UnsupportedModel(f"dtype {name!r} is unknown; use auto, bfloat16, float16 or float32")
+    # float16 arithmetic is about ten times slower than bfloat16 on CPUs.
+    return torch.bfloat16 if dtype == torch.float16 and device == "cpu" else dtype
+
+
+def _forward(module: torch.nn.Module) -> Forward:
+    def forward(batch: Batch) -> Tensor:
+        return module(
+            input_ids=batch.input_ids.unsqueeze(0),
+            position_ids=batch.positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=batch.sample_rows,
+            batch=batch,
+        ).logits[0]
+
+    return forward
+
+
+def _kv_shape(config: Any, dtype: torch.dtype) -> KVShape:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return KVShape(config.num_hidden_layers, kv_heads, head_dim, dtype)
+
+
+def _eos_token_ids(module: torch.nn.Module) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (module.generation_config, module.config):
+        value = getattr(source, "eos_token_id", None)
+        ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return frozenset(ids)
+
+
+def _check_coverage(model: CausalModel, path: Path) -> None:
+    """Runs four tokens and counts attention calls: a layer that bypasses the interface would silently ignore the cache."""
+    kv = model.kv_shape.allocate(2, model.device)
+    request = Request("check", [1, 2, 3, 4], 4, SamplingParams(), root=b"", blocks=[1])
+    calls: list[int] = []
+    original = attention.paged_attention_forward
+
+    def counting(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        calls.append(getattr(module, "layer_idx", -1))
+        return original(module, *args, **kwargs)
+
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(attention.NAME, counting)
+    try:
+        with torch.inference_mode():
+            model.forward(build_batch([Scheduled(request, 0, 4, 1)], kv))
+    finally:
+        AttentionInterface.register(attention.NAME, original)
+    if sorted(calls) != list(range(model.kv_shape.layers)):
+        raise UnsupportedModel(
+            f"{type(model.module).__name__} in {path}: {len(set(calls))} of {model.kv_shape.layers} layers use transformers' "
+            "attention interface. Hybrid and linear-attention models can't use the paged cache yet"
+        )

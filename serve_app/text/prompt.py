@@ -1,0 +1,126 @@
+"""From a generation request to token ids: template, safety of control tokens, and the context window."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from serve_app.api.errors import ContextTooLong, InvalidInput
+from serve_app.api.types import GenerateRequest
+from serve_app.text.chat import TemplateFailed, map_strings
+from serve_app.text.tokenizer import Tokenizer
+
+
+def prompt_ids(
+    tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None
+) -> np.ndarray:
+    """The prompt of ``request`` as token ids (int32, [tokens]).
+
+    Messages, and a prompt that is not raw, go through the model's chat template; a raw prompt is the client's
+    own rendering, in which control tokens count. Raises `InvalidInput` (no template, template refuses,
+    nothing to say) and `ContextTooLong`, early where a prompt cannot fit whatever its tokens are.
+    """
+    if request.prompt_ids is not None:
+        ids = np.asarray(request.prompt_ids, dtype=np.int32)
+    elif request.messages is None and (request.raw or tokenizer.chat_template() is None):
+        text = request.prompt or ""
+        _refuse_huge(tokenizer, text, request, context_window)
+        ids = tokenizer.encode_prompt(
+            text if request.raw else tokenizer.neutralise(text), add_special_tokens=True
+        )
+    else:
+        messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
+        _refuse_huge(tokenizer, "".join(m.get("content") or "" for m in messages), request, context_window)
+        tools = None if request.tool_choice == "none" else request.tools
+        text = render(tokenizer, messages, tools, **request.template_kwargs)
+        ids = tokenizer.encode_prompt(text)
+    if len(ids) == 0:
+        raise InvalidInput("The prompt has no tokens; send some text.", param="prompt")
+    return ids
+
+
+def fit_context(request: GenerateRequest, prompt_tokens: int, context_window: int) -> GenerateRequest:
+    """``request`` with a limit of tokens that fits the context window.
+
+    A limit that the client asked for must fit as it is (`ContextTooLong` otherwise); the default is
+    shortened.
+    """
+    wanted = request.sampling.max_tokens
+    room = context_window - prompt_tokens
+    if wanted <= room:
+        return request
+    if request.max_tokens_given or room < 1:
+        raise ContextTooLong(prompt_tokens, wanted, context_window)
+    return replace(request, sampling=replace(request.sampling, max_tokens=room))
+
+
+def _refuse_huge(
+    tokenizer: Tokenizer, text: str, request: GenerateRequest, context_window: int | None
+) -> None:
+    if context_window is not None and (least := tokenizer.min_tokens(text)) >= context_window:
+        raise ContextTooLong(least, request.sampling.max_tokens, context_window, at_least=True)
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    **switches: Any,
+) -> str:
+    """The conversation as a prompt for `Tokenizer.encode_prompt`, with stand-ins for control tokens in
+    people's text."""
+    template = tokenizer.chat_template(with_tools=bool(tools))
+    if template is None:
+        raise InvalidInput(
+            "This model has no chat template; send prompt instead of messages.", param="messages"
+        )
+    ready = [_for_template(message) for message in messages]
+    edgy = False
+
+    def safe(text: str) -> str:
+        nonlocal edgy
+        edgy = edgy or tokenizer.edges(text)
+        return tokenizer.neutralise(text)
+
+    def fill(change: Any) -> str:
+        # Roles are from our own list; templates compare them, so they stay as they are.
+        changed = [{**map_strings(m, change), "role": m["role"]} for m in ready]
+        kinds = [{**map_strings(tool, change), "type": "function"} for tool in tools or ()]
+        return template.render(changed, kinds or None, **switches)
+
+    try:
+        text = fill(safe)
+        if not edgy:
+            return text
+        # Some text begins or ends like a control token ("> quoted"). Where gaps at those edges change the
+        # number of control tokens, the text had completed one together with its surroundings, and the gaps
+        # stay.
+        marked = fill(lambda s: tokenizer.mark(tokenizer.neutralise(s)))
+    except TemplateFailed as error:
+        raise InvalidInput(
+            f"The model's chat template refuses this conversation: {error}", param="messages"
+        ) from None
+    return text if tokenizer.count_control(text) == tokenizer.count_control(marked) else marked
+
+
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates expect it: text where there is none, arguments of tool calls as objects."""
+    out = {**message, "content": message.get("content") or ""}
+    if message.get("tool_calls"):
+        out["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
+    else:
+        out.pop("tool_calls", None)
+    return out
+
+
+def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if isinstance(function.get("arguments"), str):
+        # What is not JSON is shown to the model as the text it is.
+        with contextlib.suppress(ValueError):
+            function["arguments"] = json.loads(function["arguments"])
+    return {**call, "function": function}

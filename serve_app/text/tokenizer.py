@@ -1,0 +1,259 @@
+"""A model's tokenizer, read from its folder with the `tokenizers` library alone.
+
+Text that people wrote never becomes a control token. Wherever it spells one (``<|im_end|>``, ``[SEP]``), that
+spelling is swapped for a *stand-in*: an added token with an unguessable name and an id outside the model's
+vocabulary. The library then tokenises template and text together, exactly as it would without the swap, and
+each stand-in's id is replaced by the ordinary tokens of the spelling it stood for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from serve_app.text.chat import ChatTemplate
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """``Tokenizer(folder)``; raises `FileNotFoundError` where the folder has no tokenizer.json.
+
+    ``special_ids``: ids of control tokens. ``eos_ids``: the ids that end an answer, from the generation
+    config, else the model config, else the tokenizer config. ``vocab_size``: ids the tokenizer knows, without
+    stand-ins.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._backend = Backend.from_file(str(self._existing("tokenizer.json")))
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.config = self._json("tokenizer_config.json")
+        self._add_missing_tokens()
+        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        # Characters of the longest token, which also bounds the bytes of text that one token can stand for.
+        self.longest_token = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
+        added = self._backend.get_added_tokens_decoder()
+        self._control = {token.content: index for index, token in added.items() if token.special}
+        self.special_ids = frozenset(self._control.values())
+        self.special_tokens = self._special_tokens()
+        self.bos_id = self._id_of("bos_token")
+        self.eos_id = self._id_of("eos_token")
+        self.eos_ids = self._eos_ids()
+        self._make_stand_ins()
+
+    def _existing(self, name: str) -> Path:
+        path = self.folder / name
+        if not path.is_file():
+            raise FileNotFoundError(f"{self.folder} has no {name}; only fast tokenizers can be served")
+        return path
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.folder / name
+        return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+    def _add_missing_tokens(self) -> None:
+        known = self._backend.get_added_tokens_decoder()
+        listed = self.config.get("added_tokens_decoder") or {}
+        for index in sorted(listed, key=int):
+            if int(index) not in known:
+                fields = {k: v for k, v in listed[index].items() if k != "content" and not k.startswith("__")}
+                self._backend.add_tokens([AddedToken(listed[index]["content"], **fields)])
+
+    def _special_tokens(self) -> dict[str, str]:
+        merged = {**self._json("special_tokens_map.json"), **self.config}
+        found = {}
+        for name in (*_NAMED, *(key for key in merged if key.endswith("_token"))):
+            value = merged.get(name)
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, str):
+                found[name] = value
+        return found
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        for name in ("generation_config.json", "config.json"):
+            value = self._json(name).get("eos_token_id")
+            if value is not None:
+                return tuple(value) if isinstance(value, list) else (value,)
+        return () if self.eos_id is None else (self.eos_id,)
+
+    # -- control tokens in people's text ----------------------------------------------------------------
+
+    def _make_stand_ins(self) -> None:
+        names = sorted(self._control, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, names))) if names else None
+        secret = secrets.token_hex(16)
+        self._stand_in = {name: f"@{secret}:{i}@" for i, name in enumerate(names)}
+        self._gap = f"@{secret}:-@"
+        self._plain: dict[int, list[int]] = {}
+        self._backend.encode_special_tokens = True
+        spelled = [self._backend.encode(name, add_special_tokens=False).ids for name in names]
+        self._backend.encode_special_tokens = False
+        stand_ins = [*self._stand_in.values(), self._gap]
+        self._backend.add_special_tokens(
+            [AddedToken(name, special=True, normalized=False) for name in stand_ins]
+        )
+        for stand_in, ids in zip(stand_ins, [*spelled, []], strict=True):
+            if (index := self._backend.token_to_id(stand_in)) is not None:
+                self._plain[index] = ids
+
+    def neutralise(self, text: str) -> str:
+        """``text`` with stand-ins for the control tokens it spells; to be tokenised by `encode_prompt` of
+        this object."""
+        if self._pattern is None or not self._pattern.search(text):
+            return text
+        return self._pattern.sub(lambda match: self._stand_in[match.group()], text)
+
+    def edges(self, text: str) -> bool:
+        """Whether ``text`` could complete a control token together with what stands before or after it."""
+        core = text.strip()
+        return any(core.startswith(tail) for tail in self._tails) or any(
+            core.endswith(head) for head in self._heads
+        )
+
+    @cached_property
+    def _tails(self) -> tuple[str, ...]:
+        return tuple({name[i:] for name in self._control for i in range(1, len(name))})
+
+    @cached_property
+    def _heads(self) -> tuple[str, ...]:
+        return tuple({name[:i] for name in self._control for i in range(1, len(name))})
+
+    def mark(self, text: str) -> str:
+        """``text`` with gaps at its edges, inside the white space around it, which templates like to trim.
+
+        A gap is a token without text, which keeps what stands on its two sides from being read as one control
+        token.
+        """
+        if not self.edges(text):
+            return text
+        core = text.strip()
+        start = text.index(core)
+        return f"{text[:start]}{self._gap}{core}{self._gap}{text[start + len(core) :]}"
+
+    def count_control(self, text: str) -> int:
+        """How many control tokens ``text`` spells."""
+        return sum(1 for _ in self._pattern.finditer(text)) if self._pattern else 0
+
+    # -- to ids and back --------------------------------------------------------------------------------
+
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = False) -> np.ndarray:
+        """Token ids (int32, [tokens]) of a rendered prompt: control tokens count as such, stand-ins as
+        ordinary text."""
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if ids and max(ids) >= self.vocab_size:
+            ids = [index for found in ids for index in self._plain.get(found, (found,))]
+        # A raw prompt may already start with the token that the tokenizer puts in front.
+        if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
+            ids = ids[1:]
+        return np.asarray(ids, dtype=np.int32)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
+        """Token ids (int32, [tokens]) of text that people wrote; control tokens it spells stay ordinary
+        text."""
+        return self.encode_prompt(self.neutralise(text), add_special_tokens=add_special_tokens)
+
+    def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[np.ndarray]:
+        """`encode` for many texts at once."""
+        return [
+            np.asarray(self._spelled(e.ids), dtype=np.int32)
+            for e in self._encode_many(texts, add_special_tokens)
+        ]
+
+    def encode_pairs(self, pairs: list[tuple[str, str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """(token ids, token type ids), both int32 [tokens], of text pairs as a cross-encoder reads them."""
+        safe = [(self.neutralise(a), self.neutralise(b)) for a, b in pairs]
+        out = []
+        for encoding in self._backend.encode_batch(safe, add_special_tokens=True):
+            types = [
+                t
+                for i, t in zip(encoding.ids, encoding.type_ids, strict=True)
+                for _ in self._plain.get(i, (i,))
+            ]
+            out.append(
+                (np.asarray(self._spelled(encoding.ids), dtype=np.int32), np.asarray(types, dtype=np.int32))
+            )
+        return out
+
+    def _encode_many(self, texts: list[str], add_special_tokens: bool) -> Any:
+        return self._backend.encode_batch(
+            [self.neutralise(t) for t in texts], add_special_tokens=add_special_tokens
+        )
+
+    def _spelled(self, ids: list[int]) -> list[int]:
+        return [index for found in ids for index in self._plain.get(found, (found,))]
+
+    def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Ids outside the vocabulary have none."""
+        return self._backend.decode(
+            [int(i) for i in ids if 0 <= i < self.vocab_size], skip_special_tokens=skip_special_tokens
+        )
+
+    @lru_cache(maxsize=65536)  # noqa: B019 - a tokenizer lives as long as its model
+    def token_text(self, token_id: int) -> str:
+        """One token on its own, control tokens by name; U+FFFD where it is only part of a character."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def token_id(self, token: str) -> int | None:
+        index = self._backend.token_to_id(token)
+        return index if index is not None and index < self.vocab_size else None
+
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that ``text`` has at the very least, known without tokenising: to refuse a huge
+        prompt early.
+
+        0 where the tokenizer may drop text (white space between BERT's words, runs of unknown characters).
+        """
+        return len(text) // (self.longest_token * self._shrinking) if self._shrinking else 0
+
+    @cached_property
+    def _shrinking(self) -> int:
+        """By how much normalisation can shorten text: 1 not at all, 4 where characters are composed, 0
+        without a bound."""
+        spec = json.loads(self._backend.to_str())
+        model = spec.get("model") or {}
+        stripping = any(
+            token.get("lstrip") or token.get("rstrip") for token in spec.get("added_tokens") or []
+        )
+        normalizer = json.dumps(spec.get("normalizer"))
+        if model.get("type") != "BPE" or model.get("fuse_unk") or stripping or "Strip" in normalizer:
+            return 0
+        kinds = set(re.findall(r'"type": "(\w+)"', normalizer))
+        if kinds <= {"Replace", "Prepend", "Sequence"}:
+            return 1 if '"content": ""' not in normalizer else 0
+        return 4 if kinds <= {"Replace", "Prepend", "Sequence", "NFC"} else 0
+
+    # -- chat template ----------------------------------------------------------------------------------
+
+    @cached_property
+    def chat_templates(self) -> dict[str, str]:
+        """Template sources by name; the nameless one is ``default``. Empty where the model has none."""
+        path = self.folder / "chat_template.jinja"
+        if path.is_file():
+            return {"default": path.read_text("utf-8")}
+        source = self._json("chat_template.json").get("chat_template") or self.config.get("chat_template")
+        if isinstance(source, list):
+            return {item["name"]: item["template"] for item in source}
+        return {"default": source} if isinstance(source, str) else {}
+
+    @lru_cache(maxsize=4)  # noqa: B019
+    def chat_template(self, *, with_tools: bool = False) -> ChatTemplate | None:
+        """The compiled template; one named ``tool_use`` takes conversations with tools. None where there is
+        none."""
+        sources = self.chat_templates
+        source = (sources.get("tool_use") if with_tools else None) or sources.get("default")
+        return None if source is None else ChatTemplate(source, self.special_tokens)

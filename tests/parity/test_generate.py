@@ -1,0 +1,141 @@
+"""The engine's one truth: greedy tokens equal transformers' ``generate`` on the same weights, whatever else is going on."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from serve_app.engine.blocks import BlockPool
+from serve_app.engine.draft import DraftEngine
+from serve_app.engine.runner import Runner
+from serve_app.engine.speculate import DraftProposer, Speculation, SpeculationController
+from serve_app.engine.transfer import ChunkExporter, Piece, StoredPrefix
+from serve_app.kv.chunk import ChunkMeta
+from tests import tiny
+
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module", params=list(tiny.FAMILIES))
+def family(request, tmp_path_factory):
+    path = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / request.param, request.param)
+    return tiny.load(path), tiny.load_reference(path), path
+
+
+def prompts(count: int, longest: int = 150) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(3, 256) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def expected(family):
+    _, reference, _ = family
+    return [tiny.reference_tokens(reference, p, NEW_TOKENS) for p in prompts(16)]
+
+
+def generate(engine, batch, **sampling):
+    for index, prompt in enumerate(batch):
+        engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, **sampling))
+    outputs = tiny.run_all(engine)
+    engine.scheduler.blocks.check()
+    assert engine.scheduler.blocks.used_blocks == 0
+    return [outputs[str(i)] for i in range(len(batch))]
+
+
+def test_alone(family, expected):
+    for prompt, tokens in zip(prompts(16), expected, strict=True):
+        assert generate(tiny.make_engine(family[0]), [prompt]) == [tokens]
+
+
+def test_mixed_batch_of_16(family, expected):
+    assert generate(tiny.make_engine(family[0], num_blocks=200), prompts(16)) == expected
+
+
+def test_chunked_prefill(family, expected):
+    assert generate(tiny.make_engine(family[0], num_blocks=200, max_batch_tokens=23), prompts(16)) == expected
+
+
+def test_preemption(family, expected):
+    engine = tiny.make_engine(family[0], num_blocks=14)
+    assert generate(engine, prompts(16)) == expected
+    assert engine.scheduler.preemptions > 0
+
+
+def test_prefix_cache(family, expected):
+    engine = tiny.make_engine(family[0], num_blocks=200)
+    assert generate(engine, prompts(16)) == expected
+    assert generate(engine, prompts(16)) == expected
+    assert engine.stats.cached_tokens > 0
+
+
+@pytest.mark.parametrize("same_weights", [True, False], ids=["perfect-draft", "useless-draft"])
+def test_draft_model(family, expected, same_weights, tmp_path):
+    model, _, path = family
+    draft_path = path if same_weights else tiny.write_checkpoint(tmp_path / "draft", "llama", seed=9)
+    engine = tiny.make_engine(model, num_blocks=200, speculation=speculation(draft_path))
+    assert generate(engine, prompts(16)) == expected
+    stats = engine.speculation.controller.stats()
+    assert stats["proposed_tokens"] > 0
+    if same_weights:
+        assert stats["acceptance_rate"] > 0.9
+        assert engine.stats.steps < 16
+
+
+def test_draft_with_preemption_and_chunks(family, expected, tmp_path):
+    engine = tiny.make_engine(family[0], num_blocks=16, max_batch_tokens=40, speculation=speculation(family[2], blocks=12))
+    assert generate(engine, prompts(16)) == expected
+
+
+def speculation(path, blocks: int = 200) -> Speculation:
+    draft = tiny.load(path)
+    server = DraftEngine(Runner(draft.forward, draft.kv_shape.allocate(blocks, "cpu")), BlockPool(blocks), max_model_len=1024)
+    return Speculation(DraftProposer(server.propose), SpeculationController(4, always=True))
+
+
+def test_hand_over_from_prefill_to_decode(family, expected):
+    """Prefill publishes chunks, another engine loads them: same tokens, and only the last prompt token is computed twice."""
+    model = family[0]
+    for prompt, tokens in zip(prompts(16, longest=700), [None] * 16, strict=True):
+        tokens = tiny.reference_tokens(family[1], prompt, NEW_TOKENS)
+        chunks = prefill(model, prompt[:-1])
+        assert sum(meta.n_tokens for meta, _ in chunks) == len(prompt) - 1
+        engine = tiny.make_engine(model)
+        engine.add(tiny.make_request("x", prompt, max_tokens=NEW_TOKENS), stored_prefix(model, chunks))
+        steps = []
+        while engine.has_work:
+            steps += engine.step()
+        assert [t for s in steps for t in s.token_ids] == tokens
+        assert steps[0].cached == len(prompt) - 1
+
+
+def prefill(model, prompt: list[int]):
+    chunks: list = []
+    if not prompt:
+        return chunks
+    kv_dtype = str(model.kv_shape.dtype).removeprefix("torch.")
+    engine = tiny.make_engine(model, max_batch_tokens=100)
+    engine.exporter = ChunkExporter(engine.runner.kv, kv_dtype, lambda _, meta, data: chunks.append((meta, data)))
+    engine.add(tiny.make_request("p", prompt, prefill_only=True), held=0)
+    assert tiny.run_all(engine) == {"p": []}
+    return chunks
+
+
+def stored_prefix(model, chunks: list[tuple[ChunkMeta, object]]) -> StoredPrefix | None:
+    import torch
+
+    pieces = [
+        Piece(m.start_token, m.n_tokens, torch.from_numpy(d.copy()).view(model.kv_shape.dtype).view(m.shape))
+        for m, d in chunks
+    ]
+    return StoredPrefix(pieces) if pieces else None
+
+
+def test_repetition_penalty_and_stop_ids(family):
+    model, reference, _ = family
+    for prompt in prompts(4):
+        wanted = tiny.reference_tokens(reference, prompt, NEW_TOKENS, repetition_penalty=1.3)
+        assert generate(tiny.make_engine(model), [prompt], repetition_penalty=1.3) == [wanted]
+        stop = wanted[len(wanted) // 2]
+        cut = wanted[: wanted.index(stop) + 1]
+        assert generate(tiny.make_engine(model), [prompt], repetition_penalty=1.3, stop_token_ids=(stop,)) == [cut]

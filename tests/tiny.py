@@ -1,0 +1,117 @@
+"""Tiny random checkpoints of real architectures, written to disk and loaded by the product's own loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from serve_app.engine.blocks import BlockPool
+from serve_app.engine.engine import Engine
+from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.runner import Runner
+from serve_app.engine.scheduler import Scheduler
+from serve_app.kv.keys import root_key
+from serve_app.models.load import CausalModel, load_causal_lm
+
+COMMON = dict(
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=1024,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=0,
+)
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 48}),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        {"head_dim": 32, "sliding_window": 40, "attn_logit_softcapping": 20.0, "query_pre_attn_scalar": 32},
+    ),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {}),
+}
+
+
+def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: object) -> Path:
+    """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are clear-cut."""
+    config_class, model_class, extra = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**{**COMMON, **extra, **overrides}))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, 0.08 if "embed" not in name else 0.5)
+    model.save_pretrained(path)
+    return path
+
+
+def load_reference(path: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def reference_tokens(model: torch.nn.Module, prompt: list[int], count: int, **options: object) -> list[int]:
+    """What transformers' ``generate`` makes of a prompt, greedily unless told otherwise."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **options
+        )
+    return out[0, len(prompt) :].tolist()
+
+
+def make_engine(model: CausalModel, *, num_blocks: int = 64, **options: object) -> Engine:
+    kv = model.kv_shape.allocate(num_blocks, model.device)
+    parts = {k: options.pop(k) for k in ("speculation", "exporter") if k in options}
+    scheduler = Scheduler(
+        BlockPool(num_blocks), max_model_len=model.max_model_len, eos_token_ids=model.eos_token_ids, **options
+    )
+    return Engine(Runner(model.forward, kv), scheduler, **parts)
+
+
+ROOT = root_key("test", "float32", "layout", "", b"tenant")
+
+
+def make_request(name: str, prompt: list[int], *, root: bytes = ROOT, prefill_only: bool = False, **sampling) -> Request:
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, **sampling})
+    return Request(name, list(prompt), len(prompt), params, root, prefill_only=prefill_only)
+
+
+def run_all(engine: Engine, *, max_steps: int = 2000) -> dict[str, list[int]]:
+    """Steps until idle; the generated tokens of every request, checked to be delivered in order."""
+    outputs: dict[str, list[int]] = {}
+    for _ in range(max_steps):
+        if not engine.has_work:
+            return outputs
+        for output in engine.step():
+            got = outputs.setdefault(output.request_id, [])
+            assert output.offset == len(got)
+            got += output.token_ids
+    raise AssertionError(f"still busy after {max_steps} steps")
+
+
+def load(path: Path, **options: object) -> CausalModel:
+    return load_causal_lm(path, **{"optimise": False, **options})

@@ -1,0 +1,84 @@
+"""What the training scripts share: schedule, optimisers, saving and resuming, progress lines."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+STATE = Path(__file__).parent / ".state"
+
+
+def schedule(step: int, steps: int, warmup: int = 60, decay: float = 0.3) -> float:
+    """Warm-up, constant, then linear to zero over the last `decay` of the run (WSD): factor on the learning rate."""
+    start = steps * (1 - decay)
+    return min((step + 1) / warmup, 1.0, max(steps - step, 0) / max(steps - start, 1))
+
+
+def optimisers(model: nn.Module, lr: float, muon: bool = True) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for embeddings, norms, biases and heads."""
+    inner, rest = [], []
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            continue
+        (inner if muon and p.ndim == 2 and ".layers." in f".{name}" else rest).append(p)
+    out: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)]
+    if inner:
+        out.append(torch.optim.Muon(inner, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"))
+    return out
+
+
+def set_lr(opts: list[torch.optim.Optimizer], lr: float) -> None:
+    for o in opts:
+        for g in o.param_groups:
+            g["lr"] = lr
+
+
+def save_state(name: str, step: int, model: nn.Module, opts: list[torch.optim.Optimizer]) -> None:
+    """Keep everything a resumed run needs under training/.state (ignored by git)."""
+    STATE.mkdir(exist_ok=True)
+    (STATE / ".gitignore").write_text("*\n")
+    part = STATE / f"{name}.part"
+    torch.save({"step": step, "model": model.state_dict(), "opts": [o.state_dict() for o in opts]}, part)
+    os.replace(part, STATE / f"{name}.pt")
+
+
+def load_state(name: str, model: nn.Module, opts: list[torch.optim.Optimizer]) -> int:
+    """Restore and return the next step; 0 when there is nothing to resume."""
+    path = STATE / f"{name}.pt"
+    if not path.exists():
+        return 0
+    saved: dict[str, Any] = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for o, s in zip(opts, saved["opts"], strict=True):
+        o.load_state_dict(s)
+    return int(saved["step"])
+
+
+class Progress:
+    """One line every `every` steps: step, loss, tokens per second, time left in minutes."""
+
+    def __init__(self, name: str, steps: int, every: int = 20) -> None:
+        self.name, self.steps, self.every = name, steps, every
+        self.last, self.tokens, self.count, self.sums = time.monotonic(), 0, 0, {}  # type: ignore[var-annotated]
+
+    def add(self, step: int, tokens: int, **values: float) -> None:
+        self.tokens += tokens
+        self.count += 1
+        for k, v in values.items():
+            self.sums[k] = self.sums.get(k, 0.0) + v
+        if (step + 1) % self.every and step + 1 != self.steps:
+            return
+        now = time.monotonic()
+        pace = (now - self.last) / self.count
+        shown = " ".join(f"{k} {v / self.count:.4f}" for k, v in self.sums.items())
+        print(
+            f"{time.strftime('%H:%M:%S')} {self.name} {step + 1}/{self.steps} {shown} "
+            f"{self.tokens / (now - self.last):.0f} tok/s {pace * (self.steps - step - 1) / 60:.1f} min left",
+            flush=True,
+        )
+        self.last, self.tokens, self.count, self.sums = now, 0, 0, {}
