@@ -27,4 +27,7 @@ class WorkerSpec:
     draft_tokens: int = 0
     always_draft: bool = False
     publish: bool = False
-    pool_bytes: int = 256 << 20
+    # Published chunks that wait for the pool to fetch them.
+    export_bytes: int = 256 << 20
+    # With one node there is nobody else's pool to look into.
+    several_nodes: bool = False

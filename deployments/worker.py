@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,11 @@ import ray
 
 from deployments.draft_link import DraftLink
 from deployments.spec import WorkerSpec
+from serve_app.channel.frames import InboxAddress
 from serve_app.progress import report_progress
+
+# How long a gateway may be out of reach before its requests are given up.
+INBOX_GRACE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -22,7 +26,6 @@ class Running:
 
     done: asyncio.Future
     stream: str | None = None
-    inbox: dict[str, Any] | None = None
     cached: int | None = None
     tokens: int = 0
     publishing: list[asyncio.Task] = field(default_factory=list)
@@ -58,12 +61,16 @@ class EngineWorker:
         self._model, self._engine, self._root_of = load_engine(spec, progress, emit=self._emit, draft=self._draft)
         from serve_app.channel.sender import TokenSender
         from serve_app.engine.loop import EngineLoop
+        from serve_app.kv.chunk import Layout
         from serve_app.kv.client import KVClient
         from serve_app.kv.export import ExportBuffer
 
-        self._exports = ExportBuffer()
-        self._pool = KVClient(limit_bytes=spec.pool_bytes)
-        self._sender = TokenSender(worker_id=ray.get_runtime_context().get_actor_id())
+        context = ray.get_runtime_context()
+        shape = self._model.kv_shape
+        layout = Layout(shape.layers, shape.kv_heads, shape.head_dim, str(shape.dtype).removeprefix("torch."))
+        self._exports = ExportBuffer(limit_bytes=spec.export_bytes)
+        self._pool = KVClient(context.get_node_id(), layout, use_directory=spec.several_nodes)
+        self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
         self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
         progress("ready")
 
@@ -87,6 +94,9 @@ class EngineWorker:
     async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Runs one request to its end; tokens go to ``wire["inbox"]`` as they come.
 
+        ``wire``: ``id``, ``ids`` (prompt, then ``resumed`` tokens generated before; int32 bytes), ``salt``, ``sampling``,
+        ``inbox``. Returns ``{"finish", "cached", "undelivered"}`` or ``{"error", "refused"}``.
+
         Returns ``{"missing", "cached"}`` instead if a prefill worker should first compute what neither this engine nor the
         pool holds (``wire["prefill_above"]`` tokens or more).
         """
@@ -99,11 +109,16 @@ class EngineWorker:
             if running.done.done():
                 return await running.done
             running.cached = wire.get("cached")
+            if "inbox" in wire:
+                running.stream = request.id
+                self._sender.open(request.id, InboxAddress.from_wire(wire["inbox"]), request.resumed)
             self._engine_loop.add(request, prefix)
             result = await running.done
-            result["undelivered"] = await self._undelivered(running)
+            # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
+            result["undelivered"] = [item.to_wire() for item in self._sender.undelivered(request.id)]
             return result
         finally:
+            self._sender.close(request.id)
             self._requests.pop(request.id, None)
 
     async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +139,7 @@ class EngineWorker:
         running = self._requests.get(request_id)
         self._engine_loop.abort(request_id)
         if running is not None and not running.done.done():
-            running.done.set_result({"finish": "abort", "tokens": running.tokens, "cached": running.cached or 0})
+            running.done.set_result({"error": "aborted", "refused": False})
 
     async def export_chunk(self, chunk_id: str) -> np.ndarray:
         """A published chunk's bytes, for the pool, which then owns the object."""
@@ -146,7 +161,7 @@ class EngineWorker:
             "generated_tokens": engine.stats.generated_tokens,
             "busy_seconds": round(engine.stats.busy_seconds, 3),
             "speculation": engine.speculation.controller.stats() if engine.speculation is not None else None,
-            "pool": self._pool.stats(),
+            "pool": asdict(self._pool.stats),
             "pid": os.getpid(),
         }
 
@@ -174,7 +189,7 @@ class EngineWorker:
             resumed=resumed,
             prefill_only=prefill_only,
         )
-        running = Running(self._loop.create_future(), wire.get("stream"), wire.get("inbox"))
+        running = Running(self._loop.create_future())
         self._requests[request.id] = running
         return request, running
 
@@ -195,12 +210,11 @@ class EngineWorker:
         tail = request.tokens[full:wanted]
         parent = request.keys[-1] if request.keys else request.root
         tail_keys = [tail_key(parent, np.array(tail, np.int32))] if tail else []
-        shape, dtype = self._model.kv_shape, self._model.kv_shape.dtype
+        dtype = self._model.kv_shape.dtype
         pieces = []
-        for piece, view in await self._pool.fetch(request.keys, tail_keys, skip_tokens=own):
-            blocks = -(-piece.n_tokens // BLOCK_TOKENS)
-            size = (shape.layers, 2, -1, shape.kv_heads, BLOCK_TOKENS, shape.head_dim)
-            data = torch.from_numpy(view).view(dtype).view(size)[:, :, piece.first_block : piece.first_block + blocks]
+        for piece, view in await self._pool.fetch(request.keys, tail_keys, own):
+            data = torch.from_numpy(view).view(dtype).view(piece.shape)
+            data = data[:, :, piece.first_block : piece.first_block + piece.n_blocks]
             pieces.append(Piece(piece.start_token, piece.n_tokens, data))
         if not pieces:
             return None, own
@@ -213,7 +227,9 @@ class EngineWorker:
         self._loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _deliver(self, outputs: list) -> None:
-        frames = []
+        from serve_app.channel.frames import TokenItem
+
+        items = []
         for output in outputs:
             running = self._requests.get(output.request_id)
             if running is None or running.done.done():
@@ -222,28 +238,31 @@ class EngineWorker:
                 running.cached = output.cached
             first = running.tokens == 0
             running.tokens += len(output.token_ids)
-            if running.inbox is not None:
-                frames.append((running.inbox, running.stream, output, self._extra(running, output, first)))
+            if output.error is not None:
+                running.done.set_result({"error": output.error, "refused": output.finish_reason == "refused"})
+                continue
+            if running.stream is not None:
+                extra = _extra(output, running.cached if first else None)
+                items.append(
+                    TokenItem(output.request_id, output.offset, tuple(output.token_ids), output.finish_reason, extra)
+                )
             if output.finish_reason is not None:
-                result = {"finish": output.finish_reason, "tokens": running.tokens, "cached": running.cached}
-                if output.error is not None:
-                    result["error"] = output.error
-                running.done.set_result(result)
-        if frames:
-            self._sender.send(frames)
+                running.done.set_result({"finish": output.finish_reason, "cached": running.cached})
+        if items:
+            self._sender.send(items)
 
-    @staticmethod
-    def _extra(running: Running, output: Any, first: bool) -> dict[str, Any] | None:
-        extra: dict[str, Any] = {"cached": running.cached} if first else {}
-        if output.logprobs is not None:
-            extra["logprobs"] = [[p.logprob, p.top] for p in output.logprobs]
-        return extra or None
+    def _abort_soon(self, request_id: str) -> None:
+        asyncio.ensure_future(self.abort(request_id))
 
-    async def _undelivered(self, running: Running) -> bytes | None:
-        if running.stream is None:
-            return None
-        ids = await self._sender.undelivered(running.stream)
-        return np.asarray(ids, np.int32).tobytes() if len(ids) else None
+    def _inbox_lost(self, address: Any, request_ids: list[str]) -> None:
+        """A gateway that does not come back has no readers: give its requests' places to others."""
+
+        def give_up() -> None:
+            if not self._sender.connected(address):
+                for request_id in request_ids:
+                    self._abort_soon(request_id)
+
+        asyncio.get_running_loop().call_later(INBOX_GRACE_S, give_up)
 
     def _emit(self, request_id: str, meta: Any, payload: np.ndarray) -> None:
         # Engine's thread: put the copy where the pool will fetch it, and let the loop tell the pool.
@@ -252,6 +271,18 @@ class EngineWorker:
         self._loop.call_soon_threadsafe(self._publish, request_id, meta)
 
     def _publish(self, request_id: str, meta: Any) -> None:
-        task = asyncio.ensure_future(self._pool.publish([meta], ray.get_runtime_context().current_actor))
+        task = asyncio.ensure_future(self._pool.publish([meta], ray.get_runtime_context().current_actor, self._exports))
         if (running := self._requests.get(request_id)) is not None:
             running.publishing.append(task)
+
+
+def _extra(output: Any, cached: int | None) -> list[Any] | None:
+    """What goes with each token: its log-probabilities, and with a request's first token how much was cached."""
+    if output.logprobs is None and cached is None:
+        return None
+    extra: list[Any] = [None] * len(output.token_ids)
+    for index, found in enumerate(output.logprobs or ()):
+        extra[index] = {"logprob": found.logprob, "top": found.top}
+    if extra and cached is not None:
+        extra[0] = {**(extra[0] or {}), "cached": cached}
+    return extra

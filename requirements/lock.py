@@ -27,7 +27,8 @@ def entries(lock: str) -> dict[str, str]:
     for block in re.split(r"(?m)^(?=[A-Za-z0-9])", lock):
         if match := re.match(r"([A-Za-z0-9._-]+)==", block):
             lines = [line for line in block.splitlines() if line.strip() and not line.startswith("#")]
-            found[re.sub(r"[-_.]+", "-", match[1]).lower()] = "\n".join(lines) + "\n"
+            text = "\n".join(lines).replace(f"-r {HERE}/", "-r ")  # no path of this machine
+            found[re.sub(r"[-_.]+", "-", match[1]).lower()] = text + "\n"
     return found
 
 

@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "SERVE_APP_MODELS": "models",
     "SERVE_APP_MAX_BODY_BYTES": "max_body_bytes",
     "SERVE_APP_MAX_EMBEDDING_BODY_BYTES": "max_embedding_body_bytes",
+    "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
     "SERVE_APP_RAY_ADDRESS": "ray_address",
@@ -70,6 +71,7 @@ class Settings(BaseModel):
     max_body_bytes: Bytes = 1 << 20  # text generation
     max_embedding_body_bytes: Bytes = 10_000_000  # embeddings, reranking, batches
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
+    max_inflight: int = Field(default=512, ge=1)  # requests of one model in one gateway; more get 429
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
     ray_address: str | None = None  # None: start a private Ray on this machine
     haproxy_metrics_port: PortNumber = 9101
@@ -98,8 +100,8 @@ class Settings(BaseModel):
         found = []
         if not self.is_loopback:
             found.append(
-                f"Listening on {self.host} without TLS: keys and prompts travel in the clear. Put a TLS proxy "
-                f"in front and let a firewall close everything but port {self.port} (replica ports 30000-31000, "
+                f"Listening on {self.host} without TLS: keys and prompts travel in the clear. Put a "
+                f"TLS proxy in front and let a firewall close all but port {self.port} (30000-31000, "
                 f"{self.haproxy_stats_port} and {self.haproxy_metrics_port} answer without a key)."
             )
         return found

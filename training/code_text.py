@@ -12,7 +12,9 @@ SKIP = {"builtins", "inspect", "unittest.mock", "configparser", "asyncio", "typi
 
 
 def functions(max_chars: int = 2400) -> list[str]:
-    """Sources of functions and methods defined in the covered modules, in a fixed order, without duplicates."""
+    """Sources of functions and methods defined in the covered modules, in a fixed order, without
+    duplicates.
+    """
     out: dict[str, None] = {}
     for path in CORE + OTHER:
         if path in SKIP:

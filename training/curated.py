@@ -1,4 +1,7 @@
-"""Sentences written by hand where a docstring is missing or does not answer the question; how-to questions; small talk."""
+# ruff: noqa: E501 - tables of sentences read better one a line
+"""Sentences written by hand where a docstring is missing or does not answer the question; how-to questions;
+small talk.
+"""
 
 from __future__ import annotations
 

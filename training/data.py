@@ -1,4 +1,6 @@
-"""Batches for the language models. Step `i` depends on (seed, i) alone, so a run resumes exactly where it stopped."""
+"""Batches for the language models. Step `i` depends on (seed, i) alone, so a run resumes exactly where it
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ MICRO_TOKENS = 4096
 
 @dataclass(slots=True)
 class Micro:
-    """One padded batch: ids int64 [B, L], `loss` bool [B, L] marks the tokens to be predicted (targets, not inputs)."""
+    """One padded batch: ids int64 [B, L], `loss` bool [B, L] marks the tokens to be predicted (targets, not
+    inputs).
+    """
 
     ids: torch.Tensor
     loss: torch.Tensor
@@ -35,14 +39,19 @@ class Batches:
         facts = build_facts()
         self.sampler = Sampler(facts)
         self.deck = [f for f in facts for _ in range(2 if f.core else 1)]
-        self.pad, self.begin = tok.token_to_id(PAD), tok.token_to_id(BEGIN)
-        self.end, self.assistant = tok.token_to_id(END), tok.token_to_id("<|assistant|>")
+        vocabulary = tok.get_vocab()
+        self.pad, self.begin, self.end = vocabulary[PAD], vocabulary[BEGIN], vocabulary[END]
+        self.assistant = vocabulary["<|assistant|>"]
         pieces = code_text.functions() + [s for s in map(code_text.stub, facts) if s] * 2
         Random("code").shuffle(pieces)
-        self.code = [[self.begin, *e.ids, self.end] for e in tok.encode_batch(pieces, add_special_tokens=False)]
+        self.code = [
+            [self.begin, *e.ids, self.end] for e in tok.encode_batch(pieces, add_special_tokens=False)
+        ]
 
     def _facts(self, step: int) -> list[int]:
-        """Deck positions of this step: a new permutation each pass over the deck, every entry once per pass."""
+        """Deck positions of this step: a new permutation each pass over the deck, every entry once per
+        pass.
+        """
         n, out = len(self.deck), []
         for k in range(step * FACT_TURNS, (step + 1) * FACT_TURNS):
             epoch, i = divmod(k, n)

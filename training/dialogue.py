@@ -1,4 +1,6 @@
-"""Chats: questions about facts in many phrasings, small talk, names the model cannot know, tools, longer talks."""
+"""Chats: questions about facts in many phrasings, small talk, names the model cannot know, tools, longer
+talks.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,20 @@ from training.curated import HOWTO, SMALL_TALK
 from training.facts import Fact
 from training.phrases import ASK, ASK_IN, ASK_MODULE, DONT_KNOW, REVERSE, SYSTEMS
 
-FOREIGN = ("numpy.array", "pandas.DataFrame", "requests.get", "torch.nn.Linear", "flask.Flask", "django.db", "numpy", "pandas",
-           "tensorflow", "scipy.optimize", "matplotlib.pyplot", "sklearn.svm", "fastapi.FastAPI", "pydantic.BaseModel",
-           "torch", "requests", "flask", "django", "numpy.zeros", "pandas.read_csv", "beautifulsoup4", "seaborn",
-           "keras.Model", "celery", "sqlalchemy", "pytest.fixture", "click.command", "aiohttp", "httpx.get")  # fmt: skip
-VERB_START = ("returns", "creates", "makes", "computes", "removes", "converts", "splits", "joins", "adds", "tests",
-              "reads", "writes", "opens", "finds", "copies", "moves", "deletes", "generates", "runs", "waits",
-              "encodes", "decodes", "parses", "sorts", "inserts", "replaces", "turns", "suspends", "sets", "gets",
-              "deserializes", "serializes", "serialises", "starts", "yields", "shuffles", "scans", "applies")  # fmt: skip
+FOREIGN = (
+    "numpy.array", "pandas.DataFrame", "requests.get", "torch.nn.Linear", "flask.Flask", "django.db",
+    "numpy", "pandas", "tensorflow", "scipy.optimize", "matplotlib.pyplot", "sklearn.svm",
+    "fastapi.FastAPI", "pydantic.BaseModel", "torch", "requests", "flask", "django", "numpy.zeros",
+    "pandas.read_csv", "beautifulsoup4", "seaborn", "keras.Model", "celery", "sqlalchemy",
+    "pytest.fixture", "click.command", "aiohttp", "httpx.get",
+)  # fmt: skip
+VERB_START = (
+    "returns", "creates", "makes", "computes", "removes", "converts", "splits", "joins", "adds",
+    "tests", "reads", "writes", "opens", "finds", "copies", "moves", "deletes", "generates", "runs",
+    "waits", "encodes", "decodes", "parses", "sorts", "inserts", "replaces", "turns", "suspends",
+    "sets", "gets", "deserializes", "serializes", "serialises", "starts", "yields", "shuffles", "scans",
+    "applies",
+)  # fmt: skip
 
 
 def kind_word(fact: Fact, rng: Random) -> str:
@@ -41,7 +49,11 @@ def ask(fact: Fact, rng: Random) -> str:
 
 def reversible(fact: Fact) -> bool:
     """Whether the description is short and clear enough to ask for the name."""
-    return fact.kind in ("function", "method") and fact.tail.split(" ")[0] in VERB_START and 24 <= len(fact.tail) <= 110
+    return (
+        fact.kind in ("function", "method")
+        and fact.tail.split(" ")[0] in VERB_START
+        and 24 <= len(fact.tail) <= 110
+    )
 
 
 def reverse(fact: Fact, rng: Random) -> str:
@@ -72,7 +84,12 @@ def small_talk(rng: Random) -> tuple[str, str]:
     if style < 0.15:
         question = question[0].lower() + question[1:].rstrip("?.!")
     elif style < 0.25 and question.startswith("How do I"):
-        question = question.replace("How do I", rng.choice(("How can I", "How to", "What is the best way to", "How would you"))).rstrip("?") + "?"
+        question = (
+            question.replace(
+                "How do I", rng.choice(("How can I", "How to", "What is the best way to", "How would you"))
+            ).rstrip("?")
+            + "?"
+        )
     return question, answer
 
 

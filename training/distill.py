@@ -1,7 +1,8 @@
 """Distil pico-draft from pico-instruct on the same batches: `python -m training.distill [--resume]`.
 
-The loss is the KL divergence from the teacher's next-token distribution to the draft's, on the assistant's tokens
-(and code), plus a share of cross entropy on the teacher's own greedy choice: greedy acceptance is what pays.
+The loss is the KL divergence from the teacher's next-token distribution to the draft's, on the assistant's
+tokens (and code), plus a share of cross entropy on the teacher's own greedy choice: greedy acceptance is
+what pays.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def main() -> None:
     p.add_argument("--export-every", type=int, default=200)
     p.add_argument("--resume", action="store_true")
     a = p.parse_args()
-    torch.set_num_threads(a.threads)
+    threads = loop.Threads(a.threads)
     torch.manual_seed(a.seed)
+    torch.set_flush_denormal(True)
     teacher = LlamaForCausalLM.from_pretrained(pretrain.OUT, dtype=torch.float32).eval()
     tok = tokenizer.load(pretrain.OUT)
     copy_tokenizer(pretrain.OUT, OUT)
@@ -54,6 +56,7 @@ def main() -> None:
     print(f"{sum(x.numel() for x in model.parameters()):,} parameters, from step {step}", flush=True)
     progress = loop.Progress("pico-draft", a.steps)
     while step < a.steps:
+        threads.adapt()
         loop.set_lr(opts, a.lr * loop.schedule(step, a.steps, decay=a.decay))
         micros = batches.step(step)
         total = sum(int(m.loss[:, 1:].sum()) for m in micros)
@@ -81,7 +84,7 @@ def main() -> None:
         if step % a.save_every == 0 or step == a.steps:
             loop.save_state("pico-draft", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
-            export(model, OUT, pretrain.generation_config())
+            export(model, OUT, step, pretrain.generation_config())
 
 
 if __name__ == "__main__":

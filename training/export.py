@@ -1,6 +1,8 @@
-"""Write a model as a Hugging Face directory: bfloat16 safetensors, float32 in the config, files renamed into place.
+"""Write a model as a Hugging Face directory: bfloat16 safetensors, float32 in the config, files renamed
+into place.
 
-Readers (a server, another helper's test) may open the directory while training goes on; every file is complete.
+Readers (a server, another helper's test) may open the directory while training goes on; every file is
+complete.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 
-def export(model: PreTrainedModel, directory: Path, generation: dict | None = None) -> None:
+def export(model: PreTrainedModel, directory: Path, step: int, generation: dict | None = None) -> None:
     """Save weights (bfloat16), config.json (`dtype` float32: served exactly) and generation_config.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    tied = (
+        set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    )
     state = {
         k: v.detach().to(torch.bfloat16).contiguous().clone() for k, v in model.state_dict().items()
         if k not in tied and not k.endswith("position_ids")
@@ -29,7 +33,7 @@ def export(model: PreTrainedModel, directory: Path, generation: dict | None = No
     config.update(dtype="float32", architectures=[type(model).__name__])
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}.") as part:
         temp = Path(part)
-        save_file(state, temp / "model.safetensors", metadata={"format": "pt"})
+        save_file(state, temp / "model.safetensors", metadata={"format": "pt", "step": str(step)})
         (temp / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         if generation is not None:
             (temp / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")

@@ -14,25 +14,35 @@ from training.symbols import Symbol, collect
 
 MAX_CHARS = 230
 _VERB_ES = re.compile(r"(s|x|z|ch|sh|o)$")
-VERBS = set(
-    """return create make compute calculate get set open close read write parse convert find split join remove delete
-    insert append add check test determine raise yield iterate call run execute apply format print send receive start
-    stop wait acquire release register unregister compare copy move rename replace search match generate produce build
-    construct decode encode compress decompress load dump store save change initialize give wrap perform provide
-    represent retrieve extract pop push put rotate reverse sort merge count select choose draw emit handle enable
-    disable configure install import invoke list display show shut terminate kill join block try turn resolve expand
-    normalize iterate fill shuffle seed sleep suspend schedule cancel mark report define evaluate escape unescape quote
-    unquote concatenate combine transform strip lowercase uppercase capitalize center indicate request reset clear
-    update extend bind connect listen accept detach duplicate flush truncate seek rewind skip log print describe
-    instantiate walk unpack pack map filter reduce swap pad right left-justify dedent indent decorate allow group
-    hash serialize deserialize assert fetch pause lock unlock notify wake set force attempt restore record dispatch
-    translate interpret look use assign mutate tell obtain validate verify round truncate sum multiply subtract divide
-    negate shift concatenate implement specify encapsulate hold exit enter create-or load locate unlink touch
-    rmtree lookup query examine estimate approximate guess analyze collect iterate tokenize prepare push ensure
-    construct invert swap collapse break traverse visit compile recompile disassemble drop permit finish process signal
-    spawn fork launch reveal leave dup advance associate pretty-print install uninstall consume switch print inherit override patch delegate throw simulate issue"""
-    .split()
-)  # fmt: skip
+VERBS = {
+    "return", "create", "make", "compute", "calculate", "get", "set", "open", "close", "read", "write",
+    "parse", "convert", "find", "split", "join", "remove", "delete", "insert", "append", "add", "check",
+    "test", "determine", "raise", "yield", "iterate", "call", "run", "execute", "apply", "format",
+    "print", "send", "receive", "start", "stop", "wait", "acquire", "release", "register", "unregister",
+    "compare", "copy", "move", "rename", "replace", "search", "match", "generate", "produce", "build",
+    "construct", "decode", "encode", "compress", "decompress", "load", "dump", "store", "save",
+    "change", "initialize", "give", "wrap", "perform", "provide", "represent", "retrieve", "extract",
+    "pop", "push", "put", "rotate", "reverse", "sort", "merge", "count", "select", "choose", "draw",
+    "emit", "handle", "enable", "disable", "configure", "install", "import", "invoke", "list",
+    "display", "show", "shut", "terminate", "kill", "block", "try", "turn", "resolve", "expand",
+    "normalize", "fill", "shuffle", "seed", "sleep", "suspend", "schedule", "cancel", "mark",
+    "report", "define", "evaluate", "escape", "unescape", "quote", "unquote", "concatenate", "combine",
+    "transform", "strip", "lowercase", "uppercase", "capitalize", "center", "indicate", "request",
+    "reset", "clear", "update", "extend", "bind", "connect", "listen", "accept", "detach", "duplicate",
+    "flush", "truncate", "seek", "rewind", "skip", "log", "describe", "instantiate", "walk",
+    "unpack", "pack", "map", "filter", "reduce", "swap", "pad", "right", "left-justify", "dedent",
+    "indent", "decorate", "allow", "group", "hash", "serialize", "deserialize", "assert", "fetch",
+    "pause", "lock", "unlock", "notify", "wake", "force", "attempt", "restore", "record",
+    "dispatch", "translate", "interpret", "look", "use", "assign", "mutate", "tell", "obtain",
+    "validate", "verify", "round", "sum", "multiply", "subtract", "divide", "negate",
+    "shift", "implement", "specify", "encapsulate", "hold", "exit", "enter", "create-or",
+    "locate", "unlink", "touch", "rmtree", "lookup", "query", "examine", "estimate",
+    "approximate", "guess", "analyze", "collect", "tokenize", "prepare", "ensure",
+    "invert", "collapse", "break", "traverse", "visit", "compile", "recompile",
+    "disassemble", "drop", "permit", "finish", "process", "signal", "spawn", "fork", "launch", "reveal",
+    "leave", "dup", "advance", "associate", "pretty-print", "uninstall", "consume", "switch",
+    "inherit", "override", "patch", "delegate", "throw", "simulate", "issue",
+}  # fmt: skip
 IRREGULAR = {"have": "has", "be": "is", "do": "does", "try": "tries", "apply": "applies", "copy": "copies",
              "modify": "modifies", "verify": "verifies", "notify": "notifies", "specify": "specifies",
              "query": "queries"}  # fmt: skip
@@ -104,11 +114,15 @@ def sentences(text: str, limit: int = MAX_CHARS) -> str:
     return out if out.endswith((".", "!", "?")) else out + "."
 
 
-_SECOND_VERB = re.compile(r"\b(and|then) (return|compute|close|raise|remove|write|decode|read|set|append|pop|store)\b(?! value)")
+_SECOND_VERB = re.compile(
+    r"\b(and|then) (return|compute|close|raise|remove|write|decode|read|set|append|pop|store)\b(?! value)"
+)
 
 
 def tail_of(symbol: Symbol) -> str:
-    """The answer after the name, or "" where the docstring says nothing usable; verbs joined by "and" agree."""
+    """The answer after the name, or "" where the docstring says nothing usable; verbs joined by "and"
+    agree.
+    """
     tail = _tail(symbol)
     first = tail.partition(" ")[0]
     if first.endswith("s") and first not in ("is", "has", "does"):
@@ -158,5 +172,13 @@ def build_facts() -> list[Fact]:
     known = {f.name for f in out}
     for name, tail in OVERRIDES.items():
         if name not in known:
-            out.append(Fact(name, name.rpartition(".")[0] or "builtins", "keyword" if "." not in name else "class", tail, True))
+            out.append(
+                Fact(
+                    name,
+                    name.rpartition(".")[0] or "builtins",
+                    "keyword" if "." not in name else "class",
+                    tail,
+                    True,
+                )
+            )
     return out

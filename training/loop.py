@@ -14,14 +14,17 @@ STATE = Path(__file__).parent / ".state"
 
 
 def schedule(step: int, steps: int, warmup: int = 60, decay: float = 0.3) -> float:
-    """Warm-up, constant, then linear to zero over the last `decay` of the run (WSD): factor on the learning rate."""
+    """Warm-up, constant, then linear to zero over the last `decay` of the run (WSD): factor on the learning
+    rate.
+    """
     start = steps * (1 - decay)
     return min((step + 1) / warmup, 1.0, max(steps - step, 0) / max(steps - start, 1))
 
 
 def optimisers(model: nn.Module, lr: float, muon: bool = True) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for embeddings, norms, biases and heads."""
-    inner, rest = [], []
+    inner: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
@@ -57,6 +60,32 @@ def load_state(name: str, model: nn.Module, opts: list[torch.optim.Optimizer]) -
     for o, s in zip(opts, saved["opts"], strict=True):
         o.load_state_dict(s)
     return int(saved["step"])
+
+
+class Threads:
+    """Uses as many threads as cores are free: two threads wait for each other when a neighbour holds one
+    core.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.busy, self.own, self.wall = most, 0.0, 0.0, 0.0
+        self.adapt()
+
+    def adapt(self) -> None:
+        """Call once a step: set torch's thread count from the cores others used since the last call
+        (Linux).
+        """
+        try:
+            ticks = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        except OSError:
+            torch.set_num_threads(self.most)
+            return
+        busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        own, wall = time.process_time(), time.monotonic()
+        others = (busy - self.busy - (own - self.own)) / max(wall - self.wall, 1e-3)
+        free = (os.cpu_count() or 1) - (others if self.wall else 0.0)
+        torch.set_num_threads(max(1, min(self.most, int(free + 0.4))))
+        self.busy, self.own, self.wall = busy, own, wall
 
 
 class Progress:

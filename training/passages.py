@@ -1,6 +1,7 @@
 """Questions with passages for the reranker: a docstring answers, docstrings of its neighbours distract.
 
-Every eighth symbol (by a hash of its name) is held out: neither its passage nor its questions occur in training.
+Every eighth symbol (by a hash of its name) is held out: neither its passage nor its questions occur in
+training.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from training.symbols import collect
 from training.toolcalls import word
 
 WORDS = re.compile(r"[A-Za-z_]{3,}")
-STOP = set("the and for that this with from are not can will its any all into when which one has been use used using".split())
+STOP = {
+    "the", "and", "for", "that", "this", "with", "from", "are", "not", "can", "will", "its", "any",
+    "all", "into", "when", "which", "one", "has", "been", "use", "used", "using",
+}  # fmt: skip
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,7 +54,9 @@ def build_passages() -> list[Passage]:
         tail = fact.tail.lstrip(": ")
         if len(bare) < 25:
             bare = tail[0].upper() + tail[1:]
-        out.append(Passage(fact.name, fact.module, fact, bare, f"{fact.name}: {bare}", is_held_out(fact.name)))
+        out.append(
+            Passage(fact.name, fact.module, fact, bare, f"{fact.name}: {bare}", is_held_out(fact.name))
+        )
     return out
 
 
@@ -98,7 +104,9 @@ class Examples:
         tail = right.fact.tail.lstrip(": ").rstrip(".")
         style = rng.random()
         if style < 0.3:
-            return rng.choice(("Which {k} {t}?", "What {t}?", "Name the {k} that {t}.")).format(k=kind_word(right.fact, rng), t=tail)
+            return rng.choice(("Which {k} {t}?", "What {t}?", "Name the {k} that {t}.")).format(
+                k=kind_word(right.fact, rng), t=tail
+            )
         words = content_words(tail)
         if len(words) < 2:
             return tail
@@ -106,7 +114,9 @@ class Examples:
         some = words[start : start + rng.randint(2, 6)]
         if style < 0.5:
             rng.shuffle(some)
-        return rng.choice(("How do I {w}?", "{w}", "{w} in Python", "How to {w}", "I want to {w}")).format(w=" ".join(some).lower())
+        return rng.choice(("How do I {w}?", "{w}", "{w} in Python", "How to {w}", "I want to {w}")).format(
+            w=" ".join(some).lower()
+        )
 
     def question(self, right: Passage, rng: Random, held_out_phrases: bool = False) -> tuple[str, bool]:
         """(question, whether it names the symbol)."""

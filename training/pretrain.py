@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import signal
 from pathlib import Path
 
 import torch
@@ -28,7 +30,13 @@ def build(vocab: int) -> LlamaForCausalLM:
 
 
 def generation_config() -> dict:
-    return {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "do_sample": False, "max_new_tokens": 256}
+    return {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "do_sample": False,
+        "max_new_tokens": 256,
+    }
 
 
 def hidden(model: LlamaForCausalLM, micro: Micro) -> torch.Tensor:
@@ -39,10 +47,13 @@ def hidden(model: LlamaForCausalLM, micro: Micro) -> torch.Tensor:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--steps", type=int, default=2400)
     p.add_argument("--lr", type=float, default=3e-3)
-    p.add_argument("--decay", type=float, default=0.3, help="share of the run in which the rate falls to zero")
+    p.add_argument(
+        "--decay", type=float, default=0.3, help="share of the run in which the rate falls to zero"
+    )
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--save-every", type=int, default=100)
@@ -50,8 +61,9 @@ def main() -> None:
     p.add_argument("--stop-at", type=int, default=0, help="stop after this step (for measuring)")
     p.add_argument("--resume", action="store_true")
     a = p.parse_args()
-    torch.set_num_threads(a.threads)
+    threads = loop.Threads(a.threads)
     torch.manual_seed(a.seed)
+    torch.set_flush_denormal(True)
     if not (OUT / "tokenizer.json").exists():
         tokenizer.save(tokenizer.train(), OUT, 4096)
     tok = tokenizer.load(OUT)
@@ -59,9 +71,14 @@ def main() -> None:
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr)
     step = loop.load_state("pico-instruct", model, opts) if a.resume else 0
-    print(f"{sum(x.numel() for x in model.parameters()):,} parameters, {len(batches.deck)} facts in the deck, from step {step}", flush=True)
+    size = sum(x.numel() for x in model.parameters())
+    print(
+        f"{size:,} parameters, {len(batches.deck)} facts in the deck, from step {step}",
+        flush=True,
+    )
     progress = loop.Progress("pico-instruct", a.steps)
     while step < a.steps:
+        threads.adapt()
         loop.set_lr(opts, a.lr * loop.schedule(step, a.steps, decay=a.decay))
         micros = batches.step(step)
         total = sum(int(m.loss[:, 1:].sum()) for m in micros)
@@ -83,7 +100,7 @@ def main() -> None:
         if step % a.save_every == 0 or step == a.steps:
             loop.save_state("pico-instruct", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
-            export(model, OUT, generation_config())
+            export(model, OUT, step, generation_config())
         if step == a.stop_at:
             break
 

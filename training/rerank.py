@@ -1,7 +1,8 @@
 """Train pico-reranker, a BERT cross-encoder: `python -m training.rerank [--resume]`.
 
-Each question is scored against its docstring and seven distractors; the loss is the cross entropy of picking the
-right one (listwise softmax), plus a small pointwise term so that sigmoid(score) is meaningful on its own.
+Each question is scored against its docstring and seven distractors; the loss is the cross entropy of
+picking the right one (listwise softmax), plus a small pointwise term so that sigmoid(score) is meaningful
+on its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def train_tokenizer(passages: list[Passage]) -> Tokenizer:
     """Lower-case WordPiece in BERT's layout: [CLS] a [SEP] b [SEP] with token types 0 and 1."""
     tok = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tok.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)])
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)]
+    )
     tok.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=VOCAB, special_tokens=list(SPECIAL), show_progress=False)
     tok.train_from_iterator([p.named for p in passages] + list(ASK) * 20, trainer)
@@ -45,9 +48,16 @@ def train_tokenizer(passages: list[Passage]) -> Tokenizer:
 
 def save_tokenizer(tok: Tokenizer, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    names = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": 512, "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast", **names, "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }  # fmt: skip
     for name, text in (
@@ -96,8 +106,9 @@ def main() -> None:
     p.add_argument("--export-every", type=int, default=100)
     p.add_argument("--resume", action="store_true")
     a = p.parse_args()
-    torch.set_num_threads(a.threads)
+    threads = loop.Threads(a.threads)
     torch.manual_seed(a.seed)
+    torch.set_flush_denormal(True)
     passages = build_passages()
     tok = train_tokenizer(passages)
     save_tokenizer(tok, OUT)
@@ -105,15 +116,17 @@ def main() -> None:
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr, muon=False)
     step = loop.load_state("pico-reranker", model, opts) if a.resume else 0
+    size = sum(x.numel() for x in model.parameters())
     print(
-        f"{sum(x.numel() for x in model.parameters()):,} parameters, {len(examples.pool)} passages in training, "
+        f"{size:,} parameters, {len(examples.pool)} passages in training, "
         f"{len(passages) - len(examples.pool)} held out, from step {step}",
         flush=True,
     )
     progress = loop.Progress("pico-reranker", a.steps)
     if step == 0:
-        export(model, OUT)
+        export(model, OUT, step)
     while step < a.steps:
+        threads.adapt()
         loop.set_lr(opts, a.lr * loop.schedule(step, a.steps, decay=a.decay))
         rng = Random(f"{a.seed}:{step}")
         pairs = []
@@ -139,7 +152,7 @@ def main() -> None:
         if step % a.save_every == 0 or step == a.steps:
             loop.save_state("pico-reranker", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
-            export(model, OUT)
+            export(model, OUT, step)
 
 
 if __name__ == "__main__":

@@ -11,30 +11,30 @@ import re
 from dataclasses import dataclass
 
 CORE = (
-    "builtins", "itertools", "functools", "collections", "os", "os.path", "sys", "re", "json", "math", "random",
-    "pathlib", "datetime", "time", "string", "statistics", "heapq", "bisect", "copy", "shutil", "subprocess",
-    "threading", "asyncio", "logging", "argparse", "csv", "hashlib", "base64", "operator", "contextlib", "enum",
-    "dataclasses",
+    "builtins", "itertools", "functools", "collections", "os", "os.path", "sys", "re", "json", "math",
+    "random", "pathlib", "datetime", "time", "string", "statistics", "heapq", "bisect", "copy",
+    "shutil", "subprocess", "threading", "asyncio", "logging", "argparse", "csv", "hashlib", "base64",
+    "operator", "contextlib", "enum", "dataclasses",
 )  # fmt: skip
 OTHER = (
-    "urllib.parse", "urllib.request", "socket", "struct", "textwrap", "typing", "decimal", "fractions", "glob",
-    "tempfile", "uuid", "pickle", "sqlite3", "zipfile", "gzip", "io", "inspect", "unittest",
-    "unittest.mock", "queue", "weakref", "types", "traceback", "secrets", "hmac", "html", "calendar", "pprint",
-    "difflib", "fnmatch", "filecmp", "getpass", "platform", "signal", "configparser", "array", "abc",
-    "timeit", "concurrent.futures", "ipaddress", "shlex", "warnings", "zlib",
-    "numbers", "cmath", "graphlib", "mimetypes", "keyword", "importlib", "gc", "atexit",
-    "binascii", "bz2", "lzma", "colorsys", "select", "selectors", "sched", "shelve",
-    "contextvars", "cProfile", "pdb", "webbrowser", "zoneinfo",
-    "tomllib", "reprlib",
+    "urllib.parse", "urllib.request", "socket", "struct", "textwrap", "typing", "decimal", "fractions",
+    "glob", "tempfile", "uuid", "pickle", "sqlite3", "zipfile", "gzip", "io", "inspect", "unittest",
+    "unittest.mock", "queue", "weakref", "types", "traceback", "secrets", "hmac", "html", "calendar",
+    "pprint", "difflib", "fnmatch", "filecmp", "getpass", "platform", "signal", "configparser", "array",
+    "abc", "timeit", "concurrent.futures", "ipaddress", "shlex", "warnings", "zlib", "numbers", "cmath",
+    "graphlib", "mimetypes", "keyword", "importlib", "gc", "atexit", "binascii", "bz2", "lzma",
+    "colorsys", "select", "selectors", "sched", "shelve", "contextvars", "cProfile", "pdb",
+    "webbrowser", "zoneinfo", "tomllib", "reprlib",
 )  # fmt: skip
 # Classes whose methods are facts of their own.
 METHODS = (
     "builtins.str", "builtins.list", "builtins.dict", "builtins.set", "builtins.bytes", "builtins.int",
-    "builtins.float", "builtins.tuple", "collections.deque", "collections.Counter", "collections.OrderedDict",
-    "pathlib.Path", "datetime.datetime", "datetime.date", "datetime.timedelta", "threading.Thread",
-    "threading.Lock", "threading.Event", "threading.Condition", "re.Pattern", "re.Match", "random.Random",
-    "subprocess.Popen", "argparse.ArgumentParser", "logging.Logger", "queue.Queue", "asyncio.Queue",
-    "asyncio.Task", "string.Formatter", "contextlib.ExitStack", "fractions.Fraction", "zipfile.ZipFile",
+    "builtins.float", "builtins.tuple", "collections.deque", "collections.Counter",
+    "collections.OrderedDict", "pathlib.Path", "datetime.datetime", "datetime.date",
+    "datetime.timedelta", "threading.Thread", "threading.Lock", "threading.Event",
+    "threading.Condition", "re.Pattern", "re.Match", "random.Random", "subprocess.Popen",
+    "argparse.ArgumentParser", "logging.Logger", "queue.Queue", "asyncio.Queue", "asyncio.Task",
+    "string.Formatter", "contextlib.ExitStack", "fractions.Fraction", "zipfile.ZipFile",
     "socket.socket", "struct.Struct", "array.array", "concurrent.futures.Future",
     "concurrent.futures.Executor", "graphlib.TopologicalSorter", "statistics.NormalDist",
 )  # fmt: skip
@@ -54,7 +54,9 @@ SHORT = {"builtins.": "", "posixpath.": "os.path."}
 
 @dataclass(slots=True, frozen=True)
 class Symbol:
-    """One public name: `name` as people write it, `kind` in module/function/class/method, its raw docstring."""
+    """One public name: `name` as people write it, `kind` in module/function/class/method, its raw
+    docstring.
+    """
 
     name: str
     module: str
@@ -64,7 +66,9 @@ class Symbol:
 
 
 def public_names(module: object) -> list[str]:
-    """The public names of a module in a fixed order: `__all__` where it has one, else what it defines itself."""
+    """The public names of a module in a fixed order: `__all__` where it has one, else what it defines
+    itself.
+    """
     names = getattr(module, "__all__", None)
     if names is None:
         home = getattr(module, "__name__", "")

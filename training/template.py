@@ -1,7 +1,9 @@
+# ruff: noqa: E501 - tables of sentences read better one a line
 """Control tokens and chat template of the pico models.
 
-A turn is `<|role|>content<|end|>`; a conversation starts with `<|begin|>`. Tools are listed in the system turn, one
-JSON object a line; the assistant calls one with `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+A turn is `<|role|>content<|end|>`; a conversation starts with `<|begin|>`. Tools are listed in the system
+turn, one JSON object a line; the assistant calls one with `<tool_call>{"name": ..., "arguments":
+{...}}</tool_call>`.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
 _COMPILED = _environment().from_string(CHAT_TEMPLATE)
 
 
-def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, ask: bool = False) -> str:
+def render(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, ask: bool = False
+) -> str:
     """The text of a conversation; `ask` adds the opening of the assistant's next turn."""
     return _COMPILED.render(messages=messages, tools=tools, bos_token=BEGIN, add_generation_prompt=ask)

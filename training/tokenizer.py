@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import AddedToken as Added
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from training import code_text
 from training.dialogue import Sampler
@@ -43,7 +43,10 @@ def train() -> Tokenizer:
     """A tokenizer of exactly `VOCAB` entries whose first ids are the control tokens."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(SPLIT, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(SPLIT, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tok.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -63,7 +66,8 @@ def save(tok: Tokenizer, directory: Path, max_length: int) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     names = {"bos_token": BEGIN, "eos_token": END, "pad_token": PAD}
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", **names, "add_bos_token": True, "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "PreTrainedTokenizerFast", **names, "add_bos_token": True,
+        "clean_up_tokenization_spaces": False,
         "model_max_length": max_length, "chat_template": CHAT_TEMPLATE,
         "additional_special_tokens": [t for t in CONTROL if t not in names.values()],
     }  # fmt: skip

@@ -1,4 +1,7 @@
-"""Synthetic conversations with tools: the model learns to copy a tool's name and the arguments from the question."""
+# ruff: noqa: E501 - tables of sentences read better one a line
+"""Synthetic conversations with tools: the model learns to copy a tool's name and the arguments from the
+question.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,42 @@ import json
 from random import Random
 from typing import Any
 
-CITIES = """Paris London Berlin Madrid Rome Tokyo Lima Oslo Cairo Delhi Seoul Sydney Boston Chicago Denver Dublin Vienna
-Prague Athens Lisbon Warsaw Geneva Nairobi Toronto Havana Munich Kyoto Osaka Milan Naples Zurich Hamburg Austin Dallas
-Seattle Miami Houston Moscow Mumbai Bangkok Jakarta Manila Hanoi Beijing Shanghai Taipei Melbourne Auckland Helsinki
-Stockholm Copenhagen Brussels Amsterdam Budapest Bucharest Sofia Istanbul Ankara Tehran Baghdad Riyadh Dubai Doha""".split()
-NAMES = "Alice Bob Carol Dave Erin Frank Grace Heidi Ivan Judy Mallory Nina Oscar Peggy Rupert Sybil Trent Victor Walter Zoe".split()
-THINGS = """milk bread coffee laptop phone camera book guitar bicycle lamp table chair jacket boots tent kettle printer
-keyboard monitor mouse headphones backpack watch umbrella piano carpet mirror blanket scissors hammer""".split()
-TOPICS = """quantum computing|solar panels|machine learning|ancient Rome|black holes|jazz music|climate change|chess openings|
-python asyncio|ocean currents|electric cars|deep learning|coral reefs|the moon landing|sourdough bread|world history""".replace("\n", "").split("|")
-LANGS = "French German Spanish Italian Japanese Korean Dutch Polish Greek Turkish Hindi Swedish".split()
-_SYL = "ba be bi bo da de di do fa fi ga go ka ke ki ko la le li lo ma me mi mo na ne ni no pa pe po ra re ri ro sa se si so ta te ti to va ve vi vo za ze zo".split()
+CITIES = [
+    "Paris", "London", "Berlin", "Madrid", "Rome", "Tokyo", "Lima", "Oslo", "Cairo", "Delhi", "Seoul",
+    "Sydney", "Boston", "Chicago", "Denver", "Dublin", "Vienna", "Prague", "Athens", "Lisbon", "Warsaw",
+    "Geneva", "Nairobi", "Toronto", "Havana", "Munich", "Kyoto", "Osaka", "Milan", "Naples", "Zurich",
+    "Hamburg", "Austin", "Dallas", "Seattle", "Miami", "Houston", "Moscow", "Mumbai", "Bangkok",
+    "Jakarta", "Manila", "Hanoi", "Beijing", "Shanghai", "Taipei", "Melbourne", "Auckland", "Helsinki",
+    "Stockholm", "Copenhagen", "Brussels", "Amsterdam", "Budapest", "Bucharest", "Sofia", "Istanbul",
+    "Ankara", "Tehran", "Baghdad", "Riyadh", "Dubai", "Doha",
+]  # fmt: skip
+NAMES = [
+    "Alice", "Bob", "Carol", "Dave", "Erin", "Frank", "Grace", "Heidi", "Ivan", "Judy", "Mallory",
+    "Nina", "Oscar", "Peggy", "Rupert", "Sybil", "Trent", "Victor", "Walter", "Zoe",
+]  # fmt: skip
+THINGS = [
+    "milk", "bread", "coffee", "laptop", "phone", "camera", "book", "guitar", "bicycle", "lamp",
+    "table", "chair", "jacket", "boots", "tent", "kettle", "printer", "keyboard", "monitor", "mouse",
+    "headphones", "backpack", "watch", "umbrella", "piano", "carpet", "mirror", "blanket", "scissors",
+    "hammer",
+]  # fmt: skip
+TOPICS = [
+    "quantum computing", "solar panels", "machine learning", "ancient Rome", "black holes", "jazz music",
+    "climate change", "chess openings", "python asyncio", "ocean currents", "electric cars", "deep learning",
+    "coral reefs", "the moon landing", "sourdough bread", "world history",
+]  # fmt: skip
+LANGS = [
+    "French", "German", "Spanish", "Italian", "Japanese", "Korean", "Dutch", "Polish", "Greek", "Turkish",
+    "Hindi", "Swedish",
+]  # fmt: skip
+_SYL = [
+    "ba", "be", "bi", "bo", "da", "de", "di", "do", "fa", "fi", "ga", "go", "ka", "ke", "ki", "ko",
+    "la", "le", "li", "lo", "ma", "me", "mi", "mo", "na", "ne", "ni", "no", "pa", "pe", "po", "ra",
+    "re", "ri", "ro", "sa", "se", "si", "so", "ta", "te", "ti", "to", "va", "ve", "vi", "vo", "za",
+    "ze", "zo",
+]  # fmt: skip
 
-S, I, N = "string", "integer", "number"
+S, J, N = "string", "integer", "number"
 # name, synonyms of the name, description, parameters (name, type, description, source of the value), questions, result
 Tool = tuple[tuple[str, ...], str, tuple[tuple[str, str, str, str], ...], tuple[str, ...], str]
 TOOLS: tuple[Tool, ...] = (
@@ -42,11 +68,11 @@ TOOLS: tuple[Tool, ...] = (
      ("Translate {0} to {1}.", "Translate '{0}' into {1}.", "How do you say {0} in {1}?"), "It is {r}."),
     (("get_stock_price", "stock_price"), "Get the price of a stock", (("symbol", S, "Ticker symbol", "ticker"),),
      ("What is the stock price of {0}?", "How much is {0} stock?", "Price of {0}?"), "The price of {0} is {r}."),
-    (("create_reminder", "set_reminder", "remind"), "Create a reminder", (("text", S, "What to remember", "chore"), ("minutes", I, "Minutes from now", "int")),
+    (("create_reminder", "set_reminder", "remind"), "Create a reminder", (("text", S, "What to remember", "chore"), ("minutes", J, "Minutes from now", "int")),
      ("Remind me to {0} in {1} minutes.", "In {1} minutes, remind me to {0}.", "Set a reminder to {0} in {1} minutes."), "Done: {r}."),
-    (("add_to_cart", "order_item", "buy"), "Add a product to the cart", (("item", S, "Product", "thing"), ("quantity", I, "How many", "small")),
+    (("add_to_cart", "order_item", "buy"), "Add a product to the cart", (("item", S, "Product", "thing"), ("quantity", J, "How many", "small")),
      ("Add {1} {0} to my cart.", "Order {1} {0}.", "Buy {1} {0}."), "Done: {r}."),
-    (("get_user", "lookup_user", "find_user"), "Look up a user by id", (("id", I, "User id", "int"),),
+    (("get_user", "lookup_user", "find_user"), "Look up a user by id", (("id", J, "User id", "int"),),
      ("Who is user {0}?", "Look up user {0}.", "Find the user with id {0}."), "User {0} is {r}."),
     (("read_file", "open_file", "cat"), "Read a file", (("path", S, "Path of the file", "path"),),
      ("Read the file {0}.", "Show me {0}.", "What is in {0}?", "Open {0}."), "The file says {r}."),
@@ -59,7 +85,7 @@ TOOLS: tuple[Tool, ...] = (
     (("play_music", "play"), "Play music", (("artist", S, "Artist", "name"),), ("Play music by {0}.", "Play {0}.", "I want to hear {0}."), "Done: {r}."),
     (("square_root", "sqrt"), "Compute a square root", (("x", N, "Number", "int"),),
      ("What is the square root of {0}?", "Compute sqrt of {0}."), "The result is {r}."),
-    (("set_temperature", "set_thermostat"), "Set the temperature of a room", (("room", S, "Room", "room"), ("degrees", I, "Degrees Celsius", "small")),
+    (("set_temperature", "set_thermostat"), "Set the temperature of a room", (("room", S, "Room", "room"), ("degrees", J, "Degrees Celsius", "small")),
      ("Set the {0} to {1} degrees.", "Make the {0} {1} degrees.", "Change the temperature in the {0} to {1}."), "Done: {r}."),
     (("lights_on", "turn_on_light", "switch_light"), "Turn on the light in a room", (("room", S, "Room", "room"),),
      ("Turn on the light in the {0}.", "Switch on the {0} light.", "Light on in the {0}, please."), "Done: {r}."),
@@ -114,7 +140,19 @@ def schema(tool: Tool, name: str, rng: Random) -> dict[str, Any]:
 
 def result_of(name: str, rng: Random) -> tuple[str, str]:
     """A tool's answer: (content of the tool message, the words the assistant repeats)."""
-    short = rng.choice(["sunny", "cloudy", "rainy", "ok", "12 degrees", "18:45", "saved", word(rng), str(rng.randint(0, 999))])
+    short = rng.choice(
+        [
+            "sunny",
+            "cloudy",
+            "rainy",
+            "ok",
+            "12 degrees",
+            "18:45",
+            "saved",
+            word(rng),
+            str(rng.randint(0, 999)),
+        ]
+    )
     style = rng.random()
     if style < 0.5:
         return short, short
@@ -122,7 +160,9 @@ def result_of(name: str, rng: Random) -> tuple[str, str]:
 
 
 def sample(rng: Random, other: tuple[str, str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """One conversation with tools: (messages, tools). `other` is a question that needs no tool, with its answer."""
+    """One conversation with tools: (messages, tools). `other` is a question that needs no tool, with its
+    answer.
+    """
     picked: list[tuple[Tool, str]] = []
     descriptions: set[str] = set()
     for t in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3, 4))):
@@ -134,7 +174,12 @@ def sample(rng: Random, other: tuple[str, str]) -> tuple[list[dict[str, Any]], l
     tool, name = rng.choice(picked)
     messages: list[dict[str, Any]] = []
     if rng.random() < 0.3:
-        messages.append({"role": "system", "content": rng.choice(("You are a helpful assistant.", "Use the tools when needed."))})
+        messages.append(
+            {
+                "role": "system",
+                "content": rng.choice(("You are a helpful assistant.", "Use the tools when needed.")),
+            }
+        )
     if rng.random() < 0.22:  # no tool fits
         messages += [{"role": "user", "content": other[0]}, {"role": "assistant", "content": other[1]}]
         return messages, tools
@@ -144,8 +189,14 @@ def sample(rng: Random, other: tuple[str, str]) -> tuple[list[dict[str, Any]], l
     if rng.random() < 0.15:
         question = rng.choice(("Please: ", "Hi! ", "Hello, ")) + question
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    messages += [{"role": "user", "content": question}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages += [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
     if rng.random() < 0.4:
         content, short = result_of(name, rng)
-        messages += [{"role": "tool", "content": content}, {"role": "assistant", "content": tool[4].format(*values, r=short)}]
+        messages += [
+            {"role": "tool", "content": content},
+            {"role": "assistant", "content": tool[4].format(*values, r=short)},
+        ]
     return messages, tools

@@ -84,8 +84,8 @@ class ContextTooLong(ApiError):
     def __init__(self, prompt_tokens: int, max_tokens: int, context_window: int, *, at_least: bool = False):
         about = "at least " if at_least else ""
         super().__init__(
-            f"The prompt has {about}{prompt_tokens} tokens and max_tokens is {max_tokens}, together more than the model's "
-            f"context window of {context_window}. Shorten the input or lower max_tokens.",
+            f"The prompt has {about}{prompt_tokens} tokens and max_tokens is {max_tokens}, together more "
+            f"than the model's context window of {context_window}. Shorten the input or lower max_tokens.",
             param="messages",
         )
 

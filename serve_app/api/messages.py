@@ -68,7 +68,7 @@ def _content(value: Any, where: str) -> str:
             continue
         if kind not in ("text", "input_text", "output_text"):
             named = f'"{kind[:32]}"' if isinstance(kind, str) else json_type(kind)
-            message = f"{where}[{i}]: content parts of type {named} are not supported by this model; send text parts."
+            message = f"{where}[{i}]: content parts of type {named} are not supported; send text parts."
             raise InvalidInput(message, param=f"{where}[{i}].type")
         pieces.append(text(part.get("text"), f"{where}[{i}].text"))
     return "\n".join(pieces)

@@ -1,7 +1,8 @@
 """The model list in its three shapes: Cloudflare's `models/search`, OpenAI's `models`, OpenRouter's.
 
 Works on catalogue records as `models/search` shows them:
-``{id, source, name, description, task: {id, name, description}, created_at, tags, properties: [{property_id, value}]}``.
+``{id, source, name, description, task: {id, name, description}, created_at, tags, properties: [{property_id,
+value}]}``.
 """
 
 from __future__ import annotations
@@ -41,14 +42,18 @@ def _matches(record: Record, query: Mapping[str, str]) -> bool:
     if author and _author(record).lower() != author:
         return False
     task = query.get("task", "").strip().lower()
-    if task and task not in (record["task"]["name"].lower(), record["task"]["id"]):
+    if task and task not in (record["task"]["name"].lower(), record["task"]["id"].lower()):
         return False
     if query.get("source") and str(record["source"]) != query["source"].strip():
         return False
     if _flag(query, "hide_experimental") and property_value(record, "beta") == "true":
         return False
     date = property_value(record, "planned_deprecation_date")
-    if date and not _flag(query, "include_deprecated") and str(date)[:10] < datetime.now(UTC).date().isoformat():
+    if (
+        date
+        and not _flag(query, "include_deprecated")
+        and str(date)[:10] < datetime.now(UTC).date().isoformat()
+    ):
         return False
     words = query.get("search", "").lower().split()
     text = f"{record['name']} {record['description']} {record['task']['name']}".lower()

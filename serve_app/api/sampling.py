@@ -130,10 +130,8 @@ def parse_token_ids(
 def _in_vocab(token_id: int, name: str, vocab_size: int | None) -> int:
     top = MAX_TOKENS if vocab_size is None else vocab_size
     if not 0 <= token_id < top:
-        known = f" from 0 to {vocab_size - 1}" if vocab_size is not None else ""
-        raise InvalidInput(
-            f"{name} names a token that the model does not have; token ids go{known}.", param=name
-        )
+        message = f"{name} names a token that the model does not have; token ids go from 0 to {top - 1}."
+        raise InvalidInput(message, param=name)
     return token_id
 
 
@@ -181,7 +179,9 @@ def refuse_unsupported(body: dict[str, Any]) -> None:
         return
     kind = form.get("type") if isinstance(form, dict) else None
     if kind in ("json_object", "json_schema"):
-        message = f"response_format {kind} is not supported yet: answers are not constrained to JSON. Leave the field out."
+        message = (
+            f"response_format {kind} is not supported yet; leave the field out and ask for JSON in words."
+        )
         raise InvalidInput(message, param="response_format")
     if kind != "text":
         raise InvalidInput('response_format must be {"type": "text"}.', param="response_format")

@@ -1,4 +1,5 @@
-"""JSON Schemas of a model's input and output, as `GET /ai/models/schema` shows them, from the ranges the readers check."""
+"""JSON Schemas of a model's input and output, as `GET /ai/models/schema` shows them, from the ranges the
+readers check."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ def _field(kind: str | list[str], description: str, **more: Any) -> Schema:
 
 
 def _object(properties: Schema, required: list[str] | None = None, **more: Any) -> Schema:
-    return {"type": "object", "properties": properties, **({"required": required} if required else {}), **more}
+    return {
+        "type": "object",
+        "properties": properties,
+        **({"required": required} if required else {}),
+        **more,
+    }
 
 
 def schema(task: str, limits: ModelLimits | None = None) -> dict[str, Schema]:
@@ -37,20 +43,35 @@ def _sampling_fields(limits: ModelLimits) -> Schema:
             integer, "Most tokens to generate.", minimum=1, default=limits.default_max_tokens
         ),
         "temperature": _field(
-            number, "Randomness; 0 always takes the likeliest token.", minimum=0, maximum=5, default=limits.temperature
+            number,
+            "Randomness; 0 always takes the likeliest token.",
+            minimum=0,
+            maximum=5,
+            default=limits.temperature,
         ),
         "top_p": _field(
-            number, "Keeps the likeliest tokens whose probabilities reach this sum.", minimum=0, maximum=2,
+            number,
+            "Keeps the likeliest tokens whose probabilities reach this sum.",
+            minimum=0,
+            maximum=2,
             default=limits.top_p,
         ),
-        "top_k": _field(integer, "Keeps this many of the likeliest tokens; 0 is off.", minimum=0, default=limits.top_k),
+        "top_k": _field(
+            integer, "Keeps this many of the likeliest tokens; 0 is off.", minimum=0, default=limits.top_k
+        ),
         "min_p": _field(
-            number, "Drops tokens less likely than this share of the likeliest.", minimum=0, maximum=1,
+            number,
+            "Drops tokens less likely than this share of the likeliest.",
+            minimum=0,
+            maximum=1,
             default=limits.min_p,
         ),
         "seed": _field(integer, "Makes the answer repeatable.", minimum=0, maximum=sampling.MAX_SEED),
         "repetition_penalty": _field(
-            number, "Above 1 makes tokens seen before less likely.", minimum=0, maximum=2,
+            number,
+            "Above 1 makes tokens seen before less likely.",
+            minimum=0,
+            maximum=2,
             default=limits.repetition_penalty,
         ),
         "frequency_penalty": _field(
@@ -71,7 +92,9 @@ def _sampling_fields(limits: ModelLimits) -> Schema:
             ],
         },
         "logit_bias": _field(
-            "object", "Token ids and what to add to their logits.", maxProperties=sampling.MAX_BIASES,
+            "object",
+            "Token ids and what to add to their logits.",
+            maxProperties=sampling.MAX_BIASES,
             additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
         ),
         "logprobs": _field("boolean", "Returns log-probabilities of the tokens.", default=False),
@@ -110,7 +133,9 @@ def _generate_input(limits: ModelLimits) -> Schema:
     content = {"oneOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]}
     message = _object(
         {
-            "role": _field("string", "Who speaks; developer is the same as system.", enum=[*messages.ROLES, "developer"]),
+            "role": _field(
+                "string", "Who speaks; developer is the same as system.", enum=[*messages.ROLES, "developer"]
+            ),
             "content": content,
             "name": {"type": "string"},
             "tool_calls": {"type": "array", "items": {"type": "object"}},
@@ -138,7 +163,8 @@ def _generate_input(limits: ModelLimits) -> Schema:
 
 def _tool() -> Schema:
     return _object(
-        {"name": {"type": "string"}, "description": {"type": "string"}, "parameters": {"type": "object"}}, ["name"]
+        {"name": {"type": "string"}, "description": {"type": "string"}, "parameters": {"type": "object"}},
+        ["name"],
     )
 
 
@@ -147,18 +173,24 @@ def _usage(*, output: bool = True) -> Schema:
     fields: Schema = {"prompt_tokens": integer, "completion_tokens": integer, "total_tokens": integer}
     if output:
         fields["prompt_tokens_details"] = _object({"cached_tokens": integer})
-    return _object({**fields, "neurons": _field("number", "Price in neurons.")}, ["prompt_tokens", "total_tokens"])
+    return _object(
+        {**fields, "neurons": _field("number", "Price in neurons.")}, ["prompt_tokens", "total_tokens"]
+    )
 
 
 def _generate_output() -> Schema:
-    call = _object({"id": {"type": "string"}, "name": {"type": "string"}, "arguments": {"type": "object"}}, ["name"])
+    call = _object(
+        {"id": {"type": "string"}, "name": {"type": "string"}, "arguments": {"type": "object"}}, ["name"]
+    )
     answer = _object(
         {
             "response": _field("string", "The answer."),
             "tool_calls": {"type": "array", "items": call},
             "finish_reason": {"type": "string", "enum": ["stop", "length", "tool_calls"]},
             "usage": _usage(),
-            "choices": _field("array", "The same, and further answers, in OpenAI's shape.", items={"type": "object"}),
+            "choices": _field(
+                "array", "The same, and further answers, in OpenAI's shape.", items={"type": "object"}
+            ),
         },
         ["response", "usage"],
     )
@@ -185,7 +217,11 @@ def _embed_input() -> Schema:
         ],
     }
     pooling = _field("string", "How token vectors become one.", enum=["mean", "cls"])
-    asked = {"query": _field("string", "Scores contexts against this."), "contexts": _contexts(), "pooling": pooling}
+    asked = {
+        "query": _field("string", "Scores contexts against this."),
+        "contexts": _contexts(),
+        "pooling": pooling,
+    }
     return {
         "type": "object",
         "oneOf": [_object({"text": text, "pooling": pooling}, ["text"]), _object(asked, ["contexts"])],
@@ -216,4 +252,6 @@ def _rerank_output() -> Schema:
     item = _object(
         {"id": _field("integer", "Index into contexts."), "score": {"type": "number"}}, ["id", "score"]
     )
-    return _object({"response": {"type": "array", "items": item}, "usage": _usage(output=False)}, ["response"])
+    return _object(
+        {"response": {"type": "array", "items": item}, "usage": _usage(output=False)}, ["response"]
+    )

@@ -13,9 +13,9 @@ from serve_app.engine.request import SamplingParams
 class ModelLimits:
     """What a model's record says about the values a request may carry.
 
-    ``default_max_tokens`` and the sampling fields apply when the client gives none; ``context_window`` counts prompt and output
-    tokens; ``vocab_size`` bounds token ids; ``None`` means "not known here", and leaves the check to whoever
-    knows.
+    ``default_max_tokens`` and the sampling fields apply when the client gives none; ``context_window`` counts
+    prompt and output tokens; ``vocab_size`` bounds token ids; ``None`` means "not known here", and leaves the
+    check to whoever knows.
     """
 
     default_max_tokens: int = 256

@@ -30,6 +30,7 @@ from serve_app.catalog.records import Weights, Wheel
 Progress = Callable[[str, int, int], None]  # (name, bytes done, bytes in all or 0 when unknown)
 
 ALLOWED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "README.md", "LICENSE*", "USE_POLICY*")
+TOKENIZER_FILES = ("tokenizer*", "*config.json", "special_tokens_map.json", "*.jinja", "*.model")
 # Weights that a program, not a table, unpacks; code; and alternative copies of the weights in other folders.
 REFUSED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.py", "*.onnx", "*.msgpack", "*.h5", "consolidated*",
            "original/*", "onnx/*", "openvino/*")  # fmt: skip
@@ -57,6 +58,17 @@ def resolve(
     return found
 
 
+def tokenizer_directory(weights: Weights, home: Path, source: Path | str = "weights") -> Path:
+    """A directory with at least the tokenizer, chat template and configuration of `weights`.
+
+    For the gateway, which must not fetch gigabytes to count tokens: of a Hugging Face repository only the
+    small files come. Raises CatalogError.
+    """
+    if weights.repo is None:
+        return resolve(weights, home, source=source)
+    return _from_hub(weights, lambda name, done, total: None, source, TOKENIZER_FILES)
+
+
 def _check_loadable(folder: Path, source: Path | str) -> None:
     if not (folder / "config.json").is_file():
         raise CatalogError(
@@ -76,21 +88,19 @@ def _check_loadable(folder: Path, source: Path | str) -> None:
 # ----------------------------------------------------------------------------------------------------
 
 
-def _from_hub(weights: Weights, report: Progress, source: Path | str) -> Path:
+def _from_hub(
+    weights: Weights, report: Progress, source: Path | str, patterns: tuple[str, ...] = ALLOWED
+) -> Path:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # Imported here: most records that ship need no hub, and the import costs half a second of every start.
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     repo, revision = weights.repo or "", weights.revision or "main"
     wanted: dict[str, Any] = {
         "repo_id": repo,
         "revision": revision,
-        "allow_patterns": list(ALLOWED),
+        "allow_patterns": list(patterns),
         "ignore_patterns": list(REFUSED),
     }
     try:
@@ -98,7 +108,8 @@ def _from_hub(weights: Weights, report: Progress, source: Path | str) -> Path:
         names = [sibling.rfilename for sibling in info.siblings or []]
         if not any(name.endswith(".safetensors") for name in names):
             raise CatalogError(
-                source, "weights.repo", f"{repo} at {revision} has no safetensors, only formats that can run code",
+                source, "weights.repo",
+                f"{repo} at {revision} has no safetensors, only formats that can run code",
                 "Choose a repository or revision with *.safetensors files.",
             )  # fmt: skip
         total = sum(
@@ -120,12 +131,14 @@ def _from_hub(weights: Weights, report: Progress, source: Path | str) -> Path:
             source, "weights.repo", f"there is no repository {repo}, or it is private",
             "Correct the name, or set HF_TOKEN to a token that may read it.",
         ) from None  # fmt: skip
-    except (OSError, HfHubHTTPError) as error:
+    except CatalogError:
+        raise
+    except Exception as error:  # whatever HTTP client the hub uses below; none of it is worth a traceback
         # Without a network a copy fetched earlier serves as well.
-        with contextlib.suppress(OSError, LocalEntryNotFoundError):
+        with contextlib.suppress(LocalEntryNotFoundError, OSError):
             return Path(
                 snapshot_download(
-                    repo, revision=revision, local_files_only=True, allow_patterns=list(ALLOWED)
+                    repo, revision=revision, local_files_only=True, allow_patterns=list(patterns)
                 )
             )
         raise CatalogError(
@@ -164,8 +177,8 @@ def _download(wheel: Wheel, label: str, scratch: Path, report: Progress, source:
     (scratch / "tmp").mkdir()
     (scratch / "requirements.txt").write_text(f"{label} --hash=sha256:{wheel.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-               "--no-cache-dir", "--disable-pip-version-check", "--no-input", "--require-hashes", "--dest", str(scratch),
-               "--requirement", str(scratch / "requirements.txt")]  # fmt: skip
+               "--no-cache-dir", "--disable-pip-version-check", "--no-input", "--require-hashes",
+               "--dest", str(scratch), "--requirement", str(scratch / "requirements.txt")]  # fmt: skip
     total = wheel.size or 0
     report(label, 0, total)
     with tempfile.TemporaryFile() as errors:
@@ -178,7 +191,9 @@ def _download(wheel: Wheel, label: str, scratch: Path, report: Progress, source:
         try:
             while child.poll() is None:
                 time.sleep(0.2)
-                report(label, _bytes_under(scratch), total)
+                # pip keeps two copies for a moment, and 100 % is for the file that passed its check.
+                seen = _bytes_under(scratch)
+                report(label, min(seen, total * 99 // 100) if total else seen, total)
         finally:
             if child.poll() is None:  # interrupted: do not leave pip behind
                 child.terminate()

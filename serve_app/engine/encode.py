@@ -56,7 +56,7 @@ class EncodeBatcher:
     activations should stay in the cache, hence the modest default.
     """
 
-    def __init__(self, model: Encoder, *, token_budget: int = 2048, name: str = "encoder") -> None:
+    def __init__(self, model: Encoder, *, token_budget: int = 1024, name: str = "encoder") -> None:
         if token_budget < 1:
             raise ValueError(f"token_budget is {token_budget}; give at least 1")
         self.model = model

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import FINISH_ERROR, Request, StepOutput
+from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED, Request, StepOutput
 from serve_app.engine.scheduler import Prefix
 
 OnOutputs = Callable[[list[StepOutput]], None]
@@ -46,7 +46,7 @@ class EngineLoop:
             try:
                 self._engine.add(request, prefix, held=held)
             except ValueError as refused:
-                self._on_outputs([StepOutput(request.id, 0, [], FINISH_ERROR, error=str(refused))])
+                self._on_outputs([StepOutput(request.id, 0, [], FINISH_REFUSED, error=str(refused))])
 
         self._submit(command)
 

@@ -10,7 +10,8 @@ from typing import Any
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ABORT = "abort"
-FINISH_ERROR = "error"
+FINISH_ERROR = "error"  # the engine failed; another may succeed
+FINISH_REFUSED = "refused"  # this request can't be run by any engine like this one
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from serve_app.api.collect import merge
-from serve_app.api.errors import InputTooLong, Internal, OutOfCapacity
+from serve_app.api.errors import InvalidInput, OutOfCapacity
 from serve_app.api.types import Event, GenerateRequest, Usage
 from serve_app.catalog.pricing import neurons
-from serve_app.channel.inbox import TokenInbox
+from serve_app.channel.frames import TokenItem
+from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.engine.request import TokenLogprobs
 from serve_app.gateway.models import ServedModel
 from serve_app.text.output import OutputStream
@@ -27,12 +28,17 @@ log = logging.getLogger("ray.serve")
 MAX_ATTEMPTS = 3
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
-# How long the last frames may take to arrive once the worker has said that the request is finished.
-FRAME_GRACE_S = 5.0
 
 
 class WorkerGone(RuntimeError):
     """The replica or worker that had the request is gone; another may continue it."""
+
+
+class RefusedByEngine(InvalidInput):
+    """The engine can't run this request, wherever it goes."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The model refuses this request: {reason}.")
 
 
 @dataclass(slots=True)
@@ -46,7 +52,7 @@ class Piece:
 
 
 class Generator:
-    """``call(model, wire)`` starts a request on a decode replica and returns a cancellable awaitable of its result."""
+    """``call(model, wire)`` runs a request on a decode replica; it raises :class:`WorkerGone` where a retry may help."""
 
     def __init__(self, inbox: TokenInbox, call: Callable[[ServedModel, dict[str, Any]], Any], max_inflight: int) -> None:
         self._inbox = inbox
@@ -87,7 +93,7 @@ class Generator:
         sampling = request.sampling
         if index:
             sampling = replace(sampling, seed=sampling.seed + index)
-        wire = {"ids": ids.tobytes(), "salt": salt, "sampling": sampling.to_wire(), "inbox": self._inbox.address}
+        wire = {"ids": ids.tobytes(), "salt": salt, "sampling": sampling.to_wire(), "inbox": self._inbox.address.to_wire()}
         pieces = self._tokens(model, wire, ids)
         finish = "stop"
         try:
@@ -111,7 +117,7 @@ class Generator:
         for attempt in range(MAX_ATTEMPTS):
             resumed = np.concatenate([prompt, np.array(produced, np.int32)]).astype(np.int32)
             request_id = secrets.token_hex(16)
-            sent = {**wire, "id": request_id, "stream": request_id, "ids": resumed.tobytes(), "resumed": len(produced)}
+            sent = {**wire, "id": request_id, "ids": resumed.tobytes(), "resumed": len(produced)}
             try:
                 async for piece in self._attempt(model, sent, len(produced)):
                     produced += piece.ids
@@ -125,54 +131,40 @@ class Generator:
                 await asyncio.sleep(0.2 * attempt)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
 
-    async def _attempt(self, model: ServedModel, wire: dict[str, Any], offset: int) -> AsyncIterator[Piece]:
-        """Follows one attempt's frames and its unary call until either says how it ended."""
-        with self._inbox.open_stream(wire["stream"], offset=offset) as stream:
-            call = asyncio.ensure_future(self._call(model, wire))
-            received = offset
-            try:
-                while True:
-                    frame = asyncio.ensure_future(stream.next())
-                    try:
-                        await asyncio.wait({frame, call}, return_when=asyncio.FIRST_COMPLETED)
-                        if not frame.done() and call.done():
-                            call.result()  # a lost worker shows here
-                            await asyncio.wait({frame}, timeout=0 if stream.broken else FRAME_GRACE_S)
-                        if not frame.done():
-                            break
-                    finally:
-                        if not frame.done():
-                            frame.cancel()
-                    item = frame.result()
-                    if item is None:
-                        break
-                    received += len(item.ids)
-                    extra = item.extra or {}
-                    logprobs = [TokenLogprobs(p, top) for p, top in extra["logprobs"]] if "logprobs" in extra else None
-                    yield Piece(list(item.ids), logprobs, _finish(item.finish), extra.get("cached"))
-                    if item.finish is not None:
-                        await call
-                        return
-                result = await call
-                rest = np.frombuffer(result.get("undelivered") or b"", np.int32).tolist()
-                missing = result["tokens"] + offset - received
-                if missing != len(rest):
-                    rest = rest[len(rest) - missing :] if 0 <= missing < len(rest) else rest
-                if len(rest) != missing:
-                    raise Internal
-                if result.get("error"):
-                    raise InputTooLong(f"The model refuses this request: {result['error']}.")
-                yield Piece(rest, None, _finish(result["finish"]), result["cached"] if received == offset else None)
-            finally:
-                if not call.done():
-                    call.cancel()
-                    await asyncio.gather(call, return_exceptions=True)
+    async def _attempt(self, model: ServedModel, wire: dict[str, Any], start: int) -> AsyncIterator[Piece]:
+        """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
+        stream = self._inbox.open_stream(wire["id"], start)
+        call = asyncio.ensure_future(self._complete(model, wire, stream))
+        try:
+            async for item in stream:
+                yield _piece(item)
+            await call
+        finally:
+            stream.close()
+            if not call.done():
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+
+    async def _complete(self, model: ServedModel, wire: dict[str, Any], stream: Stream) -> None:
+        try:
+            result = await self._call(model, wire)
+            if "error" in result:
+                raise RefusedByEngine(result["error"]) if result["refused"] else WorkerGone(result["error"])
+            for item in result["undelivered"]:
+                stream.feed(TokenItem.from_wire(item))
+            if not stream.finished:
+                raise WorkerGone("the answer is incomplete")
+        except Exception as error:
+            stream.fail(error)
 
 
-def _finish(reason: str | None) -> str | None:
-    if reason in ("abort", "error"):
-        raise WorkerGone(reason)
-    return reason
+def _piece(item: TokenItem) -> Piece:
+    extra = item.extra or []
+    logprobs = None
+    if extra and extra[0] is not None and "logprob" in extra[0]:
+        logprobs = [TokenLogprobs(e["logprob"], [tuple(pair) for pair in e["top"]]) for e in extra]
+    cached = extra[0].get("cached") if extra and extra[0] is not None else None
+    return Piece(list(item.ids), logprobs, item.finish, cached)
 
 
 async def _merge_choices(choices: list[AsyncIterator[Event]]) -> AsyncIterator[Event]:

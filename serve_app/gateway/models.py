@@ -58,10 +58,16 @@ class ServedModel:
 
     @property
     def limits(self) -> ModelLimits:
+        defaults = self.record.defaults
         return ModelLimits(
-            default_max_tokens=self.record.defaults.max_tokens,
+            default_max_tokens=defaults.max_tokens,
             context_window=self.context_window,
             vocab_size=self.tokenizer.vocab_size,
+            temperature=defaults.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            min_p=defaults.min_p,
+            repetition_penalty=defaults.repetition_penalty,
         )
 
     @property

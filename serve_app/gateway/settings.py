@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -21,9 +21,10 @@ class GatewaySettings:
     profile: str
     models: tuple[str, ...] = ()
     max_inflight: int = 512
-    max_body_bytes: int = 16 << 20
-    inbox_host: str = "127.0.0.1"
-    extra: dict[str, str] = field(default_factory=dict)
+    max_body_bytes: int = 1 << 20
+    max_embedding_body_bytes: int = 10_000_000
+    # With several nodes, workers on other nodes must reach this gateway's token inbox.
+    several_nodes: bool = False
 
     def tenant_salt(self, account: str) -> bytes:
         """Keeps tenants' cached prefixes apart; nobody outside the cluster can compute it."""

@@ -3,8 +3,8 @@
 Both paths share one signature and one meaning. Query i of a request with q queries stands at position
 ``p = seq_len - q + i`` and attends to keys ``max(0, p - window + 1) .. p`` of its own request::
 
-    weights = softmax([softcap * tanh(scale * q.k / softcap) for each key] + [sink])   # the sink's weight is dropped
-    out     = weights @ V
+    weights = softmax([softcap * tanh(scale * q.k / softcap) for each key] + [sink])   # the sink's weight is
+    dropped out     = weights @ V
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ BLOCK = 32  # tokens per KV block
 
 
 class AttentionBatch(Protocol):
-    """What attention needs of ``engine.batch.Batch`` (R requests, T query tokens, all on the device of the cache)."""
+    """What attention needs of ``engine.batch.Batch`` (R requests, T query tokens, all on the device of the
+    cache)."""
 
     @property
     def query_start(self) -> Tensor: ...  # [R+1] int32
@@ -55,7 +56,8 @@ def _load() -> tuple[native.Library | None, str]:
 
 
 def cpu_library() -> native.Library | None:
-    """The compiled CPU kernels; builds, loads and tests them on the first call (seconds when nothing is cached)."""
+    """The compiled CPU kernels; builds, loads and tests them on the first call (seconds when nothing is
+    cached)."""
     return _load()[0]
 
 
@@ -77,9 +79,9 @@ def paged_attention(
 ) -> Tensor:
     """Attention of T query tokens over the cached keys of their requests.
 
-    ``q`` [T, Hq, D] (any strides); ``kv_layer`` [2, num_blocks, Hkv, 32, D], K/V of the batch already written;
-    ``sinks`` [Hq] extra logits per head; Hq a multiple of Hkv. Returns a contiguous [T, Hq, D] of q's dtype.
-    Raises ValueError when lengths or block ids contradict the cache (C++ path).
+    ``q`` [T, Hq, D] (any strides); ``kv_layer`` [2, num_blocks, Hkv, 32, D], K/V of the batch already
+    written; ``sinks`` [Hq] extra logits per head; Hq a multiple of Hkv. Returns a contiguous [T, Hq, D] of
+    q's dtype. Raises ValueError when lengths or block ids contradict the cache (C++ path).
     """
     if not q.is_cuda and native.attention_supports(q, kv_layer):
         library = cpu_library()
@@ -92,7 +94,8 @@ def paged_attention(
 
 
 def write_kv(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """Writes ``k``, ``v`` [T, Hkv, D] to ``slots`` [T] int64 (block * 32 + offset) of ``kv_layer``, in place."""
+    """Writes ``k``, ``v`` [T, Hkv, D] to ``slots`` [T] int64 (block * 32 + offset) of ``kv_layer``, in
+    place."""
     if not k.is_cuda and native.write_supports(kv_layer, k, v):
         library = cpu_library()
         if library is not None:
@@ -121,7 +124,9 @@ def paged_attention_torch(
     """:func:`paged_attention` in plain torch, for any device and dtype."""
     if batch.max_query_len == 1 and q.is_cuda:
         # One padded call: on a GPU launches cost more than the padding does.
-        return _attend(q.unsqueeze(1), kv_layer, batch.block_tables, batch.seq_lens, scale, window, softcap, sinks)[:, 0]
+        return _attend(
+            q.unsqueeze(1), kv_layer, batch.block_tables, batch.seq_lens, scale, window, softcap, sinks
+        )[:, 0]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
     for r, length in enumerate(lengths):
@@ -148,40 +153,59 @@ def _attend(
 ) -> Tensor:
     """Dense attention of [B, Q, Hq, D] queries over the blocks of ``tables`` [B, n]; returns [B, Q, Hq, D].
 
-    The query heads of a KV head are folded into the query length: one K/V read serves the group, which SDPA's own
-    ``enable_gqa`` does not achieve on CPU.
+    The query heads of a KV head are folded into the query length: one K/V read serves the group, which SDPA's
+    own ``enable_gqa`` does not achieve on CPU.
     """
     requests, queries, q_heads, dim = q.shape
     kv_heads = kv_layer.shape[2]
     group = q_heads // kv_heads
     keys, values = (
-        plane[tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2) for plane in kv_layer
+        plane[tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2)
+        for plane in kv_layer
     )
+    if requests == 1 and queries == 1 and not (window or softcap or sinks is not None):
+        # Plain decode sees all of its keys: no mask, which is what SDPA's fast kernels want.
+        length = int(seq_lens[0])
+        folded = q.reshape(1, kv_heads, group, dim)
+        out = F.scaled_dot_product_attention(folded, keys[:, :, :length], values[:, :, :length], scale=scale)
+        return out.reshape(1, 1, q_heads, dim)
     key = torch.arange(keys.shape[2], device=q.device)
-    position = (seq_lens.long()[:, None] - queries + torch.arange(queries, device=q.device)).repeat_interleave(group, 1)
+    position = (
+        seq_lens.long()[:, None] - queries + torch.arange(queries, device=q.device)
+    ).repeat_interleave(group, 1)
     seen = key <= position[:, :, None]
     if window:
         seen &= key > position[:, :, None] - window
     # Slots behind a request's end may hold anything, NaN included, and 0 * NaN is NaN.
     values = values.masked_fill((key >= seq_lens[:, None])[:, None, :, None], 0)
-    folded = q.reshape(requests, queries, kv_heads, group, dim).transpose(1, 2).reshape(requests, kv_heads, queries * group, dim)
+    folded = (
+        q.reshape(requests, queries, kv_heads, group, dim)
+        .transpose(1, 2)
+        .reshape(requests, kv_heads, queries * group, dim)
+    )
     if softcap or sinks is not None:
-        scores = (folded @ keys.transpose(2, 3)).float() * scale
+        wide = torch.promote_types(q.dtype, torch.float32)
+        scores = (folded.to(wide) @ keys.to(wide).transpose(2, 3)) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
         scores = scores.masked_fill(~seen[:, None], -math.inf)
         if sinks is not None:
-            sink = sinks.float().view(1, kv_heads, 1, group).expand(requests, -1, queries, -1)
+            sink = sinks.to(wide).view(1, kv_heads, 1, group).expand(requests, -1, queries, -1)
             scores = torch.cat([scores, sink.reshape(requests, kv_heads, -1, 1)], dim=-1)
         out = scores.softmax(-1)[..., : key.shape[0]].to(q.dtype) @ values
     else:
         keys = keys.masked_fill((key >= seq_lens[:, None])[:, None, :, None], 0)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=seen[:, None], scale=scale)
-    return out.view(requests, kv_heads, queries, group, dim).transpose(1, 2).reshape(requests, queries, q_heads, dim)
+    return (
+        out.view(requests, kv_heads, queries, group, dim)
+        .transpose(1, 2)
+        .reshape(requests, queries, q_heads, dim)
+    )
 
 
 def self_test(library: native.Library) -> float:
-    """Largest error of the C++ kernels against torch on random mixed batches; RuntimeError when one is too large."""
+    """Largest error of the C++ kernels against torch on random mixed batches; RuntimeError when one is too
+    large."""
     from serve_app.kernels.selftest import check_attention, check_rms_norm
 
     return max(check_attention(library), check_rms_norm(library))

@@ -16,7 +16,8 @@ SOURCES = Path(__file__).with_name("cpu")
 LIBRARY = "kernels.so"
 COMPILERS = ("g++", "clang++", "c++")
 
-# No -ffast-math: masked scores are -inf and must stay exact. Without errno and traps exp/sqrt still vectorise.
+# No -ffast-math: masked scores are -inf and must stay exact. Without errno and traps exp/sqrt still
+# vectorise.
 _COMMON = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
 # Tried in turn: a compiler without OpenMP (or without -march=native) still gives a correct, slower library.
 _VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
@@ -40,7 +41,8 @@ def find_compiler() -> str:
 
 
 def cpu_identity() -> str:
-    """Architecture plus instruction set flags: a library built with -march=native runs only where these agree."""
+    """Architecture plus instruction set flags: a library built with -march=native runs only where these
+    agree."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -50,7 +52,8 @@ def cpu_identity() -> str:
 
 
 def cache_key(compiler: str) -> str:
-    """32 hex digits over sources, flags, compiler (path, size, time) and CPU. Reads files only, starts no process."""
+    """32 hex digits over sources, flags, compiler (path, size, time) and CPU. Reads files only, starts no
+    process."""
     stat = os.stat(os.path.realpath(compiler))
     parts = [repr((_COMMON, _VARIANTS, compiler, stat.st_size, stat.st_mtime_ns)), cpu_identity()]
     parts += [f"{p.name}\0{p.read_text()}" for p in sorted(SOURCES.iterdir()) if p.suffix in (".cpp", ".h")]
@@ -60,8 +63,8 @@ def cache_key(compiler: str) -> str:
 def build(*, timeout: float = 180.0) -> Path:
     """Path of the compiled library, building it if this machine has none yet.
 
-    Safe between processes: a file lock lets one compile while the others wait for its result, and the library appears
-    by an atomic rename. ``timeout`` (seconds) bounds one compilation. Raises :class:`BuildError`.
+    Safe between processes: a file lock lets one compile while the others wait for its result, and the library
+    appears by an atomic rename. ``timeout`` (seconds) bounds one compilation. Raises :class:`BuildError`.
     """
     compiler = find_compiler()
     directory = cache_root() / cache_key(compiler)
@@ -75,7 +78,9 @@ def build(*, timeout: float = 180.0) -> Path:
             if not library.exists():
                 _compile(compiler, library, timeout)
     except OSError as error:
-        raise BuildError(f"cannot write {directory}: {error} (set SERVE_APP_HOME to a writable directory)") from error
+        raise BuildError(
+            f"cannot write {directory}: {error} (set SERVE_APP_HOME to a writable directory)"
+        ) from error
     return library
 
 
@@ -93,9 +98,15 @@ def _compile(compiler: str, library: Path, timeout: float) -> None:
                 raise BuildError(f"{compiler} took longer than {timeout:.0f} s") from error
             if done.returncode == 0:
                 os.replace(partial, library)
-                print(f"serve-app: CPU kernels ready in {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+                print(
+                    f"serve-app: CPU kernels ready in {time.monotonic() - started:.1f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 return
-            said = said or next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
+            said = said or next(
+                (line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200]
+            )
     finally:
         partial.unlink(missing_ok=True)
     raise BuildError(f"{compiler} failed: {said}")

@@ -1,8 +1,8 @@
 """CPU linears on weights laid out once in oneDNN's own blocked format.
 
-``F.linear`` lets oneDNN read the row-major weight on every call; the prepacked form needs the same bytes, serves every
-batch size and gives the same result. The two operators are private to torch (they are what inductor's freezing emits),
-so each packed layer is checked against ``F.linear`` before it replaces anything.
+``F.linear`` lets oneDNN read the row-major weight on every call; the prepacked form needs the same bytes,
+serves every batch size and gives the same result. The two operators are private to torch (they are what
+inductor's freezing emits), so each packed layer is checked against ``F.linear`` before it replaces anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
 
 @dataclass(slots=True)
 class PackReport:
-    """What :func:`pack_linears` did. ``skipped`` maps module names to reasons; ``bytes`` counts packed weights."""
+    """What :func:`pack_linears` did. ``skipped`` maps module names to reasons; ``bytes`` counts packed
+    weights."""
 
     packed: int = 0
     bytes: int = 0
@@ -49,7 +50,8 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Plain attributes: looking a Parameter up through nn.Module.__getattr__ shows in a step of hundreds of layers.
+        # Plain attributes: looking a Parameter up through nn.Module.__getattr__ shows in a step of hundreds
+        # of layers.
         self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self.bias: Tensor | None = None if bias is None else bias.detach()
         self.apply_packed = torch.ops.mkldnn._linear_pointwise.default
@@ -63,7 +65,9 @@ class PackedLinear(nn.Module):
         return self.packed.to_dense()
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
 
 
 def packing_available(dtype: torch.dtype) -> bool:
@@ -79,9 +83,10 @@ def packing_available(dtype: torch.dtype) -> bool:
 def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackReport:
     """Replaces the model's ``nn.Linear`` modules by :class:`PackedLinear` where that is possible and agrees.
 
-    ``exclude`` holds shell patterns over qualified names (``"*.router"``). Subclasses of nn.Linear, modules with hooks
-    and tensors that are not on CPU stay. Original weights are freed unless something else holds them: a tied lm_head
-    thus costs one extra copy of the embedding. Call under no other thread's forward; inference only.
+    ``exclude`` holds shell patterns over qualified names (``"*.router"``). Subclasses of nn.Linear, modules
+    with hooks and tensors that are not on CPU stay. Original weights are freed unless something else holds
+    them: a tied lm_head thus costs one extra copy of the embedding. Call under no other thread's forward;
+    inference only.
     """
     report, started = PackReport(), time.monotonic()
     done: dict[int, PackedLinear] = {}

@@ -19,7 +19,10 @@ _ATTENTION = struct.Struct("7P12q2d")
 _WRITE = struct.Struct("4P8q")
 _NORM = struct.Struct("3P6qd")
 _TYPES = (torch.float32, torch.bfloat16)
-_REASONS = {2: "query_start, seq_lens and block_tables contradict each other", 3: "a block id or slot is outside the cache"}
+_REASONS = {
+    2: "query_start, seq_lens and block_tables contradict each other",
+    3: "a block id or slot is outside the cache",
+}
 MAX_HEAD_DIM = 512
 
 
@@ -38,16 +41,16 @@ class Library:
 def open_library(path: Path) -> Library:
     """Loads the library. Raises OSError when it cannot be loaded, AttributeError when it is not ours."""
     handle = ctypes.CDLL(str(path))  # CDLL releases the GIL during calls
-    functions = []
-    for name in ("paged_attention", "write_kv", "rms_norm"):
-        function = getattr(handle, name)
+    functions = (handle.paged_attention, handle.write_kv, handle.rms_norm)
+    for function in functions:
         function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
-        functions.append(function)
-    runtimes = openmp_runtimes()
-    if len(runtimes) > 1:
-        # Two pools would spin against each other on the same cores; torch's does most of the work, so it keeps them.
-        return Library(path, *functions, 1, f"single-threaded: {len(runtimes)} OpenMP runtimes are loaded")
-    return Library(path, *functions, 0, "threads follow torch.get_num_threads()")
+    limit, note = 0, "threads follow torch.get_num_threads()"
+    if (runtimes := len(openmp_runtimes())) > 1:
+        # Two pools would spin against each other on the same cores; torch's does most of the work, so it
+        # keeps them.
+        limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
+    attention, write, norm = functions
+    return Library(path, attention, write, norm, limit, note)
 
 
 def openmp_runtimes() -> set[str]:
@@ -57,7 +60,9 @@ def openmp_runtimes() -> set[str]:
     except OSError:
         return set()
     paths = {line.split()[-1] for line in lines if "/" in line}
-    return {os.path.realpath(p) for p in paths if os.path.basename(p).startswith(("libgomp", "libomp", "libiomp"))}
+    return {
+        os.path.realpath(p) for p in paths if os.path.basename(p).startswith(("libgomp", "libomp", "libiomp"))
+    }
 
 
 def attention_supports(q: Tensor, kv_layer: Tensor) -> bool:
@@ -85,7 +90,8 @@ def attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Paged attention in C++; shapes as in ``attention.paged_attention``. Raises ValueError for contradictory input."""
+    """Paged attention in C++; shapes as in ``attention.paged_attention``. Raises ValueError for contradictory
+    input."""
     tokens, q_heads, dim = q.shape
     token_stride, head_stride, _ = q.stride()
     out = torch.empty((tokens, q_heads, dim), dtype=q.dtype)
@@ -97,9 +103,9 @@ def attention(
         _ATTENTION.pack(
             q.data_ptr(), kv_layer.data_ptr(), out.data_ptr(), query_start.data_ptr(), seq_lens.data_ptr(),
             block_tables.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
-            token_stride, head_stride, requests, tokens, q_heads, kv_heads, dim, num_blocks, block_tables.stride(0),
-            window or 0, q.dtype is torch.bfloat16, lib.thread_limit or torch.get_num_threads(),
-            scale, softcap or 0.0,
+            token_stride, head_stride, requests, tokens, q_heads, kv_heads, dim, num_blocks,
+            block_tables.stride(0), window or 0, q.dtype is torch.bfloat16,
+            lib.thread_limit or torch.get_num_threads(), scale, softcap or 0.0,
         )
     )  # fmt: skip
     if code:
@@ -108,7 +114,8 @@ def attention(
 
 
 def write_supports(kv_layer: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether :func:`write_kv` takes these tensors: CPU, one dtype, contiguous cache, unit stride along head_dim."""
+    """Whether :func:`write_kv` takes these tensors: CPU, one dtype, contiguous cache, unit stride along
+    head_dim."""
     return (
         not k.is_cuda
         and k.dtype == kv_layer.dtype
@@ -137,7 +144,8 @@ def write_kv(lib: Library, kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor
 
 
 def rms_norm(lib: Library, x: Tensor, weight: Tensor, eps: float, round_first: bool) -> Tensor:
-    """RMS norm over the last dimension (a multiple of 16) of a contiguous CPU tensor; ``weight`` is float32 [dim]."""
+    """RMS norm over the last dimension (a multiple of 16) of a contiguous CPU tensor; ``weight`` is float32
+    [dim]."""
     out = torch.empty_like(x)
     dim = x.shape[-1]
     lib.norm(

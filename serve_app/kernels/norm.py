@@ -1,4 +1,5 @@
-"""RMSNorm in one C++ call instead of six torch operators, where it gives what the model's own module gives."""
+"""RMSNorm in one C++ call instead of six torch operators, where it gives what the model's own module
+gives."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from serve_app.kernels import native
 from serve_app.kernels.attention import cpu_library
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
-# Share of elements that may differ from the module's own output, by one rounding step: the order of a sum differs.
+# Share of elements that may differ from the module's own output, by one rounding step: the order of a sum
+# differs.
 _MAX_MISMATCH = 0.02
 
 
@@ -36,9 +38,10 @@ class FastRMSNorm:
 def replace_rms_norms(model: nn.Module) -> int:
     """Gives each RMSNorm-like module on CPU the C++ forward where a numeric check agrees; returns how many.
 
-    A module qualifies by its name (``*RMSNorm``), a 1-D weight (float32 or bfloat16, a multiple of 16 long) and an
-    epsilon. Its variant (weight or 1 + weight; rounding before or after the weight) is found by comparing outputs, not
-    by class. Modules keep their names and parameters: only ``forward`` of the instance changes. Inference only.
+    A module qualifies by its name (``*RMSNorm``), a 1-D weight (float32 or bfloat16, a multiple of 16 long)
+    and an epsilon. Its variant (weight or 1 + weight; rounding before or after the weight) is found by
+    comparing outputs, not by class. Modules keep their names and parameters: only ``forward`` of the instance
+    changes. Inference only.
     """
     library = cpu_library()
     if library is None:
@@ -78,7 +81,8 @@ def _matching(library: native.Library, module: nn.Module) -> FastRMSNorm | None:
 
 
 def _mismatch(got: Tensor, want: Tensor) -> float:
-    """Share of elements that differ (float32: by more than 4 steps); 1.0 when any differs by much more than that."""
+    """Share of elements that differ (float32: by more than 4 steps); 1.0 when any differs by much more than
+    that."""
     step = torch.finfo(want.dtype).eps
     error, size = (got.float() - want.float()).abs(), want.float().abs()
     if not bool((error <= 4 * step * size + 1e-30).all()):

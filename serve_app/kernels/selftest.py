@@ -29,9 +29,16 @@ class RandomBatch:
 
 
 def random_batch(
-    queries: list[int], contexts: list[int], q_heads: int, kv_heads: int, dim: int, dtype: torch.dtype, seed: int
+    queries: list[int],
+    contexts: list[int],
+    q_heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    seed: int,
 ) -> RandomBatch:
-    """``queries[r]`` new tokens on top of ``contexts[r]`` cached ones; blocks are shuffled, K/V of all tokens set."""
+    """``queries[r]`` new tokens on top of ``contexts[r]`` cached ones; blocks are shuffled, K/V of all tokens
+    set."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [q + c for q, c in zip(queries, contexts, strict=True)]
     counts = [-(-n // BLOCK) for n in lengths]
@@ -50,19 +57,29 @@ def random_batch(
     start = torch.tensor([0, *queries]).cumsum(0).int()
     q = torch.randn(int(start[-1]), q_heads, dim, generator=generator).to(dtype)
     return RandomBatch(
-        q, kv, start, torch.tensor(lengths, dtype=torch.int32), tables, torch.cat(slots), max(queries), max(lengths)
+        q,
+        kv,
+        start,
+        torch.tensor(lengths, dtype=torch.int32),
+        tables,
+        torch.cat(slots),
+        max(queries),
+        max(lengths),
     )
 
 
 def check_attention(library: native.Library) -> float:
-    """Largest error over a decode, a prefill and a mixed batch in both dtypes. Raises RuntimeError when too large."""
+    """Largest error over a decode, a prefill and a mixed batch in both dtypes. Raises RuntimeError when too
+    large."""
     worst = 0.0
     cases = [
         ([1, 1, 1], [70, 0, 33], 4, 2, 32, None, None, False),
         ([40, 1, 3], [9, 64, 31], 6, 2, 64, 24, 30.0, True),
     ]
     for dtype in TOLERANCE:
-        for seed, (queries, contexts, q_heads, kv_heads, dim, window, softcap, with_sinks) in enumerate(cases):
+        for seed, (queries, contexts, q_heads, kv_heads, dim, window, softcap, with_sinks) in enumerate(
+            cases
+        ):
             b = random_batch(queries, contexts, q_heads, kv_heads, dim, dtype, seed)
             generator = torch.Generator().manual_seed(seed)
             new = torch.randn(2, b.q.shape[0], kv_heads, dim, generator=generator).to(dtype)
@@ -74,9 +91,20 @@ def check_attention(library: native.Library) -> float:
             sinks = torch.randn(q_heads, generator=generator) if with_sinks else None
             scale = dim**-0.5
             got = native.attention(
-                library, b.q, b.kv_layer, b.query_start, b.seq_lens, b.block_tables, scale, window, softcap, sinks
+                library,
+                b.q,
+                b.kv_layer,
+                b.query_start,
+                b.seq_lens,
+                b.block_tables,
+                scale,
+                window,
+                softcap,
+                sinks,
             )
-            want = paged_attention_torch(b.q, b.kv_layer, b, scale=scale, window=window, softcap=softcap, sinks=sinks)
+            want = paged_attention_torch(
+                b.q, b.kv_layer, b, scale=scale, window=window, softcap=softcap, sinks=sinks
+            )
             worst = max(worst, _compare("paged attention", got, want, TOLERANCE[dtype]))
     return worst
 
@@ -86,7 +114,10 @@ def check_rms_norm(library: native.Library) -> float:
     worst = 0.0
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         generator = torch.Generator().manual_seed(0)
-        x, weight = torch.randn(5, 96, generator=generator).to(dtype), torch.rand(96, generator=generator) + 0.5
+        x, weight = (
+            torch.randn(5, 96, generator=generator).to(dtype),
+            torch.rand(96, generator=generator) + 0.5,
+        )
         want = torch.nn.functional.rms_norm(x.float(), (96,), weight, 1e-6)
         got = native.rms_norm(library, x, weight, 1e-6, True)
         worst = max(worst, _compare("rms norm", got, want, tolerance))
@@ -96,5 +127,7 @@ def check_rms_norm(library: native.Library) -> float:
 def _compare(what: str, got: Tensor, want: Tensor, tolerance: float) -> float:
     error = float((got.float() - want.float()).abs().max())
     if not error <= tolerance:  # a NaN fails, too
-        raise RuntimeError(f"self-test: {what} in {got.dtype} differs by {error:.2e} (allowed {tolerance:.0e})")
+        raise RuntimeError(
+            f"self-test: {what} in {got.dtype} differs by {error:.2e} (allowed {tolerance:.0e})"
+        )
     return error

@@ -31,11 +31,32 @@ class BadChunk(ValueError):
 
 
 @dataclass(slots=True, frozen=True)
+class Layout:
+    """What all chunks of one engine have in common."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        """For ``layout`` of :func:`serve_app.kv.keys.root_key`."""
+        return f"L{self.layers}.H{self.kv_heads}.D{self.head_dim}.B{BLOCK_TOKENS}"
+
+    def fits(self, shape: Sequence[int], dtype: str) -> bool:
+        layers, two, _, heads, block, dim = shape
+        mine = (self.layers, 2, self.kv_heads, BLOCK_TOKENS, self.head_dim, self.dtype)
+        return (layers, two, heads, block, dim, dtype) == mine
+
+
+@dataclass(slots=True, frozen=True)
 class ChunkMeta:
     """Tokens [start_token, start_token + n_tokens) of one chain.
 
     The payload is a 1-D uint8 array: the bytes of a contiguous tensor ``shape`` = [L, 2, n_blocks, Hkv, 32, D] of
-    ``dtype``. ``block_keys`` name the chunk's own full blocks; ``tail_key`` its partial last block, if there is one.
+    ``dtype``. ``block_keys`` name the chunk's own full blocks; ``tail_key`` its partial last block, if
+    there is one.
     """
 
     chunk_id: str
@@ -143,8 +164,8 @@ class ChunkMeta:
 class Piece:
     """The part of a stored chunk that a prompt can use.
 
-    The payload holds blocks of ``shape`` from token ``chunk_start`` on; those from ``first_block`` on, ``n_blocks``
-    of them, cover the prompt's tokens [start_token, start_token + n_tokens).
+    The payload holds blocks of ``shape`` from token ``chunk_start`` on; those from ``first_block`` on,
+    ``n_blocks`` of them, cover the prompt's tokens [start_token, start_token + n_tokens).
     """
 
     chunk_id: str

@@ -1,9 +1,11 @@
-"""What one node holds: keys to chunks, least recently used first out, never more bytes than allowed. No Ray here."""
+"""What one node holds: keys to chunks, least recently used first out, never more bytes than allowed. No
+Ray here.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +34,19 @@ class _Entry:
     pins: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Pins:
+    """What one reader pinned. Holds entries, not ids: a chunk may be removed and stored anew in the meantime."""
+
+    entries: list[_Entry]
+
+
 class ChunkIndex:
     """``value`` is whatever keeps a payload alive (in the pool: its ObjectRef); dropping the entry drops it.
 
-    Space is reserved before a payload is fetched, so bytes on their way count as well. A chunk all of whose keys
-    other chunks hold adds nothing and is refused; two chunks may share some keys, and the longer match is used.
+    Space is reserved before a payload is fetched, so bytes on their way count as well. A chunk all of
+    whose keys other chunks hold adds nothing and is refused; two chunks may share some keys, and the
+    longer match is used.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -71,7 +81,7 @@ class ChunkIndex:
     def holds_all(self, keys: Sequence[bytes]) -> bool:
         return all(key in self._holders for key in keys)
 
-    # -- filling ---------------------------------------------------------------------------------------------------
+    # -- filling ---------------------------------------------------------------------------------------------
 
     def reserve(self, meta: ChunkMeta) -> list[ChunkMeta] | None:
         """Makes room for a chunk that is about to be fetched and returns what was evicted for it.
@@ -117,14 +127,17 @@ class ChunkIndex:
         self.stats.removed += 1
         return entry.meta
 
-    # -- reading ---------------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
-    def match(self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), start_block: int = 0) -> list[Piece]:
+    def match(
+        self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), start_block: int = 0
+    ) -> list[Piece]:
         """The longest gapless cover of a prompt from block ``start_block`` on, in order.
 
-        ``keys`` are those of all full blocks of the prompt from token 0 on. ``tail_keys`` name candidates for the
-        partial block behind the last of them, best first, and count only if the full blocks are covered.
-        Everything used becomes most recent, the front of the prompt last, so that chains are evicted from their end.
+        ``keys`` are those of all full blocks of the prompt from token 0 on. ``tail_keys`` name
+        candidates for the partial block behind the last of them, best first, and count only if the full
+        blocks are covered. Everything used becomes most recent, the front of the prompt last, so that
+        chains are evicted from their end.
         """
         pieces: list[Piece] = []
         at = start_block
@@ -160,19 +173,20 @@ class ChunkIndex:
                 pieces.append(_piece(entry.meta, at, 1, tokens))
             return
 
-    def pin(self, chunk_ids: Sequence[str]) -> None:
-        """Keeps chunks from being evicted; raises KeyError for one that is not held."""
-        for entry in [self._entries[chunk_id] for chunk_id in chunk_ids]:
+    def pin(self, chunk_ids: Iterable[str]) -> Pins:
+        """Keeps chunks from being evicted until :meth:`unpin`; raises KeyError for one that is not held."""
+        entries = [self._entries[chunk_id] for chunk_id in chunk_ids]
+        for entry in entries:
             entry.pins += 1
+        return Pins(entries)
 
-    def unpin(self, chunk_ids: Sequence[str]) -> None:
-        """Undoes one :meth:`pin`. Chunks removed in the meantime are skipped."""
-        for chunk_id in chunk_ids:
-            entry = self._entries.get(chunk_id)
-            if entry is not None and entry.pins:
-                entry.pins -= 1
+    def unpin(self, pins: Pins) -> None:
+        """Undoes one :meth:`pin`; a second time it does nothing."""
+        for entry in pins.entries:
+            entry.pins -= 1
+        pins.entries = []
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _touch(self, chunk_id: str) -> None:
         if chunk_id in self._entries:
@@ -222,4 +236,6 @@ def _run(meta: ChunkMeta, keys: Sequence[bytes], at: int) -> int:
 
 
 def _piece(meta: ChunkMeta, at: int, blocks: int, tokens: int) -> Piece:
-    return Piece(meta.chunk_id, meta.start_token, at - meta.start_block, blocks, tokens, meta.shape, meta.dtype)
+    return Piece(
+        meta.chunk_id, meta.start_token, at - meta.start_block, blocks, tokens, meta.shape, meta.dtype
+    )

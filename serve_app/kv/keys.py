@@ -7,7 +7,8 @@
     key[i]  = H("block" | key[i-1] | tokens[32i:32i+32])
     tail    = H("tail"  | key[n-1] | count | tokens[32n:32n+count])                    1 <= count <= 31
 
-Equal keys therefore mean equal prefixes from token 0 on, for one model, one layout, one adapter and one tenant.
+Equal keys therefore mean equal prefixes from token 0 on, for one model, one layout, one adapter and one
+tenant.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TokenIds = NDArray[np.integer] | Sequence[int]
 
 
 def root_key(model_revision: str, dtype: str, layout: str, adapter: str, tenant_salt: bytes) -> bytes:
-    """The start of a chain. ``adapter`` is empty for the base model; an empty ``tenant_salt`` is a ValueError."""
+    """The start of a chain. ``adapter`` is empty for the base model; an empty ``tenant_salt`` is a
+    ValueError.
+    """
     if not tenant_salt:
         raise ValueError("tenant_salt must not be empty: it keeps one tenant from probing another's prompts")
     digest = sha256(_ROOT)
@@ -44,7 +47,8 @@ def root_key(model_revision: str, dtype: str, layout: str, adapter: str, tenant_
 def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = ()) -> list[bytes]:
     """Keys of all full blocks of ``token_ids`` (1-D, int32 range): ``len(token_ids) // 32`` of them.
 
-    ``known`` holds keys already computed for the same tokens, from the first block on; only the rest is hashed.
+    ``known`` holds keys already computed for the same tokens, from the first block on; only the rest is
+    hashed.
     """
     count = len(token_ids) // BLOCK_TOKENS
     keys = list(known[:count])
@@ -61,7 +65,9 @@ def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = ())
 
 
 def tail_key(parent: bytes, tail_tokens: TokenIds) -> bytes:
-    """Key of a partial last block of 1 to 31 tokens behind ``parent``, the last full block's key (or the root)."""
+    """Key of a partial last block of 1 to 31 tokens behind ``parent``, the last full block's key (or the
+    root).
+    """
     count = len(tail_tokens)
     if not 0 < count < BLOCK_TOKENS:
         raise ValueError(f"a tail has 1 to {BLOCK_TOKENS - 1} tokens, not {count}")

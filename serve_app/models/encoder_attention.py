@@ -60,7 +60,7 @@ def flat_attention_forward(
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     rows = [x[0].transpose(0, 1) for x in (query, key, value)]
-    _, heads, dim = rows[0].shape
+    heads, dim = rows[0].shape[1:]
     out = torch.empty_like(rows[0], memory_format=torch.contiguous_format)
     start = 0
     for count, length in runs:

@@ -114,7 +114,7 @@ def require_safetensors(path: Path) -> None:
 
 
 def _model_class(config: dict[str, Any], path: Path) -> Any:
-    """The class named in the configuration, imported from its own family alone (AutoModel would import far more)."""
+    """The class named in the configuration, or whatever transformers maps the configuration to."""
     names = config.get("architectures") or []
     model_type = config.get("model_type", "")
     if not names or not model_type.replace("_", "").isalnum():

@@ -18,7 +18,8 @@ class OutputStream:
 
     `feed` takes the tokens of an engine step and gives events; `finish` ends it. Once ``done``, a stop string
     has ended the choice (its `ChoiceDone` was given): abort the engine's request and feed no more.
-    ``tool_parser`` is a name in `tools.PARSERS` (or "none"), and only to be given where the request offers tools.
+    ``tool_parser`` is a name in `tools.PARSERS` (or "none"), and only to be given where the request offers
+    tools.
     """
 
     __slots__ = (

@@ -39,7 +39,7 @@ class Tokenizer:
         self._backend.no_padding()
         self.config = self._json("tokenizer_config.json")
         self._add_missing_tokens()
-        self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         # Characters of the longest token, which also bounds the bytes of text that one token can stand for.
         self.longest_token = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
         added = self._backend.get_added_tokens_decoder()
@@ -121,17 +121,20 @@ class Tokenizer:
     def edges(self, text: str) -> bool:
         """Whether ``text`` could complete a control token together with what stands before or after it."""
         core = text.strip()
-        return any(core.startswith(tail) for tail in self._tails) or any(
-            core.endswith(head) for head in self._heads
-        )
+        heads, tails = self._heads, self._tails
+        return any(core[:size] in tails or core[-size:] in heads for size in range(1, self._longest_control))
 
     @cached_property
-    def _tails(self) -> tuple[str, ...]:
-        return tuple({name[i:] for name in self._control for i in range(1, len(name))})
+    def _tails(self) -> frozenset[str]:
+        return frozenset(name[i:] for name in self._control for i in range(1, len(name)))
 
     @cached_property
-    def _heads(self) -> tuple[str, ...]:
-        return tuple({name[:i] for name in self._control for i in range(1, len(name))})
+    def _heads(self) -> frozenset[str]:
+        return frozenset(name[:i] for name in self._control for i in range(1, len(name)))
+
+    @cached_property
+    def _longest_control(self) -> int:
+        return max(map(len, self._control), default=0)
 
     def mark(self, text: str) -> str:
         """``text`` with gaps at its edges, inside the white space around it, which templates like to trim.
@@ -155,8 +158,7 @@ class Tokenizer:
         """Token ids (int32, [tokens]) of a rendered prompt: control tokens count as such, stand-ins as
         ordinary text."""
         ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        if ids and max(ids) >= self.vocab_size:
-            ids = [index for found in ids for index in self._plain.get(found, (found,))]
+        ids = self._spelled(ids)
         # A raw prompt may already start with the token that the tokenizer puts in front.
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
             ids = ids[1:]
@@ -195,12 +197,15 @@ class Tokenizer:
         )
 
     def _spelled(self, ids: list[int]) -> list[int]:
+        if self._plain.keys().isdisjoint(ids):
+            return ids
         return [index for found in ids for index in self._plain.get(found, (found,))]
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside the vocabulary have none."""
         return self._backend.decode(
-            [int(i) for i in ids if 0 <= i < self.vocab_size], skip_special_tokens=skip_special_tokens
+            [int(i) for i in ids if 0 <= i < self.vocab_size and i not in self._plain],
+            skip_special_tokens=skip_special_tokens,
         )
 
     @lru_cache(maxsize=65536)  # noqa: B019 - a tokenizer lives as long as its model

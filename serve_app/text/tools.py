@@ -11,6 +11,7 @@ a call and is none comes out as the text it is.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -118,9 +119,11 @@ class Hermes(_Marked):
         body = text[len(self.marker) :]
         value, end = _json_at(body)
         if end is None:
-            # JSON that cannot be completed any more ends at the closing tag; otherwise it may still be under
-            # way.
+            # A closing tag outside a string means that the JSON is broken for good; inside one it is an
+            # argument.
             close = text.find(self.close)
+            while close >= 0 and _in_string(text[len(self.marker) : close]):
+                close = text.find(self.close, close + 1)
             if close >= 0:
                 return None, close + len(self.close)
             return None, len(text) if final else 0
@@ -220,6 +223,14 @@ def _json_at(text: str) -> tuple[Any, int | None]:
     return value, end
 
 
+_escaped = re.compile(r"\\.", re.DOTALL)
+
+
+def _in_string(text: str) -> bool:
+    """Whether the end of ``text``, the beginning of a JSON value, lies inside a string."""
+    return _escaped.sub("", text).count('"') % 2 == 1
+
+
 def _call_of(value: Any, *keys: str) -> ToolCall | None:
     """``{"name", "arguments": {...}}`` as a call; arguments may be JSON text, and may be missing."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
@@ -240,4 +251,9 @@ def _call_of(value: Any, *keys: str) -> ToolCall | None:
         return None
 
 
-PARSERS: dict[str, Callable[[], ToolParser]] = {"hermes": Hermes, "pico": Hermes, "llama3": Llama3, "mistral": Mistral}
+PARSERS: dict[str, Callable[[], ToolParser]] = {
+    "hermes": Hermes,
+    "pico": Hermes,
+    "llama3": Llama3,
+    "mistral": Mistral,
+}

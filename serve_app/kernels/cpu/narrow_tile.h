@@ -5,8 +5,9 @@
 namespace {
 
 // scores[32] = q . K for one row.
-template <class T>
-inline void row_scores(const T* q, const float* qf, const T* keys, int dim, float* scores) {
+template <class T, int DIM>
+inline void row_scores(const T* q, const float* qf, const T* keys, int any_dim, float* scores) {
+    const int dim = DIM ? DIM : any_dim;
     for (int t = 0; t < BLOCK; t += LANES) {
         vfloat acc[LANES];
         for (int j = 0; j < LANES; j++) {
@@ -28,8 +29,9 @@ inline void row_scores(const T* q, const float* qf, const T* keys, int dim, floa
 }
 
 // acc[m][dim] += p[m][32] . V for up to NARROW_ROWS rows; tokens from `valid` on hold anything and are not read.
-template <class T, int ROWS>
-inline void row_values(const float* p, const T* values, int valid, int dim, float* acc) {
+template <class T, int DIM, int ROWS>
+inline void row_values(const float* p, const T* values, int valid, int any_dim, float* acc) {
+    const int dim = DIM ? DIM : any_dim;
 #if HAS_BF16_DOT
     if constexpr (pairs<T>) {
         int32_t weight[ROWS][BLOCK / 2];
@@ -41,11 +43,15 @@ inline void row_values(const float* p, const T* values, int valid, int dim, floa
         for (int d = 0; d < dim; d += 16) {
             vfloat sum[ROWS];
             for (int m = 0; m < ROWS; m++) sum[m] = load(acc + m * dim + d);
-            for (int t = 0; t < valid; t += 2) {
-                __m256i even = _mm256_loadu_si256((const __m256i*)(values + (int64_t)t * dim + d));
-                __m256i odd = t + 1 < valid ? _mm256_loadu_si256((const __m256i*)(values + (int64_t)(t + 1) * dim + d))
-                                            : _mm256_setzero_si256();
-                __m512i v = interleave(even, odd);
+            const bf16* at = values + d;
+            int t = 0;
+            for (; t + 1 < valid; t += 2, at += 2 * dim) {
+                __m512i v = interleave(_mm256_loadu_si256((const __m256i*)at),
+                                       _mm256_loadu_si256((const __m256i*)(at + dim)));
+                for (int m = 0; m < ROWS; m++) sum[m] = dot_pairs(sum[m], _mm512_set1_epi32(weight[m][t / 2]), v);
+            }
+            if (t < valid) {
+                __m512i v = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
                 for (int m = 0; m < ROWS; m++) sum[m] = dot_pairs(sum[m], _mm512_set1_epi32(weight[m][t / 2]), v);
             }
             for (int m = 0; m < ROWS; m++) store(acc + m * dim + d, sum[m]);
@@ -64,18 +70,18 @@ inline void row_values(const float* p, const T* values, int valid, int dim, floa
     }
 }
 
-template <class T>
+template <class T, int DIM>
 inline void any_row_values(int rows, const float* p, const T* values, int valid, int dim, float* acc) {
-    for (; rows >= 4; rows -= 4, p += 4 * BLOCK, acc += 4 * dim) row_values<T, 4>(p, values, valid, dim, acc);
-    if (rows == 3) row_values<T, 3>(p, values, valid, dim, acc);
-    if (rows == 2) row_values<T, 2>(p, values, valid, dim, acc);
-    if (rows == 1) row_values<T, 1>(p, values, valid, dim, acc);
+    for (; rows >= 4; rows -= 4, p += 4 * BLOCK, acc += 4 * dim) row_values<T, DIM, 4>(p, values, valid, dim, acc);
+    if (rows == 3) row_values<T, DIM, 3>(p, values, valid, dim, acc);
+    if (rows == 2) row_values<T, DIM, 2>(p, values, valid, dim, acc);
+    if (rows == 1) row_values<T, DIM, 1>(p, values, valid, dim, acc);
 }
 
 // Online softmax over blocks [begin, end). Outputs, unnormalised: acc [rows, dim], max [rows], sum [rows].
-template <class T>
-void narrow_tile(const Tile<T>& tile, int begin, int end, float* scratch, float* acc, float* max, float* sum) {
-    const int rows = tile.rows, dim = tile.dim;
+template <class T, int DIM>
+void narrow_tile_of(const Tile<T>& tile, int begin, int end, float* scratch, float* acc, float* max, float* sum) {
+    const int rows = tile.rows, dim = DIM ? DIM : tile.dim;
     float* p = scratch;                     // [rows, 32]
     float* qf = scratch + BLOCK * TILE_ROWS;  // [rows, dim] when there is no bf16 dot product
     if (!pairs<T>)
@@ -91,7 +97,7 @@ void narrow_tile(const Tile<T>& tile, int begin, int end, float* scratch, float*
         const bool masked = needs_mask(tile, b);
         for (int m = 0; m < rows; m++) {
             float* s = p + m * BLOCK;
-            row_scores<T>(tile.q[m], qf + m * dim, keys, dim, s);
+            row_scores<T, DIM>(tile.q[m], qf + m * dim, keys, dim, s);
             vfloat top = splat(max[m]);
             for (int t = 0; t < BLOCK; t += LANES) {
                 vfloat x = logit(load(s + t), tile.scale, tile.softcap);
@@ -119,8 +125,16 @@ void narrow_tile(const Tile<T>& tile, int begin, int end, float* scratch, float*
             sum[m] += hsum(total);
         }
         if (b + 1 < end) prefetch(tile.keys + tile.table[b + 1] * tile.block_stride, (int64_t)BLOCK * dim * sizeof(T));
-        any_row_values<T>(rows, p, values, std::min(BLOCK, tile.last[rows - 1] + 1 - b * BLOCK), dim, acc);
+        any_row_values<T, DIM>(rows, p, values, std::min(BLOCK, tile.last[rows - 1] + 1 - b * BLOCK), dim, acc);
     }
+}
+
+// The usual head sizes get their own code: loops of known length are unrolled, which halves the time at 64.
+template <class T>
+void narrow_tile(const Tile<T>& tile, int begin, int end, float* scratch, float* acc, float* max, float* sum) {
+    if (tile.dim == 64) return narrow_tile_of<T, 64>(tile, begin, end, scratch, acc, max, sum);
+    if (tile.dim == 128) return narrow_tile_of<T, 128>(tile, begin, end, scratch, acc, max, sum);
+    narrow_tile_of<T, 0>(tile, begin, end, scratch, acc, max, sum);
 }
 
 }  // namespace

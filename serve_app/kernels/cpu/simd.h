@@ -59,17 +59,26 @@ inline void store(bf16* p, vfloat v) {
 
 inline vfloat vmax(vfloat a, vfloat b) { return a > b ? a : b; }
 
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+inline float hsum(vfloat v) { return _mm512_reduce_add_ps((__m512)v); }
+inline float hmax(vfloat v) { return _mm512_reduce_max_ps((__m512)v); }
+#else
 inline float hsum(vfloat v) {
-    float s = 0;
-    for (int i = 0; i < LANES; i++) s += v[i];
-    return s;
+    float lane[LANES];
+    store(lane, v);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lane[i] += lane[i + width];
+    return lane[0];
 }
 
 inline float hmax(vfloat v) {
-    float m = v[0];
-    for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;
-    return m;
+    float lane[LANES];
+    store(lane, v);
+    for (int width = LANES / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++) lane[i] = lane[i] > lane[i + width] ? lane[i] : lane[i + width];
+    return lane[0];
 }
+#endif
 
 // e^x by range reduction to [-ln2/2, ln2/2] and the degree-6 Taylor polynomial (relative error about 2e-7);
 // exactly 0 below the smallest normal float, so that masked scores (-inf) carry no weight at all.

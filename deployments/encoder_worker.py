@@ -1,0 +1,76 @@
+"""EncoderWorker: the Ray actor that owns an embedding or reranking model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import numpy as np
+import ray
+
+from deployments.spec import WorkerSpec
+from serve_app.progress import report_progress
+
+
+@ray.remote(num_cpus=0, max_concurrency=4096)
+class EncoderWorker:
+    """Encodes token sequences of many callers in common batches; the model runs in a thread of its own."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        if spec.cpu_threads:
+            os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+        started = time.time()
+
+        def progress(stage: str) -> None:
+            report_progress(spec.model, spec.stage, stage, since=started)
+
+        from deployments.loading import prepare_torch, resolve_weights
+        from serve_app.engine.encode import EncodeBatcher
+
+        prepare_torch(spec)
+        path = resolve_weights(spec, progress)
+        progress("importing")
+        from serve_app.models.encoder import load_encoder
+
+        task = "reranker" if spec.stage == "reranker" else "embeddings"
+        progress("loading weights")
+        self._spec = spec
+        self._model = load_encoder(path, task, dtype=spec.dtype, device=spec.device)
+        self._batcher = EncodeBatcher(self._model, token_budget=spec.max_batch_tokens, name=spec.stage)
+        self._batcher.submit([np.array([1, 2, 3], np.int32)]).result()
+        progress("ready")
+
+    async def encode(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """``{"ids", "lengths", "types"?, "pooling"?, "normalize"?, "dimensions"?}``, arrays as int32 bytes, all sequences
+        one after the other -> ``{"shape", "data"}`` with float32 bytes, or ``{"error"}`` for input the model refuses."""
+        from dataclasses import replace
+
+        from serve_app.engine.encode_types import EncodeError
+
+        lengths = np.frombuffer(wire["lengths"], np.int32)
+        cuts = np.cumsum(lengths)[:-1]
+        sequences = np.split(np.frombuffer(wire["ids"], np.int32), cuts)
+        types = np.split(np.frombuffer(wire["types"], np.int32), cuts) if wire.get("types") else None
+        readout = self._model.readout
+        changes = {
+            field: wire[name]
+            for name, field in (("pooling", "pooling"), ("normalize", "normalise"), ("dimensions", "dimensions"))
+            if wire.get(name) is not None
+        }
+        try:
+            future = self._batcher.submit(sequences, replace(readout, **changes), type_ids=types)
+        except EncodeError as refused:
+            return {"error": str(refused)}
+        # Cancelling the await cancels the future, which frees the queue.
+        rows = await asyncio.wrap_future(future)
+        return {"shape": list(rows.shape), "data": np.ascontiguousarray(rows, np.float32).tobytes()}
+
+    async def info(self) -> dict[str, Any]:
+        return {"max_length": self._model.max_length, "dimensions": self._model.dimensions, "pid": os.getpid()}
+
+    async def stats(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return {"stage": self._spec.stage, **asdict(self._batcher.stats()), "pid": os.getpid()}

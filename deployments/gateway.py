@@ -1,0 +1,56 @@
+"""Gateway: the only application with HTTP. Thin: everything it does is in serve_app.gateway."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.util import get_node_ip_address
+
+from deployments.stage import WorkerLost
+from serve_app.api.errors import OutOfCapacity
+from serve_app.gateway.core import Gateway as Core
+from serve_app.gateway.generate import WorkerGone
+from serve_app.gateway.http import build_http
+from serve_app.gateway.models import ServedModel
+from serve_app.gateway.settings import GatewaySettings
+
+
+@serve.deployment(name="Gateway")
+@serve.ingress()
+class Gateway:
+    async def __init__(self, settings: GatewaySettings) -> None:
+        host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
+        self._core = Core(settings, call_application, host)
+        await self._core.start()
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        return build_http(self._core)
+
+    async def run(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The Python handle's call: the envelope with the result, or with the error and its status."""
+        return await self._core.run_handle(model, inputs)
+
+    async def run_stream(self, model: str, inputs: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The same as a stream: one dict per event, the last with ``finish_reason`` and ``usage``."""
+        async for item in self._core.stream_handle(model, inputs):
+            yield item
+
+
+async def call_application(model: ServedModel, method: str, wire: dict[str, Any]) -> Any:
+    """Calls a method of a model's application. Cancelling the await cancels the call there."""
+    handle = model.handle(serve.get_app_handle)
+    response = getattr(handle, method).remote(wire)
+    try:
+        return await response
+    except (RayActorError, WorkerLost, DeploymentUnavailableError) as error:
+        raise WorkerGone("a worker of this model was lost") from error
+    except BackPressureError as error:
+        raise OutOfCapacity(retry_after=model.seconds_per_request) from error
+    except RayTaskError as error:
+        if isinstance(error.cause, (RayActorError, WorkerLost)):
+            raise WorkerGone("a worker of this model was lost") from error
+        raise

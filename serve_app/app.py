@@ -1,0 +1,169 @@
+"""Builds the Serve applications from the catalogue: the whole DAG on one screen.
+
+::
+
+    application "gateway"            Gateway                      HTTP; finds the others by name
+    application per model            Decode -> {Prefill, Draft}   text generation
+                                     Embeddings | Reranker
+
+``serve_app.app:gateway`` and ``serve_app.app:model`` are builders for ``serve build``, ``serve run`` and ``serve deploy``;
+the command line starts the same applications without them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from ray.serve import Application
+from ray.serve.config import AutoscalingConfig
+
+from deployments.decode import Decode
+from deployments.draft import Draft
+from deployments.encoders import Embeddings, Reranker
+from deployments.gateway import Gateway
+from deployments.prefill import Prefill
+from deployments.spec import WorkerSpec
+from serve_app.catalog.load import Catalog, load_catalog
+from serve_app.catalog.records import ModelRecord, Profile, Stage
+from serve_app.config import Settings, api_key, cluster_secret, load_settings
+from serve_app.gateway.models import application_name
+from serve_app.gateway.settings import GatewaySettings, hash_key
+
+GATEWAY = "gateway"
+# Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
+MAX_ONGOING = 4096
+
+
+def gateway_application(settings: Settings) -> Application:
+    """The only application with HTTP."""
+    autoscaling = AutoscalingConfig(
+        min_replicas=1,
+        max_replicas=1 if settings.profile == "local" else 16,
+        target_ongoing_requests=256,
+        upscale_delay_s=2,
+        downscale_delay_s=300,
+    )
+    told = GatewaySettings(
+        account=settings.account_id,
+        key_hashes=(hash_key(api_key(settings)),),
+        cluster_secret=cluster_secret(settings).hex(),
+        home=str(settings.home),
+        profile=settings.profile,
+        models=settings.models,
+        max_inflight=settings.max_inflight,
+        max_body_bytes=settings.max_body_bytes,
+        max_embedding_body_bytes=settings.max_embedding_body_bytes,
+        several_nodes=settings.profile != "local",
+    )
+    return Gateway.options(
+        autoscaling_config=autoscaling, max_ongoing_requests=MAX_ONGOING, ray_actor_options={"num_cpus": 0.25}
+    ).bind(told)
+
+
+def model_application(record: ModelRecord, profile: Profile, settings: Settings, source: Path) -> Application:
+    """One model's deployments, each with its own replicas and autoscaling."""
+
+    def spec(stage: str, **options: Any) -> WorkerSpec:
+        return _worker_spec(record, profile, stage, settings, source, **options)
+
+    stages = profile.stages
+    if record.task == "text-embeddings":
+        return _sized(Embeddings, stages["embeddings"]).bind(spec("embeddings"), stages["embeddings"].num_gpus)
+    if record.task == "reranking":
+        return _sized(Reranker, stages["reranker"]).bind(spec("reranker"), stages["reranker"].num_gpus)
+
+    prefill = draft = None
+    if "prefill" in stages:
+        prefill = _sized(Prefill, stages["prefill"]).bind(spec("prefill", publish=True), stages["prefill"].num_gpus)
+    if "draft" in stages and record.draft is not None:
+        weights = record.draft.weights.model_dump()
+        draft = _sized(Draft, stages["draft"]).bind(spec("draft", weights=weights), stages["draft"].num_gpus)
+    decode = spec("decode", draft_tokens=record.draft.tokens if draft is not None and record.draft is not None else 0)
+    return _sized(Decode, stages["decode"]).bind(
+        decode, prefill, draft, stages["decode"].num_gpus, profile.min_remote_prefill_tokens
+    )
+
+
+def _sized(deployment: Any, stage: Stage) -> Any:
+    """A deployment with the resources and the autoscaling that the catalogue gives its stage."""
+    autoscaling = AutoscalingConfig(
+        min_replicas=stage.min_replicas,
+        initial_replicas=stage.min_replicas,
+        max_replicas=stage.max_replicas,
+        target_ongoing_requests=stage.target_ongoing_requests,
+        upscale_delay_s=stage.upscale_delay_s,
+        downscale_delay_s=stage.downscale_delay_s,
+        look_back_period_s=5,
+    )
+    options: dict[str, Any] = {
+        "autoscaling_config": autoscaling,
+        "max_ongoing_requests": MAX_ONGOING,
+        "health_check_period_s": 5,
+        "health_check_timeout_s": 20,
+        "ray_actor_options": {"num_cpus": stage.num_cpus},
+    }
+    if stage.num_gpus:
+        # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU.
+        options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": stage.num_gpus}]
+        options["placement_group_strategy"] = "STRICT_PACK"
+    return deployment.options(**options)
+
+
+def _worker_spec(
+    record: ModelRecord, profile: Profile, stage: str, settings: Settings, source: Path, **options: Any
+) -> WorkerSpec:
+    size = profile.stages[stage]
+    fields: dict[str, Any] = {
+        "model": record.id,
+        "stage": stage,
+        "weights": record.weights.model_dump(),
+        "source": str(source),
+        "home": str(settings.home),
+        "revision": record.weights.label,
+        "dtype": record.dtype,
+        "device": "cuda" if size.num_gpus else "cpu",
+        "cpu_threads": size.cpu_threads,
+        "kv_cache_bytes": size.kv_cache_bytes or 0,
+        "max_batch_tokens": size.max_batch_tokens,
+        "max_num_seqs": size.max_num_seqs,
+        "max_model_len": record.properties.context_window or 0,
+        "several_nodes": settings.profile != "local",
+        **options,
+    }
+    return WorkerSpec(**fields)
+
+
+def applications(settings: Settings, catalog: Catalog | None = None) -> dict[str, Application]:
+    """All applications of the profile by name, in the order in which they should be deployed."""
+    catalog = catalog or load_catalog(settings.home)
+    built = {GATEWAY: gateway_application(settings)}
+    started = catalog.started(settings.profile, settings.models)
+    # Text generation first: it takes longest to load and is what most people come for.
+    for record, profile in sorted(started, key=lambda pair: pair[0].task != "text-generation"):
+        source = catalog.source(record.id)
+        built[application_name(record.id)] = model_application(record, profile, settings, source)
+    return built
+
+
+class BuilderArgs(BaseModel):
+    """Arguments of the builders. Everything else comes from the environment and $SERVE_APP_HOME."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    profile: str | None = None
+    model: str | None = None
+
+
+def gateway(args: BuilderArgs) -> Application:
+    """Builder of the gateway application."""
+    return gateway_application(load_settings(profile=args.profile))
+
+
+def model(args: BuilderArgs) -> Application:
+    """Builder of one model's application; ``args.model`` is its catalogue id."""
+    settings = load_settings(profile=args.profile)
+    catalog = load_catalog(settings.home)
+    [(record, profile)] = catalog.started(settings.profile, [args.model or ""])
+    return model_application(record, profile, settings, catalog.source(record.id))

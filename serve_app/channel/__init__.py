@@ -1,0 +1,3 @@
+"""The token path beside the unary calls: one TCP connection per worker and gateway, one frame per engine
+step.
+"""

@@ -1,0 +1,332 @@
+"""The worker's end of the token channel: keeps what is not acknowledged, and sends it again after a
+reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from serve_app.channel import frames
+from serve_app.channel.frames import BadFrame, FrameReader, InboxAddress, TokenItem
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+FIRST_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 2.0
+# Items per frame after a long interruption; frames that are still too large are halved.
+FRAME_ITEMS = 8192
+
+
+class _Stream:
+    """Items not acknowledged yet, in order; those before ``sent`` were written to the present connection."""
+
+    __slots__ = ("connection", "end", "finished", "items", "paused", "sent", "stream_id")
+
+    def __init__(self, stream_id: str, connection: _Connection, start: int) -> None:
+        self.stream_id = stream_id
+        self.connection = connection
+        self.items: list[TokenItem] = []
+        self.sent = 0
+        self.end = start
+        self.finished = False
+        self.paused = False
+
+    def acknowledge(self, offset: int, finished: bool) -> None:
+        keep = 0
+        for item in self.items:
+            if item.end > offset or (item.finish is not None and not finished):
+                break
+            keep += 1
+        if keep:
+            del self.items[:keep]
+            self.sent = max(0, self.sent - keep)
+
+    def resume(self, offset: int) -> None:
+        """Sends again from ``offset``: what was on its way when the reader asked for a pause may have been
+        dropped.
+        """
+        self.paused = False
+        self.sent = 0
+        while self.sent < len(self.items):
+            item = self.items[self.sent]
+            if item.end > offset or item.finish is not None:
+                break
+            self.sent += 1
+
+
+class TokenSender:
+    """All calls belong in one event loop (from the engine's thread:
+    ``loop.call_soon_threadsafe(sender.send, ...)``).
+
+    ``on_lost(address, stream ids)``: a connection broke; it is being re-established and nothing is lost,
+    but the gateway may be gone. ``on_closed(stream id)``: nobody reads the stream, its request should be
+    aborted.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        *,
+        on_lost: Callable[[InboxAddress, list[str]], None] | None = None,
+        on_closed: Callable[[str], None] | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self._on_lost = on_lost
+        self._on_closed = on_closed
+        self._connections: dict[InboxAddress, _Connection] = {}
+        self._streams: dict[str, _Stream] = {}
+
+    def __len__(self) -> int:
+        """Streams with something left to send or to be acknowledged, or not finished."""
+        return len(self._streams)
+
+    def open(self, stream_id: str, address: InboxAddress, start: int = 0) -> None:
+        """Registers a stream whose first token will have offset ``start``, and connects if that is still
+        to do.
+        """
+        if stream_id in self._streams:
+            raise ValueError(f"stream {stream_id} is open already")
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = _Connection(self, address)
+        stream = self._streams[stream_id] = _Stream(stream_id, connection, start)
+        connection.add(stream)
+
+    def send(self, items: Iterable[TokenItem]) -> None:
+        """Sends the tokens of one engine step: one frame per gateway, at once.
+
+        Offsets must follow on from what the stream had before (ValueError otherwise). Items of streams
+        that are not open, or closed by their reader, are dropped.
+        """
+        touched: dict[_Connection, list[_Stream]] = {}
+        for item in items:
+            stream = self._streams.get(item.stream_id)
+            if stream is None:
+                continue
+            if item.offset != stream.end or stream.finished:
+                raise ValueError(f"stream {item.stream_id} is at {stream.end}, not at {item.offset}")
+            stream.items.append(item)
+            stream.end = item.end
+            stream.finished = item.finish is not None
+            touched.setdefault(stream.connection, []).append(stream)
+        for connection, streams in touched.items():
+            connection.flush(streams)
+
+    def undelivered(self, stream_id: str) -> list[TokenItem]:
+        """What the gateway has not acknowledged, in order: goes into the unary result, to be fed to the
+        stream.
+
+        The gateway drops what it has already, so a complete answer never depends on the channel.
+        """
+        stream = self._streams.get(stream_id)
+        return list(stream.items) if stream else []
+
+    def close(self, stream_id: str) -> None:
+        """Forgets a stream and what was not acknowledged (hand :meth:`undelivered` over first)."""
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            stream.connection.remove(stream)
+
+    def connected(self, address: InboxAddress) -> bool:
+        """Whether there is a working connection to a gateway at this moment."""
+        connection = self._connections.get(address)
+        return connection is not None and connection.connected
+
+    async def aclose(self) -> None:
+        for connection in list(self._connections.values()):
+            await connection.aclose()
+        self._streams.clear()
+
+    # -- called by connections -------------------------------------------------------------------------------
+
+    def acknowledged(self, acks: Sequence[Any]) -> None:
+        for ack in acks:
+            stream_id, offset, finished = ack
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                continue
+            stream.acknowledge(offset, finished)
+            if stream.finished and not stream.items:
+                self.close(stream_id)
+
+    def pause(self, stream_ids: Sequence[Any]) -> None:
+        for stream_id in stream_ids:
+            stream = self._streams.get(stream_id)
+            if stream is not None:
+                stream.paused = True
+
+    def resume(self, positions: Sequence[Any]) -> None:
+        for stream_id, offset in positions:
+            stream = self._streams.get(stream_id)
+            if stream is not None:
+                stream.resume(offset)
+                stream.connection.flush([stream])
+
+    def closed(self, stream_ids: Sequence[Any]) -> None:
+        for stream_id in stream_ids:
+            if stream_id in self._streams:
+                self.close(stream_id)
+                if self._on_closed is not None:
+                    self._on_closed(stream_id)
+
+    def lost(self, address: InboxAddress, stream_ids: list[str]) -> None:
+        if self._on_lost is not None:
+            self._on_lost(address, stream_ids)
+
+    def idle(self, connection: _Connection) -> None:
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+
+
+class _Connection(asyncio.Protocol):
+    """One inbox. Reconnects while it has streams; an idle one stays until the gateway hangs up."""
+
+    def __init__(self, sender: TokenSender, address: InboxAddress) -> None:
+        self.address = address
+        self._sender = sender
+        self._streams: dict[str, _Stream] = {}
+        self._transport: asyncio.Transport | None = None
+        self._writable = False
+        self._reader = FrameReader()
+        self._task: asyncio.Task[None] | None = None
+        self._backoff = FIRST_BACKOFF_S
+        self._closing = False
+
+    @property
+    def connected(self) -> bool:
+        return self._transport is not None
+
+    def add(self, stream: _Stream) -> None:
+        self._streams[stream.stream_id] = stream
+        if self._transport is None and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._connect())
+
+    def remove(self, stream: _Stream) -> None:
+        self._streams.pop(stream.stream_id, None)
+
+    def flush(self, streams: Iterable[_Stream]) -> None:
+        """Writes everything not sent yet of ``streams``, in as few frames as the size limit allows."""
+        if self._transport is None or not self._writable:
+            return
+        batch: list[list[Any]] = []
+        for stream in streams:
+            if stream.paused or stream.sent == len(stream.items):
+                continue
+            batch.extend(item.to_wire() for item in stream.items[stream.sent :])
+            stream.sent = len(stream.items)
+        for at in range(0, len(batch), FRAME_ITEMS):
+            self._write(batch[at : at + FRAME_ITEMS])
+
+    async def aclose(self) -> None:
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._transport is not None:
+            self._transport.write(frames.encode(frames.BYE))
+            self._transport.close()
+        self._sender.idle(self)
+
+    def _write(self, batch: list[list[Any]]) -> None:
+        assert self._transport is not None
+        try:
+            frame = frames.encode(frames.TOKENS, batch)
+        except BadFrame:
+            if len(batch) == 1:
+                log.error("stream %s: extra is larger than a frame, sending the tokens without", batch[0][0])
+                self._transport.write(frames.encode(frames.TOKENS, [[*batch[0][:4], None]]))
+                return
+            half = len(batch) // 2
+            self._write(batch[:half])
+            self._write(batch[half:])
+            return
+        self._transport.write(frame)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._streams and not self._closing:
+                try:
+                    connect = loop.create_connection(lambda: self, self.address.host, self.address.port)
+                    await asyncio.wait_for(connect, CONNECT_TIMEOUT_S)
+                    return
+                except OSError as error:
+                    log.info("no connection to %s:%d: %s", self.address.host, self.address.port, error)
+                await self._pause_before_retry()
+            self._sender.idle(self)
+        finally:
+            # A connection refused at once may already have started the next attempt.
+            if self._task is asyncio.current_task():
+                self._task = None
+
+    async def _reconnect(self) -> None:
+        await self._pause_before_retry()
+        await self._connect()
+
+    async def _pause_before_retry(self) -> None:
+        # Jitter, so that the workers of a restarted gateway do not all knock at once.
+        await asyncio.sleep(self._backoff * random.uniform(0.5, 1.0))
+        self._backoff = min(self._backoff * 2, MAX_BACKOFF_S)
+
+    # -- asyncio.Protocol (TCP_NODELAY is asyncio's default) -------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._writable = True
+        self._reader = FrameReader()
+        transport.set_write_buffer_limits(high=frames.MAX_FRAME)
+        transport.write(frames.encode(frames.HELLO, self.address.secret, self._sender.worker_id))
+        for stream in self._streams.values():
+            stream.sent = 0
+            stream.paused = False
+        self.flush(list(self._streams.values()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._writable = False
+        if self._closing:
+            return
+        if not self._streams:
+            self._sender.idle(self)
+            return
+        self._task = asyncio.get_running_loop().create_task(self._reconnect())
+        self._sender.lost(self.address, list(self._streams))
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            while (frame := self._reader.next()) is not None:
+                self._handle(*frame)
+        except (BadFrame, TypeError, ValueError) as error:
+            log.warning("closing the channel to %s:%d: %s", self.address.host, self.address.port, error)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.flush(list(self._streams.values()))
+
+    def _handle(self, kind: int, fields: list[Any]) -> None:
+        if len(fields) != 1 or not isinstance(fields[0], list):
+            raise BadFrame(f"unexpected frame of type {kind}")
+        # The other side accepted our secret: a later loss starts with short pauses again.
+        self._backoff = FIRST_BACKOFF_S
+        if kind == frames.ACK:
+            self._sender.acknowledged(fields[0])
+        elif kind == frames.PAUSE:
+            self._sender.pause(fields[0])
+        elif kind == frames.RESUME:
+            self._sender.resume(fields[0])
+        elif kind == frames.CLOSED:
+            self._sender.closed(fields[0])
+        else:
+            raise BadFrame(f"unexpected frame of type {kind}")

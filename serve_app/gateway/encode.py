@@ -1,0 +1,89 @@
+"""Embeddings and reranking as the gateway sees them: texts to token ids, groups to replicas, rows back in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from serve_app.api.errors import InputTooLong, InvalidInput
+from serve_app.api.types import EmbedRequest, RerankRequest, Usage
+from serve_app.catalog.pricing import neurons
+from serve_app.gateway.models import ServedModel
+
+# Sequences per call to a replica: small enough to spread one caller's thousands over replicas.
+GROUP = 256
+INLINE_CHARS = 20_000
+
+
+class EncoderClient:
+    """``call(model, wire)`` encodes one group on a replica."""
+
+    def __init__(self, call: Callable[[ServedModel, dict[str, Any]], Any], max_inflight: int) -> None:
+        self._call = call
+        self._max_inflight = max_inflight
+
+    async def embed(self, model: ServedModel, request: EmbedRequest) -> tuple[np.ndarray, Usage]:
+        """Vectors [n, d] float32 in the order of the texts."""
+        tokenizer = model.tokenizer
+        ids = await _maybe_in_thread(tokenizer.encode_batch, request.texts)
+        options = {
+            "pooling": request.pooling or model.record.pooling,
+            "normalize": model.record.normalize,
+            "dimensions": request.dimensions,
+        }
+        with model.place(self._max_inflight, reject_if_busy=request.reject_if_busy):
+            rows = await self._encode(model, ids, None, options)
+        return rows, _usage(model, ids)
+
+    async def rerank(self, model: ServedModel, request: RerankRequest) -> tuple[np.ndarray, Usage]:
+        """Scores [n] in the order of the contexts, within (0, 1)."""
+        pairs = [(request.query, context) for context in request.contexts]
+        encoded = await _maybe_in_thread(model.tokenizer.encode_pairs, pairs)
+        ids, types = [e[0] for e in encoded], [e[1] for e in encoded]
+        with model.place(self._max_inflight, reject_if_busy=request.reject_if_busy):
+            scores = await self._encode(model, ids, types, {})
+        return scores, _usage(model, ids)
+
+    async def _encode(
+        self, model: ServedModel, ids: list[np.ndarray], types: list[np.ndarray] | None, options: dict[str, Any]
+    ) -> np.ndarray:
+        limit = model.record.properties.max_input_tokens
+        for index, sequence in enumerate(ids):
+            if limit is not None and len(sequence) > limit:
+                raise InputTooLong(
+                    f"Input {index} has {len(sequence)} tokens; {model.id} takes at most {limit}. Split it into parts."
+                )
+        starts = range(0, len(ids), GROUP)
+        calls = [
+            self._group(model, ids[i : i + GROUP], types[i : i + GROUP] if types is not None else None, options)
+            for i in starts
+        ]
+        return np.concatenate(await asyncio.gather(*calls)) if calls else np.zeros((0, 0), np.float32)
+
+    async def _group(
+        self, model: ServedModel, ids: list[np.ndarray], types: list[np.ndarray] | None, options: dict[str, Any]
+    ) -> np.ndarray:
+        wire = {
+            "ids": np.concatenate(ids).astype(np.int32).tobytes(),
+            "lengths": np.array([len(s) for s in ids], np.int32).tobytes(),
+            **options,
+        }
+        if types is not None:
+            wire["types"] = np.concatenate(types).astype(np.int32).tobytes()
+        result = await self._call(model, wire)
+        if "error" in result:
+            raise InvalidInput(f"The model refuses this input: {result['error']}.")
+        return np.frombuffer(result["data"], np.float32).reshape(result["shape"])
+
+
+def _usage(model: ServedModel, ids: list[np.ndarray]) -> Usage:
+    tokens = sum(len(s) for s in ids)
+    return Usage(tokens, 0, 0, neurons(model.record.price, tokens, 0, 0))
+
+
+async def _maybe_in_thread(encode: Callable[[Any], Any], texts: list[Any]) -> Any:
+    size = sum(len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) for t in texts)
+    return await asyncio.to_thread(encode, texts) if size > INLINE_CHARS else encode(texts)

@@ -1,0 +1,288 @@
+"""An engine worker's view of the shared cache: publish and fetch, where every failure is a miss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from numpy.typing import NDArray
+from ray.exceptions import ActorDiedError
+
+from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, Piece, payload_view
+from serve_app.kv.directory import get_or_create_directory
+from serve_app.kv.export import ExportBuffer
+from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
+from serve_app.kv.pool import NAMESPACE, get_or_create_pool, pool_name
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Fetched = tuple[Piece, NDArray[np.uint8]]
+
+
+@dataclass(slots=True)
+class ClientStats:
+    """Counts since the start; tokens and bytes as received."""
+
+    fetches: int = 0
+    local_tokens: int = 0
+    remote_tokens: int = 0
+    bytes_read: int = 0
+    lookup_failures: int = 0
+    read_failures: int = 0
+    bad_chunks: int = 0
+    publish_failures: int = 0
+    published: int = 0
+    pool_restarts: int = 0
+
+
+class KVClient:
+    """Used from one event loop. ``layout`` is what the engine's own cache looks like: other chunks are
+    misses.
+
+    ``fetch`` asks the node's own pool, then ``from_node`` if given, then the best node the directory
+    knows for what is still missing, if that is at least ``min_remote_tokens``: a fetch over the network
+    must be worth it.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        layout: Layout,
+        *,
+        limit_bytes: int | None = None,
+        timeout_s: float = 2.0,
+        use_directory: bool = True,
+        min_remote_tokens: int = CHUNK_TOKENS,
+    ) -> None:
+        self.stats = ClientStats()
+        self._node_id = node_id
+        self._layout = layout
+        self._limit_bytes = limit_bytes
+        self._timeout_s = timeout_s
+        self._use_directory = use_directory
+        self._min_remote_blocks = max(1, min_remote_tokens // BLOCK_TOKENS)
+        self._pools: dict[str, Any] = {}
+        self._directory: Any = None
+        # Blocking Ray calls: 0.1 ms for a local chunk, a transfer's time for a remote one.
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="kv-get")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- publishing ------------------------------------------------------------------------------------------
+
+    async def announce(self, keys: Sequence[bytes], ttl_s: float = 30.0) -> None:
+        """Lets readers on this node wait for keys that are being computed."""
+        try:
+            pool = await self._pool(self._node_id)
+            await _within(pool.announce.remote(list(keys), ttl_s), self._timeout_s)
+        except Exception as error:
+            self._lost(self._node_id, error)
+
+    async def withdraw(self, keys: Sequence[bytes]) -> None:
+        """Takes :meth:`announce` back, e.g. because the request was aborted."""
+        try:
+            pool = await self._pool(self._node_id)
+            await _within(pool.withdraw.remote(list(keys)), self._timeout_s)
+        except Exception as error:
+            self._lost(self._node_id, error)
+
+    async def publish(
+        self,
+        metas: Sequence[ChunkMeta],
+        exporter: Any,
+        buffer: ExportBuffer | None = None,
+        timeout_s: float = 30.0,
+    ) -> list[str]:
+        """Has the node's pool pull chunks from ``exporter``, an actor handle with ``export_chunk(chunk_id)``.
+
+        Inside that actor: ``ray.get_runtime_context().current_actor``. Returns the ids the pool holds
+        afterwards; whatever it did not come for is dropped from ``buffer``.
+        """
+        held: list[str] = []
+        try:
+            pool = await self._pool(self._node_id)
+            held = await _within(pool.publish.remote(exporter, [meta.to_wire() for meta in metas]), timeout_s)
+            self.stats.published += len(held)
+        except Exception as error:
+            self.stats.publish_failures += 1
+            self._lost(self._node_id, error)
+        if buffer is not None:
+            buffer.discard(meta.chunk_id for meta in metas)
+        return held
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        keys: Sequence[bytes],
+        tail_keys: Sequence[bytes] = (),
+        skip_tokens: int = 0,
+        *,
+        wait_s: float = 0.0,
+        first: bool = False,
+        from_node: str | None = None,
+    ) -> list[Fetched]:
+        """Gapless pieces of a prompt from token ``skip_tokens`` (a multiple of 32) on, with their
+        chunks' payloads.
+
+        ``keys`` name all full blocks of the prompt, ``tail_keys`` candidates for its partial last block.
+        Payloads are read-only views into the object store, which stay valid as long as somebody holds
+        them. Takes at most ``wait_s`` (for announced keys; ``first``: until there is any) plus the
+        client's timeout, and never raises.
+        """
+        self.stats.fetches += 1
+        if skip_tokens % BLOCK_TOKENS:
+            raise ValueError(f"skip_tokens {skip_tokens} is not a multiple of {BLOCK_TOKENS}")
+        start = skip_tokens // BLOCK_TOKENS
+        deadline = time.monotonic() + wait_s + self._timeout_s
+        asked = {self._node_id}
+        wait_here = wait_s if from_node in (None, self._node_id) else 0.0
+        found = await self._fetch_from(self._node_id, keys, tail_keys, start, wait_here, first, deadline)
+        if from_node and from_node not in asked and not _complete(found, keys, tail_keys, start):
+            asked.add(from_node)
+            at = _end(found, start)
+            found += await self._fetch_from(from_node, keys, tail_keys, at, wait_s, first, deadline)
+        if self._use_directory and len(keys) - _end(found, start) >= self._min_remote_blocks:
+            at = _end(found, start)
+            node = await self._best_node(keys, tail_keys, at, asked, deadline)
+            if node:
+                found += await self._fetch_from(node, keys, tail_keys, at, 0.0, first, deadline)
+        return found
+
+    async def _fetch_from(
+        self,
+        node_id: str,
+        keys: Sequence[bytes],
+        tail_keys: Sequence[bytes],
+        start: int,
+        wait_s: float,
+        first: bool,
+        deadline: float,
+    ) -> list[Fetched]:
+        try:
+            pool = await self._pool(node_id)
+            call = pool.lookup.remote(list(keys), list(tail_keys), start, wait_s, first)
+            lease, pieces, refs = await _within(call, deadline - time.monotonic())
+        except Exception as error:
+            self.stats.lookup_failures += 1
+            self._lost(node_id, error)
+            return []
+        if not pieces:
+            return []
+        loop = asyncio.get_running_loop()
+        payloads = await loop.run_in_executor(self._threads, _read, refs, deadline)
+        pool.release.remote(lease)
+        found: list[Fetched] = []
+        for piece, payload in zip(pieces, payloads, strict=True):
+            if isinstance(payload, Exception):
+                self.stats.read_failures += 1
+            elif not self._usable(piece, payload):
+                self.stats.bad_chunks += 1
+            else:
+                found.append((piece, payload))
+                continue
+            # A prefix with a gap is no prefix: the rest is a miss as well.
+            log.info("chunk %s of node %s is lost or wrong: %r", piece.chunk_id, node_id, payload)
+            if not isinstance(payload, TimeoutError):
+                pool.report_bad.remote([piece.chunk_id])
+            break
+        tokens = sum(piece.n_tokens for piece, _ in found)
+        self.stats.bytes_read += sum(payload.nbytes for _, payload in found)
+        if node_id == self._node_id:
+            self.stats.local_tokens += tokens
+        else:
+            self.stats.remote_tokens += tokens
+        return found
+
+    def _usable(self, piece: Piece, payload: object) -> bool:
+        try:
+            payload_view(piece.shape, piece.dtype, payload)
+        except BadChunk:
+            return False
+        inside = piece.first_block >= 0 and piece.first_block + piece.n_blocks <= piece.shape[2]
+        return inside and self._layout.fits(piece.shape, piece.dtype)
+
+    async def _best_node(
+        self, keys: Sequence[bytes], tails: Sequence[bytes], start: int, asked: set[str], deadline: float
+    ) -> str | None:
+        try:
+            if self._directory is None:
+                self._directory = await self._blocking(get_or_create_directory)
+            call = self._directory.best.remote(list(keys), list(tails), start, self._node_id)
+            nodes = await _within(call, deadline - time.monotonic())
+        except Exception as error:
+            self.stats.lookup_failures += 1
+            self._directory = None
+            log.info("the directory does not answer: %r", error)
+            return None
+        return next(
+            (n for n, end in nodes if n not in asked and end - start >= self._min_remote_blocks), None
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    async def _pool(self, node_id: str) -> Any:
+        pool = self._pools.get(node_id)
+        if pool is None:
+            if node_id == self._node_id:
+                pool = await self._blocking(self._own_pool)
+            else:
+                pool = await self._blocking(ray.get_actor, pool_name(node_id), NAMESPACE)
+            self._pools[node_id] = pool
+        return pool
+
+    def _own_pool(self) -> Any:
+        return get_or_create_pool(self._node_id, self._limit_bytes, use_directory=self._use_directory)
+
+    def _lost(self, node_id: str, error: Exception) -> None:
+        log.info("the pool of node %s does not answer: %r", node_id, error)
+        if isinstance(error, ActorDiedError) and self._pools.pop(node_id, None) is not None:
+            # Dead for good: the next call starts another. One that is restarting keeps its handle.
+            self.stats.pool_restarts += 1
+
+    async def _blocking(self, function: Any, *args: Any) -> Any:
+        call = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        return await asyncio.wait_for(call, self._timeout_s + 5.0)
+
+
+def _complete(found: list[Fetched], keys: Sequence[bytes], tail_keys: Sequence[bytes], start: int) -> bool:
+    return _end(found, start) >= len(keys) + bool(tail_keys)
+
+
+def _end(found: list[Fetched], start: int) -> int:
+    """Blocks of the prompt covered, from its first token on; a tail is one."""
+    return start + sum(piece.n_blocks for piece, _ in found)
+
+
+def _read(refs: list[Any], deadline: float) -> list[Any]:
+    """Payloads, or in a payload's place the exception that reading it raised."""
+    left = max(0.05, deadline - time.monotonic())
+    try:
+        return list(ray.get(refs, timeout=left))
+    except Exception as error:
+        if len(refs) == 1:
+            return [error]
+    results: list[Any] = []
+    for ref in refs:
+        try:
+            results.append(ray.get(ref, timeout=max(0.05, deadline - time.monotonic())))
+        except Exception as error:
+            # Behind the first failure nothing can be used.
+            return [*results, error, *[error] * (len(refs) - len(results) - 1)]
+    return results
+
+
+async def _within(ref: Awaitable[T], timeout_s: float) -> T:
+    async def value() -> T:
+        return await ref
+
+    return await asyncio.wait_for(value(), max(0.001, timeout_s))

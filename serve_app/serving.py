@@ -1,0 +1,124 @@
+"""``serve-app serve``: start, show how loading goes, say how to call it, wait, and end everything on Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+from serve_app.catalog.load import load_catalog
+from serve_app.config import Settings, api_key
+from serve_app.cluster import LocalCluster
+
+
+def serve_until_interrupted(settings: Settings) -> int:
+    """Blocks until SIGINT or SIGTERM. Returns the exit status."""
+    began = time.monotonic()
+    stop = threading.Event()
+
+    def say(line: str) -> None:
+        print(f"  {time.monotonic() - began:5.1f} s  {line}", flush=True)
+
+    for warning in settings.warnings:
+        print(f"serve-app: warning: {warning}", file=sys.stderr)
+    _refuse_taken_port(settings)
+    load_catalog(settings.home).started(settings.profile, settings.models)  # a wrong record stops us before Ray starts
+    key = api_key(settings)
+    print(f"serve-app: starting (profile {settings.profile}, state in {settings.home})", flush=True)
+    cluster = LocalCluster(settings, say)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        cluster.start()
+        # Ray installs handlers of its own while it starts.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        if not stop.is_set():
+            url = f"http://{'127.0.0.1' if settings.is_loopback else settings.host}:{settings.port}"
+            if _wait_ready(url, say, stop):
+                print(_how_to_call(url, settings, key), flush=True)
+            while not stop.wait(1.0):
+                pass
+        print("\nserve-app: ending everything it started", flush=True)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        cluster.stop()
+    return 0
+
+
+def _refuse_taken_port(settings: Settings) -> None:
+    import socket
+
+    from serve_app.config import ConfigError
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((settings.host, settings.port))
+        except OSError as error:
+            raise ConfigError(
+                f"port {settings.port} on {settings.host} can't be used ({error.strerror}). "
+                "Choose another: PORT=8001 make serve"
+            ) from None
+
+
+def _wait_ready(url: str, say: Any, stop: threading.Event) -> bool:
+    """Shows every change of ``GET /health`` until all models are ready. False: interrupted."""
+    seen: dict[str, str] = {}
+    ready: set[str] = set()
+    while not stop.is_set():
+        report = _health(url)
+        for model, state in (report or {}).get("models", {}).items():
+            if state["ready"] and model not in ready:
+                ready.add(model)
+                say(f"{model} is ready")
+            for stage, progress in state.get("stages", {}).items():
+                label, step = f"{model} {stage}", progress["step"]
+                if seen.get(label) != step:
+                    seen[label] = step
+                    say(f"{label}: {step}")
+            if state.get("message") and seen.get(model) != state["message"]:
+                seen[model] = state["message"]
+                if state.get("state") in ("deploy_failed", "unhealthy"):
+                    say(f"{model}: {state['message']}")
+        if report is not None and report["status"] == "ready":
+            return True
+        stop.wait(0.25)
+    return False
+
+
+def _health(url: str) -> dict[str, Any] | None:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        try:
+            body = json.load(error)
+        except ValueError:
+            return None
+        return body if "models" in body else None
+    except (OSError, ValueError):
+        return None
+
+
+def _how_to_call(url: str, settings: Settings, key: str) -> str:
+    base = f"{url}/client/v4/accounts/{settings.account_id}/ai"
+    return f"""
+serve-app: ready
+
+  base URL    {base}   (OpenAI clients: {url}/v1)
+  account id  {settings.account_id}
+  API key     {key}
+
+  curl {base}/run/@cf/pico/pico-instruct \\
+    -H "Authorization: Bearer {key}" \\
+    -d '{{"prompt": "What does itertools.chain do?"}}'
+
+  Ctrl-C ends it.
+"""

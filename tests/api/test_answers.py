@@ -1,0 +1,292 @@
+"""Answers, plain and streamed, as real clients read them; and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from openai import APIError, AsyncOpenAI
+from openai.types import Completion, CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from serve_app.api import openai, openai_answers, sse, workers_ai, workers_ai_answers
+from serve_app.api.collect import merge
+from serve_app.api.errors import ContextTooLong, OutOfCapacity, UnknownModel, response_parts
+from serve_app.api.types import ChoiceDone, Event, TextDelta, TokenLogprob, ToolCallDelta, Usage
+from tests.api.clients import MODEL, client, cloudflare
+
+USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)
+TEXT: list[Event] = [TextDelta(0, "Li", (1,)), TextDelta(0, "ma.", (2, 3)), ChoiceDone(0, "stop"), USAGE]
+CALLS: list[Event] = [
+    ToolCallDelta(0, 0, "call_1", "add", '{"a": 1}'),
+    ToolCallDelta(0, 1, "call_2", "add", '{"a": 2}'),
+    ChoiceDone(0, "tool_calls"),
+    USAGE,
+]
+LOGPROB = TokenLogprob("Li", 1, -0.5, [("Li", 1, -0.5), ("Ro", 9, -1.5)])
+
+
+async def stream(events: list[Event], fail: Exception | None = None) -> AsyncIterator[Event]:
+    for event in events:
+        await asyncio.sleep(0)
+        yield event
+    if fail is not None:
+        raise fail
+
+
+async def frames(source: AsyncIterator[bytes]) -> list[Any]:
+    data = b"".join([frame async for frame in source])
+    assert data.endswith(b"\n\n")
+    lines = [line for line in data.decode().split("\n\n") if line]
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
+
+
+def test_native_answer():
+    request = workers_ai.parse_generate({"prompt": "x"}, MODEL)
+    body = workers_ai_answers.render_generate(request, TEXT)
+    result = body["result"]
+    assert (body["success"], body["errors"], body["messages"]) == (True, [], [])
+    assert (result["response"], result["tool_calls"], result["finish_reason"]) == ("Lima.", [], "stop")
+    assert result["usage"] == {
+        "prompt_tokens": 21, "completion_tokens": 3, "total_tokens": 24,
+        "prompt_tokens_details": {"cached_tokens": 16}, "neurons": 0.25,
+    }  # fmt: skip
+    assert result["choices"][0]["message"]["content"] == "Lima."
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body))) as http:
+        assert cloudflare(http).ai.run(MODEL, account_id="local", prompt="x")["response"] == "Lima."
+
+
+def test_native_tool_calls():
+    request = workers_ai.parse_generate({"prompt": "x"}, MODEL)
+    result = workers_ai_answers.render_generate(request, CALLS)["result"]
+    assert [(c["index"], c["name"], c["arguments"]) for c in result["tool_calls"]] == [
+        (0, "add", {"a": 1}),
+        (1, "add", {"a": 2}),
+    ]
+    assert result["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert result["finish_reason"] == "tool_calls" and result["choices"][0]["message"]["content"] is None
+
+
+async def test_native_stream():
+    request = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
+    found = await frames(workers_ai_answers.stream_generate(request, stream(TEXT)))
+    assert [frame["response"] for frame in found[:2]] == ["Li", "ma."]
+    assert all("choices" not in frame and set(frame) == {"response", "p"} for frame in found[:2])
+    assert found[2]["response"] == "" and found[2]["finish_reason"] == "stop"
+    assert found[2]["usage"]["total_tokens"] == 24 and found[3:] == ["[DONE]"]
+    called = await frames(workers_ai_answers.stream_generate(request, stream(CALLS)))
+    assert [frame["tool_calls"][0]["index"] for frame in called[:2]] == [0, 1]
+    assert called[2]["finish_reason"] == "tool_calls"
+
+
+async def test_native_frames_of_short_tokens_have_one_size():
+    request = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
+    events: list[Event] = [TextDelta(0, text) for text in ("a", "abc", "é", '"', "\n", "a longer word")]
+    sizes = {
+        len(frame)
+        async for frame in workers_ai_answers.stream_generate(request, stream(events))
+        if b'"p"' in frame
+    }
+    assert len(sizes) == 1
+
+
+async def test_openai_chat_answers_parse_and_stream():
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "x"}],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "n": 2,
+    }
+    request = openai.parse_chat({**body, "stream_options": {"include_usage": True}})
+    events: list[Event] = [
+        TextDelta(1, "Ro"), TextDelta(0, "Li", (1,), [LOGPROB]), ChoiceDone(1, "length"), TextDelta(0, "ma"),
+        ToolCallDelta(0, 0, "call_1", "add", "{}"), ChoiceDone(0, "tool_calls"), USAGE,
+    ]  # fmt: skip
+    whole = ChatCompletion.model_validate(openai_answers.render_chat(request, events), strict=True)
+    assert [choice.finish_reason for choice in whole.choices] == ["tool_calls", "length"]
+    assert whole.choices[0].message.content == "Lima" and whole.choices[1].message.content == "Ro"
+    assert whole.choices[0].logprobs and whole.choices[0].logprobs.content
+    assert [top.token for top in whole.choices[0].logprobs.content[0].top_logprobs] == ["Li", "Ro"]
+    assert (
+        whole.usage
+        and whole.usage.prompt_tokens_details
+        and whole.usage.prompt_tokens_details.cached_tokens == 16
+    )
+
+    data = b"".join([frame async for frame in openai_answers.stream_chat(request, stream(events))])
+
+    def handle(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=data, headers=sse.HEADERS)
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as http:
+        sdk = AsyncOpenAI(api_key="t", base_url="http://localhost/v1", http_client=http)
+        chunks = [
+            c
+            async for c in await sdk.chat.completions.create(
+                model=MODEL, messages=body["messages"], stream=True
+            )
+        ]
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk.model_dump())
+    text = {
+        i: "".join(c.delta.content or "" for k in chunks for c in k.choices if c.index == i) for i in (0, 1)
+    }
+    assert text == {0: "Lima", 1: "Ro"}
+    assert {c.index: c.finish_reason for k in chunks for c in k.choices if c.finish_reason} == {
+        0: "tool_calls",
+        1: "length",
+    }
+    assert chunks[-1].choices == [] and chunks[-1].usage and chunks[-1].usage.total_tokens == 24
+    assert len({chunk.id for chunk in chunks}) == 1 and chunks[0].choices[0].delta.role == "assistant"
+
+
+async def test_completions_answers():
+    requests = openai.parse_completions({"model": MODEL, "prompt": ["a", "b"], "logprobs": 2, "stream": True})
+    streams = [stream([TextDelta(0, "Li", (1,), [LOGPROB]), ChoiceDone(0, "stop"), USAGE]) for _ in requests]
+    events = [event async for event in merge(streams, requests[0].n)]
+    assert events[-1] == Usage(42, 6, 32, 0.5)
+    whole = Completion.model_validate(openai_answers.render_completion(requests, events), strict=True)
+    assert [(c.index, c.text, c.finish_reason) for c in whole.choices] == [
+        (0, "Li", "stop"),
+        (1, "Li", "stop"),
+    ]
+    assert whole.choices[0].logprobs and whole.choices[0].logprobs.text_offset == [0]
+    echo = openai.parse_completions({"model": MODEL, "prompt": ["a", "b"], "echo": True})
+    found = await frames(openai_answers.stream_completion(echo, stream(events)))
+    texts = ["".join(c["text"] for f in found[:-1] for c in f["choices"] if c["index"] == i) for i in (0, 1)]
+    assert texts == ["aLi", "bLi"] and found[-1] == "[DONE]"
+
+
+async def test_merge_closes_every_stream_when_one_fails_or_the_reader_leaves():
+    closed: list[int] = []
+
+    async def source(number: int, fail: bool) -> AsyncIterator[Event]:
+        try:
+            yield TextDelta(0, "x")
+            if fail:
+                raise OutOfCapacity
+            await asyncio.Event().wait()
+        finally:
+            closed.append(number)
+
+    with pytest.raises(OutOfCapacity):
+        async for _ in merge([source(0, False), source(1, True)]):
+            pass
+    assert sorted(closed) == [0, 1]
+    closed.clear()
+    left = merge([source(0, False), source(1, False)])
+    await anext(left)
+    await anext(left)
+    await left.aclose()
+    assert sorted(closed) == [0, 1]
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_openai_embeddings(encoding):
+    vectors = np.array([[0.5, -1.0], [2.0, 0.25]], dtype=np.float64)
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        parsed = openai.parse_embeddings(request.content)
+        return httpx.Response(
+            200, content=orjson.dumps(openai_answers.render_embeddings(parsed, vectors, USAGE))
+        )
+
+    with httpx.Client(transport=httpx.MockTransport(handle)) as http:
+        # The SDK asks for base64 by itself and decodes it.
+        answer = client(http).embeddings.create(model=MODEL, input=["a", "b"])
+    assert [item.embedding for item in answer.data] == vectors.tolist()
+    parsed = openai.parse_embeddings({"model": MODEL, "input": "a", "encoding_format": encoding})
+    body = openai_answers.render_embeddings(parsed, vectors, USAGE)
+    if encoding == "float":
+        CreateEmbeddingResponse.model_validate(body, strict=True)
+    else:
+        assert base64.b64decode(body["data"][0]["embedding"]) == vectors[0].astype("<f4").tobytes()
+
+
+def test_native_embeddings_and_rerank():
+    vectors = np.ones((2, 3))
+    body = workers_ai_answers.render_embed(
+        workers_ai.parse_embed({"text": ["a", "b"]}, MODEL), vectors, USAGE
+    )["result"]
+    assert (body["shape"], body["data"], body["pooling"]) == ([2, 3], vectors.tolist(), "mean")
+    ranked = workers_ai.parse_rerank(
+        {"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2}, MODEL
+    )
+    body = workers_ai_answers.render_rerank(ranked, [0.1, 0.9, 0.5], USAGE)["result"]
+    assert body["response"] == [{"id": 1, "score": 0.9}, {"id": 2, "score": 0.5}]
+    assert body["usage"]["total_tokens"] == 21
+
+
+# -- errors ---------------------------------------------------------------------------------------------
+
+
+async def test_an_error_in_a_stream_is_its_last_frame_and_leaks_nothing():
+    native = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
+    chat = openai.parse_chat({"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
+    secret = RuntimeError("at 0x7f0000 in /home/me")
+    found = await frames(workers_ai_answers.stream_generate(native, stream(TEXT[:1], secret)))
+    assert found[-1]["errors"][0]["code"] == 8005 and "0x7f" not in str(found)
+    found = await frames(workers_ai_answers.stream_generate(native, stream(TEXT[:1], OutOfCapacity())))
+    assert found[-1]["errors"][0]["code"] == 3040
+    data = b"".join([f async for f in openai_answers.stream_chat(chat, stream(TEXT[:1], secret))])
+    assert b"0x7f" not in data
+    with (
+        httpx.Client(
+            transport=httpx.MockTransport(lambda _: httpx.Response(200, content=data, headers=sse.HEADERS))
+        ) as http,
+        pytest.raises(APIError, match="Internal server error"),
+    ):
+        for _ in client(http).chat.completions.create(model=MODEL, messages=[], stream=True):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (UnknownModel("@cf/x"), 400, 5007),
+        (ContextTooLong(9, 9, 9), 413, 5021),
+        (OutOfCapacity(retry_after=0.2), 429, 3040),
+    ],
+)
+def test_error_bodies(error, status, code):
+    found, headers, data = response_parts(error, openai=False)
+    body = json.loads(data)
+    assert (found, body["errors"][0]["code"], body["result"], body["success"]) == (status, code, {}, False)
+    assert headers.get("Retry-After") == ("1" if status == 429 else None)
+    _, _, data = response_parts(error, openai=True)
+    body = json.loads(data)
+    assert body["error"]["message"] == body["errors"][0]["message"] and body["error"]["code"] == str(code)
+
+
+async def test_keep_alive_comments_fill_silence_and_closing_reaches_the_source():
+    release = asyncio.Event()
+    closed = asyncio.Event()
+
+    async def source() -> AsyncIterator[bytes]:
+        try:
+            yield b"one"
+            await release.wait()
+            yield b"two"
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    found = sse.with_keep_alive(source(), interval=0.01)
+    assert await anext(found) == b"one"
+    assert await anext(found) == sse.KEEP_ALIVE
+    assert await anext(found) == sse.KEEP_ALIVE
+    release.set()
+    while (item := await anext(found)) == sse.KEEP_ALIVE:
+        pass
+    assert item == b"two"
+    await found.aclose()
+    assert closed.is_set()

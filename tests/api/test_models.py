@@ -1,0 +1,137 @@
+"""Listing models: filters, paging, the three shapes, and schemas that agree with the readers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from cloudflare import Cloudflare
+from openai.types import Model
+
+from serve_app.api import models, workers_ai
+from serve_app.api.errors import InvalidInput, NotFound
+from serve_app.api.schemas import schema
+from serve_app.api.types import ChoiceDone, TextDelta, ToolCallDelta, Usage
+from serve_app.api.workers_ai_answers import render_generate
+
+
+def record(number: int, task: str = "Text Generation", **properties: Any) -> dict[str, Any]:
+    return {
+        "id": str(number),
+        "source": 1,
+        "name": f"@cf/{'pico' if number % 2 else 'meta'}/model-{number}",
+        "description": f"Number {number}",
+        "task": {"id": f"id of {task}", "name": task, "description": ""},
+        "created_at": "2024-12-06 17:09:18.338",
+        "tags": [],
+        "properties": [{"property_id": key, "value": value} for key, value in properties.items()],
+    }
+
+
+PRICE = [{"unit": "per M input tokens", "price": 0.27, "currency": "USD"}]
+RECORDS = [
+    *(record(i) for i in range(5)),
+    record(5, "Text Embeddings", beta="true"),
+    record(6, context_window="24000", price=PRICE),
+    record(7, planned_deprecation_date="2020-01-01"),
+]
+
+
+def names(**query: str) -> list[str]:
+    return [item["name"].rsplit("-", 1)[1] for item in models.search(RECORDS, query)["result"]]
+
+
+def test_filters():
+    assert names() == ["0", "1", "2", "3", "4", "5", "6"]
+    assert names(include_deprecated="true")[-1] == "7"
+    assert names(task="Text Embeddings") == ["5"] == names(task="id of Text Embeddings")
+    assert names(author="pico") == ["1", "3", "5"]
+    assert names(search="NUMBER 3") == ["3"]
+    assert names(source="2") == []
+    assert "5" not in names(hide_experimental="true")
+
+
+def test_paging():
+    body = models.search(RECORDS, {"page": "2", "per_page": "3"})
+    assert [item["id"] for item in body["result"]] == ["3", "4", "5"]
+    assert body["result_info"] == {"page": 2, "per_page": 3, "count": 3, "total_count": 7}
+    assert models.search(RECORDS, {"page": "99"})["result"] == []
+
+
+@pytest.mark.parametrize("page", ["0", "-1", "x", "1.5", "٣", "9" * 20])
+def test_pages_that_are_none(page):
+    with pytest.raises(InvalidInput):
+        models.search(RECORDS, {"page": page})
+
+
+def test_the_cloudflare_client_reads_all_pages_and_ends():
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=models.search(RECORDS, dict(request.url.params)))
+
+    with httpx.Client(transport=httpx.MockTransport(handle)) as http:
+        sdk = Cloudflare(api_token="t", base_url="http://localhost/client/v4", http_client=http)
+        assert len(list(sdk.ai.models.list(account_id="local", per_page=3))) == 7
+
+
+def test_openai_and_openrouter():
+    listed = models.openai_models(RECORDS)
+    assert [Model.model_validate(item, strict=True).id for item in listed["data"]] == [
+        r["name"] for r in RECORDS
+    ]
+    assert models.openai_model(RECORDS, "@cf/meta/model-6")["owned_by"] == "meta"
+    with pytest.raises(NotFound) as caught:
+        models.openai_model(RECORDS, "nope")
+    assert caught.value.status == 404
+    router = models.search(RECORDS, {"format": "openrouter"})["data"]
+    found = next(item for item in router if item["id"] == "@cf/meta/model-6")
+    assert found["context_length"] == 24000 and found["pricing"]["prompt"] == "0.00000027"
+    assert found["pricing"]["completion"] == "0"
+
+
+INPUTS = [
+    ("text-generation", {"prompt": "x", "temperature": 5, "n": 16, "stop": "a"}, True),
+    ("text-generation", {"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f"}]}, True),
+    ("text-generation", {"prompt": ""}, False),
+    ("text-generation", {"prompt": "x", "temperature": 6}, False),
+    ("text-generation", {"prompt": "x", "max_tokens": 0}, False),
+    ("text-generation", {"prompt": "x", "n": 17}, False),
+    ("text-generation", {"prompt": "x", "stop": ["a"] * 17}, False),
+    ("text-generation", {"messages": []}, False),
+    ("text-embeddings", {"text": ["a"]}, True),
+    ("text-embeddings", {"query": "q", "contexts": [{"text": "a"}]}, True),
+    ("text-embeddings", {"text": []}, False),
+    ("text-embeddings", {}, False),
+    ("reranking", {"query": "q", "contexts": [{"text": "a"}], "top_k": 1}, True),
+    ("reranking", {"query": "q", "contexts": []}, False),
+]
+PARSE = {
+    "text-generation": workers_ai.parse_generate,
+    "text-embeddings": workers_ai.parse_embed,
+    "reranking": workers_ai.parse_rerank,
+}
+
+
+@pytest.mark.parametrize(("task", "inputs", "right"), INPUTS)
+def test_schemas_say_what_the_readers_do(task, inputs, right):
+    found = schema(task)
+    jsonschema.Draft202012Validator.check_schema(found["input"])
+    jsonschema.Draft202012Validator.check_schema(found["output"])
+    assert jsonschema.Draft202012Validator(found["input"]).is_valid(inputs) == right
+    if right:
+        PARSE[task](inputs, "m")
+    else:
+        with pytest.raises(InvalidInput):
+            PARSE[task](inputs, "m")
+
+
+def test_answers_fit_the_output_schema():
+    request = workers_ai.parse_generate({"prompt": "x"}, "m")
+    events = [
+        TextDelta(0, "a"),
+        ToolCallDelta(0, 0, "c", "f", "{}"),
+        ChoiceDone(0, "tool_calls"),
+        Usage(1, 2),
+    ]
+    jsonschema.validate(render_generate(request, events)["result"], schema("text-generation")["output"])

@@ -1,0 +1,70 @@
+"""The records that come with the project, their prices, and how models/search shows them."""
+
+import pytest
+
+from serve_app.catalog import load_catalog
+from serve_app.catalog.pricing import Price, Rates, neurons
+from serve_app.catalog.search import search_record
+
+CATALOG = load_catalog()
+IDS = [record.id for record in CATALOG]
+
+
+def test_both_profiles_have_all_three_tasks() -> None:
+    tasks = {"text-generation", "text-embeddings", "reranking"}
+    for profile in ("local", "gpu"):
+        assert {record.task for record in CATALOG if profile in record.serving} == tasks
+
+
+def test_the_local_profile_is_disaggregated_and_drafts() -> None:
+    record = CATALOG["@cf/pico/pico-instruct"]
+    stages = record.serving["local"].stages
+    assert list(stages) == ["decode", "prefill", "draft"] and record.draft is not None
+    assert all(stage.min_replicas == 1 and stage.num_gpus == 0 for stage in stages.values())
+
+
+@pytest.mark.parametrize("model", IDS)
+def test_search_values_are_text_and_price_is_an_array(model: str) -> None:
+    shown = search_record(CATALOG[model])
+    assert set(shown) >= {"id", "source", "name", "description", "task", "created_at", "tags", "properties"}
+    assert shown["name"] == model and set(shown["task"]) == {"id", "name", "description"}
+    for item in shown["properties"]:
+        assert set(item) == {"property_id", "value"}
+        if item["property_id"] == "price":
+            assert all(set(row) == {"unit", "price", "currency"} for row in item["value"])
+        else:
+            assert isinstance(item["value"], str) and item["value"] not in ("True", "False", "None")
+
+
+def test_search_ids_are_stable_and_distinct() -> None:
+    shown = [search_record(CATALOG[model])["id"] for model in IDS]
+    assert len(set(shown)) == len(IDS)
+    assert shown == [search_record(record)["id"] for record in load_catalog()]
+
+
+@pytest.mark.parametrize("model", [model for model in IDS if "gpu" in CATALOG[model].serving])
+def test_gpu_models_sleep_until_asked_and_fit_one_gpu(model: str) -> None:
+    profile = CATALOG[model].serving["gpu"]
+    assert profile.tensor_parallel == 1
+    assert all(stage.min_replicas == 0 for stage in profile.stages.values())
+    assert 0 < sum(stage.num_gpus for stage in profile.stages.values()) <= 1
+
+
+def test_neurons_follow_from_dollars_as_cloudflare_rounds_them() -> None:
+    # Dollar and neuron columns of Cloudflare's table, models whose dollar column is not rounded.
+    for dollars, stated in ((0.11, 10000), (0.66, 60000), (0.20, 18182), (0.35, 31818), (1.4, 127273)):
+        assert Price(input=dollars).neuron_rates.input == stated
+
+
+def test_cached_tokens_cost_their_own_rate_or_the_full_one() -> None:
+    price = Price(input=1.4, cached=0.26, output=4.4)
+    assert neurons(price, 1000, 600, 10) == pytest.approx((400 * 127273 + 600 * 23636 + 10 * 400000) / 1e6)
+    assert neurons(Price(input=1.4), 1000, 600, 0) == neurons(Price(input=1.4), 1000, 0, 0)
+    assert neurons(None, 1000, 0, 1000) == 0.0
+
+
+def test_stated_neurons_win_over_derived_ones() -> None:
+    # One output token of llama-3.3-70b is 0.204805 neurons, though its dollar price alone would say 0.204818.
+    price = Price(input=0.293, output=2.253, neurons=Rates(input=26668.0, output=204805.0))
+    assert neurons(price, 0, 0, 1) == pytest.approx(0.204805)
+    assert CATALOG.neurons("@cf/meta/llama-3.2-1b-instruct", 1_000_000, 0, 1_000_000) == 2457 + 18252

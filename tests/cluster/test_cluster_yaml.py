@@ -1,0 +1,101 @@
+"""cluster.yaml passes Ray's own checks, carries our environment to every node and opens nothing to the
+world.
+"""
+
+import copy
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from serve_app import env
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "cluster.yaml").read_text()
+
+
+@pytest.fixture
+def config() -> dict[str, Any]:
+    return yaml.safe_load(TEXT)
+
+
+def start_commands(config: dict[str, Any]) -> list[str]:
+    found = []
+    for key in ("head_start_ray_commands", "worker_start_ray_commands"):
+        found += [command for command in config[key] if "ray start" in command]
+    return found
+
+
+def test_ray_accepts_it(config: dict[str, Any]) -> None:
+    prepared = prepare_config(copy.deepcopy(config))
+    validate_config(prepared)
+    assert set(prepared["available_node_types"]) == {"head", "gpu"}
+
+
+@pytest.mark.parametrize(
+    ("where", "key"), [((), "max_workerz"), (("available_node_types", "gpu"), "min_wrokers")]
+)
+def test_ray_rejects_a_typo_in_it(config: dict[str, Any], where: tuple[str, ...], key: str) -> None:
+    place = config
+    for part in where:
+        place = place[part]
+    place[key] = 1
+    with pytest.raises((jsonschema.ValidationError, ValueError)):
+        validate_config(prepare_config(config))
+
+
+def test_every_node_gets_exactly_our_environment(config: dict[str, Any]) -> None:
+    writes = [command for command in config["setup_commands"] if "~/.serve_app_env" in command]
+    assert len(writes) == 1
+    values = dict(word.split("=", 1) for word in shlex.split(writes[0]) if re.match(r"RAY_\w+=", word))
+    assert values == env.serving_env()
+    commands = start_commands(config)
+    assert len(commands) == 2
+    assert all(command.startswith(". ~/.serve_app_env && ") for command in commands)
+
+
+def test_the_token_reaches_every_node_unreadable_to_others(config: dict[str, Any]) -> None:
+    assert config["file_mounts"]["/home/ubuntu/.ray/auth_token"] == "~/.ray/auth_token"
+    assert any("chmod 600 ~/.ray/auth_token" in command for command in config["setup_commands"])
+    assert not re.search(r"RAY_AUTH_TOKEN=", TEXT)
+
+
+def test_nothing_is_open_to_the_world(config: dict[str, Any]) -> None:
+    # Without a group of ours on every node type Ray makes one with SSH open to 0.0.0.0/0.
+    for node in config["available_node_types"].values():
+        assert node["node_config"]["SecurityGroupIds"]
+    assert "security_group" not in config["provider"]
+    without_comments = "\n".join(line.split("#")[0] for line in TEXT.splitlines())
+    assert "0.0.0.0" not in without_comments and "::/0" not in without_comments
+    head = start_commands(config)[0]
+    assert "--dashboard-host=127.0.0.1" in head
+
+
+def test_the_head_runs_no_replicas_and_gpu_nodes_hold_the_cache(config: dict[str, Any]) -> None:
+    assert config["head_node_type"] == "head"
+    assert config["available_node_types"]["head"]["resources"]["CPU"] == 0
+    gpu = config["available_node_types"]["gpu"]
+    assert gpu["min_workers"] >= 1 and gpu["max_workers"] > gpu["min_workers"]
+    worker = start_commands(config)[1]
+    assert int(re.search(r"--object-store-memory=(\d+)", worker)[1]) >= 64 * 2**30
+
+
+def test_nodes_install_the_locked_versions_and_not_our_machine(config: dict[str, Any]) -> None:
+    assert any("make install" in command for command in config["setup_commands"])
+    assert config["file_mounts"]["/home/ubuntu/serve-app"] == "."
+    assert {".git", ".venv"} <= set(config["rsync_exclude"])
+
+
+def test_locks_pin_and_hash_everything_and_name_no_index() -> None:
+    for name in ("lock.txt", "dev-lock.txt"):
+        text = (ROOT / "requirements" / name).read_text()
+        for block in re.split(r"(?m)^(?=[a-z0-9])", text)[1:]:
+            assert re.match(r"[a-z0-9._-]+==\S+ \\\n", block) and "--hash=sha256:" in block
+        assert not re.search(r"https?://|file:|--(extra-)?index|--find-links|/opt/|/tmp/", text)
+    assert "torch==" not in (ROOT / "requirements" / "lock.txt").read_text()
+    assert "torch==2.13.0" in (ROOT / "requirements" / "torch.txt").read_text().splitlines()

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tail_key
+
+TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
+FIELDS = st.tuples(st.text(max_size=5), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5))
+ROOT = root_key("rev", "bfloat16", "layout", "", b"salt")
+
+
+@given(FIELDS, FIELDS, st.binary(min_size=1, max_size=5), st.binary(min_size=1, max_size=5))
+def test_roots_are_equal_only_for_equal_fields(a, b, salt_a, salt_b):
+    assert (root_key(*a, salt_a) == root_key(*b, salt_b)) == ((a, salt_a) == (b, salt_b))
+
+
+def test_fields_of_a_root_do_not_run_into_each_other():
+    assert root_key("ab", "c", "", "", b"s") != root_key("a", "bc", "", "", b"s")
+
+
+def test_an_empty_salt_is_refused():
+    with pytest.raises(ValueError, match="salt"):
+        root_key("rev", "bfloat16", "layout", "", b"")
+
+
+@given(TOKENS, TOKENS)
+def test_keys_agree_exactly_on_the_common_prefix(a, b):
+    keys_a, keys_b = block_keys(ROOT, np.array(a, np.int32)), block_keys(ROOT, np.array(b, np.int32))
+    assert len(keys_a) == len(a) // BLOCK_TOKENS
+    for i, (x, y) in enumerate(zip(keys_a, keys_b, strict=False)):
+        same = a[: (i + 1) * BLOCK_TOKENS] == b[: (i + 1) * BLOCK_TOKENS]
+        assert (x == y) == same
+
+
+@given(TOKENS, st.integers(0, 8))
+def test_a_chain_can_be_extended(tokens, split):
+    whole = block_keys(ROOT, tokens)
+    assert block_keys(ROOT, np.array(tokens, np.int32), known=whole[:split]) == whole
+
+
+def test_more_known_keys_than_blocks_are_cut():
+    whole = block_keys(ROOT, list(range(96)))
+    assert block_keys(ROOT, list(range(64)), known=whole) == whole[:2]
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=31), st.lists(st.integers(0, 9), min_size=1, max_size=31)
+)
+def test_tails_differ_by_tokens_and_parent(a, b):
+    assert (tail_key(ROOT, a) == tail_key(ROOT, b)) == (a == b)
+    assert tail_key(ROOT, a) != tail_key(block_keys(ROOT, list(range(32)))[0], a)
+
+
+@pytest.mark.parametrize("count", [0, 32, 33])
+def test_a_tail_is_shorter_than_a_block(count):
+    with pytest.raises(ValueError, match="tail"):
+        tail_key(ROOT, list(range(count)))
+
+
+@pytest.mark.parametrize("bad", [[2**31] * 32, np.array([2**32 + 1] * 32), [-(2**31) - 1] * 32])
+def test_token_ids_never_wrap(bad):
+    with pytest.raises(ValueError, match="int32"):
+        block_keys(ROOT, bad)
+
+
+def test_token_ids_are_integers():
+    with pytest.raises(TypeError):
+        block_keys(ROOT, np.zeros(32))

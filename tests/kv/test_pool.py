@@ -1,0 +1,371 @@
+"""The pool, its clients and the directory on a real Ray node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+
+import numpy as np
+import pytest
+import ray
+from ray._private.internal_api import memory_summary
+
+from serve_app.kv.client import KVClient
+from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
+from serve_app.kv.export import ExportBuffer, ExportMixin
+from serve_app.kv.pool import KVPool, get_or_create_pool, object_store_bytes, pool_name
+from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+MB = 1024 * 1024
+# 512 KiB a block, 4 MiB a chunk of 256 tokens: like a small real model.
+BIG = type(LAYOUT)(layers=8, kv_heads=4, head_dim=128, dtype="bfloat16")
+
+
+@ray.remote(num_cpus=0, max_concurrency=4)
+class Worker(ExportMixin):
+    """Makes chunks the way an engine worker does; ``breakage`` spoils them on purpose."""
+
+    def __init__(self, breakage: str = "") -> None:
+        self.export_buffer = ExportBuffer(64 * MB)
+        self.breakage = breakage
+
+    def make(self, metas):
+        for meta in metas:
+            self.export_buffer.put(meta.chunk_id, payload(meta))
+
+    def export_chunk(self, chunk_id):
+        data = super().export_chunk(chunk_id)
+        if self.breakage == "short":
+            return data[:-1]
+        if self.breakage == "type":
+            return "not an array"
+        if self.breakage == "dies":
+            import os
+
+            os._exit(1)
+        if self.breakage == "slow":
+            time.sleep(1.0)
+        return data
+
+    def waiting(self):
+        return len(self.export_buffer)
+
+
+@pytest.fixture
+def node_id():
+    return ray.get_runtime_context().get_node_id()
+
+
+@pytest.fixture
+def pool(node_id):
+    handle = get_or_create_pool(node_id, 100 * MB, use_directory=False)
+    yield handle
+    ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
+    wait_until(lambda: not alive(node_id))
+
+
+@pytest.fixture
+def client(node_id, pool):
+    client = KVClient(node_id, BIG, limit_bytes=100 * MB, use_directory=False)
+    yield client
+    client.close()
+
+
+def alive(node_id):
+    try:
+        ray.get_actor(pool_name(node_id), "serve_app")
+    except ValueError:
+        return False
+    return True
+
+
+def wait_until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
+
+
+def prompt(count: int) -> list[int]:
+    """Tokens nobody else has."""
+    start = uuid.uuid4().int % 10**6
+    return [start + i for i in range(count)]
+
+
+async def produce(client, tokens, base=None, worker=None):
+    base = base or root()
+    metas = cut(tokens, base, BIG)
+    worker = worker or Worker.remote()
+    await worker.make.remote(metas)
+    held = await client.publish(metas, worker)
+    return worker, metas, held
+
+
+async def fetch(client, tokens, **options):
+    return await client.fetch(*prompt_keys(tokens, root()), **options)
+
+
+def end(found):
+    return found[-1][0].end_token if found else 0
+
+
+async def test_chunks_outlive_the_worker_and_are_read_without_a_copy(client):
+    tokens = prompt(700)
+    worker, metas, held = await produce(client, tokens)
+    assert held == [meta.chunk_id for meta in metas]
+    assert await worker.waiting.remote() == 0
+    pid_gone = ray.kill(worker)
+    assert pid_gone is None
+    found = await fetch(client, tokens)
+    assert end(found) == 700
+    for (piece, data), meta in zip(found, metas, strict=True):
+        assert piece.chunk_id == meta.chunk_id
+        assert np.array_equal(data, payload(meta))
+        assert not data.flags.owndata and not data.flags.writeable
+    assert client.stats.local_tokens == 700
+
+
+async def test_part_of_a_prompt_and_part_of_a_chunk(client):
+    tokens = prompt(700)
+    await produce(client, tokens)
+    other = tokens[:400] + prompt(50)
+    found = await fetch(client, other, skip_tokens=64)
+    assert [(p.start_token, p.end_token) for p, _ in found] == [(64, 256), (256, 384)]
+    assert await fetch(client, prompt(300)) == []
+    with pytest.raises(ValueError, match="multiple"):
+        await fetch(client, tokens, skip_tokens=5)
+
+
+async def test_two_workers_publish_the_same_keys(client, pool):
+    tokens = prompt(512)
+    a, b = Worker.remote(), Worker.remote()
+    results = await asyncio.gather(produce(client, tokens, worker=a), produce(client, tokens, worker=b))
+    stats = await pool.stats.remote()
+    assert stats["chunks"] == 2 and stats["duplicates"] == 2
+    assert stats["bytes"] == sum(meta.nbytes for meta in results[0][1])
+    assert end(await fetch(client, tokens)) == 512
+
+
+@pytest.mark.parametrize("breakage", ["short", "type", "dies"])
+async def test_a_broken_export_is_a_miss(client, pool, breakage):
+    tokens = prompt(256)
+    _, _, held = await produce(client, tokens, worker=Worker.remote(breakage))
+    assert held == []
+    assert await fetch(client, tokens) == []
+    stats = await pool.stats.remote()
+    assert stats["failed_exports"] == 1 and stats["reserved"] == 0
+    await produce(client, tokens)
+    assert end(await fetch(client, tokens)) == 256
+
+
+async def test_an_export_nobody_made_is_a_miss(client):
+    metas = cut(prompt(256), root(), BIG)
+    assert await client.publish(metas, Worker.remote()) == []
+
+
+async def test_chunks_of_another_layout_are_misses(client, node_id, pool):
+    tokens = prompt(256)
+    await produce(client, tokens)
+    other = KVClient(node_id, LAYOUT, use_directory=False)
+    assert await fetch(other, tokens) == []
+    assert other.stats.bad_chunks == 1
+    other.close()
+
+
+async def test_a_killed_pool_is_a_miss_and_comes_back(client, node_id):
+    tokens = prompt(256)
+    await produce(client, tokens)
+    ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
+    wait_until(lambda: not alive(node_id))
+    assert await fetch(client, tokens) == []
+    worker, metas, held = None, None, []
+    for _ in range(20):
+        worker, metas, held = await produce(client, tokens)
+        if held:
+            break
+    assert end(await fetch(client, tokens)) == 256
+    assert client.stats.lookup_failures == 1 and client.stats.pool_restarts == 1
+
+
+async def test_a_crashed_pool_restarts_empty(client, pool):
+    tokens = prompt(256)
+    await produce(client, tokens)
+    ray.kill(pool, no_restart=False)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert await fetch(client, tokens) == [], "a new pool owns nothing"
+        if (await produce(client, tokens))[2]:
+            break
+        await asyncio.sleep(0.1)
+    assert end(await fetch(client, tokens)) == 256
+
+
+async def test_views_stay_good_when_their_chunk_is_evicted(client, pool):
+    tokens = prompt(256)
+    _, (meta,), _ = await produce(client, tokens)
+    ((_, data),) = await fetch(client, tokens)
+    await pool.report_bad.remote([meta.chunk_id])
+    assert await fetch(client, tokens) == []
+    await produce(client, prompt(2048))
+    assert np.array_equal(data, payload(meta))
+
+
+def used_bytes():
+    stats = memory_summary(stats_only=True)
+    for line in stats.splitlines():
+        if line.startswith("Plasma memory usage"):
+            return float(line.split()[3]) * MB
+    raise AssertionError(stats)
+
+
+async def test_least_recently_used_goes_first_and_memory_returns(client, pool):
+    kept, lost = prompt(256), prompt(256)
+    await produce(client, kept)
+    await produce(client, lost)
+    before = await asyncio.to_thread(used_bytes)
+    for _ in range(14):
+        await produce(client, prompt(512))
+        assert end(await fetch(client, kept)) == 256
+    assert await fetch(client, lost) == []
+    stats = await pool.stats.remote()
+    assert stats["evicted"] > 0 and stats["bytes"] <= 100 * MB
+    full = await asyncio.to_thread(used_bytes)
+    assert full > before
+    await pool.report_bad.remote([m.chunk_id for m in cut(kept, root(), BIG)])
+    # 100 MB of chunks at most, whatever was published; and everything comes back with the pool.
+    assert full <= before + 100 * MB
+    ray.kill(pool)
+    limit = 30 * MB
+    for _ in range(100):
+        if await asyncio.to_thread(used_bytes) < limit:
+            break
+        await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(used_bytes) < limit
+    wait_until(lambda: not alive(ray.get_runtime_context().get_node_id()))
+    client._pools.clear()
+    await client.announce([b"x"])
+
+
+async def test_a_reader_waits_for_what_is_announced(client):
+    tokens = prompt(512)
+    keys, _ = prompt_keys(tokens, root())
+    await client.announce(keys)
+    reading = asyncio.create_task(fetch(client, tokens, wait_s=20))
+    first = asyncio.create_task(fetch(client, tokens, wait_s=20, first=True))
+    await asyncio.sleep(0.1)
+    assert not reading.done() and not first.done()
+    metas = cut(tokens, root(), BIG)
+    worker = Worker.remote()
+    await worker.make.remote(metas)
+    await client.publish(metas[:1], worker)
+    assert end(await first) == 256
+    assert not reading.done()
+    await client.publish(metas[1:], worker)
+    assert end(await reading) == 512
+
+
+async def test_waiting_ends_when_the_promise_is_taken_back_or_was_never_made(client):
+    tokens = prompt(256)
+    keys, _ = prompt_keys(tokens, root())
+    started = time.monotonic()
+    assert await fetch(client, tokens, wait_s=60) == []
+    await client.announce(keys)
+    reading = asyncio.create_task(fetch(client, tokens, wait_s=60))
+    await asyncio.sleep(0.1)
+    assert not reading.done()
+    await client.withdraw(keys)
+    assert await reading == []
+    await client.announce(keys, ttl_s=0.2)
+    assert await fetch(client, tokens, wait_s=60) == []
+    # Not a measurement: sixty seconds would mean that nothing woke the reader.
+    assert time.monotonic() - started < 60
+
+
+async def test_leases_are_returned(client, pool):
+    tokens = prompt(256)
+    await produce(client, tokens)
+    await fetch(client, tokens)
+    for _ in range(100):
+        if (await pool.stats.remote())["leases"] == 0:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("a lease was not released")
+
+
+def test_a_pool_must_leave_room_in_the_object_store(node_id):
+    with pytest.raises(ValueError, match="object store"):
+        get_or_create_pool(node_id, object_store_bytes(node_id))
+    with pytest.raises(ValueError, match="not alive"):
+        get_or_create_pool("f" * 56)
+
+
+async def test_another_nodes_pool_is_found_through_the_directory(node_id):
+    # Two pools on one machine, the second under the name of a node that does not exist: what crosses nodes is
+    # Ray's object transfer, what is ours is the finding.
+    far_node = "e" * 56
+    far = (
+        ray.remote(KVPool)
+        .options(name=pool_name(far_node), namespace="serve_app", num_cpus=0, max_concurrency=100)
+        .remote(far_node, 50 * MB)
+    )
+    directory = get_or_create_directory()
+    client = KVClient(node_id, BIG, limit_bytes=50 * MB)
+    try:
+        tokens = prompt(700)
+        metas = cut(tokens, root(), BIG)
+        worker = Worker.remote()
+        await worker.make.remote(metas)
+        held = await far.publish.remote(worker, [meta.to_wire() for meta in metas])
+        assert len(held) == 3
+        found = []
+        for _ in range(100):
+            found = await fetch(client, tokens)
+            if found:
+                break
+            await asyncio.sleep(0.1)
+        assert end(found) == 700 and client.stats.remote_tokens == 700
+        assert np.array_equal(found[2][1], payload(metas[2]))
+
+        # The directory forgets everything: the pools fill the new one.
+        ray.kill(directory, no_restart=False)
+        found = []
+        for _ in range(200):
+            found = await fetch(client, tokens)
+            if found:
+                break
+            await asyncio.sleep(0.1)
+        assert end(found) == 700
+
+        # A stale entry: the pool is gone, the directory does not know yet.
+        ray.kill(far)
+        assert await fetch(client, tokens) == []
+    finally:
+        client.close()
+        ray.kill(directory)
+        ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
+        wait_until(lambda: not alive(node_id))
+
+
+async def test_a_feed_sends_everything_to_a_directory_it_does_not_know():
+    directory = get_or_create_directory()
+    metas = cut(prompt(700), root(), BIG)
+    feed = DirectoryFeed("d" * 56, "pool", lambda: metas)
+    feed.start()
+    try:
+        for _ in range(100):
+            if (await directory.stats.remote())["names"] == sum(len(chunk_names(m)) for m in metas):
+                break
+            await asyncio.sleep(0.1)
+        assert (await directory.stats.remote())["names"] == 4
+        feed.changed([], metas[:1])
+        for _ in range(100):
+            if (await directory.stats.remote())["names"] == 3:
+                break
+            await asyncio.sleep(0.1)
+        assert (await directory.stats.remote())["names"] == 3
+    finally:
+        feed._task.cancel()
+        ray.kill(directory)

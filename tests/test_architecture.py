@@ -1,0 +1,254 @@
+"""Who may import whom. Every import counts, those inside functions too; only `if TYPE_CHECKING:` blocks do
+not.
+
+Two kinds of rule: what a package itself may name, and what may never be reached from it through our own
+modules.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = ("serve_app", "deployments", "training", "benchmarks")
+FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+HTTP = {"fastapi", "starlette", "uvicorn", "httpx", "requests", "aiohttp"}
+
+# Package -> the packages and distributions it may name (itself and the standard library go without saying).
+# "serve_app.x.y" allows one module, "serve_app.x" the package.
+MAY_IMPORT: dict[str, set[str]] = {
+    "serve_app.api": {"numpy", "orjson", "serve_app.engine.request"},
+    "serve_app.text": {"jinja2", "numpy", "tokenizers", "serve_app.api", "serve_app.engine.request"},
+    "serve_app.catalog": {"huggingface_hub", "pydantic", "yaml"},
+    "serve_app.channel": {"msgpack", "numpy"},
+    "serve_app.kernels": {"numpy", "torch", "triton"},
+    "serve_app.engine": {"numpy", "torch", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk"},
+    "serve_app.models": {
+        "numpy", "safetensors", "torch", "transformers", "serve_app.engine", "serve_app.kernels",
+    },
+    "serve_app.kv": {"numpy", "ray"},
+    "serve_app.kv.keys": {"numpy"},
+    "serve_app.config": {"pydantic", "yaml", "serve_app.catalog"},
+    "serve_app.env": set(),
+}  # fmt: skip
+
+# Package -> distributions that must not be reached from it, however far away.
+MUST_NOT_REACH: dict[str, set[str]] = {
+    "serve_app.api": {"ray", "torch", "transformers"},
+    "serve_app.text": {"ray", "torch", "transformers"},
+    "serve_app.catalog": {"ray", "torch", "transformers"},
+    "serve_app.channel": {"ray", "torch", "transformers"},
+    "serve_app.kernels": {"ray", "transformers"} | HTTP,
+    "serve_app.engine": {"ray", "transformers"} | HTTP,
+    "serve_app.models": {"ray"} | HTTP,
+    "serve_app.gateway": {"torch", "transformers"},
+    "serve_app.kv": {"torch", "transformers"},
+}
+
+# Serve replicas stay light; what needs torch runs in actors of its own, whose modules these import only by
+# name.
+REPLICA_MODULES = ("deployments.gateway", "deployments.decode", "deployments.prefill", "deployments.draft",
+                   "deployments.encoders", "deployments.embeddings", "deployments.reranker",
+                   "deployments.stage")  # fmt: skip
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+class Imports(ast.NodeVisitor):
+    """Absolute names of what a module imports; `lazy` collects those inside functions."""
+
+    def __init__(self, module: str, is_package: bool) -> None:
+        self.base = module.split(".") if is_package else module.split(".")[:-1]
+        self.eager: set[str] = set()
+        self.lazy: set[str] = set()
+        self.depth = 0
+
+    def _add(self, name: str) -> None:
+        (self.lazy if self.depth else self.eager).add(name)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self._add(alias.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        base = self.base[: len(self.base) - node.level + 1] if node.level else []
+        origin = ".".join([*base, *([node.module] if node.module else [])])
+        for alias in node.names:
+            whole = f"{origin}.{alias.name}"
+            self._add(whole if whole in MODULES else origin)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        # importlib.import_module("x") and __import__("x") are imports too.
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+            self._add(str(node.args[0].value))
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        test = node.test
+        if (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")) == "TYPE_CHECKING":
+            for child in node.orelse:
+                self.visit(child)
+        else:
+            self.generic_visit(node)
+
+    def _function(self, node: ast.AST) -> None:
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _function
+
+
+@cache
+def imports_of(module: str) -> tuple[frozenset[str], frozenset[str]]:
+    """(imported with the module, imported inside its functions)."""
+    path = MODULES[module]
+    found = Imports(module, path.name == "__init__.py")
+    found.visit(ast.parse(path.read_text(encoding="utf-8")))
+    return frozenset(found.eager), frozenset(found.lazy)
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def chain_to(start: str, forbidden: set[str], lazy: bool) -> list[str] | None:
+    """The shortest chain of imports from a module of ours to a forbidden distribution."""
+    queue, seen = [[start]], {start}
+    while queue:
+        chain = queue.pop(0)
+        eager_names, lazy_names = imports_of(chain[-1])
+        names = eager_names | lazy_names if lazy and chain[-1] != "serve_app" else eager_names
+        for name in sorted(names):
+            if name.split(".")[0] in forbidden:
+                return [*chain, name]
+            # Importing a.b.c runs a, a.b and a.b.c.
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                step = ".".join(parts[:end])
+                if step in MODULES and step not in seen:
+                    seen.add(step)
+                    queue.append([*chain, step])
+    return None
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_names_only_what_it_may(package: str) -> None:
+    allowed = MAY_IMPORT[package] | {package, "serve_app"}
+    wrong = []
+    for module in MODULES:
+        if not within(module, package):
+            continue
+        for name in sorted(imports_of(module)[0] | imports_of(module)[1]):
+            standard = name.split(".")[0] in sys.stdlib_module_names
+            if (
+                not standard
+                and name != "serve_app"
+                and not any(within(name, permitted) for permitted in allowed - {"serve_app"})
+            ):
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", MUST_NOT_REACH)
+def test_a_package_does_not_reach(package: str) -> None:
+    modules = [module for module in MODULES if within(module, package)]
+    chains = [chain_to(module, MUST_NOT_REACH[package], lazy=True) for module in modules]
+    assert [" -> ".join(chain) for chain in chains if chain] == []
+
+
+def test_serve_replicas_import_neither_torch_nor_transformers() -> None:
+    present = [module for module in REPLICA_MODULES if module in MODULES]
+    assert present
+    chains = [chain_to(module, {"torch", "transformers"}, lazy=False) for module in present]
+    assert [" -> ".join(chain) for chain in chains if chain] == []
+
+
+def test_nothing_below_imports_the_deployments() -> None:
+    above = {"serve_app.app", "serve_app.cli", "serve_app.binding"}
+    wrong = [
+        f"{module} imports {name}"
+        for module in MODULES
+        if within(module, "serve_app") and not any(within(module, top) for top in above)
+        for name in imports_of(module)[0] | imports_of(module)[1]
+        if name.split(".")[0] in ("deployments", "training", "benchmarks", "tests")
+    ]
+    assert wrong == []
+
+
+def test_the_walk_sees_what_it_should() -> None:
+    """The rules above are only as good as the walk: it must find an import inside a function and in a
+    chain.
+    """
+    found = Imports("serve_app.x.y", is_package=False)
+    code = "import os\nfrom . import z\ndef f():\n  import ray.serve\nif TYPE_CHECKING:\n  import torch\n"
+    found.visit(ast.parse(code))
+    assert found.eager == {"os", "serve_app.x"} and found.lazy == {"ray.serve"}
+    assert chain_to("serve_app.models.load", {"transformers"}, lazy=True) is not None
+
+
+@pytest.mark.parametrize("package", ["api", "text", "catalog", "engine", "kernels"])
+def test_python_agrees(package: str) -> None:
+    """The same asked of the interpreter, for what a real import loads."""
+    modules = [
+        name for name in MODULES if within(name, f"serve_app.{package}") and not name.endswith("__main__")
+    ]
+    forbidden = sorted(MUST_NOT_REACH[f"serve_app.{package}"] & {"ray", "torch", "transformers"})
+    code = f"import sys, {', '.join(modules)}; print([n for n in {forbidden} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_file_names_a_machine_or_a_package_index() -> None:
+    """Paths of one computer and addresses of package registries have no place in the project."""
+    suffixes = {".py", ".md", ".yaml", ".toml", ".txt", ".in", ".cpp", ".h", ""}
+    skipped = {
+        ".git",
+        ".venv",
+        "tests",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".hypothesis",
+        "checkpoints",
+    }
+    paths = r"(?<!\w)/(root|work)/|/home/(?!ubuntu/)|/opt/(wheels|pypi)"
+    words = rf"{paths}|pypi\.org|pythonhosted|--(extra-)?index-url [^-]"
+    found = []
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if parts[0] in skipped or "__pycache__" in parts or path.suffix not in suffixes or not path.is_file():
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if re.search(words, line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
+    assert found == []
+
+
+def test_no_weights_are_read_with_pickle() -> None:
+    """torch.load and pickle run what a file tells them to."""
+    wrong = []
+    for module, path in MODULES.items():
+        if within(module, "training"):  # reads its own checkpoints of the optimiser
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in (
+                "torch.load",
+                "pickle.loads",
+                "pickle.load",
+            ):
+                wrong.append(f"{module}:{node.lineno} {ast.unparse(node)}")
+    assert wrong == []

@@ -1,0 +1,139 @@
+"""Settings: where they come from, how a wrong one is refused, and how the secrets are kept."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from serve_app import env
+from serve_app.config import ConfigError, api_key, cluster_secret, load_settings
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = load_settings({"SERVE_APP_HOME": str(tmp_path)})
+    assert (settings.host, settings.port, settings.profile, settings.account_id) == (
+        "127.0.0.1",
+        8000,
+        "local",
+        "local",
+    )
+    assert settings.models == () and settings.warnings == []
+
+
+def test_file_then_environment_then_option(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(
+        "port: 8100\nprofile: gpu\nmodels: [a, b]\nobject_store_bytes: 2GiB\n"
+    )
+    home = {"SERVE_APP_HOME": str(tmp_path)}
+    assert load_settings(home).port == 8100 and load_settings(home).object_store_bytes == 2 * 2**30
+    assert load_settings(home | {"PORT": "8200"}).port == 8200
+    assert load_settings(home | {"PORT": "8200", "SERVE_APP_PORT": "8300"}).port == 8300
+    assert load_settings(home | {"PORT": "8200"}, port=8400, profile=None).port == 8400
+    assert load_settings(home | {"SERVE_APP_MODELS": " x , y,"}).models == ("x", "y")
+    assert load_settings(home).profile == "gpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("PORT", "eight", "environment variable PORT: 'eight'"),
+        ("SERVE_APP_PORT", "70000", "65535"),
+        ("SERVE_APP_PROFILE", "laptop", "'local' or 'gpu'"),
+        ("SERVE_APP_MAX_BODY_BYTES", "huge", "256MiB"),
+        ("SERVE_APP_MAX_BODY_BYTES", "0", "greater than 0"),
+        ("SERVE_APP_REQUEST_TIMEOUT_S", "nan", "finite"),
+        ("SERVE_APP_ACCOUNT_ID", "a/b", "SERVE_APP_ACCOUNT_ID"),
+        ("SERVE_APP_API_KEY", "short", "at least 16"),
+        ("SERVE_APP_API_KEY", "spaces are not good here", "without spaces"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_origin(tmp_path: Path, name: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings({"SERVE_APP_HOME": str(tmp_path), name: value})
+    assert name in str(refused.value) and words in str(refused.value)
+    if name.endswith("KEY"):
+        assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot: 8000", "Known: account_id"),
+        ("- a", "name: value"),
+        ("a: [", "not readable"),
+        ("home: /x", "SERVE_APP_HOME"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_settings({"SERVE_APP_HOME": str(tmp_path)})
+    assert str(tmp_path / "config.yaml") in str(refused.value) and words in str(refused.value)
+
+
+def test_the_key_is_made_once_and_only_the_owner_reads_it(tmp_path: Path) -> None:
+    settings = load_settings({"SERVE_APP_HOME": str(tmp_path / "new")})
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: api_key(settings), range(32)))
+    assert len(keys) == 1 and len(keys.pop()) >= 32
+    assert os.stat(tmp_path / "new" / "api_key").st_mode & 0o777 == 0o600
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["api_key"]
+
+
+def test_a_set_key_wins_and_stays_out_of_reprs(tmp_path: Path) -> None:
+    settings = load_settings({"SERVE_APP_HOME": str(tmp_path), "SERVE_APP_API_KEY": "k" * 20})
+    assert api_key(settings) == "k" * 20 and "k" * 20 not in repr(settings)
+    assert not (tmp_path / "api_key").exists()
+
+
+def test_the_cluster_secret_lasts_and_damage_is_named(tmp_path: Path) -> None:
+    settings = load_settings({"SERVE_APP_HOME": str(tmp_path)})
+    secret = cluster_secret(settings)
+    assert len(secret) == 32 and cluster_secret(settings) == secret
+    (tmp_path / "cluster_secret").write_text("not hex")
+    with pytest.raises(ConfigError, match="damaged"):
+        cluster_secret(settings)
+
+
+def test_listening_beyond_loopback_warns(tmp_path: Path) -> None:
+    settings = load_settings({"SERVE_APP_HOME": str(tmp_path)}, host="0.0.0.0")
+    assert len(settings.warnings) == 1 and "TLS" in settings.warnings[0]
+
+
+def test_ray_knows_every_variable_we_set() -> None:
+    """A renamed variable would be ignored without a word; Ray's own source is the authority."""
+    import ray
+
+    root = Path(ray.__file__).parent
+    names = set(env.serving_env()) | set(load_settings({"SERVE_APP_HOME": "/nonexistent"}).ray_environment())
+    for folder in ("serve/_private", "_private", "_common"):
+        for path in (root / folder).rglob("*.py"):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            names -= {name for name in names if f'"{name}"' in text}
+    assert names == set()
+
+
+def test_serve_takes_the_values_over() -> None:
+    code = (
+        "from ray.serve._private import constants as c; print(c.RAY_SERVE_ENABLE_HA_PROXY, "
+        "c.RAY_SERVE_USE_GRPC_BY_DEFAULT, c.RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH, "
+        "c.RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **env.serving_env()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "True", str(64 * 2**20), "1800"]
+
+
+def test_an_operators_own_value_wins() -> None:
+    environ = {"RAY_AUTH_MODE": "disabled"}
+    env.apply(env.serving_env(), environ)
+    assert environ["RAY_AUTH_MODE"] == "disabled" and environ["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert "RAY_SERVE_THROUGHPUT_OPTIMIZED" not in env.client_env()
