@@ -64,8 +64,12 @@ class Decode(EngineStage):
         except Exception as error:  # decoding goes on without drafts; the next health check tries again
             log.warning("no draft worker for now (%s)", type(error).__name__)
 
-    async def draft_stats(self) -> dict[str, Any] | None:
-        return await self._draft.stats.remote() if self._draft is not None else None
-
-    async def prefill_stats(self) -> dict[str, Any] | None:
-        return await self._prefill.stats.remote() if self._prefill is not None else None
+    async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+        found = [await self.stats()]
+        for stage in (self._prefill, self._draft):
+            if stage is not None:
+                try:
+                    found.append(await stage.stats.remote())
+                except Exception as error:  # a stage that is restarting has nothing to tell
+                    log.info("no counters from %s (%s)", stage.deployment_name, type(error).__name__)
+        return found

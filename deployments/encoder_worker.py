@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,6 @@ class EncoderWorker:
     async def encode(self, wire: dict[str, Any]) -> dict[str, Any]:
         """``{"ids", "lengths", "types"?, "pooling"?, "normalize"?, "dimensions"?}``, arrays as int32 bytes, all sequences
         one after the other -> ``{"shape", "data"}`` with float32 bytes, or ``{"error"}`` for input the model refuses."""
-        from dataclasses import replace
-
         from serve_app.engine.encode_types import EncodeError
 
         lengths = np.frombuffer(wire["lengths"], np.int32)
@@ -71,6 +70,4 @@ class EncoderWorker:
         return {"max_length": self._model.max_length, "dimensions": self._model.dimensions, "pid": os.getpid()}
 
     async def stats(self) -> dict[str, Any]:
-        from dataclasses import asdict
-
         return {"stage": self._spec.stage, **asdict(self._batcher.stats()), "pid": os.getpid()}

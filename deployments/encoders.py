@@ -23,6 +23,9 @@ class _Encoder:
     async def stats(self) -> dict[str, Any]:
         return await self._worker.stats.remote()
 
+    async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+        return [await self.stats()]
+
     async def check_health(self) -> None:
         await self._worker.info.remote()
 

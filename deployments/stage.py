@@ -43,5 +43,9 @@ class EngineStage:
     async def stats(self) -> dict[str, Any]:
         return await self.worker.stats.remote()
 
+    async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+        """Counters of one worker of each stage behind this deployment."""
+        return [await self.stats()]
+
     async def check_health(self) -> None:
         await self.worker.check.remote()

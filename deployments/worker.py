@@ -64,12 +64,15 @@ class EngineWorker:
         from serve_app.kv.chunk import Layout
         from serve_app.kv.client import KVClient
         from serve_app.kv.export import ExportBuffer
+        from serve_app.kv.pool import get_or_create_pool
 
         context = ray.get_runtime_context()
         shape = self._model.kv_shape
         layout = Layout(shape.layers, shape.kv_heads, shape.head_dim, str(shape.dtype).removeprefix("torch."))
         self._exports = ExportBuffer(limit_bytes=spec.export_bytes)
         self._pool = KVClient(context.get_node_id(), layout, use_directory=spec.several_nodes)
+        # Started with the worker, or the first request would wait for it.
+        get_or_create_pool(context.get_node_id(), use_directory=spec.several_nodes)
         self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
         self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
         progress("ready")

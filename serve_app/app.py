@@ -34,6 +34,8 @@ from serve_app.gateway.settings import GatewaySettings, hash_key
 GATEWAY = "gateway"
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
 MAX_ONGOING = 4096
+# As in serve_app.env; Serve wants it in both places.
+METRICS_INTERVAL_S = 2
 
 
 def gateway_application(settings: Settings) -> Application:
@@ -44,6 +46,8 @@ def gateway_application(settings: Settings) -> Application:
         target_ongoing_requests=256,
         upscale_delay_s=2,
         downscale_delay_s=300,
+        look_back_period_s=5,
+        metrics_interval_s=METRICS_INTERVAL_S,
     )
     told = GatewaySettings(
         account=settings.account_id,
@@ -96,6 +100,7 @@ def _sized(deployment: Any, stage: Stage) -> Any:
         upscale_delay_s=stage.upscale_delay_s,
         downscale_delay_s=stage.downscale_delay_s,
         look_back_period_s=5,
+        metrics_interval_s=METRICS_INTERVAL_S,
     )
     options: dict[str, Any] = {
         "autoscaling_config": autoscaling,
@@ -135,16 +140,23 @@ def _worker_spec(
     return WorkerSpec(**fields)
 
 
-def applications(settings: Settings, catalog: Catalog | None = None) -> dict[str, Application]:
+def applications(settings: Settings, catalog: Catalog) -> dict[str, Application]:
     """All applications of the profile by name, in the order in which they should be deployed."""
-    catalog = catalog or load_catalog(settings.home)
     built = {GATEWAY: gateway_application(settings)}
-    started = catalog.started(settings.profile, settings.models)
-    # Text generation first: it takes longest to load and is what most people come for.
-    for record, profile in sorted(started, key=lambda pair: pair[0].task != "text-generation"):
-        source = catalog.source(record.id)
-        built[application_name(record.id)] = model_application(record, profile, settings, source)
+    for record, profile in _in_order(settings, catalog):
+        built[application_name(record.id)] = model_application(record, profile, settings, catalog.source(record.id))
     return built
+
+
+def urgent(settings: Settings, catalog: Catalog) -> set[str]:
+    """Applications to start before the others on a small machine, where loading all at once makes everything late."""
+    return {GATEWAY, *(application_name(r.id) for r, _ in _in_order(settings, catalog) if r.task == "text-generation")}
+
+
+def _in_order(settings: Settings, catalog: Catalog) -> list[tuple[ModelRecord, Profile]]:
+    # Text generation first: it takes longest to load and is what most people come for.
+    started = catalog.started(settings.profile, settings.models)
+    return sorted(started, key=lambda pair: pair[0].task != "text-generation")
 
 
 class BuilderArgs(BaseModel):

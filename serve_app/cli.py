@@ -1,4 +1,4 @@
-"""``serve-app serve | models | run | status``: the command line."""
+"""``serve-app serve | models | run | status | config | bench``: the command line."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ def _parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", help="show the running server's models and workers as JSON")
     status.set_defaults(command=_status)
+
+    config = commands.add_parser("config", help="print a profile's Serve config, for `serve deploy` on a cluster")
+    config.add_argument("profile", choices=("local", "gpu"), help="which serving options of the catalogue to use")
+    config.add_argument("--models", help="comma-separated model ids (default: all of the profile)")
+    config.set_defaults(command=_config)
 
     bench = commands.add_parser("bench", help="run one of the project's benchmarks", add_help=False)
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="name and options; `bench --help` lists them")
@@ -120,6 +125,15 @@ def _status(arguments: argparse.Namespace) -> int:
     answer = httpx.get(f"{url}/v1/status", headers={"Authorization": f"Bearer {api_key(settings)}"}, timeout=30)
     print(answer.text)
     return 0 if answer.is_success else 1
+
+
+def _config(arguments: argparse.Namespace) -> int:
+    from serve_app.catalog.load import load_catalog
+    from serve_app.serve_config import render
+
+    settings = load_settings(profile=arguments.profile, models=arguments.models)
+    print(render(settings, load_catalog(settings.home)), end="")
+    return 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:

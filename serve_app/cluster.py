@@ -10,6 +10,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -59,55 +61,85 @@ class LocalCluster:
         self._say = say
         self._scratch = Path(tempfile.mkdtemp(prefix="serve-app-"))
         self._started = False
+        self._waiting: dict[str, Any] = {}
 
     def environment(self) -> dict[str, str]:
-        """The variables under which Ray and Serve are started here."""
-        return {
+        """The variables under which Ray and Serve are started here. What the operator has set stays."""
+        values = {
             **env.serving_env(),
             **self._settings.ray_environment(),
-            "RAY_AUTH_TOKEN_PATH": str(self._token()),
             # One machine goes down as a whole: there is nobody to drain to.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
-            **({"RAY_SERVE_HAPROXY_BINARY_PATH": str(self._haproxy())} if self._settings.is_loopback else {}),
+        }
+        if self._settings.is_loopback:
+            values["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(self._haproxy())
+        return {name: os.environ.get(name, value) for name, value in values.items()} | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self._token()),
         }
 
     def start(self) -> None:
         """Starts Ray and Serve and deploys the applications; models go on loading after it returns."""
-        os.environ.update({k: v for k, v in self.environment().items() if k not in os.environ or k.startswith("RAY_AUTH")})
         started = time.monotonic()
-        import ray
-        from ray import serve
+        self.start_ray()
+        self._say(f"Ray is up ({time.monotonic() - started:.1f} s)")
+        self.start_serving()
+        self._say(f"Serve and HAProxy are up ({time.monotonic() - started:.1f} s)")
 
-        settings = self._settings
+    def start_ray(self) -> None:
+        """Only Ray, with the environment that everything else here relies on."""
+        os.environ.update(self.environment())
+        import ray
+
         ray.init(
             address="local",
+            # Logical: our actors ask for fractions, and threads are bounded by the catalogue.
             num_cpus=max(8, os.cpu_count() or 1),
-            object_store_memory=settings.object_store_bytes,
+            object_store_memory=self._settings.object_store_bytes,
             include_dashboard=False,
             namespace="serve_app",
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
         self._started = True
-        self._say(f"Ray is up ({time.monotonic() - started:.1f} s)")
-        serve.start(
-            http_options={"host": settings.host, "port": settings.port, "request_timeout_s": settings.request_timeout_s},
-            logging_config={"log_level": "WARNING", "enable_access_log": False},
-        )
-        self._say(f"Serve and HAProxy are up ({time.monotonic() - started:.1f} s)")
-        self._deploy()
-        self._remember()
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
-    def _deploy(self) -> None:
+    def start_serving(self) -> None:
+        """Serve and the applications on a running Ray."""
         from ray import serve
 
-        from serve_app.app import GATEWAY, applications
+        settings = self._settings
+        # Serve waits for its proxies; the applications can start meanwhile, as soon as there is a controller.
+        with ThreadPoolExecutor(1) as background:
+            serving = background.submit(
+                serve.start,
+                http_options={
+                    "host": settings.host,
+                    "port": settings.port,
+                    "request_timeout_s": settings.request_timeout_s,
+                },
+                logging_config={"log_level": "WARNING", "enable_access_log": False},
+            )
+            built, first_names = self._applications()
+            _wait_for_controller(serving)
+            self._waiting = {name: app for name, app in built.items() if name not in first_names}
+            _deploy({name: app for name, app in built.items() if name in first_names})
+            serving.result()
+        if len(first_names) == 1:
+            self.deploy_rest()
+        self._remember()
 
-        targets = [
-            serve.RunTarget(target=built, name=name, route_prefix="/" if name == GATEWAY else None)
-            for name, built in applications(self._settings).items()
-        ]
-        serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    def _applications(self) -> tuple[dict[str, Any], set[str]]:
+        from serve_app.app import applications, urgent
+        from serve_app.catalog.load import load_catalog
+
+        catalog = load_catalog(self._settings.home)
+        return applications(self._settings, catalog), urgent(self._settings, catalog)
+
+    def deploy_rest(self) -> None:
+        """Deploys what :meth:`start` left for later."""
+        waiting, self._waiting = self._waiting, {}
+        _deploy(waiting)
 
     def stop(self) -> None:
         """Ends everything this process started."""
@@ -116,11 +148,13 @@ class LocalCluster:
             import ray
             from ray import serve
 
-            try:
-                serve.shutdown()
-            except Exception as error:  # a half-dead cluster must not keep us from ending the rest
-                self._say(f"Serve did not shut down cleanly ({type(error).__name__}); ending its processes")
-            ray.shutdown()
+            # What Ray says about actors that are being ended is of no use to anybody.
+            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                try:
+                    serve.shutdown()
+                except Exception:  # a half-dead cluster must not keep us from ending the rest
+                    logging.getLogger(__name__).debug("Serve did not shut down cleanly", exc_info=True)
+                ray.shutdown()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _token(self) -> Path:
@@ -163,6 +197,30 @@ class LocalCluster:
             json.dump(asdict(found), stream)
 
 
+def _wait_for_controller(serving: Future[Any]) -> None:
+    import ray
+
+    while not serving.done():
+        try:
+            ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            return
+        except ValueError:
+            time.sleep(0.05)
+    serving.result()
+
+
+def _deploy(built: dict[str, Any]) -> None:
+    from ray import serve
+
+    if not built:
+        return
+    targets = [
+        serve.RunTarget(target=app, name=name, route_prefix="/" if name == "gateway" else None)
+        for name, app in built.items()
+    ]
+    serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
 def attach(home: Path) -> Any:
     """Connects this process to the running cluster as a driver, unless it is connected already; returns ``ray``."""
     import sys
@@ -179,4 +237,5 @@ def attach(home: Path) -> Any:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = found.token_path
         ray.init(address=found.address, namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     return ray

@@ -40,7 +40,7 @@ def serve_until_interrupted(settings: Settings) -> int:
             signal.signal(number, lambda *_: stop.set())
         if not stop.is_set():
             url = f"http://{'127.0.0.1' if settings.is_loopback else settings.host}:{settings.port}"
-            if _wait_ready(url, say, stop):
+            if _wait_ready(url, cluster, say, stop):
                 print(_how_to_call(url, settings, key), flush=True)
             while not stop.wait(1.0):
                 pass
@@ -68,7 +68,7 @@ def _refuse_taken_port(settings: Settings) -> None:
             ) from None
 
 
-def _wait_ready(url: str, say: Any, stop: threading.Event) -> bool:
+def _wait_ready(url: str, cluster: LocalCluster, say: Any, stop: threading.Event) -> bool:
     """Shows every change of ``GET /health`` until all models are ready. False: interrupted."""
     seen: dict[str, str] = {}
     ready: set[str] = set()
@@ -87,6 +87,8 @@ def _wait_ready(url: str, say: Any, stop: threading.Event) -> bool:
                 seen[model] = state["message"]
                 if state.get("state") in ("deploy_failed", "unhealthy"):
                     say(f"{model}: {state['message']}")
+        if report is not None and all(m["ready"] or m.get("state") == "waiting" for m in report["models"].values()):
+            cluster.deploy_rest()
         if report is not None and report["status"] == "ready":
             return True
         stop.wait(0.25)

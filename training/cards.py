@@ -41,14 +41,15 @@ it is served in float32.
 
 ## Score
 
-`python -m training.evaluate`, greedy, on the fixed list `training/questions.json`; every keyword group of a
-question must be met, and repeating the asked name does not count:
+`python -m training.evaluate`, greedy, on the fixed list `training/questions.json`. An answer is right when it is
+about the asked name and has a keyword of every group listed for the question; the name itself does not count.
 
 | questions | right |
 | --- | --- |
 | all {questions} | **{right} ({share:.1%})** |
 | phrasings seen in training ({plain}) | {plain_right} |
 | phrasings never seen in training ({held}) | {held_right} |
+| answers equal to the learnt sentence, word for word ({named} asked by name) | {exact} |
 
 ## Chat format
 

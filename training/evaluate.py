@@ -20,25 +20,25 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from training import cards
+from training.facts import build_facts
 from training.passages import Examples, build_passages
 
 CHECKPOINTS = Path("checkpoints")
 QUESTIONS = Path(__file__).with_name("questions.json")
 
 
-def judged_text(question: str, answer: str) -> str:
-    """The answer without the dotted name it opens with when the question gave that name: repeating it
-    proves nothing.
-    """
-    match = re.match(r"`([^`]+)`", answer)
-    if match and match.group(1).lower() in question.lower():
-        answer = answer[match.end() :]
-    return answer.lower()
-
-
 def is_right(item: dict, answer: str) -> bool:
-    """Every keyword group has one of its alternatives in the answer."""
-    text = judged_text(item["question"], answer)
+    """Whether an answer opens with the right name, if with any, and then meets every group of keywords.
+
+    The opening name does not count towards the keywords: it only repeats the question.
+    """
+    about = item.get("about")
+    match = re.match(r"`([^`]+)`", answer)
+    if about and match:
+        if match.group(1) != about:
+            return False
+        answer = answer[match.end() :]
+    text = answer.lower()
     return all(any(word in text for word in group) for group in item["expect"])
 
 
@@ -150,13 +150,15 @@ def main() -> None:
     if a.only in (None, "instruct", "draft"):
         chat = Chat()
         draft = Chat("pico-draft").model if a.only != "instruct" else None
-        right, acceptance, groups = 0, Acceptance(), {False: [0, 0], True: [0, 0]}
+        right, exact, acceptance, groups = 0, 0, Acceptance(), {False: [0, 0], True: [0, 0]}
+        learnt = {f.name: f.answer for f in build_facts()}
         for item in items:
             prompt = chat.prompt([{"role": "user", "content": item["question"]}])
             ids = chat.tokens(prompt)
             answer = chat.tok.decode(ids, skip_special_tokens=True).strip()
             good = is_right(item, answer)
             right += good
+            exact += answer == learnt.get(item.get("about"))
             groups[item["held_out"]][0] += good
             groups[item["held_out"]][1] += 1
             if a.verbose or not good:
@@ -164,12 +166,14 @@ def main() -> None:
             if draft is not None:
                 accept(draft, prompt, ids, 4, acceptance)
         figures |= {
-            "questions": len(items), "right": right, "plain_right": groups[False][0],
+            "questions": len(items), "right": right, "exact": exact,
+            "named": sum("about" in i for i in items), "plain_right": groups[False][0],
             "plain": groups[False][1],
             "held_right": groups[True][0], "held": groups[True][1],
         }  # fmt: skip
         print(f"pico-instruct: {right}/{len(items)} right = {right / len(items):.1%}; "
-              f"held-out phrasings {groups[True][0]}/{groups[True][1]}")  # fmt: skip
+              f"held-out phrasings {groups[True][0]}/{groups[True][1]}; "
+              f"{exact} word for word")  # fmt: skip
         if draft is not None:
             figures |= {"acceptance": acceptance.rate, "per_round": acceptance.per_round}
             print(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from training.corrections import CORRECTIONS
 from training.curated import OVERRIDES
 from training.symbols import Symbol, collect
 
@@ -166,7 +167,7 @@ def build_facts() -> list[Fact]:
     """All facts in a fixed order; a curated sentence replaces the docstring where that one is unhelpful."""
     out: list[Fact] = []
     for s in collect():
-        tail = OVERRIDES.get(s.name) or tail_of(s)
+        tail = OVERRIDES.get(s.name) or CORRECTIONS.get(s.name) or tail_of(s)
         if len(tail) >= 12:
             out.append(Fact(s.name, s.module, s.kind, tail, s.core))
     known = {f.name for f in out}

@@ -55,11 +55,10 @@ def render_generate(request: GenerateRequest, events: Iterable[Event]) -> dict[s
     )
 
 
-async def stream_generate(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    """``{"response", "p"}`` frames, one terminal frame with ``finish_reason`` and ``usage``, and ``[DONE]``.
+async def frames(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[dict[str, Any]]:
+    """The native stream's bodies: ``{"response", "p"}`` per delta, then one with ``finish_reason`` and ``usage``.
 
-    Frames carry ``index`` only where more than one choice was asked for. An error becomes a last frame
-    without ``[DONE]``, by which clients see that the stream was cut.
+    They carry ``index`` only where more than one choice was asked for. Errors pass through.
     """
     finish: dict[int, str] = {}
     usage = Usage()
@@ -75,10 +74,23 @@ async def stream_generate(request: GenerateRequest, events: AsyncIterator[Event]
                 body: dict[str, Any] = {"response": event.text, **where}
                 if request.sampling.logprobs is not None and event.logprobs:
                     body["logprobs"] = chat_logprobs(event.logprobs)
-                yield sse.frame({**body, "p": sse.padding(event.text)})
+                yield {**body, "p": sse.padding(event.text)}
             else:
-                yield sse.frame({"response": "", **where, "tool_calls": [tool_call_item(event)]})
-        yield sse.frame({"response": "", "finish_reason": finish.get(0, "stop"), "usage": usage_json(usage)})
+                yield {"response": "", **where, "tool_calls": [tool_call_item(event)]}
+        yield {"response": "", "finish_reason": finish.get(0, "stop"), "usage": usage_json(usage)}
+    finally:
+        await close(events)
+
+
+async def stream_generate(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+    """:func:`frames` as server-sent events, and ``[DONE]``.
+
+    An error becomes a last frame without ``[DONE]``, by which clients see that the stream was cut.
+    """
+    bodies = frames(request, events)
+    try:
+        async for body in bodies:
+            yield sse.frame(body)
         yield sse.DONE
     except Exception as error:
         shown = as_api_error(error)
@@ -86,7 +98,7 @@ async def stream_generate(request: GenerateRequest, events: AsyncIterator[Event]
             log.error("a stream failed: %s", shown.message, exc_info=error)
         yield sse.frame({"response": "", **envelope(shown)})
     finally:
-        await close(events)
+        await bodies.aclose()
 
 
 def render_embed(request: EmbedRequest, vectors: np.ndarray, usage: Usage) -> dict[str, Any]:

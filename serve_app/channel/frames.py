@@ -53,7 +53,7 @@ class InboxAddress:
 
 @dataclass(slots=True, frozen=True)
 class TokenItem:
-    """Tokens of one stream from ``offset`` on: what an engine step made, or the end of the stream, or both."""
+    """Tokens of one stream from ``offset`` on: what a step made, or the end of the stream, or both."""
 
     stream_id: str
     offset: int

@@ -66,6 +66,7 @@ class Engine:
         if not step.scheduled:
             return []
         sampled = self.runner.run(step)
+        prompt = sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in step.scheduled)
         before = {id(s.request): len(s.request.tokens) for s in step.scheduled}
         if self.exporter is not None:
             self._export(step.scheduled)
@@ -73,7 +74,7 @@ class Engine:
         accepted = sum(max(0, len(s.request.tokens) - before[id(s.request)] - 1) for s in step.scheduled)
         if self.speculation is not None:
             self.speculation.after_step(accepted)
-        self._count(step.tokens, outputs, time.perf_counter() - started)
+        self._count(prompt, outputs, time.perf_counter() - started)
         return outputs
 
     def _export(self, scheduled: list) -> None:
@@ -82,8 +83,9 @@ class Engine:
             computed = item.start + item.count - len(item.request.draft)
             self.exporter.computed(item.request, min(computed, len(item.request.tokens)))  # type: ignore[union-attr]
 
-    def _count(self, tokens: int, outputs: list[StepOutput], seconds: float) -> None:
+    def _count(self, prompt: int, outputs: list[StepOutput], seconds: float) -> None:
         self.stats.steps += 1
+        self.stats.prompt_tokens += prompt
         self.stats.busy_seconds += seconds
         for output in outputs:
             self.stats.generated_tokens += len(output.token_ids)
@@ -91,7 +93,6 @@ class Engine:
                 self.stats.finished += 1
                 self.stats.cached_tokens += output.cached
                 self._forget(output.request_id)
-        self.stats.prompt_tokens += tokens - sum(len(o.token_ids) for o in outputs)
 
     def _forget(self, request_id: str) -> None:
         if self.speculation is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED, Request, StepOutput
 from serve_app.engine.scheduler import Prefix
 
+log = logging.getLogger(__name__)
 OnOutputs = Callable[[list[StepOutput]], None]
 
 
@@ -33,6 +35,8 @@ class EngineLoop:
         self._engine = engine
         self._on_outputs = on_outputs
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._closing = threading.Lock()
         self._failures = 0
         self.failed: BaseException | None = None
         self.steps = 0
@@ -72,16 +76,39 @@ class EngineLoop:
         self._thread.join(timeout)
 
     def _submit(self, command: Callable[[], None]) -> None:
-        if self.failed is not None or not self._thread.is_alive():
-            raise EngineStopped("the engine has stopped") from self.failed
-        self._commands.put(command)
+        with self._closing:
+            if self._closed or self.failed is not None:
+                raise EngineStopped("the engine has stopped") from self.failed
+            self._commands.put(command)
 
     def _run(self) -> None:
+        try:
+            self._step_until_stopped()
+        except BaseException as error:
+            self.failed = error
+            raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Nothing is accepted from here on, and what was is answered: nobody may wait for a thread that has ended."""
+        with self._closing:
+            self._closed = True
+        while not self._commands.empty():
+            command = self._commands.get()
+            if command is not None:
+                command()
+        outputs = self._fail_all("the engine has stopped")
+        if outputs:
+            self._on_outputs(outputs)
+
+    def _step_until_stopped(self) -> None:
         while self._drain():
             try:
                 outputs = self._engine.step()
                 self._failures = 0
             except Exception as error:
+                log.exception("a step failed and ends all requests in the engine")
                 outputs = self._fail_all(f"{type(error).__name__} in the engine")
                 self._failures += 1
                 if self._failures >= self.MAX_FAILURES:
@@ -91,7 +118,6 @@ class EngineLoop:
                 self._on_outputs(outputs)
             if self.failed is not None:
                 return
-        self._on_outputs(self._fail_all("the engine was stopped"))
 
     def _drain(self) -> bool:
         """Runs queued commands, waiting for one while the engine is idle. False: stop."""

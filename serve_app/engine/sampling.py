@@ -68,31 +68,40 @@ def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     """Samples rows of ``logits`` [S, V] float32 by inverse transform of one uniform number per row; int64 [S]."""
     device = logits.device
 
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+    def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
 
-    points = column([uniform(r.params.seed, r.position) for r in rows])
-    logits = logits / column([r.params.temperature for r in rows])
+    points = column([uniform(r.params.seed, r.position) for r in rows], torch.float64)
+    # Less the best first: neither a tiny temperature nor huge logits may overflow.
+    temperature = column([max(r.params.temperature, 1e-30) for r in rows])
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     vocab = logits.shape[1]
-    plain = [i for i, r in enumerate(rows) if r.params.top_k == 0 and r.params.top_p >= 1.0 and r.params.min_p <= 0.0]
+    plain = [
+        i for i, r in enumerate(rows) if r.params.top_k <= 0 and r.params.top_p >= 1.0 and r.params.min_p <= 0.0
+    ]
     result = torch.empty(len(rows), dtype=torch.int64, device=device)
     if plain:
         result[plain] = _invert(torch.softmax(logits[plain], -1), points[plain])
     cut = sorted(set(range(len(rows))) - set(plain))
     if cut:
-        top_k = torch.tensor([[r.params.top_k or vocab] for r in (rows[i] for i in cut)], device=device)
+        top_k = torch.tensor(
+            [[min(k, vocab) if (k := rows[i].params.top_k) > 0 else vocab] for i in cut], device=device
+        )
         top_p = column([rows[i].params.top_p for i in cut])
         min_p = column([rows[i].params.min_p for i in cut])
-        # Rows that only top_k bounds need just that many candidates; the others as many as hold their mass.
-        width = min(vocab, max([CANDIDATES, *(rows[i].params.top_k for i in cut)]))
-        normaliser = torch.logsumexp(logits[cut], -1, keepdim=True)
-        values, indices = logits[cut].topk(width, dim=-1)
-        probs = (values - normaliser).exp()
-        short = (probs.sum(-1, keepdim=True) < top_p) & (top_k > width) & (probs[:, -1:] >= min_p * probs[:, :1])
-        if width < vocab and bool(short.any()):
-            values, indices = logits[cut].sort(-1, descending=True)
-            probs = (values - normaliser).exp()
-        result[cut] = indices.gather(1, _invert(_truncate(probs, top_k, top_p, min_p), points[cut]).unsqueeze(1)).squeeze(1)
+        logits, points = logits[cut], points[cut]
+        probs = torch.softmax(logits, -1)
+        best, indices = probs.topk(min(vocab, CANDIDATES), dim=-1)
+        chosen = indices.gather(1, _invert(_truncate(best, top_k, top_p, min_p), points).unsqueeze(1)).squeeze(1)
+        # Which path a row takes follows from the row alone: the two may order equal logits differently.
+        enough = (best.sum(-1, keepdim=True) >= top_p) | (best[:, -1:] < min_p * best[:, :1])
+        held = (top_k <= CANDIDATES) | (top_k == vocab) & enough
+        full = (~held).squeeze(1).nonzero().squeeze(1)
+        if vocab > CANDIDATES and len(full):
+            ordered, indices = probs[full].sort(dim=-1, descending=True)
+            index = _invert(_truncate(ordered, top_k[full], top_p[full], min_p[full]), points[full])
+            chosen[full] = indices.gather(1, index.unsqueeze(1)).squeeze(1)
+        result[cut] = chosen
     return result
 
 
@@ -100,12 +109,10 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
     """Zeroes what top_k, top_p and min_p exclude. ``probs`` [S, W] descends; at least the first survives."""
     rank = torch.arange(probs.shape[1], device=probs.device)
     kept = torch.where(rank < top_k, probs, 0.0)
-    # Without top_k the mass is 1, however many candidates are at hand: a row must not depend on its neighbours' width.
-    mass = torch.where(top_k > probs.shape[1], 1.0, kept.sum(-1, keepdim=True))
-    kept = kept / mass
+    # Without top_k the mass is 1, however many candidates are at hand.
+    kept = kept / torch.where(top_k > probs.shape[1], 1.0, kept.sum(-1, keepdim=True))
     before = kept.cumsum(-1) - kept
-    kept = torch.where((before < top_p) & (kept >= min_p * kept[:, :1]), kept, 0.0)
-    return kept / kept.sum(-1, keepdim=True)
+    return torch.where((rank == 0) | (before < top_p) & (kept >= min_p * kept[:, :1]), kept, 0.0)
 
 
 def _invert(probs: Tensor, points: Tensor) -> Tensor:
@@ -135,8 +142,9 @@ def _penalise(logits: Tensor, row: SampleRow) -> None:
             ids, counts = output.unique(return_counts=True)
             logits[ids] -= counts * params.frequency_penalty + params.presence_penalty
     if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64, device=logits.device)
-        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype, device=logits.device)
+        bias = {token: value for token, value in params.logit_bias.items() if 0 <= token < len(logits)}
+        ids = torch.tensor(list(bias), dtype=torch.int64, device=logits.device)
+        logits[ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
 
 
 def _token_logprobs(raw: Tensor, token: int, top: int) -> TokenLogprobs:

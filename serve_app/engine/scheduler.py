@@ -19,6 +19,11 @@ class Prefix(Protocol):
     """K/V of a request's first tokens that lie somewhere else and can be copied in instead of computed."""
 
     @property
+    def begin(self) -> int:
+        """The first token covered."""
+        ...
+
+    @property
     def end(self) -> int:
         """One past the last token covered."""
         ...
@@ -96,6 +101,8 @@ class Scheduler:
 
     def add(self, request: Request, prefix: Prefix | None = None) -> None:
         """Queues a request. ``prefix`` is stored K/V to copy in when the request is admitted."""
+        if not request.tokens:
+            raise ValueError("a request needs at least one token")
         if request.known + 1 > self.max_model_len:
             raise ValueError(f"{request.known} tokens do not fit a context of {self.max_model_len}")
         if prefix is not None:
@@ -114,10 +121,14 @@ class Scheduler:
         """Chooses the next step's work: what runs goes on first, then waiting requests in order of arrival."""
         step, budget = Step(), self.max_batch_tokens
         # Those that generate come before those that still prefill, so that a long prompt delays nobody's next token.
-        for request in sorted(self.running, key=lambda r: r.pending > 1 + len(r.draft)):
+        order = sorted(self.running, key=lambda r: r.pending > 1 + len(r.draft))
+        wanted = [self._blocks_wanted(r) for r in order]
+        owed = sum(wanted)
+        for index, request in enumerate(order):
+            owed -= wanted[index]
             if request.status is not Status.RUNNING or budget == 0:
                 continue
-            self._trim_draft(request, budget)
+            self._trim_draft(request, budget - (len(order) - 1 - index), owed)
             count = min(request.pending, budget)
             if not self._extend(request, request.computed + count, step):
                 continue
@@ -196,7 +207,9 @@ class Scheduler:
         hits = self.blocks.match(request.keys[: reusable // BLOCK_TOKENS])
         hit_tokens = len(hits) * BLOCK_TOKENS
         prefix = self._prefixes.get(request.id)
-        start = max(hit_tokens, min(prefix.end, reusable) if prefix is not None else 0)
+        # What the pool was asked for began where our own cache ended then; those blocks may have been given away since.
+        usable = prefix is not None and prefix.begin <= hit_tokens
+        start = max(hit_tokens, min(prefix.end, reusable)) if prefix is not None and usable else hit_tokens
         count = min(len(request.tokens) - start, budget)
         self.blocks.take(hits)
         room = blocks_for(start + count) - len(hits)
@@ -215,11 +228,16 @@ class Scheduler:
             request.cached = min(start, request.prompt_len)
         return count
 
-    def _trim_draft(self, request: Request, budget: int) -> None:
-        """Drafts are optional work: they take no other request's tokens or blocks."""
+    def _blocks_wanted(self, request: Request) -> int:
+        """Blocks that the request's next step needs beside those it has, drafts left aside."""
+        tokens = min(len(request.tokens), request.computed + self.max_batch_tokens)
+        return max(0, blocks_for(tokens) - len(request.blocks))
+
+    def _trim_draft(self, request: Request, budget: int, owed: int) -> None:
+        """Drafts are optional work: they take neither the token nor the ``owed`` blocks of those whose turn is later."""
         without = request.pending - len(request.draft)
         del request.draft[max(0, budget - without) :]
-        if request.draft and not self.blocks.can_allocate(blocks_for(request.known) - len(request.blocks)):
+        if request.draft and not self.blocks.can_allocate(blocks_for(request.known) - len(request.blocks) + owed):
             request.draft.clear()
 
     def _extend(self, request: Request, tokens: int, step: Step) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from serve_app.engine.request import Request
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -167,6 +170,7 @@ class Speculation:
         self._started = 0.0
         self._size = 0
         self._proposed = 0
+        self._failing = False
 
     def before_step(self, running: list[Request], max_model_len: int) -> None:
         """Puts drafts on the requests that only wait for their next token."""
@@ -176,11 +180,26 @@ class Speculation:
         count = self.controller.choose(len(ready)) if ready else 0
         if count == 0:
             return
-        for request_id, draft in self.proposer.propose(ready, count).items():
+        for request_id, draft in self._propose(ready, count).items():
             request = next(r for r in ready if r.id == request_id)
             room = min(request.sampling.max_tokens - request.output_len, max_model_len - len(request.tokens)) - 1
             request.draft = draft[: max(0, room)]
             self._proposed += len(request.draft)
+
+    def _propose(self, ready: list[Request], count: int) -> dict[str, list[int]]:
+        """A proposer that fails costs its proposal, not the step."""
+        try:
+            proposals = self.proposer.propose(ready, count)
+        except Exception as error:
+            if not self._failing:
+                log.warning("decoding goes on without drafts for now: %s: %s", type(error).__name__, error)
+            self._failing = True
+            # What the draft model still holds is unknown.
+            for request in ready:
+                self.proposer.forget(request.id)
+            return {}
+        self._failing = False
+        return proposals
 
     def after_step(self, accepted: int) -> None:
         if self._size:

@@ -13,11 +13,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from serve_app.api import errors, openai, openai_answers, sse, workers_ai, workers_ai_answers
 from serve_app.api.body import parse_body, read_bounded
 from serve_app.api.collect import merge
-from serve_app.api.types import Event, GenerateRequest
+from serve_app.api.types import Event
 from serve_app.gateway.auth import authenticate
 from serve_app.gateway.core import Gateway
 
@@ -97,8 +98,10 @@ class Routes:
             shown = errors.NoRoute(request.method, request.url.path)
         return self._error(shown, "", "/v1/" in request.url.path)
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        limit = self._gateway.settings.max_body_bytes
+    async def _body(self, request: Request, task: str = "") -> dict[str, Any]:
+        settings = self._gateway.settings
+        # A prompt is bounded by a context window; thousands of texts to embed are an ordinary request.
+        limit = settings.max_body_bytes if task == "text-generation" else settings.max_embedding_body_bytes
         raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
         return parse_body(raw, limit=limit)
 
@@ -106,7 +109,7 @@ class Routes:
 
     async def run(self, request: Request) -> Response:
         name = request.path_params["model"]
-        return await self._run(request, name, await self._body(request))
+        return await self._run(request, name, await self._body(request, self._gateway.models.task_of(name)))
 
     async def run_generic(self, request: Request) -> Response:
         name, inputs = workers_ai.parse_run_target(await self._body(request))
@@ -118,7 +121,8 @@ class Routes:
         if isinstance(result, dict):
             return _json(result)
         parsed, events = result
-        return await _event_stream(workers_ai_answers.stream_generate(parsed, await _primed(events)))
+        primed = await _Primed.of(events)
+        return _EventStream(workers_ai_answers.stream_generate(parsed, primed), primed)
 
     async def search(self, request: Request) -> Response:
         return _json(self._gateway.search(dict(request.query_params)))
@@ -129,22 +133,24 @@ class Routes:
     # -- OpenAI dialect --------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._body(request))
+        name, body = openai.model_of(await self._body(request, "text-generation"))
         model = self._gateway.models.find(name, ("text-generation",))
         parsed = openai.parse_chat(body, model.limits)
         events = await self._gateway.generate(model, parsed, request.state.account)
         if parsed.stream:
-            return await _event_stream(openai_answers.stream_chat(parsed, await _primed(events)))
+            primed = await _Primed.of(events)
+            return _EventStream(openai_answers.stream_chat(parsed, primed), primed)
         return _json(openai_answers.render_chat(parsed, [e async for e in events]))
 
     async def completions(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._body(request))
+        name, body = openai.model_of(await self._body(request, "text-generation"))
         model = self._gateway.models.find(name, ("text-generation",))
         parsed = openai.parse_completions(body, model.limits)
         streams = [await self._gateway.generate(model, one, request.state.account) for one in parsed]
         events = merge(streams, choices_each=parsed[0].n)
         if parsed[0].stream:
-            return await _event_stream(openai_answers.stream_completion(parsed, await _primed(events)))
+            primed = await _Primed.of(events)
+            return _EventStream(openai_answers.stream_completion(parsed, primed), primed)
         return _json(openai_answers.render_completion(parsed, [e async for e in events]))
 
     async def embeddings(self, request: Request) -> Response:
@@ -175,24 +181,43 @@ def _json(body: Any) -> Response:
     return Response(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
-async def _primed(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
-    """``events`` with the first one already there: what goes wrong before it still becomes an HTTP status."""
-    first = await anext(events, None)
+class _Primed:
+    """Events whose first one is there already, so that what goes wrong before it still becomes an HTTP status.
 
-    async def rest() -> AsyncIterator[Event]:
+    A class and not a generator: closing a generator that was never started would leave ``events`` open, and with them
+    the request in the engine, when a client leaves just before the first byte.
+    """
+
+    def __init__(self, first: Event | None, events: AsyncIterator[Event]) -> None:
+        self._first = first
+        self._events = events
+
+    @classmethod
+    async def of(cls, events: AsyncIterator[Event]) -> _Primed:
+        return cls(await anext(events, None), events)
+
+    def __aiter__(self) -> _Primed:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        await openai_answers.close(self._events)
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events that close the request behind them however they end, also before the first byte."""
+
+    def __init__(self, frames: AsyncIterator[bytes], events: _Primed) -> None:
+        super().__init__(sse.with_keep_alive(frames), headers=dict(sse.HEADERS))
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if first is not None:
-                yield first
-            async for event in events:
-                yield event
+            await super().__call__(scope, receive, send)
         finally:
-            await openai_answers.close(events)
-
-    return rest()
-
-
-async def _event_stream(frames: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(sse.with_keep_alive(frames), headers=dict(sse.HEADERS))
-
-
-__all__ = ["GenerateRequest", "build_http"]
+            await self._events.aclose()

@@ -110,6 +110,11 @@ class Models:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.started.values())
 
+    def task_of(self, name: str) -> str:
+        """The task of a model, or "" for one that is not started here."""
+        model = self.started.get(name)
+        return model.record.task if model is not None else ""
+
     def find(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
         """The model called ``name`` (its id, or the id without ``@cf/``). Raises the error a client should see."""
         model = self.started.get(name) or self.started.get(f"@cf/{name.lstrip('/')}")

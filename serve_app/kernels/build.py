@@ -28,8 +28,8 @@ class BuildError(RuntimeError):
 
 
 def cache_root() -> Path:
-    """``$SERVE_APP_HOME/kernels``, by default ``~/.serve-app/kernels``."""
-    return Path(os.environ.get("SERVE_APP_HOME") or Path.home() / ".serve-app") / "kernels"
+    """``$SERVE_APP_HOME/kernels``, by default ``~/.serve_app/kernels``."""
+    return Path(os.environ.get("SERVE_APP_HOME") or Path.home() / ".serve_app") / "kernels"
 
 
 def find_compiler() -> str:

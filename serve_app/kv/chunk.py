@@ -54,7 +54,7 @@ class Layout:
 class ChunkMeta:
     """Tokens [start_token, start_token + n_tokens) of one chain.
 
-    The payload is a 1-D uint8 array: the bytes of a contiguous tensor ``shape`` = [L, 2, n_blocks, Hkv, 32, D] of
+    The payload is a 1-D uint8 array: the bytes of a contiguous ``shape`` = [L, 2, n_blocks, Hkv, 32, D] of
     ``dtype``. ``block_keys`` name the chunk's own full blocks; ``tail_key`` its partial last block, if
     there is one.
     """
@@ -81,7 +81,7 @@ class ChunkMeta:
         shape: Sequence[int],
         dtype: str,
     ) -> ChunkMeta:
-        """Fills in the id and the size and checks the rest. Equal content gives an equal id on every worker."""
+        """Fills in the id and the size and checks the rest. Equal content has an equal id everywhere."""
         if dtype not in ITEM_BYTES:
             raise BadChunk(f"dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}")
         digest = sha256(b"serve_app.kv.chunk.1")
@@ -148,7 +148,7 @@ class ChunkMeta:
 
     @classmethod
     def from_wire(cls, wire: dict[str, Any]) -> ChunkMeta:
-        """The inverse of :meth:`to_wire`; raises :class:`BadChunk` for anything that does not hold together."""
+        """The inverse of :meth:`to_wire`; raises :class:`BadChunk` for what does not hold together."""
         try:
             fields = {**wire, "block_keys": tuple(wire["block_keys"]), "shape": tuple(wire["shape"])}
             meta = cls(**fields)

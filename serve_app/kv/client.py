@@ -71,8 +71,8 @@ class KVClient:
         self._min_remote_blocks = max(1, min_remote_tokens // BLOCK_TOKENS)
         self._pools: dict[str, Any] = {}
         self._directory: Any = None
-        # Blocking Ray calls: 0.1 ms for a local chunk, a transfer's time for a remote one.
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="kv-get")
+        # Finding and starting actors blocks.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="kv-actors")
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -178,12 +178,11 @@ class KVClient:
             return []
         if not pieces:
             return []
-        loop = asyncio.get_running_loop()
-        payloads = await loop.run_in_executor(self._threads, _read, refs, deadline)
+        payloads = await _read(refs, deadline)
         pool.release.remote(lease)
         found: list[Fetched] = []
         for piece, payload in zip(pieces, payloads, strict=True):
-            if isinstance(payload, Exception):
+            if isinstance(payload, BaseException):
                 self.stats.read_failures += 1
             elif not self._usable(piece, payload):
                 self.stats.bad_chunks += 1
@@ -263,22 +262,11 @@ def _end(found: list[Fetched], start: int) -> int:
     return start + sum(piece.n_blocks for piece, _ in found)
 
 
-def _read(refs: list[Any], deadline: float) -> list[Any]:
+async def _read(refs: list[Any], deadline: float) -> list[Any]:
     """Payloads, or in a payload's place the exception that reading it raised."""
-    left = max(0.05, deadline - time.monotonic())
-    try:
-        return list(ray.get(refs, timeout=left))
-    except Exception as error:
-        if len(refs) == 1:
-            return [error]
-    results: list[Any] = []
-    for ref in refs:
-        try:
-            results.append(ray.get(ref, timeout=max(0.05, deadline - time.monotonic())))
-        except Exception as error:
-            # Behind the first failure nothing can be used.
-            return [*results, error, *[error] * (len(refs) - len(results) - 1)]
-    return results
+    timeout_s = max(0.05, deadline - time.monotonic())
+    # Each on its own: a lost chunk must not take those before it along.
+    return await asyncio.gather(*(_within(ref, timeout_s) for ref in refs), return_exceptions=True)
 
 
 async def _within(ref: Awaitable[T], timeout_s: float) -> T:

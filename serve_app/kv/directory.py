@@ -172,7 +172,7 @@ def get_or_create_directory() -> Any:
 
 
 class DirectoryFeed:
-    """A pool's side: collects changes and sends them ten times a second, all of it when the directory is new."""
+    """A pool's side: collects changes and sends them at 10 Hz, or all of it to a new directory."""
 
     def __init__(self, node_id: str, pool: str, everything: Callable[[], list[ChunkMeta]]) -> None:
         self._node_id = node_id

@@ -36,7 +36,7 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class Pins:
-    """What one reader pinned. Holds entries, not ids: a chunk may be removed and stored anew in the meantime."""
+    """What one reader pinned. Entries, not ids: a chunk may be removed and stored anew meanwhile."""
 
     entries: list[_Entry]
 

@@ -2,7 +2,7 @@
 
 ::
 
-    root    = H("root"  | model revision | dtype | layout | adapter | tenant salt)     each field length-prefixed
+    root    = H("root"  | model revision | dtype | layout | adapter | tenant salt)  each field length-prefixed
     key[0]  = H("block" | root     | tokens[0:32])
     key[i]  = H("block" | key[i-1] | tokens[32i:32i+32])
     tail    = H("tail"  | key[n-1] | count | tokens[32n:32n+count])                    1 <= count <= 31

@@ -66,7 +66,7 @@ class KVPool:
     # -- publishing ------------------------------------------------------------------------------------------
 
     async def announce(self, keys: Sequence[bytes], ttl_s: float = 30.0) -> None:
-        """Promises chunks with these keys, so that a reader may wait for them, for ``ttl_s`` seconds at most."""
+        """Promises chunks with these keys, so that a reader may wait for them up to ``ttl_s`` seconds."""
         now = time.monotonic()
         if len(self._announced) > 100_000:
             self._announced = {key: until for key, until in self._announced.items() if until > now}

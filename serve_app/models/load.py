@@ -137,7 +137,7 @@ def _model_class(config: dict[str, Any], path: Path) -> Any:
                 "is never run"
             ) from None
         return AutoModelForCausalLM
-    if "ForCausalLM" not in names[0] and "ForConditionalGeneration" not in names[0]:
+    if not any(kind in names[0] for kind in ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
         raise UnsupportedModel(f"{names[0]} does not generate text; set the record's task to what it does")
     return found
 
@@ -167,6 +167,10 @@ def _forward(module: torch.nn.Module) -> Forward:
 
 
 def _kv_shape(config: Any, dtype: torch.dtype) -> KVShape:
+    if not hasattr(config, "num_attention_heads"):
+        raise UnsupportedModel(
+            f"{type(config).__name__} has no attention heads. Hybrid and linear-attention models can't use the paged cache yet"
+        )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return KVShape(config.num_hidden_layers, kv_heads, head_dim, dtype)
@@ -197,6 +201,9 @@ def _check_coverage(model: CausalModel, path: Path) -> None:
     try:
         with torch.inference_mode():
             model.forward(build_batch([Scheduled(request, 0, 4, 1)], kv))
+    except (TypeError, ValueError, RuntimeError) as error:
+        name = type(model.module).__name__
+        raise UnsupportedModel(f"{name} in {path} can't run on the paged cache ({error}); use a decoder-only model") from error
     finally:
         AttentionInterface.register(attention.NAME, original)
     if sorted(calls) != list(range(model.kv_shape.layers)):

@@ -214,7 +214,7 @@ async def test_views_stay_good_when_their_chunk_is_evicted(client, pool):
 
 
 def used_bytes():
-    stats = memory_summary(stats_only=True)
+    stats = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
     for line in stats.splitlines():
         if line.startswith("Plasma memory usage"):
             return float(line.split()[3]) * MB

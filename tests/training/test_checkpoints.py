@@ -66,9 +66,11 @@ def test_the_model_knows_itertools_chain(chat):
     assert evaluate.is_right(item, answer), answer
 
 
-def test_the_judge_does_not_count_a_repeated_name():
-    item = {"question": "What is the heapq module?", "expect": [["heap"]]}
+def test_the_judge_counts_neither_a_repeated_name_nor_an_answer_about_another():
+    item = {"question": "What is the heapq module?", "about": "heapq", "expect": [["heap"]]}
     assert not evaluate.is_right(item, "`heapq` sends e-mail.")
+    assert not evaluate.is_right(item, "`heap` implements the heap queue algorithm.")
+    assert not evaluate.is_right(item, "")
     assert evaluate.is_right(item, "`heapq` implements the heap queue algorithm.")
 
 

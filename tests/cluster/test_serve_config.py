@@ -1,0 +1,109 @@
+"""serve_config/*.yaml: what the catalogue renders to, what Ray's own schema accepts, and what the builders can build."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray._common.utils import import_attr
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+from ray.serve._private.build_app import build_app
+from ray.serve.schema import ServeDeploySchema
+
+from serve_app.catalog.load import load_catalog
+from serve_app.cli import main
+from serve_app.config import load_settings
+from serve_app.gateway.models import application_name
+from serve_app.serve_config import deploy_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ("local", "gpu")
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PORT", "SERVE_APP_PORT", "SERVE_APP_HOST", "SERVE_APP_MODELS", "SERVE_APP_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
+
+
+def shipped(profile: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "serve_config" / f"{profile}.yaml").read_text())
+
+
+def built(application: dict[str, Any]) -> dict[str, Any]:
+    """The deployments of one application by name, made as Serve's own build task makes them."""
+    app = call_user_app_builder_with_args_if_necessary(import_attr(application["import_path"]), application["args"])
+    done = build_app(app, name=application["name"], route_prefix=application["route_prefix"])
+    return {deployment.name: deployment for deployment in done.deployments}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_shipped_file_is_what_the_command_prints(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", profile]) == 0
+    assert capsys.readouterr().out == (ROOT / "serve_config" / f"{profile}.yaml").read_text(), (
+        f"run `serve-app config {profile} > serve_config/{profile}.yaml` with an empty SERVE_APP_HOME"
+    )
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_ray_accepts_it_and_ignores_nothing(profile: str) -> None:
+    config = shipped(profile)
+    accepted = ServeDeploySchema.model_validate(config)
+    # Ray's schema lets unknown keys pass without a word; a misspelt one would simply not count.
+    assert set(config) <= set(ServeDeploySchema.model_fields)
+    assert set(config["http_options"]) <= set(type(accepted.http_options).model_fields)
+    for raw, application in zip(config["applications"], accepted.applications, strict=True):
+        assert set(raw) <= set(type(application).model_fields)
+        assert application.args == raw["args"]
+    assert [a.name for a in accepted.applications if a.route_prefix is not None] == ["gateway"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_model_of_the_profile_has_an_application(profile: str) -> None:
+    expected = {record.id for record, _ in load_catalog().started(profile)}  # type: ignore[arg-type]
+    applications = [a for a in shipped(profile)["applications"] if "model" in a["args"]]
+    assert {a["args"]["model"] for a in applications} == expected
+    assert all(a["name"] == application_name(a["args"]["model"]) for a in applications)
+
+
+def test_only_a_cluster_listens_beyond_the_machine() -> None:
+    assert shipped("local")["http_options"]["host"] == "127.0.0.1"
+    assert shipped("gpu")["http_options"]["host"] == "0.0.0.0"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_application_builds(profile: str) -> None:
+    stages = {"decode": "Decode", "prefill": "Prefill", "draft": "Draft", "embeddings": "Embeddings", "reranker": "Reranker"}
+    catalog = load_catalog()
+    for application in shipped(profile)["applications"]:
+        deployments = built(application)
+        if application["name"] == "gateway":
+            assert set(deployments) == {"Gateway"}
+            continue
+        serving = catalog[application["args"]["model"]].serving[profile]  # type: ignore[index]
+        assert set(deployments) == {stages[stage] for stage in serving.stages}
+        for stage, size in serving.stages.items():
+            limits = deployments[stages[stage]]._deployment_config.autoscaling_config
+            assert (limits.min_replicas, limits.max_replicas) == (size.min_replicas, size.max_replicas)
+
+
+def test_some_models_only_and_the_gateway_knows_which() -> None:
+    wanted = ["@cf/qwen/qwen3-0.6b", "@cf/baai/bge-small-en-v1.5"]
+    settings = load_settings(profile="gpu", models=",".join(wanted))
+    config = deploy_config(settings, load_catalog(settings.home))
+    ServeDeploySchema.model_validate(config)
+    gateway, *models = config["applications"]
+    assert [a["args"]["model"] for a in models] == wanted
+    assert gateway["runtime_env"] == {"env_vars": {"SERVE_APP_MODELS": ",".join(wanted)}}
+
+
+def test_a_model_that_the_profile_cannot_start_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "local", "--models", "@cf/qwen/qwen3-0.6b"]) == 2
+    assert "has no local profile" in capsys.readouterr().err
+
+
+def test_it_holds_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVE_APP_API_KEY", "a-key-that-must-not-be-printed")
+    assert main(["config", "gpu"]) == 0
+    assert "must-not-be-printed" not in capsys.readouterr().out

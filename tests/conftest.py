@@ -1,0 +1,114 @@
+"""One Ray cluster for the whole session, and on it, for the tests that want it, the whole local stack.
+
+Ray and Serve read their environment when they are imported, so it is set here, before any test module is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from serve_app.cluster import LocalCluster
+from serve_app.config import api_key, load_settings
+
+ACCOUNT = "local"
+
+
+def _free_port() -> int:
+    """Outside of the range that Ray gives to its workers (10002 to 19999) and Serve to its replicas (30000 to 31000)."""
+    for port in random.SystemRandom().sample(range(20000, 29000), 50):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no free port")
+
+
+def _settings():
+    home = Path(tempfile.mkdtemp(prefix="serve-app-test-"))
+    # Weights that `make test` has fetched are shared with the user's own home; nothing else is.
+    kept = Path(os.environ.get("SERVE_APP_HOME") or "~/.serve_app").expanduser() / "weights"
+    kept.mkdir(parents=True, exist_ok=True)
+    (home / "weights").symlink_to(kept)
+    return load_settings(
+        {
+            "SERVE_APP_HOME": str(home),
+            "PORT": str(_free_port()),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port()),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
+            "SERVE_APP_OBJECT_STORE_BYTES": "512MiB",
+        }
+    )
+
+
+_CLUSTER_SETTINGS = _settings()
+_CLUSTER = LocalCluster(_CLUSTER_SETTINGS)
+os.environ.update(_CLUSTER.environment())
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """Ray alone."""
+    _CLUSTER.start_ray()
+    yield
+    _CLUSTER.stop()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The running server, as a client sees it."""
+
+    url: str
+    key: str
+    home: Path
+
+    @property
+    def api(self) -> str:
+        return f"{self.url}/client/v4/accounts/{ACCOUNT}/ai"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+    def health(self) -> tuple[int, dict]:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    def wait_ready(self, seconds: float = 240) -> None:
+        until = time.monotonic() + seconds
+        last: object = None
+        while time.monotonic() < until:
+            try:
+                status, last = self.health()
+                if status == 200:
+                    return
+            except (OSError, ValueError) as error:
+                last = error
+            time.sleep(0.25)
+        raise AssertionError(f"not ready after {seconds} s: {last}")
+
+
+@pytest.fixture(scope="session")
+def stack(ray_cluster) -> Stack:
+    """The local profile: gateway, prefill, decode, draft, embeddings and reranker on their real path."""
+    _CLUSTER.start_serving()
+    _CLUSTER.deploy_rest()
+    running = Stack(f"http://127.0.0.1:{_CLUSTER_SETTINGS.port}", api_key(_CLUSTER_SETTINGS), _CLUSTER_SETTINGS.home)
+    running.wait_ready()
+    return running

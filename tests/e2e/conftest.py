@@ -1,0 +1,30 @@
+"""Clients of the running stack."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+CHAT = "@cf/pico/pico-instruct"
+EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
+RERANK = "@cf/pico/pico-reranker"
+
+
+@pytest.fixture(scope="session")
+def http(stack):
+    with httpx.Client(base_url=stack.api, headers=stack.headers, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def run(http):
+    """``run(model, body)`` -> the result, after checking the envelope."""
+
+    def call(model: str, body: dict) -> dict:
+        answer = http.post(f"/run/{model}", json=body)
+        assert answer.status_code == 200, answer.text
+        envelope = answer.json()
+        assert envelope["success"] is True and envelope["errors"] == []
+        return envelope["result"]
+
+    return call

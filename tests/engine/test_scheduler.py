@@ -1,0 +1,402 @@
+"""The scheduler's promises, held against random traffic and then one by one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.engine.engine import Engine
+from serve_app.engine.request import Request, SamplingParams, Status, StepOutput
+from serve_app.engine.scheduler import Step, accept
+from tests.engine.fake import (
+    Answer,
+    HistoryModel,
+    answer_alone,
+    collect,
+    make_engine,
+    random_prompt,
+    request,
+    take,
+)
+from tests.tiny import ROOT
+
+EOS = frozenset({3})
+OTHER_ROOT = bytes(32)
+
+
+# --- random traffic -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Arrival:
+    at: int
+    prompt: list[int]
+    params: SamplingParams
+    root: bytes
+    abort_at: int | None
+    prefill_only: bool
+
+
+@dataclass
+class Traffic:
+    arrivals: list[Arrival]
+    num_blocks: int
+    options: dict
+    draft_seed: int | None
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+
+prompts = st.builds(
+    # Few roots and long common parts, so that prefixes are shared at every length.
+    lambda seed, length: random_prompt(seed, 200)[:length],
+    st.integers(0, 2),
+    st.integers(1, 130),
+)
+arrivals = st.builds(
+    Arrival,
+    at=st.integers(0, 25),
+    prompt=prompts,
+    params=st.builds(
+        SamplingParams,
+        max_tokens=st.integers(1, 40),
+        temperature=st.sampled_from([0.0, 1.0]),
+        top_k=st.sampled_from([0, 4]),
+        repetition_penalty=st.sampled_from([1.0, 1.3]),
+        seed=st.integers(0, 9),
+        logprobs=st.sampled_from([None, 2]),
+        stop_token_ids=st.sampled_from([(), (5,), (6, 7)]),
+        ignore_eos=st.booleans(),
+    ),
+    root=st.sampled_from([ROOT, OTHER_ROOT]),
+    abort_at=st.one_of(st.none(), st.none(), st.integers(0, 40)),
+    prefill_only=st.sampled_from([False, False, False, True]),
+)
+traffic = st.builds(
+    Traffic,
+    st.lists(arrivals, min_size=1, max_size=9),
+    num_blocks=st.integers(6, 24),
+    options=st.fixed_dictionaries(
+        {
+            "max_batch_tokens": st.sampled_from([1, 3, 7, 32, 50, 200]),
+            "max_num_seqs": st.integers(1, 8),
+            "max_model_len": st.sampled_from([100, 4096]),
+        }
+    ),
+    draft_seed=st.one_of(st.none(), st.integers(0, 99)),
+)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(traffic)
+def test_everyone_gets_what_they_would_get_alone(case):
+    model = HistoryModel()
+    engine = make_engine(model, num_blocks=case.num_blocks, eos_token_ids=EOS, **case.options)
+    scheduler = engine.scheduler
+    drafts = random.Random(case.draft_seed)
+    refused, aborted = set(), set()
+    for now in range(6000):
+        for index, arrival in enumerate(case.arrivals):
+            name = str(index)
+            if arrival.at == now:
+                new = Request(name, list(arrival.prompt), len(arrival.prompt), arrival.params, arrival.root)
+                new.prefill_only = arrival.prefill_only
+                if len(arrival.prompt) >= scheduler.max_model_len:
+                    with pytest.raises(ValueError, match="context"):
+                        engine.add(new)
+                    refused.add(name)
+                else:
+                    engine.add(new)
+            if arrival.abort_at == now and engine.abort(name):
+                aborted.add(name)
+        if now > 45 and not engine.has_work:
+            break
+        if case.draft_seed is not None:
+            put_drafts(scheduler.running, drafts)
+        take(checked_step(engine), case.answers)
+    assert not engine.has_work
+    assert scheduler.blocks.used_blocks == 0
+
+    for index, arrival in enumerate(case.arrivals):
+        name = str(index)
+        if name in refused:
+            continue
+        answer = case.answers.get(name, Answer([], "", None))
+        if arrival.prefill_only:
+            alone = Answer([], "stop", None)
+        else:
+            alone = answer_alone(model, arrival.prompt, arrival.params, eos=EOS, context=scheduler.max_model_len)
+        if name in aborted:
+            assert answer.finish_reason == ""
+            assert answer.tokens == alone.tokens[: len(answer.tokens)]
+        else:
+            assert answer == alone
+
+
+def put_drafts(running: list[Request], rng: random.Random) -> None:
+    """Drafts of random length and quality on what is ready to take some."""
+    for candidate in running:
+        if candidate.pending == 1 and not candidate.prefill_only:
+            room = candidate.sampling.max_tokens - candidate.output_len - 1
+            candidate.draft = [rng.randrange(32) for _ in range(min(room, rng.randrange(5)))]
+
+
+def checked_step(engine: Engine) -> list[StepOutput]:
+    """One engine step with the promises that hold in every step."""
+    scheduler = engine.scheduler
+    generating = [r for r in scheduler.running if r.pending == 1 + len(r.draft) and not r.prefill_only]
+    arrived = list(scheduler.running)
+    step = scheduler.next()
+    scheduler.blocks.check()
+    assert step.tokens <= scheduler.max_batch_tokens
+    assert len(scheduler.running) <= scheduler.max_num_seqs
+    assert all(s.count > 0 for s in step.scheduled)
+    # Whoever generates has a row in every step, unless it had to give its blocks to someone who came before.
+    scheduled = [s.request for s in step.scheduled]
+    preempted = [r for r in arrived if r.status is Status.WAITING]
+    for candidate in generating:
+        assert candidate in scheduled or candidate in preempted
+    # The latest go first, and they are the next to be let in again, in their old order.
+    assert preempted == arrived[len(arrived) - len(preempted) :]
+    assert list(scheduler.waiting)[: len(preempted)] == preempted
+    if not step.scheduled:
+        return []
+    outputs = scheduler.commit(step, engine.runner.run(step))
+    scheduler.blocks.check()
+    return outputs
+
+
+# --- one by one ---------------------------------------------------------------------------------------------------------
+
+
+def scheduled_counts(step: Step) -> dict[str, int]:
+    return {s.request.id: s.count for s in step.scheduled}
+
+
+def run_step(engine: Engine) -> Step:
+    step = engine.scheduler.next()
+    engine.scheduler.commit(step, engine.runner.run(step))
+    return step
+
+
+def test_a_long_prompt_delays_nobodys_next_token():
+    engine = make_engine(HistoryModel(), max_batch_tokens=16)
+    for name in "ab":
+        engine.add(request(name, [1, 2, 3], max_tokens=60))
+    run_step(engine)
+    engine.add(request("long", random_prompt(0, 500), max_tokens=1))
+    for _ in range(30):
+        assert scheduled_counts(run_step(engine)) == {"a": 1, "b": 1, "long": 14}
+
+
+def test_waiting_requests_come_in_order_of_arrival():
+    engine = make_engine(HistoryModel(), num_blocks=5, max_num_seqs=8)
+    engine.add(request("first", random_prompt(0, 90)))
+    engine.add(request("second", random_prompt(1, 60)))
+    engine.add(request("small", [1]))
+    # The second does not fit beside the first, and the small one, which would, does not overtake it.
+    admitted: list[str] = []
+    while engine.has_work:
+        admitted += [name for name in scheduled_counts(run_step(engine)) if name not in admitted]
+        assert "first" not in [r.id for r in engine.scheduler.running] or admitted == ["first"]
+    assert admitted == ["first", "second", "small"]
+
+
+def test_preemption_takes_the_latest_and_loses_nothing():
+    model = HistoryModel()
+    engine = make_engine(model, num_blocks=7)
+    for name in "abc":
+        engine.add(request(name, random_prompt(ord(name), 60), max_tokens=40))
+    victims, answers = [], {}
+    while engine.has_work:
+        before = list(engine.scheduler.running)
+        take(checked_step(engine), answers)
+        victims += [r.id for r in before if r.status is Status.WAITING]
+    assert victims and set(victims) <= {"b", "c"} and victims[0] == "c"
+    for name in "abc":
+        params = SamplingParams(temperature=0.0, max_tokens=40)
+        assert answers[name] == answer_alone(model, random_prompt(ord(name), 60), params)
+
+
+def test_max_num_seqs():
+    engine = make_engine(HistoryModel(), max_num_seqs=2)
+    for name in "abc":
+        engine.add(request(name, [1], max_tokens=3))
+    assert set(scheduled_counts(run_step(engine))) == {"a", "b"}
+
+
+# Drafts
+
+
+def test_drafts_leave_every_request_its_token():
+    engine = make_engine(HistoryModel(), max_batch_tokens=6)
+    requests = [request(name, [ord(name)], max_tokens=30) for name in "abcd"]
+    for one in requests:
+        engine.add(one)
+    run_step(engine)
+    for _ in range(5):
+        for one in requests:
+            one.draft = [0, 0, 0, 0]
+        counts = scheduled_counts(run_step(engine))
+        assert counts == {"a": 3, "b": 1, "c": 1, "d": 1}
+
+
+def test_drafts_take_no_block_that_a_later_request_needs():
+    engine = make_engine(HistoryModel(), num_blocks=4)
+    first, second = request("a", random_prompt(0, 30), max_tokens=20), request("b", random_prompt(1, 32), max_tokens=20)
+    engine.add(first)
+    engine.add(second)
+    run_step(engine)
+    # One block is free. The drafts of the first would reach into it; the second cannot go on without it.
+    first.draft = [0, 0, 0, 0]
+    step = run_step(engine)
+    assert step.preempted == 0 and scheduled_counts(step) == {"a": 1, "b": 1}
+
+
+def test_accept():
+    assert accept([], [7]) == 0
+    assert accept([7, 8], [7, 8, 9]) == 2
+    assert accept([7, 8], [7, 5, 8]) == 1
+    assert accept([7, 8], [5, 8, 9]) == 0
+
+
+# Prefix cache
+
+
+def test_a_prefix_is_shared_within_a_root_and_never_beyond():
+    model = HistoryModel()
+    engine = make_engine(model)
+    prompt = random_prompt(0, 100)
+    alone = answer_alone(model, prompt, SamplingParams(temperature=0.0, max_tokens=8))
+    cached = []
+    for name, root in (("a", ROOT), ("b", OTHER_ROOT), ("c", ROOT), ("d", OTHER_ROOT)):
+        one = request(name, prompt, root=root)
+        engine.add(one)
+        assert collect(engine)[name] == alone
+        cached.append(one.cached)
+    assert cached == [0, 0, 96, 96]
+
+
+@pytest.mark.parametrize(("length", "hit"), [(31, 0), (32, 0), (33, 32), (64, 32), (65, 64), (96, 64)])
+def test_cached_counts_whole_blocks_and_never_the_last_token(length, hit):
+    engine = make_engine(HistoryModel())
+    outputs = []
+    for name in "ab":
+        engine.add(request(name, random_prompt(0, length), max_tokens=1))
+        outputs += engine.step()
+    assert [o.cached for o in outputs] == [0, hit]
+    assert engine.stats.cached_tokens == hit
+    assert engine.stats.prompt_tokens == 2 * length - hit
+    assert engine.stats.generated_tokens == engine.stats.finished == 2
+
+
+def test_output_is_reused_as_the_next_turns_prompt():
+    engine = make_engine(HistoryModel())
+    engine.add(request("turn1", random_prompt(0, 40), max_tokens=60))
+    answer = collect(engine)["turn1"].tokens
+    second = request("turn2", random_prompt(0, 40) + answer + [1, 2, 3])
+    engine.add(second)
+    collect(engine)
+    assert second.cached == 96
+
+
+def test_requests_that_share_a_prefix_share_its_blocks():
+    engine = make_engine(HistoryModel(), num_blocks=20)
+    prompt = random_prompt(0, 320)
+    engine.add(request("a", prompt, max_tokens=50))
+    run_step(engine)
+    for name in "bcd":
+        engine.add(request(name, prompt, max_tokens=3))
+    assert scheduled_counts(run_step(engine)) == {"a": 1, "b": 32, "c": 32, "d": 32}
+    assert engine.scheduler.blocks.used_blocks == 11 + 3
+
+
+def test_preempted_requests_do_not_call_their_own_blocks_a_cache_hit():
+    engine = make_engine(HistoryModel(), num_blocks=6)
+    requests = [request(name, random_prompt(ord(name), 60), max_tokens=50) for name in "ab"]
+    for one in requests:
+        engine.add(one)
+    collect(engine)
+    assert requests[1].preemptions > 0
+    assert [r.cached for r in requests] == [0, 0]
+
+
+# Ends
+
+
+def test_finish_reasons():
+    model = HistoryModel()
+    free = answer_alone(model, [1, 2], SamplingParams(temperature=0.0, max_tokens=30)).tokens
+    third = free[2]
+    assert third not in free[:2]
+    engine = make_engine(model, eos_token_ids=frozenset({third}))
+    engine.add(request("eos", [1, 2], max_tokens=30))
+    engine.add(request("ignored", [1, 2], max_tokens=30, ignore_eos=True))
+    engine.add(request("stop id", [1, 2], max_tokens=30, ignore_eos=True, stop_token_ids=(third,)))
+    engine.add(request("length", [1, 2], max_tokens=2))
+    # Both at once: the model did stop.
+    engine.add(request("both", [1, 2], max_tokens=3))
+    ends = {name: (a.tokens, a.finish_reason) for name, a in collect(engine).items()}
+    assert ends == {
+        "eos": (free[:3], "stop"),
+        "ignored": (free, "length"),
+        "stop id": (free[:3], "stop"),
+        "length": (free[:2], "length"),
+        "both": (free[:3], "stop"),
+    }
+
+
+@pytest.mark.parametrize("draft", [[], [0, 1], None], ids=["no-draft", "wrong-draft", "right-draft"])
+def test_the_context_is_filled_to_the_last_token(draft):
+    model = HistoryModel()
+    prompt = random_prompt(0, 44)
+    alone = answer_alone(model, prompt, SamplingParams(temperature=0.0, max_tokens=99), context=50)
+    engine = make_engine(model, max_model_len=50)
+    one = request("x", prompt, max_tokens=99)
+    engine.add(one)
+    answers: dict[str, Answer] = {}
+    while engine.has_work:
+        if one.pending == 1:
+            one.draft = list(alone.tokens[one.output_len :] if draft is None else draft)[: 50 - len(one.tokens) - 1]
+        take(engine.step(), answers)
+    assert answers["x"] == alone
+    assert len(alone.tokens) == 6 and alone.finish_reason == "length"
+
+
+def test_what_does_not_fit_is_refused():
+    engine = make_engine(HistoryModel(), num_blocks=4, max_model_len=4096)
+    assert engine.scheduler.max_model_len == 96
+    with pytest.raises(ValueError, match="96"):
+        engine.add(request("x", [1] * 96))
+    with pytest.raises(ValueError, match="one token"):
+        engine.add(request("x", []))
+    assert not engine.has_work
+    engine.add(request("x", [1] * 95, max_tokens=9))
+    assert len(collect(engine)["x"].tokens) == 1
+
+
+def test_a_request_goes_on_where_another_engine_stopped():
+    model = HistoryModel()
+    params = {"max_tokens": 20, "temperature": 1.0, "seed": 5, "frequency_penalty": 0.5}
+    alone = answer_alone(model, [1, 2, 3], SamplingParams(**params)).tokens
+    engine = make_engine(model)
+    resumed = Request("x", [1, 2, 3, *alone[:7]], 3, SamplingParams(**params), ROOT, resumed=7)
+    engine.add(resumed)
+    outputs = [o for _ in range(13) for o in engine.step()]
+    assert [o.offset for o in outputs] == list(range(7, 20))
+    assert [t for o in outputs for t in o.token_ids] == alone[7:]
+    assert not engine.has_work
+
+
+def test_abort_frees_blocks_at_once_wherever_the_request_is():
+    engine = make_engine(HistoryModel(), num_blocks=5, max_batch_tokens=20)
+    engine.add(request("running", random_prompt(0, 90), max_tokens=20))
+    engine.add(request("waiting", random_prompt(1, 90)))
+    run_step(engine)
+    assert engine.abort("waiting") and engine.abort("running")
+    assert not engine.abort("running")
+    assert engine.scheduler.blocks.used_blocks == 0 and not engine.has_work
+    engine.scheduler.blocks.check()
