@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -12,6 +13,9 @@ from deployments.spec import WorkerSpec
 from deployments.stage import EngineStage
 
 log = logging.getLogger("ray.serve")
+
+# A health check must not wait for a draft worker that is still loading.
+DRAFT_WAIT_S = 3.0
 
 
 @serve.deployment(name="Decode")
@@ -28,7 +32,10 @@ class Decode(EngineStage):
         self._draft = draft
         self._min_remote = min_remote_prefill_tokens
         await self.start_worker(spec, num_gpus)
-        await self._connect_draft()
+
+    async def greet(self, worker: Any) -> None:
+        await super().greet(worker)
+        await self._connect_draft(worker)
 
     async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
         """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire form."""
@@ -49,20 +56,23 @@ class Decode(EngineStage):
         return await self._generate(wire)
 
     async def _generate(self, wire: dict[str, Any]) -> dict[str, Any]:
-        return await self.run_on_worker(wire["id"], lambda: self.worker.generate.remote(wire))
+        return await self.run_on_worker(wire["id"], lambda worker: worker.generate.remote(wire))
 
     async def check_health(self) -> None:
-        state = await self.worker.check.remote()
-        if state["needs_draft"]:
-            await self._connect_draft()
+        state = await self.supervisor.check(lambda worker: worker.check.remote())
+        if state is not None and state["needs_draft"]:
+            await self.supervisor.check(self._connect_draft)
 
-    async def _connect_draft(self) -> None:
+    async def _connect_draft(self, worker: Any) -> None:
         if self._draft is None:
             return
         try:
-            await self.worker.use_draft.remote(await self._draft.worker_name.remote())
+            await worker.use_draft.remote(await asyncio.wait_for(self._draft_name(), DRAFT_WAIT_S))
         except Exception as error:  # decoding goes on without drafts; the next health check tries again
             log.warning("no draft worker for now (%s)", type(error).__name__)
+
+    async def _draft_name(self) -> str:
+        return await self._draft.worker_name.remote()  # type: ignore[union-attr]
 
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
         found = [await self.stats()]

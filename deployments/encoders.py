@@ -7,27 +7,29 @@ from typing import Any
 from ray import serve
 
 from deployments.spec import WorkerSpec
+from deployments.supervisor import Supervisor
 
 
 class _Encoder:
     async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:
         from deployments.encoder_worker import EncoderWorker
 
-        self._worker = EncoderWorker.options(num_gpus=num_gpus).remote(spec)  # type: ignore[attr-defined]
-        await self._worker.info.remote()
+        options = EncoderWorker.options(num_gpus=num_gpus)  # type: ignore[attr-defined]
+        self._supervisor = Supervisor(lambda: options.remote(spec), lambda worker: worker.info.remote())
+        await self._supervisor.begin()
 
     async def encode(self, wire: dict[str, Any]) -> dict[str, Any]:
         """See :meth:`deployments.encoder_worker.EncoderWorker.encode`."""
-        return await self._worker.encode.remote(wire)
+        return await self._supervisor.call(lambda worker: worker.encode.remote(wire))
 
     async def stats(self) -> dict[str, Any]:
-        return await self._worker.stats.remote()
+        return await self._supervisor.call(lambda worker: worker.stats.remote())
 
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
         return [await self.stats()]
 
     async def check_health(self) -> None:
-        await self._worker.info.remote()
+        await self._supervisor.check(lambda worker: worker.info.remote())
 
 
 @serve.deployment(name="Embeddings")

@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.util import get_node_ip_address
 
-from deployments.stage import WorkerLost
+from deployments.supervisor import WorkerLost
 from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.generate import WorkerGone

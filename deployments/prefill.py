@@ -17,4 +17,4 @@ class Prefill(EngineStage):
 
     async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
         """``{"id", "ids", "salt"}`` -> ``{"cached"}`` once the pool holds the K/V of all ``ids``."""
-        return await self.run_on_worker(wire["id"], lambda: self.worker.prefill.remote(wire))
+        return await self.run_on_worker(wire["id"], lambda worker: worker.prefill.remote(wire))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-
 import sys
-
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +139,6 @@ def _bench(arguments: argparse.Namespace) -> int:
 
     root = Path(__file__).resolve().parents[1]
     return subprocess.call([sys.executable, "-m", "benchmarks", *arguments.arguments], cwd=root)
-
 
 
 if __name__ == "__main__":

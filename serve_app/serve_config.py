@@ -1,7 +1,7 @@
 """The Serve config of a profile, rendered from the catalogue: what ``serve deploy`` takes on a cluster.
 
-``serve-app config PROFILE`` prints it; ``serve_config/`` holds the output for the catalogue that ships, and a test keeps
-them equal.
+``serve-app config PROFILE`` prints it; ``serve_config/`` holds the output for the catalogue that ships, and a test
+keeps them equal.
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             self._step_until_stopped()
-        except BaseException as error:
+        except Exception as error:
+            log.exception("the engine's thread ends")
             self.failed = error
-            raise
         finally:
             self._close()
 
@@ -99,8 +99,11 @@ class EngineLoop:
             if command is not None:
                 command()
         outputs = self._fail_all("the engine has stopped")
-        if outputs:
-            self._on_outputs(outputs)
+        try:
+            if outputs:
+                self._on_outputs(outputs)
+        except Exception:
+            log.exception("%d requests could not be told that the engine has stopped", len(outputs))
 
     def _step_until_stopped(self) -> None:
         while self._drain():

@@ -1,4 +1,4 @@
-"""serve_config/*.yaml: what the catalogue renders to, what Ray's own schema accepts, and what the builders can build."""
+"""serve_config/*.yaml: what the catalogue renders to, what Ray's own schema accepts, what the builders can build."""
 
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,6 @@ def test_only_a_cluster_listens_beyond_the_machine() -> None:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_application_builds(profile: str) -> None:
-    stages = {"decode": "Decode", "prefill": "Prefill", "draft": "Draft", "embeddings": "Embeddings", "reranker": "Reranker"}
     catalog = load_catalog()
     for application in shipped(profile)["applications"]:
         deployments = built(application)
@@ -82,9 +81,9 @@ def test_every_application_builds(profile: str) -> None:
             assert set(deployments) == {"Gateway"}
             continue
         serving = catalog[application["args"]["model"]].serving[profile]  # type: ignore[index]
-        assert set(deployments) == {stages[stage] for stage in serving.stages}
+        assert set(deployments) == {stage.capitalize() for stage in serving.stages}
         for stage, size in serving.stages.items():
-            limits = deployments[stages[stage]]._deployment_config.autoscaling_config
+            limits = deployments[stage.capitalize()]._deployment_config.autoscaling_config
             assert (limits.min_replicas, limits.max_replicas) == (size.min_replicas, size.max_replicas)
 
 
@@ -103,7 +102,7 @@ def test_a_model_that_the_profile_cannot_start_is_refused(capsys: pytest.Capture
     assert "has no local profile" in capsys.readouterr().err
 
 
-def test_it_holds_no_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVE_APP_API_KEY", "a-key-that-must-not-be-printed")
     assert main(["config", "gpu"]) == 0
     assert "must-not-be-printed" not in capsys.readouterr().out

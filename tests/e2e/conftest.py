@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
+
+from serve_app.catalog.load import PROJECT_ROOT
 
 CHAT = "@cf/pico/pico-instruct"
 EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
 RERANK = "@cf/pico/pico-reranker"
+
+
+def eos_id() -> str:
+    """The id, as a JSON key, of the token with which the chat model ends."""
+    generation = json.loads((PROJECT_ROOT / "checkpoints" / "pico-instruct" / "generation_config.json").read_text())
+    end = generation["eos_token_id"]
+    return str(end[0] if isinstance(end, list) else end)
 
 
 @pytest.fixture(scope="session")

@@ -67,7 +67,12 @@ class Answer:
 
 
 def answer_alone(
-    model: HistoryModel, prompt: list[int], params: SamplingParams, *, eos: frozenset[int] = frozenset(), context: int = 4096
+    model: HistoryModel,
+    prompt: list[int],
+    params: SamplingParams,
+    *,
+    eos: frozenset[int] = frozenset(),
+    context: int = 4096,
 ) -> Answer:
     """What a request gets, written as the textbook loop: one token after the other, no batch, no cache, no scheduler."""
     output: list[int] = []
@@ -117,4 +122,14 @@ def random_prompt(seed: int, length: int, vocab: int = 32) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab, length).tolist()
 
 
-__all__ = ["BLOCK_TOKENS", "Answer", "HistoryModel", "answer_alone", "collect", "make_engine", "random_prompt", "request", "take"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "Answer",
+    "HistoryModel",
+    "answer_alone",
+    "collect",
+    "make_engine",
+    "random_prompt",
+    "request",
+    "take",
+]

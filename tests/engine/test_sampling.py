@@ -105,7 +105,9 @@ def test_greedy_is_argmax_and_takes_the_first_of_equals():
     assert sample(logits, rows)[0] == [1, 0]
 
 
-@pytest.mark.parametrize("extra", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"min_p": 2.0}, {"temperature": 1e-45}])
+@pytest.mark.parametrize(
+    "extra", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"min_p": 2.0}, {"temperature": 1e-45}]
+)
 def test_settings_that_leave_one_token(extra):
     logits = logits_of(5, 300)
     counts = draw_many(logits, {"temperature": 1.0, **extra}, 200)

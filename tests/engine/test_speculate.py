@@ -126,10 +126,12 @@ def test_the_output_is_the_same_as_without_drafts(way, name):
 
 
 @pytest.mark.parametrize("name", ["perfect", "half_right", "draft-model-same"])
-def test_also_with_few_blocks_and_a_small_budget(way, name):
-    params, alone = way
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_also_where_requests_are_preempted(name, temperature):
+    params = {"temperature": temperature, "seed": 3, "max_tokens": 60, "ignore_eos": True, "frequency_penalty": 0.2}
+    alone = {n: answer_alone(MODEL, prompt, SamplingParams(**params), eos=EOS) for n, prompt in PROMPTS.items()}
     proposer = PROPOSERS[name]({n: a.tokens for n, a in alone.items()})
-    answers, engine = run(proposer, params, num_blocks=9, max_batch_tokens=20)
+    answers, engine = run(proposer, params, num_blocks=8, max_batch_tokens=50)
     assert answers == alone
     assert engine.scheduler.preemptions > 0
 
@@ -266,7 +268,9 @@ def test_after_a_failure_everything_is_sent_again():
 # --- when drafts pay ----------------------------------------------------------------------------------------------------
 
 
-def drive(controller: SpeculationController, steps: int, *, batch=4, plain=1.0, drafted=1.5, accepted=2.0) -> list[bool]:
+def drive(
+    controller: SpeculationController, steps: int, *, batch=4, plain=1.0, drafted=1.5, accepted=2.0
+) -> list[bool]:
     """Feeds synthetic steps: seconds of a plain and a drafted one, and accepted tokens per request. Which were drafted?"""
     chosen = []
     for _ in range(steps):
@@ -316,15 +320,19 @@ def test_no_drafts_and_always_drafts():
     assert all(drive(SpeculationController(4, always=True), 300, accepted=0.0))
 
 
-def test_steps_with_a_prompt_in_them_are_not_measured():
+def test_steps_in_which_someone_prefills_are_not_measured():
     controller = SpeculationController(4, always=True)
-    engine = make_engine(MODEL, speculation=Speculation(Drafts({"x": [0] * 99}, Drafts.noise), controller), max_batch_tokens=8)
-    engine.add(request("x", [1, 2], max_tokens=9))
-    engine.step()
-    engine.step()
-    engine.add(request("y", random_prompt(0, 60), prefill_only=True))
-    measured = controller.steps
-    while any(r.id == "y" for r in [*engine.scheduler.running, *engine.scheduler.waiting]):
+    speculation = Speculation(PROPOSERS["nothing"]({}), controller)
+    engine = make_engine(MODEL, speculation=speculation, max_batch_tokens=8)
+    engine.add(request("x", [1, 2], max_tokens=30))
+    for _ in range(4):
         engine.step()
-    # Only the first of these steps began with everybody generating.
-    assert controller.steps <= measured + 1
+    assert controller.steps == 3
+    engine.add(request("long", random_prompt(0, 60), prefill_only=True))
+    engine.step()
+    measured = controller.steps
+    while len(engine.scheduler.running) == 2:
+        engine.step()
+    assert controller.steps == measured
+    engine.step()
+    assert controller.steps == measured + 1

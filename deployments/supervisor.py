@@ -1,0 +1,93 @@
+"""Keeps one worker actor alive for a replica: starts it, starts another when it is lost, and lets calls wait meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import ray
+
+log = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
+
+
+class WorkerLost(RuntimeError):
+    """The worker died while it had this request; the request may be tried elsewhere."""
+
+
+class Supervisor:
+    """``start`` creates the actor, ``greet`` awaits that it is usable and tells it what else it needs to know.
+
+    The actor belongs to this process and ends with it. When the actor ends first, a call in flight fails with
+    :class:`WorkerLost`, and the next ones wait for its successor: while they wait they count as ongoing requests, so that
+    Serve's router prefers other replicas. Serve itself replaces the replica only if workers keep dying.
+    """
+
+    MAX_RESTARTS = 3
+    WINDOW_S = 300.0
+
+    def __init__(self, start: Callable[[], Any], greet: Callable[[Any], Awaitable[Any]]) -> None:
+        self._start = start
+        self._greet = greet
+        self._worker: Any = None
+        self._ready = asyncio.Event()
+        self._restarts: deque[float] = deque(maxlen=self.MAX_RESTARTS + 1)
+        self._task: asyncio.Task[None] | None = None
+        self._given_up: BaseException | None = None
+
+    async def begin(self) -> None:
+        """Starts the first worker; its failure is the caller's (a replica that can't start says why)."""
+        self._worker = self._start()
+        await self._greet(self._worker)
+        self._ready.set()
+
+    async def call(self, function: Callable[[Any], Awaitable[T]]) -> T:
+        """``await function(worker)`` on the living worker. Raises :class:`WorkerLost`."""
+        await self._ready.wait()
+        worker = self._worker
+        try:
+            return await function(worker)
+        except ray.exceptions.RayActorError as lost:
+            self._lost(worker)
+            raise WorkerLost("the worker was lost") from lost
+
+    def tell(self, function: Callable[[Any], Any]) -> None:
+        """Sends something to the worker, if there is one, without waiting."""
+        if self._worker is not None:
+            function(self._worker)
+
+    async def check(self, function: Callable[[Any], Awaitable[T]]) -> T | None:
+        """For health checks: None while a successor loads; raises only if workers keep dying."""
+        if self._given_up is not None:
+            raise RuntimeError("workers of this replica keep dying") from self._given_up
+        if not self._ready.is_set():
+            return None
+        try:
+            return await self.call(function)
+        except WorkerLost:
+            return None
+
+    def _lost(self, worker: Any) -> None:
+        if worker is not self._worker or not self._ready.is_set():
+            return
+        log.warning("a worker was lost; starting another")
+        self._ready.clear()
+        self._task = asyncio.ensure_future(self._restart())
+
+    async def _restart(self) -> None:
+        while True:
+            self._restarts.append(time.monotonic())
+            if len(self._restarts) > self.MAX_RESTARTS and time.monotonic() - self._restarts[0] < self.WINDOW_S:
+                self._given_up = WorkerLost(f"{len(self._restarts)} workers died within {self.WINDOW_S:g} s")
+                return
+            try:
+                await self.begin()
+                return
+            except Exception as error:
+                log.error("a worker could not be started", exc_info=error)
+                await asyncio.sleep(1.0)

@@ -1,0 +1,110 @@
+"""Bad input over HTTP: 4xx with the documented code, a message that says what to do, at once, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import pytest
+
+from tests.conftest import ACCOUNT
+from tests.e2e.conftest import CHAT, EMBED, RERANK
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+CASES = [
+    ("empty body", CHAT, b"", 400, 3003),
+    ("not JSON", CHAT, b"{prompt:", 400, 5006),
+    ("an array", CHAT, b"[1]", 400, 5006),
+    ("invalid UTF-8", CHAT, b'{"prompt": "\xff"}', 400, 5006),
+    ("NaN", CHAT, b'{"prompt": "x", "temperature": NaN}', 400, 5006),
+    ("1e309", CHAT, b'{"prompt": "x", "temperature": 1e309}', 400, 5006),
+    ("deep nesting", CHAT, b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", 400, 5006),
+    ("nothing to do", CHAT, {}, 400, 5006),
+    ("prompt and messages", CHAT, {"prompt": "x", "messages": MESSAGES}, 400, 5006),
+    ("prompt is a number", CHAT, {"prompt": 7}, 400, 5006),
+    ("messages is text", CHAT, {"messages": "hi"}, 400, 5006),
+    ("no messages", CHAT, {"messages": []}, 400, 5006),
+    ("unknown role", CHAT, {"messages": [{"role": "wizard", "content": "x"}]}, 400, 5006),
+    ("negative max_tokens", CHAT, {"prompt": "x", "max_tokens": -1}, 400, 5006),
+    ("zero max_tokens", CHAT, {"prompt": "x", "max_tokens": 0}, 400, 5006),
+    ("text for a number", CHAT, {"prompt": "x", "max_tokens": "10"}, 400, 5006),
+    ("true for a number", CHAT, {"prompt": "x", "max_tokens": True}, 400, 5006),
+    ("negative temperature", CHAT, {"prompt": "x", "temperature": -0.1}, 400, 5006),
+    ("stream is text", CHAT, {"prompt": "x", "stream": "yes"}, 400, 5006),
+    ("empty stop string", CHAT, {"prompt": "x", "stop": ""}, 400, 5006),
+    ("a thousand stop strings", CHAT, {"prompt": "x", "stop": ["a"] * 1000}, 400, 5006),
+    ("a hundred choices", CHAT, {"prompt": "x", "n": 100}, 400, 5006),
+    ("bias outside of the vocabulary", CHAT, {"prompt": "x", "logit_bias": {"99999999": 1}}, 400, 5006),
+    ("longer than the context", CHAT, {"prompt": "word " * 6000}, 413, 5021),
+    ("more output than context", CHAT, {"prompt": "x", "max_tokens": 5000}, 413, 5021),
+    ("a megabyte of prompt", CHAT, {"prompt": "x" * 1_000_000}, 413, 5021),
+    ("a body over the limit", CHAT, {"prompt": "x" * 2_000_000}, 413, 3006),
+    ("unknown model", "@cf/no/such", {"prompt": "x"}, 400, 5007),
+    ("a LoRA adapter", CHAT, {"prompt": "x", "lora": "mine"}, 405, 5005),
+    ("text is missing", EMBED, {}, 400, 5006),
+    ("text is a number", EMBED, {"text": 5}, 400, 5006),
+    ("too long to embed", EMBED, {"text": "word " * 2000}, 413, 5021),
+    ("no query", RERANK, {"contexts": [{"text": "x"}]}, 400, 5006),
+    ("no contexts", RERANK, {"query": "x", "contexts": []}, 400, 5006),
+    ("context is text", RERANK, {"query": "x", "contexts": ["x"]}, 400, 5006),
+    ("top_k is zero", RERANK, {"query": "x", "contexts": [{"text": "x"}], "top_k": 0}, 400, 5006),
+]
+
+
+@pytest.mark.parametrize(("name", "model", "body", "status", "code"), CASES, ids=[c[0] for c in CASES])
+def test_refused_with_the_documented_code(http, name, model, body, status, code):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = http.post(f"/run/{model}", content=content)
+    assert answer.status_code == status, answer.text
+    envelope = answer.json()
+    assert envelope["success"] is False and envelope["errors"][0]["code"] == code
+    message = envelope["errors"][0]["message"]
+    assert len(message) > 20 and "Traceback" not in message and "0x" not in message
+    assert len(message) < 2000
+    assert answer.headers["cf-ray"]
+
+
+@pytest.mark.parametrize("key", [None, "", "Bearer", "Bearer wrong", "Basic abc", "Bearer " + "x" * 5000])
+def test_wrong_key(stack, key):
+    headers = {} if key is None else {"Authorization": key}
+    for path in (f"/client/v4/accounts/{ACCOUNT}/ai/run/{CHAT}", "/v1/chat/completions"):
+        answer = httpx.post(stack.url + path, json={"prompt": "x"}, headers=headers)
+        assert answer.status_code == 401 and answer.json()["errors"][0]["code"] == 10000
+
+
+def test_every_route_but_health_asks_for_the_key(stack):
+    from serve_app.gateway.http import build_http
+
+    routes = [r for r in build_http(_NoGateway()).routes if r.path != "/health"]
+    assert len(routes) > 10
+    for route in routes:
+        path = route.path.replace("{account}", ACCOUNT).replace("{model:path}", CHAT)
+        for method in route.methods - {"HEAD"}:
+            answer = httpx.request(method, stack.url + path)
+            assert answer.status_code == 401, (method, path, answer.text)
+
+
+class _NoGateway:
+    """Routes are listed, not called."""
+
+
+def test_other_accounts_unknown_paths_and_methods(stack):
+    other = httpx.post(f"{stack.url}/client/v4/accounts/other/ai/run/{CHAT}", json={"prompt": "x"}, headers=stack.headers)
+    assert other.status_code == 403 and other.json()["errors"][0]["code"] == 10000
+    missing = httpx.get(f"{stack.url}/client/v4/accounts/{ACCOUNT}/nothing", headers=stack.headers)
+    assert missing.status_code == 404 and missing.json()["errors"][0]["code"] == 7003
+    method = httpx.get(f"{stack.api}/run/{CHAT}", headers=stack.headers)
+    assert method.status_code == 405
+
+
+def test_bad_requests_do_not_disturb_a_good_one(stack, http, run):
+    body = {"prompt": "What does len do?", "temperature": 0, "max_tokens": 20}
+    before = run(CHAT, body)["response"]
+    started = time.monotonic()
+    for _, model, bad, _, _ in CASES:
+        http.post(f"/run/{model}", content=bad if isinstance(bad, bytes) else json.dumps(bad).encode())
+    assert run(CHAT, body)["response"] == before
+    assert stack.health()[0] == 200
+    # All of them together in the time that one of them may take at most, times ten.
+    assert time.monotonic() - started < len(CASES)

@@ -1,0 +1,129 @@
+"""Any actor may die at any moment: the client sees a finished answer or an honest error, never a wrong token."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+import ray
+
+from tests.e2e.conftest import CHAT, eos_id
+
+PROMPT = "Write something long about Python. " * 8
+# Without its end-of-text token the model goes on until max_tokens.
+BODY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 200, "raw": True, "logit_bias": {eos_id(): -100}}
+
+
+def workers(stack) -> dict[str, dict]:
+    answer = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30)
+    return {w["stage"]: w for w in answer.json()["models"][CHAT]["workers"]}
+
+
+def wait_for(condition, seconds: float = 60, every: float = 0.2):
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            if (value := condition()) is not None and value is not False:
+                return value
+        except (httpx.HTTPError, KeyError, ValueError):
+            pass
+        assert time.monotonic() < until, "it did not come true in time"
+        time.sleep(every)
+
+
+def replaced(stack, stage: str, pid: int):
+    """Waits until another worker of a stage is there and the model is ready."""
+
+    def check():
+        found = workers(stack).get(stage)
+        return found is not None and found["pid"] != pid and stack.health()[0] == 200
+
+    wait_for(check, 90)
+
+
+@pytest.fixture
+def undisturbed(run):
+    return run(CHAT, BODY)["response"]
+
+
+def test_prefill_worker_killed_between_two_requests(stack, run):
+    body = {"prompt": "What does os.path.split do, in one sentence, please?", "temperature": 0, "max_tokens": 40}
+    first = run(CHAT, body)
+    pid = workers(stack)["prefill"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    second = run(CHAT, body)
+    assert second["response"] == first["response"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    # A prompt nobody has seen, with no prefill worker: decode computes it itself.
+    fresh = run(CHAT, {**body, "prompt": "A prompt that nobody has seen before, to be computed somewhere else."})
+    assert fresh["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    replaced(stack, "prefill", pid)
+
+
+def test_decode_worker_killed_in_the_middle_of_a_stream(stack, undisturbed):
+    """The stream goes on with another worker, token for token what it would have been."""
+    pid = workers(stack)["decode"]["pid"]
+    text, finish, seen = "", None, 0
+    url = f"{stack.api}/run/{CHAT}"
+    with httpx.stream("POST", url, json={**BODY, "stream": True}, headers=stack.headers, timeout=120) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            frame = json.loads(line.removeprefix("data: "))
+            assert "errors" not in frame, frame
+            text += frame["response"]
+            finish = frame.get("finish_reason", finish)
+            seen += 1
+            if seen == 5:
+                os.kill(pid, signal.SIGKILL)
+    assert text == undisturbed
+    assert finish == "length" and frame["usage"]["completion_tokens"] == BODY["max_tokens"]
+    replaced(stack, "decode", pid)
+
+
+def test_a_fresh_decode_worker_reuses_what_the_lost_one_had_computed(stack, run):
+    body = {"prompt": "Explain the difference between a list and a tuple in Python.", "temperature": 0, "max_tokens": 20}
+    first = run(CHAT, body)
+    pid = workers(stack)["decode"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    replaced(stack, "decode", pid)
+    again = run(CHAT, body)
+    assert again["response"] == first["response"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
+
+
+def test_draft_worker_killed_while_it_drafts(stack, run, undisturbed):
+    pid = workers(stack)["draft"]["pid"]
+    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    assert run(CHAT, BODY)["response"] == undisturbed
+    assert run(CHAT, BODY)["response"] == undisturbed
+    replaced(stack, "draft", pid)
+    before = workers(stack)["draft"]["proposals"]
+
+    def drafting():
+        run(CHAT, BODY)
+        return workers(stack)["draft"]["proposals"] > before
+
+    wait_for(drafting, 60)
+
+
+def test_pool_killed(stack, run, undisturbed):
+    from serve_app.kv.pool import NAMESPACE, pool_name
+
+    node = ray.get_runtime_context().get_node_id()
+    body = {"prompt": "What does the pool hold when it has been killed?", "temperature": 0, "max_tokens": 10}
+    first = run(CHAT, body)
+    ray.kill(ray.get_actor(pool_name(node), namespace=NAMESPACE), no_restart=False)
+    assert run(CHAT, BODY)["response"] == undisturbed
+    assert run(CHAT, body)["response"] == first["response"]
+
+    def cached_again():
+        return run(CHAT, body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+    wait_for(cached_again, 30)

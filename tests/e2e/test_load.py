@@ -1,0 +1,112 @@
+"""Many at once: all finish, none starves, and what they used is free again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import httpx
+
+from tests.e2e.conftest import CHAT, EMBED, eos_id
+from tests.e2e.test_faults import wait_for, workers
+
+
+async def stream(client: httpx.AsyncClient, url: str, body: dict) -> tuple[str, dict, float]:
+    """Text, usage and the longest pause between two frames."""
+    text, usage, last, pause = "", {}, time.monotonic(), 0.0
+    async with client.stream("POST", url, json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                frame = json.loads(line.removeprefix("data: "))
+                assert "errors" not in frame, frame
+                now = time.monotonic()
+                last, pause = now, max(pause, now - last)
+                text += frame["response"]
+                usage = frame.get("usage", usage)
+    return text, usage, pause
+
+
+def idle(stack) -> bool:
+    found = workers(stack)
+    return all(found[s]["running"] == found[s]["waiting"] == found[s]["used_blocks"] == 0 for s in ("decode", "prefill"))
+
+
+async def test_32_streams_of_mixed_length(stack):
+    url = f"{stack.api}/run/{CHAT}"
+    bodies = [
+        {
+            "prompt": f"Request {i}: " + "word " * (i * 17 % 400),
+            "max_tokens": 8 + i * 5 % 60,
+            "temperature": 0,
+            "raw": True,
+        }
+        for i in range(32)
+    ]
+    async with httpx.AsyncClient(headers=stack.headers, timeout=300) as client:
+        together = await asyncio.gather(*(stream(client, url, body) for body in bodies))
+        alone = [await stream(client, url, body) for body in bodies[:6]]
+    for body, (_, usage, _) in zip(bodies, together, strict=True):
+        assert 0 < usage["completion_tokens"] <= body["max_tokens"]
+    # Greedy answers do not depend on the company they are computed in.
+    assert [t for t, _, _ in together[:6]] == [t for t, _, _ in alone]
+    wait_for(lambda: idle(stack), 20)
+
+
+async def test_burst_of_200_gives_answers_or_429(stack):
+    url = f"{stack.api}/run/{CHAT}"
+    limits = httpx.Limits(max_connections=200)
+    async with httpx.AsyncClient(headers=stack.headers, timeout=300, limits=limits) as client:
+
+        async def one(i: int) -> int:
+            answer = await client.post(url, json={"prompt": f"burst {i}", "max_tokens": 12})
+            body = answer.json()
+            if answer.status_code == 429:
+                assert body["errors"][0]["code"] == 3040 and int(answer.headers["retry-after"]) >= 1
+            else:
+                assert answer.status_code == 200, body
+                assert body["result"]["usage"]["completion_tokens"] <= 12
+            return answer.status_code
+
+        statuses = await asyncio.gather(*(one(i) for i in range(200)))
+    assert statuses.count(200) >= 32 and set(statuses) <= {200, 429}
+    wait_for(lambda: idle(stack), 30)
+
+
+async def test_a_client_that_leaves_frees_its_place_at_once(stack):
+    url = f"{stack.api}/run/{CHAT}"
+    body = {"prompt": "on and on " * 20, "raw": True, "max_tokens": 3000, "stream": True, "logit_bias": {eos_id(): -100}}
+    async with httpx.AsyncClient(headers=stack.headers, timeout=60) as client:
+        async with client.stream("POST", url, json=body) as answer:
+            async for line in answer.aiter_lines():
+                if line:
+                    break
+        # And one that leaves before its (unary) answer is there.
+        try:
+            await client.post(url, json={**body, "stream": False}, timeout=0.5)
+            raise AssertionError("3000 tokens in half a second?")
+        except httpx.ReadTimeout:
+            pass
+    wait_for(lambda: idle(stack), 5, every=0.05)
+
+
+async def test_reject_if_busy(stack):
+    url = f"{stack.api}/run/{CHAT}"
+    async with httpx.AsyncClient(headers=stack.headers, timeout=300, limits=httpx.Limits(max_connections=300)) as client:
+        bodies = [{"prompt": f"busy {i}", "max_tokens": 64, "options": {"rejectIfBusy": True}} for i in range(120)]
+        answers = await asyncio.gather(*(client.post(url, json=body) for body in bodies))
+    refused = [a for a in answers if a.status_code == 429]
+    assert refused and all(a.json()["errors"][0]["code"] == 3040 for a in refused)
+    assert any(a.status_code == 200 for a in answers)
+    wait_for(lambda: idle(stack), 30)
+
+
+async def test_a_large_embedding_call_does_not_hold_up_a_small_one(stack):
+    url = f"{stack.api}/run/{EMBED}"
+    async with httpx.AsyncClient(headers=stack.headers, timeout=120) as client:
+        large = asyncio.create_task(client.post(url, json={"text": [f"a sentence about number {i}" * 4 for i in range(1500)]}))
+        await asyncio.sleep(0.1)
+        small = await client.post(url, json={"text": "hello"})
+        assert small.status_code == 200 and not large.done()
+        assert (await large).json()["result"]["shape"] == [1500, 384]
