@@ -14,13 +14,14 @@ from deployments.stage import EngineStage
 
 log = logging.getLogger("ray.serve")
 
-# A health check must not wait for a draft worker that is still loading.
-DRAFT_WAIT_S = 3.0
+# How long to wait for the draft worker's name: while it loads, and in a health check, which must be quick.
+DRAFT_LOAD_S = 120.0
+DRAFT_CHECK_S = 3.0
 
 
 @serve.deployment(name="Decode")
 class Decode(EngineStage):
-    async def __init__(
+    async def __init__(  # type: ignore[misc]
         self,
         spec: WorkerSpec,
         prefill: DeploymentHandle | None = None,
@@ -35,7 +36,8 @@ class Decode(EngineStage):
 
     async def greet(self, worker: Any) -> None:
         await super().greet(worker)
-        await self._connect_draft(worker)
+        # In the background: decoding does not wait for its draft model to load.
+        self._connecting = asyncio.ensure_future(self._connect_draft(worker, DRAFT_LOAD_S))
 
     async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
         """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire form."""
@@ -61,13 +63,13 @@ class Decode(EngineStage):
     async def check_health(self) -> None:
         state = await self.supervisor.check(lambda worker: worker.check.remote())
         if state is not None and state["needs_draft"]:
-            await self.supervisor.check(self._connect_draft)
+            await self.supervisor.check(lambda worker: self._connect_draft(worker, DRAFT_CHECK_S))
 
-    async def _connect_draft(self, worker: Any) -> None:
+    async def _connect_draft(self, worker: Any, seconds: float) -> None:
         if self._draft is None:
             return
         try:
-            await worker.use_draft.remote(await asyncio.wait_for(self._draft_name(), DRAFT_WAIT_S))
+            await worker.use_draft.remote(await asyncio.wait_for(self._draft_name(), seconds))
         except Exception as error:  # decoding goes on without drafts; the next health check tries again
             log.warning("no draft worker for now (%s)", type(error).__name__)
 

@@ -14,7 +14,7 @@ from deployments.supervisor import Supervisor
 
 @serve.deployment(name="Draft")
 class Draft:
-    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:
+    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
         self._spec = spec
         self._num_gpus = num_gpus
         self._name = ""

@@ -24,20 +24,21 @@ class DraftWorker:
         def progress(stage: str) -> None:
             report_progress(spec.model, spec.stage, stage, since=started)
 
-        from deployments.loading import load_model
+        from deployments.loading import limits_of, load_model, prepare_torch, resolve_weights
         from serve_app.engine.blocks import BlockPool
-        from serve_app.engine.build import EngineLimits, num_blocks
+        from serve_app.engine.build import num_blocks
         from serve_app.engine.draft import DraftEngine
         from serve_app.engine.runner import Runner
 
-        model = load_model(spec, progress)
-        limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, spec.max_model_len)
+        prepare_torch(spec)
+        model = load_model(spec, resolve_weights(spec, progress), progress)
+        limits = limits_of(spec, model)
         blocks = num_blocks(limits, model.kv_shape.block_bytes)
         self._engine = DraftEngine(
             Runner(model.forward, model.kv_shape.allocate(blocks, model.device)),
             BlockPool(blocks),
             max_batch_tokens=spec.max_batch_tokens,
-            max_model_len=min(spec.max_model_len, model.max_model_len),
+            max_model_len=min(limits.max_model_len, model.max_model_len),
         )
         self._proposals = 0
         progress("ready")

@@ -33,9 +33,9 @@ class EncoderWorker:
         prepare_torch(spec)
         path = resolve_weights(spec, progress)
         progress("importing")
-        from serve_app.models.encoder import load_encoder
+        from serve_app.models.encoder import Task, load_encoder
 
-        task = "reranker" if spec.stage == "reranker" else "embeddings"
+        task: Task = "reranker" if spec.stage == "reranker" else "embeddings"
         progress("loading weights")
         self._spec = spec
         self._model = load_encoder(path, task, dtype=spec.dtype, device=spec.device)

@@ -11,7 +11,7 @@ from deployments.supervisor import Supervisor
 
 
 class _Encoder:
-    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:
+    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
         from deployments.encoder_worker import EncoderWorker
 
         options = EncoderWorker.options(num_gpus=num_gpus)  # type: ignore[attr-defined]

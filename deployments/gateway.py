@@ -22,7 +22,7 @@ from serve_app.gateway.settings import GatewaySettings
 @serve.deployment(name="Gateway")
 @serve.ingress()
 class Gateway:
-    async def __init__(self, settings: GatewaySettings) -> None:
+    async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, host)
         await self._core.start()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.engine import Engine
-from serve_app.engine.speculate import DraftProposer, DraftQuery, Speculation, SpeculationController
+from serve_app.engine.speculate import DraftProposer, DraftTransport, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter
 from serve_app.kv.keys import root_key
 from serve_app.models.load import CausalModel, load_causal_lm
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from deployments.spec import WorkerSpec
 
 Progress = Callable[[str], None]
+# Of the memory that is free once the weights are there; the rest is for activations.
+GPU_CACHE_SHARE = 0.8
 
 
 def prepare_torch(spec: WorkerSpec) -> None:
@@ -38,12 +41,41 @@ def resolve_weights(spec: WorkerSpec, progress: Progress) -> Path:
     return resolve(Weights.model_validate(spec.weights), Path(spec.home), fetching, spec.source)
 
 
-def load_model(spec: WorkerSpec, progress: Progress) -> CausalModel:
-    prepare_torch(spec)
-    path = resolve_weights(spec, progress)
+def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
+    """The model in ``path``, on the worker's device."""
     return load_causal_lm(
-        path, dtype=spec.dtype, device=spec.device, max_model_len=spec.max_model_len, progress=progress
+        path, dtype=spec.dtype, device=spec.device, max_model_len=spec.max_model_len or None, progress=progress
     )
+
+
+def limits_of(spec: WorkerSpec, model: CausalModel) -> EngineLimits:
+    """What the catalogue allows the worker; a cache without a size takes what a GPU has left after the weights."""
+    import torch
+
+    cache = spec.kv_cache_bytes
+    if not cache and model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        cache = int(free * GPU_CACHE_SHARE)
+    return EngineLimits(cache, spec.max_batch_tokens, spec.max_num_seqs, spec.max_model_len or model.max_model_len)
+
+
+def fingerprint(path: Path) -> str:
+    """Names the weights in ``path`` by content: configuration, tensor headers and samples of the data.
+
+    Part of every cache key, so that weights replaced under the same name never meet the old ones' K/V. Reads about a
+    hundred kilobytes per file, whatever its size.
+    """
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+            digest.update(stream.read(min(header, 1 << 20)))
+            for part in range(16):
+                stream.seek(part * max(0, size - 4096) // 15)
+                digest.update(stream.read(4096))
+    return digest.hexdigest()[:32]
 
 
 def load_engine(
@@ -51,10 +83,12 @@ def load_engine(
     progress: Progress,
     *,
     emit: Callable[[str, Any, Any], None],
-    draft: Callable[[list[DraftQuery], int], dict[str, list[int] | None]],
+    draft: DraftTransport,
 ) -> tuple[CausalModel, Engine, Callable[[bytes], bytes]]:
     """The model, an engine with the stage's features plugged in, and the function from tenant salt to cache root."""
-    model = load_model(spec, progress)
+    prepare_torch(spec)
+    path = resolve_weights(spec, progress)
+    model = load_model(spec, path, progress)
     progress("allocating cache")
     dtype_name = str(model.kv_shape.dtype).removeprefix("torch.")
 
@@ -65,13 +99,14 @@ def load_engine(
             controller = SpeculationController(spec.draft_tokens, always=spec.always_draft)
             engine.speculation = Speculation(DraftProposer(draft), controller)
 
-    limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, spec.max_model_len)
-    engine = build_engine(model, limits, plug_in)
+    engine = build_engine(model, limits_of(spec, model), plug_in)
     progress("warming up")
     warm_up(engine)
 
+    revision = f"{spec.model} {fingerprint(path)}"
+
     def root_of(salt: bytes) -> bytes:
-        return root_key(spec.revision, dtype_name, model.kv_shape.layout, "", salt)
+        return root_key(revision, dtype_name, model.kv_shape.layout, "", salt)
 
     return model, engine, root_of
 

@@ -12,7 +12,7 @@ from deployments.stage import EngineStage
 
 @serve.deployment(name="Prefill")
 class Prefill(EngineStage):
-    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:
+    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
         await self.start_worker(spec, num_gpus)
 
     async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:

@@ -16,14 +16,14 @@ class WorkerSpec:
     weights: dict[str, Any]
     source: str
     home: str
-    revision: str
     dtype: str = "auto"
     device: str = "cpu"
     cpu_threads: int = 0
     kv_cache_bytes: int = 0
     max_batch_tokens: int = 2048
     max_num_seqs: int = 64
-    max_model_len: int = 4096
+    # 0: what the model's configuration says.
+    max_model_len: int = 0
     draft_tokens: int = 0
     always_draft: bool = False
     publish: bool = False

@@ -61,9 +61,8 @@ def gateway_application(settings: Settings) -> Application:
         max_embedding_body_bytes=settings.max_embedding_body_bytes,
         several_nodes=settings.profile != "local",
     )
-    return Gateway.options(
-        autoscaling_config=autoscaling, max_ongoing_requests=MAX_ONGOING, ray_actor_options={"num_cpus": 0.25}
-    ).bind(told)
+    options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
+    return Gateway.options(**options, ray_actor_options={"num_cpus": 0.25}).bind(told)  # type: ignore[attr-defined]
 
 
 def model_application(record: ModelRecord, profile: Profile, settings: Settings, source: Path) -> Application:
@@ -126,7 +125,6 @@ def _worker_spec(
         "weights": record.weights.model_dump(),
         "source": str(source),
         "home": str(settings.home),
-        "revision": record.weights.label,
         "dtype": record.dtype,
         "device": "cuda" if size.num_gpus else "cpu",
         "cpu_threads": size.cpu_threads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def render_generate(request: GenerateRequest, events: Iterable[Event]) -> dict[s
     )
 
 
-async def frames(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[dict[str, Any]]:
+async def frames(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncGenerator[dict[str, Any], None]:
     """The native stream's bodies: ``{"response", "p"}`` per delta, then one with ``finish_reason`` and ``usage``.
 
     They carry ``index`` only where more than one choice was asked for. Errors pass through.

@@ -34,7 +34,7 @@ class EngineLoop:
     def __init__(self, engine: Engine, on_outputs: OnOutputs, name: str = "engine") -> None:
         self._engine = engine
         self._on_outputs = on_outputs
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._closed = False
         self._closing = threading.Lock()
         self._failures = 0
@@ -55,7 +55,10 @@ class EngineLoop:
         self._submit(command)
 
     def abort(self, request_id: str) -> None:
-        self._submit(lambda: self._engine.abort(request_id) and None)
+        def command() -> None:
+            self._engine.abort(request_id)
+
+        self._submit(command)
 
     def call(self, function: Callable[[Engine], Any]) -> Future:
         """Runs ``function(engine)`` in the engine's thread between two steps."""
@@ -75,7 +78,7 @@ class EngineLoop:
         self._commands.put(None)
         self._thread.join(timeout)
 
-    def _submit(self, command: Callable[[], None]) -> None:
+    def _submit(self, command: Callable[[], Any]) -> None:
         with self._closing:
             if self._closed or self.failed is not None:
                 raise EngineStopped("the engine has stopped") from self.failed

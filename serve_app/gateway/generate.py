@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +111,9 @@ class Generator:
         finally:
             await pieces.aclose()
 
-    async def _tokens(self, model: ServedModel, wire: dict[str, Any], prompt: np.ndarray) -> AsyncIterator[Piece]:
+    async def _tokens(
+        self, model: ServedModel, wire: dict[str, Any], prompt: np.ndarray
+    ) -> AsyncGenerator[Piece, None]:
         """The request's tokens in order, each exactly once, across the loss of workers."""
         produced: list[int] = []
         for attempt in range(MAX_ATTEMPTS):

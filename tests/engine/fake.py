@@ -1,7 +1,7 @@
 """A language model without weights whose every logit depends on the whole history as the paged cache gives it back.
 
-Lost, stale or foreign blocks change its output, which makes it a probe for the scheduler's book-keeping; and since nothing is
-multiplied, results are bit for bit the same in every batch.
+Lost, stale or foreign blocks change its output, which makes it a probe for the scheduler's book-keeping; and since
+nothing is multiplied, results are bit for bit the same in every batch.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def answer_alone(
     eos: frozenset[int] = frozenset(),
     context: int = 4096,
 ) -> Answer:
-    """What a request gets, written as the textbook loop: one token after the other, no batch, no cache, no scheduler."""
+    """What a request gets by the textbook loop: one token after the other, no batch, no cache, no scheduler."""
     output: list[int] = []
     logprobs: list[TokenLogprobs] = []
     while True:

@@ -41,7 +41,7 @@ def distribution(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def chi_square_z(counts: np.ndarray, probs: np.ndarray) -> float:
-    """How many standard deviations the chi-square statistic lies above its mean (Wilson-Hilferty); rare cells are merged."""
+    """How many standard deviations chi-square lies above its mean (Wilson-Hilferty); rare cells are merged."""
     assert counts[probs == 0].sum() == 0, "a token that was excluded has been drawn"
     expected = probs * counts.sum()
     common = expected >= 8
@@ -114,7 +114,7 @@ def test_settings_that_leave_one_token(extra):
     assert counts[logits.argmax()] == 200
 
 
-# --- rows do not know of each other -------------------------------------------------------------------------------------
+# --- rows do not know of each other ---------------------------------------------------------------
 
 parameters = st.builds(
     SamplingParams,
@@ -174,7 +174,7 @@ def test_the_logits_are_left_alone():
     assert torch.equal(logits, before)
 
 
-# --- penalties and log-probabilities ------------------------------------------------------------------------------------
+# --- penalties and log-probabilities --------------------------------------------------------------
 
 
 def penalised(logits: np.ndarray, row: SampleRow) -> list[float]:
@@ -245,7 +245,7 @@ def test_more_logprobs_than_tokens():
     assert len(got.top) == 4 and got.logprob == pytest.approx(math.log(0.25))
 
 
-# --- extreme logits -----------------------------------------------------------------------------------------------------
+# --- extreme logits -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -266,7 +266,7 @@ def test_a_single_possible_token(name):
         assert set(sample(logits, rows)[0]) == {only}
 
 
-# --- the random numbers -------------------------------------------------------------------------------------------------
+# --- the random numbers ---------------------------------------------------------------------------
 
 
 def kolmogorov_smirnov(values: np.ndarray) -> float:

@@ -202,7 +202,7 @@ def test_no_draft_is_longer_than_the_rest_of_the_answer():
     assert asked == ["x"]
 
 
-# --- what the draft model is told ---------------------------------------------------------------------------------------
+# --- what the draft model is told -----------------------------------------------------------------
 
 
 class Recorder:
@@ -265,13 +265,13 @@ def test_after_a_failure_everything_is_sent_again():
     assert transport.sent == [50, 50]
 
 
-# --- when drafts pay ----------------------------------------------------------------------------------------------------
+# --- when drafts pay ------------------------------------------------------------------------------
 
 
 def drive(
     controller: SpeculationController, steps: int, *, batch=4, plain=1.0, drafted=1.5, accepted=2.0
 ) -> list[bool]:
-    """Feeds synthetic steps: seconds of a plain and a drafted one, and accepted tokens per request. Which were drafted?"""
+    """Feeds synthetic steps, given seconds per step and accepted tokens per request. Which were drafted?"""
     chosen = []
     for _ in range(steps):
         count = controller.choose(batch)

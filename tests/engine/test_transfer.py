@@ -95,7 +95,7 @@ def test_taking_out_copies():
     assert data.abs().sum() > 0
 
 
-# --- into a running engine ----------------------------------------------------------------------------------------------
+# --- into a running engine ------------------------------------------------------------------------
 
 
 def fake_prefix(tokens: list[int], start: int, end: int) -> StoredPrefix:
@@ -157,7 +157,7 @@ def test_a_prefix_waits_with_its_request_and_goes_with_it():
     assert waits.cached == 64
 
 
-# --- exporting ----------------------------------------------------------------------------------------------------------
+# --- exporting ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def logits_of(model, tokens: list[int]) -> torch.Tensor:
     return seen[0][0]
 
 
-# --- saying no ----------------------------------------------------------------------------------------------------------
+# --- saying no ------------------------------------------------------------------------------------
 
 
 def test_no_config(tmp_path):
@@ -128,7 +128,7 @@ def test_an_unknown_dtype(copy):
     assert "float12" in text and "bfloat16" in text
 
 
-# --- code in a model's folder -------------------------------------------------------------------------------------------
+# --- code in a model's folder ---------------------------------------------------------------------
 
 CODE = """
 from pathlib import Path
@@ -160,7 +160,7 @@ def test_code_in_the_folder_is_never_run(copy, tmp_path, model_type, name, loads
     assert not marker.exists()
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------------
+# --- what comes out -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
