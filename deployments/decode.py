@@ -17,6 +17,8 @@ log = logging.getLogger("ray.serve")
 # How long to wait for the draft worker's name: while it loads, and in a health check, which must be quick.
 DRAFT_LOAD_S = 120.0
 DRAFT_CHECK_S = 3.0
+# A stage that is loading has no counters to show.
+STATS_TIMEOUT_S = 3.0
 
 
 @serve.deployment(name="Decode")
@@ -79,9 +81,13 @@ class Decode(EngineStage):
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
         found = [await self.stats()]
         for stage in (self._prefill, self._draft):
-            if stage is not None:
+            if stage is not None and stage.deployment_name in wire.get("stages", [stage.deployment_name]):
                 try:
-                    found.append(await stage.stats.remote())
+                    found.append(await asyncio.wait_for(_counters(stage), STATS_TIMEOUT_S))
                 except Exception as error:  # a stage that is restarting has nothing to tell
                     log.info("no counters from %s (%s)", stage.deployment_name, type(error).__name__)
         return found
+
+
+async def _counters(stage: DeploymentHandle) -> dict[str, Any]:
+    return await stage.stats.remote()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
 from typing import Any
 
@@ -10,6 +12,21 @@ from ray import serve
 from deployments.draft_link import NAMESPACE
 from deployments.spec import WorkerSpec
 from deployments.supervisor import Supervisor
+from serve_app.progress import read_progress
+
+# Long enough for a small machine; a target that takes longer does not wait for its draft model either.
+TARGET_WAIT_S = 20.0
+
+
+async def _after_the_target(model: str) -> None:
+    """Leaves a small machine's cores to the workers without which nothing is answered."""
+    until = time.monotonic() + TARGET_WAIT_S
+    while time.monotonic() < until:
+        progress = await asyncio.to_thread(read_progress)
+        steps = {e.stage: e.step for e in progress if e.model == model}
+        if steps.get("decode") == "ready" and steps.get("prefill", "ready") == "ready":
+            return
+        await asyncio.sleep(0.5)
 
 
 @serve.deployment(name="Draft")
@@ -19,6 +36,8 @@ class Draft:
         self._num_gpus = num_gpus
         self._name = ""
         self._supervisor = Supervisor(self._start, lambda worker: worker.stats.remote())
+        if spec.device == "cpu":
+            await _after_the_target(spec.model)
         await self._supervisor.begin()
 
     def _start(self) -> Any:

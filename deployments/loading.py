@@ -97,7 +97,7 @@ def load_engine(
             engine.exporter = ChunkExporter(engine.runner.kv, dtype_name, emit)
         if spec.draft_tokens:
             controller = SpeculationController(spec.draft_tokens, always=spec.always_draft)
-            engine.speculation = Speculation(DraftProposer(draft), controller)
+            engine.speculation = Speculation(DraftProposer(draft), controller, vocab_size=model.vocab_size)
 
     engine = build_engine(model, limits_of(spec, model), plug_in)
     progress("warming up")

@@ -49,6 +49,8 @@ class Supervisor:
     async def call(self, function: Callable[[Any], Awaitable[T]]) -> T:
         """``await function(worker)`` on the living worker. Raises :class:`WorkerLost`."""
         await self._ready.wait()
+        if self._given_up is not None:
+            raise WorkerLost("workers of this replica keep dying") from self._given_up
         worker = self._worker
         try:
             return await function(worker)
@@ -84,6 +86,7 @@ class Supervisor:
             self._restarts.append(time.monotonic())
             if len(self._restarts) > self.MAX_RESTARTS and time.monotonic() - self._restarts[0] < self.WINDOW_S:
                 self._given_up = WorkerLost(f"{len(self._restarts)} workers died within {self.WINDOW_S:g} s")
+                self._ready.set()  # whoever waits is told
                 return
             try:
                 await self.begin()

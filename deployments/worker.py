@@ -198,10 +198,10 @@ class EngineWorker:
 
     async def _stored(self, request: Any) -> tuple[Any, int]:
         """What the engine's own cache does not hold but the pool does, and how many tokens both cover together."""
+        import torch
+
         from serve_app.engine.transfer import Piece, StoredPrefix
         from serve_app.kv.keys import BLOCK_TOKENS, block_keys, tail_key
-
-        import torch
 
         wanted = len(request.tokens) - (0 if request.prefill_only else 1)
         request.keys = block_keys(request.root, np.array(request.tokens[:wanted], np.int32))

@@ -96,7 +96,8 @@ class Stack:
         while time.monotonic() < until:
             try:
                 status, last = self.health()
-                if status == 200:
+                # Ready means that models answer; "running" that optional parts (the draft model) are there as well.
+                if status == 200 and all(m["state"] == "running" for m in last["models"].values()):
                     return
             except (OSError, ValueError) as error:
                 last = error

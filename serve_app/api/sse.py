@@ -27,6 +27,11 @@ def frame(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
+def event(name: str, value: Any) -> bytes:
+    """:func:`frame` with the event's name, which the Anthropic and Responses clients dispatch on."""
+    return b"event: " + name.encode() + b"\n" + frame(value)
+
+
 def padding(text: str) -> str:
     """Filler that brings the JSON of ``text`` to a multiple of 32 bytes, so that frame sizes don't tell token
     lengths."""

@@ -120,8 +120,11 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(slots=True)
 class ChoiceDone:
+    """The end of choice ``index``; ``stop`` is the stop string that ended it, or ``None``."""
+
     index: int
     finish_reason: FinishReason
+    stop: str | None = None
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 from serve_app.engine.request import Request
@@ -164,9 +165,12 @@ class SpeculationController:
 class Speculation:
     """A proposer and its controller: everything the engine plugs in, or leaves out."""
 
-    def __init__(self, proposer: Proposer, controller: SpeculationController) -> None:
+    def __init__(
+        self, proposer: Proposer, controller: SpeculationController, *, vocab_size: int | None = None
+    ) -> None:
         self.proposer = proposer
         self.controller = controller
+        self._vocab_size = vocab_size
         self._started = 0.0
         self._size = 0
         self._proposed = 0
@@ -183,8 +187,14 @@ class Speculation:
         for request_id, draft in self._propose(ready, count).items():
             request = next(r for r in ready if r.id == request_id)
             room = min(request.sampling.max_tokens - request.output_len, max_model_len - len(request.tokens)) - 1
-            request.draft = draft[: max(0, room)]
+            request.draft = self._known(draft[: max(0, room)])
             self._proposed += len(request.draft)
+
+    def _known(self, draft: list[int]) -> list[int]:
+        """Up to the first token that the target does not have: a draft model may pad its vocabulary further."""
+        if self._vocab_size is None:
+            return draft
+        return list(takewhile(lambda token: 0 <= token < self._vocab_size, draft))
 
     def _propose(self, ready: list[Request], count: int) -> dict[str, list[int]]:
         """A proposer that fails costs its proposal, not the step."""

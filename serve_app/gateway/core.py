@@ -41,7 +41,7 @@ class Gateway:
         self.catalog = load_catalog(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host)
-        self.health = HealthMonitor(self.models)
+        self.health = HealthMonitor(self.models, lambda m: call(m, "all_stats", {"stages": []}))
         self.generator = Generator(self.inbox, lambda m, wire: call(m, "generate", wire), settings.max_inflight)
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
 

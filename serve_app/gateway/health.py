@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
-from serve_app.gateway.models import Models, application_name
+from serve_app.gateway.models import Models, ServedModel, application_name
 from serve_app.progress import LoadProgress, read_progress
 
 log = logging.getLogger("ray.serve")
+
+# Deployments without which a model answers as well, only more slowly.
+OPTIONAL = frozenset({"Draft"})
+PROBE_TIMEOUT_S = 10.0
 
 
 class HealthMonitor:
@@ -19,8 +25,9 @@ class HealthMonitor:
     LOADING_PERIOD_S = 0.4
     READY_PERIOD_S = 3.0
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, probe: Callable[[ServedModel], Awaitable[Any]]) -> None:
         self._models = models
+        self._probe = probe
         self._started = time.time()
         self._task: asyncio.Task | None = None
 
@@ -30,6 +37,11 @@ class HealthMonitor:
     @property
     def ready(self) -> bool:
         return all(m.ready or m.scales_to_zero for m in self._models)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is loading any more, optional parts included."""
+        return self.ready and all(m.detail.get("state") == "running" for m in self._models)
 
     def report(self) -> dict[str, Any]:
         """The body of ``GET /health``."""
@@ -43,7 +55,7 @@ class HealthMonitor:
                 await self.refresh()
             except Exception as error:  # the controller may be restarting; what was known stays
                 log.warning("model status can't be read at the moment: %s", type(error).__name__)
-            await asyncio.sleep(self.READY_PERIOD_S if self.ready else self.LOADING_PERIOD_S)
+            await asyncio.sleep(self.READY_PERIOD_S if self.settled else self.LOADING_PERIOD_S)
 
     async def refresh(self) -> None:
         applications, progress = await asyncio.to_thread(_read)
@@ -52,22 +64,48 @@ class HealthMonitor:
             by_model.setdefault(entry.model, []).append(entry)
         for model in self._models:
             application = applications.get(application_name(model.id))
-            model.ready = application is not None and application["status"] == "RUNNING"
-            model.detail = {"state": application["status"].lower() if application else "waiting"}
-            if application and application["message"] and not model.ready:
-                model.detail["message"] = application["message"][:500]
-            if not model.ready:
+            if application is None:
+                model.ready, model.detail = False, {"state": "waiting"}
+                continue
+            serving = application.serving
+            if serving and not model.ready:
+                serving = await self._answers(model)
+            model.ready = serving
+            model.detail = {"state": application.state}
+            if application.message and not model.ready:
+                model.detail["message"] = application.message[:500]
+            if application.state != "running":
                 model.detail["stages"] = {
                     e.stage: {"step": e.step, "seconds": round(time.time() - e.since, 1)} for e in by_model.get(model.id, [])
                 }
 
+    async def _answers(self, model: ServedModel) -> bool:
+        """A first call, which also spares the first client the set-up of the connection."""
+        try:
+            await asyncio.wait_for(self._probe(model), PROBE_TIMEOUT_S)
+        except Exception as error:
+            log.info("%s does not answer yet: %s", model.id, type(error).__name__)
+            return False
+        return True
 
-def _read() -> tuple[dict[str, dict[str, str]], list[LoadProgress]]:
+
+@dataclass(slots=True, frozen=True)
+class ApplicationState:
+    """What Serve says of one application. ``serving``: every deployment that answers depend on is healthy."""
+
+    state: str
+    message: str
+    serving: bool
+
+
+def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
     from ray import serve
 
-    status = serve.status()
-    applications = {
-        name: {"status": app.status.value if hasattr(app.status, "value") else str(app.status), "message": app.message}
-        for name, app in status.applications.items()
-    }
-    return applications, read_progress()
+    found = {}
+    for name, application in serve.status().applications.items():
+        state = application.status.value.lower()
+        needed = [d.status.value for n, d in application.deployments.items() if n not in OPTIONAL]
+        healthy = bool(needed) and all(status == "HEALTHY" for status in needed)
+        serving = state == "running" or (state == "deploying" and healthy)
+        found[name] = ApplicationState(state, application.message, serving)
+    return found, read_progress()

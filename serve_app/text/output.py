@@ -91,7 +91,7 @@ class OutputStream:
         )
         if self._calls and reason == "stop":
             reason = "tool_calls"
-        return [*events, ChoiceDone(self._index, reason)]
+        return [*events, ChoiceDone(self._index, reason, self._stop.matched)]
 
     def _events(self, shown: str, parsed: list[str | ToolCall] | None, *, last: bool = False) -> list[Event]:
         items = parsed if parsed is not None else [shown]

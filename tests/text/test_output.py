@@ -106,7 +106,9 @@ def test_the_stream_gives_the_same_text_and_tokens_for_any_steps(tokenizers, tex
     assert stream.done and stream.feed([1]) == [] and stream.finish() == []
     deltas = [event for event in events if isinstance(event, TextDelta)]
     assert "".join(delta.text for delta in deltas) == first_stop(tokenizer.decode(ids), [stop])
-    assert events[-1] == ChoiceDone(2, "stop" if stop in tokenizer.decode(ids) else "length")
+    assert events[-1] == (
+        ChoiceDone(2, "stop", stop) if stop in tokenizer.decode(ids) else ChoiceDone(2, "length")
+    )
     given_ids = [i for delta in deltas for i in delta.token_ids]
     assert given_ids == ids[: len(given_ids)]
     logprobs = [item for delta in deltas for item in delta.logprobs or ()]

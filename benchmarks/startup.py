@@ -1,0 +1,127 @@
+"""From `serve-app serve` to the first token, as a person at the keyboard has it.
+
+``python -m benchmarks startup [--rounds 3] [--json]``. The first round may fetch weights and compile kernels; it is reported
+apart. Every round starts and ends the whole local stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+MODEL = "@cf/pico/pico-instruct"
+
+
+def first_token(url: str, key: str) -> bool:
+    """Whether a streamed chat gives its first line now."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "stream": True, "max_tokens": 2}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Authorization": f"Bearer {key}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return bool(answer.readline())
+    except (OSError, urllib.error.HTTPError):
+        return False
+
+
+def all_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def memory_mib(pid: int) -> float:
+    """Proportional set size of a process and its descendants, in MiB: pages shared between them count once."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            parents.setdefault(parent, []).append(int(entry.name))
+    total, waiting = 0, [pid]
+    while waiting:
+        current = waiting.pop()
+        waiting += parents.get(current, [])
+        try:
+            for line in Path(f"/proc/{current}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
+        except OSError:
+            continue
+    return total / 1024
+
+
+def one_round(port: int, key: str) -> dict[str, float]:
+    url = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, "PORT": str(port), "SERVE_APP_API_KEY": key}
+    started = time.monotonic()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "serve_app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL
+    )
+    figures: dict[str, float] = {}
+    try:
+        while not first_token(url, key):
+            if server.poll() is not None:
+                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
+            time.sleep(0.1)
+        figures["first_token_s"] = time.monotonic() - started
+        while not all_ready(url):
+            time.sleep(0.1)
+        figures["all_ready_s"] = time.monotonic() - started
+        figures["memory_mib"] = memory_mib(server.pid)
+        before = _cpu_seconds()
+        time.sleep(10)
+        figures["idle_machine_cpu_share"] = (_cpu_seconds() - before) / 10
+    finally:
+        ending = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+        figures["stop_s"] = time.monotonic() - ending
+    return figures
+
+
+def _cpu_seconds() -> float:
+    """Busy CPU seconds of the whole machine, so anything else that runs counts as well."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    busy = sum(int(f) for i, f in enumerate(fields) if i not in (3, 4))
+    return busy / os.sysconf("SC_CLK_TCK")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks startup", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="counted rounds, after a first one that warms caches")
+    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args(argv)
+    key = "benchmark-" + os.urandom(12).hex()
+    rounds = []
+    for number in range(arguments.rounds + 1):
+        figures = one_round(arguments.port, key)
+        print(("first start" if number == 0 else f"round {number}") + f": {_shown(figures)}", flush=True)
+        rounds.append(figures)
+    medians = {name: statistics.median(r[name] for r in rounds[1:]) for name in rounds[0]}
+    print(f"median of {arguments.rounds}: {_shown(medians)}")
+    if arguments.json:
+        print(json.dumps({"benchmark": "startup", "first": rounds[0], "median": medians, "rounds": rounds[1:]}))
+
+
+def _shown(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+
+
+if __name__ == "__main__":
+    main()

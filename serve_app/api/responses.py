@@ -1,0 +1,172 @@
+"""Reading the OpenAI Responses dialect: the body of `POST /v1/responses`.
+
+A turn is a list of items; they become the OpenAI-shaped messages that everything behind the dialects speaks, calls that
+follow each other becoming one assistant message. What went before the turn is the store's business: the gateway puts
+it between the instructions and the turn.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.api.body import as_object
+from serve_app.api.errors import InvalidInput
+from serve_app.api.fields import boolean, integer, objects, refuse, string, text
+from serve_app.api.messages import MAX_MESSAGES, parse_messages, parse_tool_choice, parse_tools
+from serve_app.api.openai import model_of
+from serve_app.api.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, parse_sampling, refuse_unsupported
+from serve_app.api.types import GenerateRequest, ModelLimits
+
+MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+# Known fields that change what is asked for and that this server does not do.
+_UNSUPPORTED = {
+    "background": "answering in the background",
+    "conversation": "conversations",
+    "prompt": "stored prompts",
+}
+
+
+@dataclass(slots=True)
+class ResponsesRequest:
+    """``generate`` holds the instructions and this turn, not yet what went before it; ``turn`` the turn alone.
+
+    ``shown`` are the settings that the answer repeats.
+    """
+
+    generate: GenerateRequest
+    turn: list[dict[str, Any]]
+    instructions: str | None = None
+    previous: str | None = None
+    store: bool = True
+    shown: dict[str, Any] = field(default_factory=dict)
+
+    def messages(self, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The whole conversation, with what went ``before`` this turn."""
+        # Instructions are this request's own: those of earlier turns do not carry over.
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return [*system, *before, *self.turn]
+
+
+def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> ResponsesRequest:
+    """Raises `InvalidInput` for what does not fit the schema and for known fields that this server does not honour."""
+    model, body = model_of(as_object(body))
+    for name, what in _UNSUPPORTED.items():
+        if body.get(name) not in (None, False, "", {}):
+            raise InvalidInput(f"{name}: {what} is not supported; leave the field out.", param=name)
+    refuse_unsupported({"response_format": _text_format(body)})
+    sampling, given = parse_sampling({**body, **_max_tokens(body)}, limits or ModelLimits(), logprobs=_logprobs(body))
+    tools = parse_tools(body.get("tools"))
+    choice = parse_tool_choice(body.get("tool_choice"), tools)
+    previous = string(body, "previous_response_id", limit=128)
+    if previous is not None:
+        check_id(previous, "previous_response_id")
+    if body.get("reasoning") is not None and not isinstance(body["reasoning"], dict):
+        raise refuse("reasoning", "an object", body["reasoning"])
+    parallel = boolean(body, "parallel_tool_calls")
+    request = ResponsesRequest(
+        generate=GenerateRequest(
+            model=model,
+            messages=None,
+            prompt=None,
+            raw=False,
+            sampling=sampling,
+            stream=bool(boolean(body, "stream")),
+            tools=tools,
+            tool_choice=choice,
+            max_tokens_given=given,
+        ),
+        turn=parse_input(body.get("input")),
+        instructions=string(body, "instructions"),
+        previous=previous,
+        store=boolean(body, "store") is not False,
+        shown={
+            "metadata": _metadata(body.get("metadata")),
+            "parallel_tool_calls": parallel is not False,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_output_tokens": sampling.max_tokens if given else None,
+            "tool_choice": choice or "auto",
+            "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in tools or ()],
+            "truncation": "disabled",
+            "text": {"format": {"type": "text"}},
+        },
+    )
+    request.generate.messages = request.messages([])
+    return request
+
+
+def check_id(value: str, name: str) -> str:
+    """``value`` if a response could have this id."""
+    if not _RESPONSE_ID.fullmatch(value):
+        raise InvalidInput(f'{name} must be the id of a response, such as "resp_" and 32 hex digits.', param=name)
+    return value
+
+
+def parse_input(value: Any) -> list[dict[str, Any]]:
+    """``input``, a string or a list of items, as messages."""
+    if isinstance(value, str):
+        return parse_messages([{"role": "user", "content": text(value, "input")}])
+    if value is None:
+        raise InvalidInput("input is missing; send a string or an array of items.", param="input")
+    out: list[dict[str, Any]] = []
+    for i, item in enumerate(objects(value, "input", limit=MAX_MESSAGES)):
+        where = f"input[{i}]"
+        kind = item.get("type", "message")
+        if kind == "message":
+            out.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "function_call":
+            call = {
+                "id": text(item.get("call_id"), f"{where}.call_id", limit=256),
+                "type": "function",
+                "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+            }
+            # Calls made at once, and what was said before them, are one turn of the assistant.
+            if not out or out[-1]["role"] != "assistant":
+                out.append({"role": "assistant", "content": None})
+            out[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            call_id = text(item.get("call_id"), f"{where}.call_id", limit=256)
+            out.append({"role": "tool", "tool_call_id": call_id, "content": item.get("output")})
+        elif kind != "reasoning":
+            named = f'"{kind[:32]}"' if isinstance(kind, str) else "of that kind"
+            message = f"{where}: items {named} are not supported; send messages, function_call and function_call_output."
+            raise InvalidInput(message, param=f"{where}.type")
+    return parse_messages(out)
+
+
+def _max_tokens(body: dict[str, Any]) -> dict[str, Any]:
+    asked = integer(body, "max_output_tokens", 1, MAX_TOKENS)
+    return {} if asked is None else {"max_completion_tokens": asked}
+
+
+def _logprobs(body: dict[str, Any]) -> int | None:
+    include = body.get("include")
+    top = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if include is None:
+        return None
+    if not isinstance(include, list) or not all(isinstance(item, str) for item in include):
+        raise refuse("include", "an array of strings", include)
+    return (top or 0) if LOGPROBS in include else None
+
+
+def _text_format(body: dict[str, Any]) -> Any:
+    config = body.get("text")
+    if config is None:
+        return None
+    if not isinstance(config, dict):
+        raise refuse("text", "an object", config)
+    return config.get("format")
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise refuse("metadata", "an object of strings", value)
+    if len(value) > MAX_METADATA:
+        raise InvalidInput(f"metadata must have at most {MAX_METADATA} entries, got {len(value)}.", param="metadata")
+    return {text(key, "metadata", limit=64): text(item, f"metadata.{key}"[:80], limit=512) for key, item in value.items()}

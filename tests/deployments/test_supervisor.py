@@ -1,0 +1,88 @@
+"""A worker that dies is replaced in place; calls in flight say so, later ones wait, and a crash loop is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+import ray
+
+from deployments.supervisor import Supervisor, WorkerLost
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@ray.remote(num_cpus=0, max_concurrency=8)
+class Worker:
+    def __init__(self, number: int, dies_at_birth: bool = False) -> None:
+        if dies_at_birth:
+            os._exit(1)
+        self.number = number
+
+    async def pid(self) -> tuple[int, int]:
+        return self.number, os.getpid()
+
+    async def sleep(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "slept"
+
+
+def supervised(dying_from: int = 1 << 30) -> Supervisor:
+    started: list[int] = []
+
+    def start():
+        started.append(len(started))
+        return Worker.remote(started[-1], started[-1] >= dying_from)
+
+    return Supervisor(start, lambda worker: worker.pid.remote())
+
+
+async def test_calls_in_flight_are_told_and_later_ones_wait_for_the_successor():
+    supervisor = supervised()
+    await supervisor.begin()
+    number, pid = await supervisor.call(lambda w: w.pid.remote())
+    assert number == 0
+    flying = asyncio.ensure_future(supervisor.call(lambda w: w.sleep.remote(30)))
+    await asyncio.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerLost):
+        await flying
+    assert await supervisor.check(lambda w: w.pid.remote()) is None  # loading is no illness
+    number, successor = await asyncio.wait_for(supervisor.call(lambda w: w.pid.remote()), 60)
+    assert number == 1 and successor != pid
+    assert await supervisor.check(lambda w: w.pid.remote()) == (1, successor)
+
+
+async def test_a_health_check_finds_the_loss_without_any_request():
+    supervisor = supervised()
+    await supervisor.begin()
+    _, pid = await supervisor.call(lambda w: w.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.sleep(0.5)
+    assert await supervisor.check(lambda w: w.pid.remote()) is None
+    number, _ = await asyncio.wait_for(supervisor.call(lambda w: w.pid.remote()), 60)
+    assert number == 1
+
+
+async def test_a_crash_loop_is_given_up_and_the_health_check_says_so():
+    supervisor = supervised(dying_from=1)
+    await supervisor.begin()
+    _, pid = await supervisor.call(lambda w: w.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerLost):
+        await supervisor.call(lambda w: w.sleep.remote(30))
+
+    async def gives_up():
+        while True:
+            await supervisor.check(lambda w: w.pid.remote())
+            await asyncio.sleep(0.2)
+
+    with pytest.raises(RuntimeError, match="keep dying"):
+        await asyncio.wait_for(gives_up(), 120)
+
+
+async def test_the_first_start_failing_is_the_callers_matter():
+    with pytest.raises(ray.exceptions.RayActorError):
+        await supervised(dying_from=0).begin()
