@@ -33,7 +33,8 @@ class Decode(EngineStage):
     ) -> None:
         self._prefill = prefill
         self._draft = draft
-        self._min_remote = min_remote_prefill_tokens
+        # With nothing missing there is nothing to prefill anywhere.
+        self._min_remote = max(1, min_remote_prefill_tokens)
         await self.start_worker(spec, num_gpus)
 
     async def greet(self, worker: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ def prepare_torch(spec: WorkerSpec) -> None:
     if spec.cpu_threads:
         torch.set_num_threads(spec.cpu_threads)
     torch.set_grad_enabled(False)
+    # Chunks are read-only views into the object store, and nothing writes to them.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
 def resolve_weights(spec: WorkerSpec, progress: Progress) -> Path:

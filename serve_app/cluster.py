@@ -7,12 +7,14 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,13 @@ class LocalCluster:
         self._started = False
         self._waiting: dict[str, Any] = {}
 
+    @cached_property
     def environment(self) -> dict[str, str]:
         """The variables under which Ray and Serve are started here. What the operator has set stays."""
+        ports = {name: str(_free_port_from(int(port))) for name, port in self._settings.ray_environment().items()}
         values = {
             **env.serving_env(),
-            **self._settings.ray_environment(),
+            **ports,
             # One machine goes down as a whole: there is nobody to drain to.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
         }
@@ -88,7 +92,7 @@ class LocalCluster:
 
     def start_ray(self) -> None:
         """Only Ray, with the environment that everything else here relies on."""
-        os.environ.update(self.environment())
+        os.environ.update(self.environment)
         import ray
 
         ray.init(
@@ -195,6 +199,19 @@ class LocalCluster:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:
             json.dump(asdict(found), stream)
+
+
+def _free_port_from(port: int) -> int:
+    """``port``, or the next one that is free: a second server on this machine must not trip over inner ports."""
+    for candidate in range(port, min(port + 100, 65536)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", candidate))
+            except OSError:
+                continue
+            return candidate
+    return port
 
 
 def _wait_for_controller(serving: Future[Any]) -> None:

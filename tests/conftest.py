@@ -56,7 +56,7 @@ def _settings():
 
 _CLUSTER_SETTINGS = _settings()
 _CLUSTER = LocalCluster(_CLUSTER_SETTINGS)
-os.environ.update(_CLUSTER.environment())
+os.environ.update(_CLUSTER.environment)
 
 
 @pytest.fixture(scope="session")

@@ -192,9 +192,8 @@ class Speculation:
 
     def _known(self, draft: list[int]) -> list[int]:
         """Up to the first token that the target does not have: a draft model may pad its vocabulary further."""
-        if self._vocab_size is None:
-            return draft
-        return list(takewhile(lambda token: 0 <= token < self._vocab_size, draft))
+        size = self._vocab_size
+        return draft if size is None else list(takewhile(lambda token: 0 <= token < size, draft))
 
     def _propose(self, ready: list[Request], count: int) -> dict[str, list[int]]:
         """A proposer that fails costs its proposal, not the step."""
