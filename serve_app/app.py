@@ -6,8 +6,8 @@
     application per model            Decode -> {Prefill, Draft}   text generation
                                      Embeddings | Reranker
 
-``serve_app.app:gateway`` and ``serve_app.app:model`` are builders for ``serve build``, ``serve run`` and ``serve deploy``;
-the command line starts the same applications without them.
+``serve_app.app:gateway`` and ``serve_app.app:model`` are builders for ``serve run`` and ``serve deploy``
+(``serve-app config`` writes the file); ``serve build`` takes bound applications, which :mod:`serve_app.bound` has.
 """
 
 from __future__ import annotations
@@ -166,14 +166,16 @@ class BuilderArgs(BaseModel):
     model: str | None = None
 
 
-def gateway(args: BuilderArgs) -> Application:
+# Ray looks at the annotation itself, which is text here, so the builders take the plain dict and check it themselves.
+def gateway(args: dict[str, Any]) -> Application:
     """Builder of the gateway application."""
-    return gateway_application(load_settings(profile=args.profile))
+    return gateway_application(load_settings(profile=BuilderArgs.model_validate(args).profile))
 
 
-def model(args: BuilderArgs) -> Application:
-    """Builder of one model's application; ``args.model`` is its catalogue id."""
-    settings = load_settings(profile=args.profile)
+def model(args: dict[str, Any]) -> Application:
+    """Builder of one model's application; ``args["model"]`` is its catalogue id."""
+    told = BuilderArgs.model_validate(args)
+    settings = load_settings(profile=told.profile)
     catalog = load_catalog(settings.home)
-    [(record, profile)] = catalog.started(settings.profile, [args.model or ""])
+    [(record, profile)] = catalog.started(settings.profile, [told.model or ""])
     return model_application(record, profile, settings, catalog.source(record.id))

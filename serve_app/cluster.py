@@ -106,12 +106,12 @@ class LocalCluster:
             logging_level=logging.WARNING,
         )
         self._started = True
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
     def start_serving(self) -> None:
         """Serve and the applications on a running Ray."""
         from ray import serve
 
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         settings = self._settings
         # Serve waits for its proxies; the applications can start meanwhile, as soon as there is a controller.
         with ThreadPoolExecutor(1) as background:
@@ -254,5 +254,7 @@ def attach(home: Path) -> Any:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = found.token_path
         ray.init(address=found.address, namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR)
+    from ray import serve  # noqa: F401 - sets its logger's level when it is imported
+
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     return ray

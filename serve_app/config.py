@@ -31,7 +31,6 @@ ENVIRONMENT = {
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
-    "SERVE_APP_RAY_ADDRESS": "ray_address",
     "RAY_SERVE_HAPROXY_METRICS_PORT": "haproxy_metrics_port",
     "RAY_SERVE_HAPROXY_STATS_PORT": "haproxy_stats_port",
     "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": "fallback_port",
@@ -73,7 +72,6 @@ class Settings(BaseModel):
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
     max_inflight: int = Field(default=512, ge=1)  # requests of one model in one gateway; more get 429
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
-    ray_address: str | None = None  # None: start a private Ray on this machine
     haproxy_metrics_port: PortNumber = 9101
     haproxy_stats_port: PortNumber = 8404
     fallback_port: PortNumber = 8500  # Serve's own proxy, HAProxy's backup

@@ -12,6 +12,7 @@ import urllib.request
 from typing import Any
 
 from serve_app.catalog.load import load_catalog
+from serve_app.catalog.records import ModelRecord
 from serve_app.config import Settings, api_key
 from serve_app.cluster import LocalCluster
 
@@ -27,7 +28,8 @@ def serve_until_interrupted(settings: Settings) -> int:
     for warning in settings.warnings:
         print(f"serve-app: warning: {warning}", file=sys.stderr)
     _refuse_taken_port(settings)
-    load_catalog(settings.home).started(settings.profile, settings.models)  # a wrong record stops us before Ray starts
+    # A wrong record stops us here, before Ray starts.
+    started = [record for record, _ in load_catalog(settings.home).started(settings.profile, settings.models)]
     key = api_key(settings)
     print(f"serve-app: starting (profile {settings.profile}, state in {settings.home})", flush=True)
     cluster = LocalCluster(settings, say)
@@ -41,7 +43,7 @@ def serve_until_interrupted(settings: Settings) -> int:
         if not stop.is_set():
             url = f"http://{'127.0.0.1' if settings.is_loopback else settings.host}:{settings.port}"
             if _wait_ready(url, cluster, say, stop):
-                print(_how_to_call(url, settings, key), flush=True)
+                print(_how_to_call(url, settings, key, started), flush=True)
             while not stop.wait(1.0):
                 pass
         print("\nserve-app: ending everything it started", flush=True)
@@ -57,10 +59,11 @@ def _refuse_taken_port(settings: Settings) -> None:
 
     from serve_app.config import ConfigError
 
-    with socket.socket() as probe:
+    family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((settings.host, settings.port))
+            probe.bind(address)
         except OSError as error:
             raise ConfigError(
                 f"port {settings.port} on {settings.host} can't be used ({error.strerror}). "
@@ -109,7 +112,17 @@ def _health(url: str) -> dict[str, Any] | None:
         return None
 
 
-def _how_to_call(url: str, settings: Settings, key: str) -> str:
+# Tried in this order: the first task that is served gives the example.
+EXAMPLES = {
+    "text-generation": {"prompt": "What does itertools.chain do?"},
+    "text-embeddings": {"text": ["a sentence", "another one"]},
+    "reranking": {"query": "What does math.sqrt do?", "contexts": [{"text": "Return the square root of x."}]},
+}
+
+
+def _how_to_call(url: str, settings: Settings, key: str, started: list[ModelRecord]) -> str:
+    by_task = {record.task: record.id for record in reversed(started)}
+    task = next(task for task in EXAMPLES if task in by_task)
     base = f"{url}/client/v4/accounts/{settings.account_id}/ai"
     return f"""
 serve-app: ready
@@ -118,9 +131,9 @@ serve-app: ready
   account id  {settings.account_id}
   API key     {key}
 
-  curl {base}/run/@cf/pico/pico-instruct \\
+  curl {base}/run/{by_task[task]} \\
     -H "Authorization: Bearer {key}" \\
-    -d '{{"prompt": "What does itertools.chain do?"}}'
+    -d '{json.dumps(EXAMPLES[task])}'
 
   Ctrl-C ends it.
 """

@@ -15,7 +15,7 @@ from training.dialogue import Sampler
 from training.facts import build_facts
 from training.template import BEGIN, END, PAD, render
 
-FACT_TURNS, SIDE_TURNS, TOOL_CHATS, CODE_TOKENS = 64, 20, 3, 256
+FACT_TURNS, SIDE_TURNS, TOOL_CHATS, CODE_TOKENS = 40, 24, 10, 256
 CODE_WINDOW = 1024
 LONG_EVERY, LONG_TOKENS = 8, 2048
 MICRO_TOKENS = 4096

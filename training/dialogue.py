@@ -10,7 +10,7 @@ from typing import Any
 from training import toolcalls
 from training.curated import HOWTO, SMALL_TALK
 from training.facts import Fact
-from training.phrases import ASK, ASK_IN, ASK_MODULE, DONT_KNOW, REVERSE, SYSTEMS
+from training.phrases import ASK, ASK_IN, ASK_MODULE, CLOSERS, DONT_KNOW, OPENERS, REVERSE, SYSTEMS
 
 FOREIGN = (
     "numpy.array", "pandas.DataFrame", "requests.get", "torch.nn.Linear", "flask.Flask", "django.db",
@@ -44,7 +44,20 @@ def ask(fact: Fact, rng: Random) -> str:
     name = fact.name
     if fact.kind in ("function", "method") and rng.random() < 0.12:
         name += "()"
-    return rng.choice(ASK).format(n=name, k=kind_word(fact, rng))
+    question = rng.choice(ASK).format(n=name, k=kind_word(fact, rng))
+    if rng.random() < 0.25:
+        question = f"{rng.choice(OPENERS)} {question}"
+    if rng.random() < 0.12:
+        question = f"{question} {rng.choice(CLOSERS)}"
+    return question
+
+
+def copying(rng: Random) -> tuple[str, str]:
+    """A turn whose answer repeats made-up words and numbers of the question: trains the copying that calls need."""
+    parts = [toolcalls.word(rng) if rng.random() < 0.6 else str(rng.randint(0, 99999)) for _ in range(rng.randint(1, 4))]
+    text = " ".join(p.capitalize() if rng.random() < 0.2 else p for p in parts)
+    template = rng.choice(("Repeat: {t}", "Say {t}", "Repeat after me: {t}", "Echo '{t}'", "Write \"{t}\".", "Copy this: {t}"))
+    return template.format(t=text), text
 
 
 def reversible(fact: Fact) -> bool:
@@ -106,7 +119,9 @@ class Sampler:
     def side_turn(self, rng: Random) -> tuple[str, str]:
         """A turn that is not a plain question about a fact."""
         style = rng.random()
-        if style < 0.42:
+        if style < 0.15:
+            return copying(rng)
+        if style < 0.45:
             fact = rng.choice(self.reversible)
             return reverse(fact, rng), fact.answer
         if style < 0.68:

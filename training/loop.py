@@ -21,6 +21,11 @@ def schedule(step: int, steps: int, warmup: int = 60, decay: float = 0.3) -> flo
     return min((step + 1) / warmup, 1.0, max(steps - step, 0) / max(steps - start, 1))
 
 
+def second_round(step: int, first: int, last: int, warmup: int = 10) -> float:
+    """Factor on the learning rate of a round after the first run: short warm-up, then linear to zero."""
+    return min((step - first + 1) / warmup, max(last - step, 0) / max(last - first, 1))
+
+
 def optimisers(model: nn.Module, lr: float, muon: bool = True) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for embeddings, norms, biases and heads."""
     inner: list[nn.Parameter] = []

@@ -28,6 +28,15 @@ REVERSE: tuple[str, ...] = (
     "Which {k} {d}?", "Which {k} in {m} {d}?", "What {k} in the {m} module {d}?",
     "Name the {k} that {d}.", "I need something in {m} that {d}.",
 )  # fmt: skip
+OPENERS: tuple[str, ...] = (
+    "Hey,", "Hello.", "Quick one:", "I am learning Python.", "So,", "One more question:", "Sorry to ask,",
+    "I have a question.", "Good morning.", "Next question:", "For my homework:", "I am a beginner.", "OK,",
+    "Excuse me,", "I read about Python today.",
+)  # fmt: skip
+CLOSERS: tuple[str, ...] = (
+    "Thanks!", "Please be brief.", "Keep it short.", "I never used it.", "Thank you.", "In simple words, please.",
+    "I forgot.", "I want to use it.",
+)  # fmt: skip
 HELD_OUT: tuple[str, ...] = (
     "Please tell me what {n} does.", "Could you describe {n} for me?",
     "What would I use {n} for in Python?", "Hey, quick question: what does {n} do?",

@@ -54,6 +54,7 @@ def main() -> None:
     p.add_argument(
         "--decay", type=float, default=0.3, help="share of the run in which the rate falls to zero"
     )
+    p.add_argument("--round-from", type=int, default=0, help="first step of a second round (with --resume)")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--save-every", type=int, default=100)
@@ -79,7 +80,10 @@ def main() -> None:
     progress = loop.Progress("pico-instruct", a.steps)
     while step < a.steps:
         threads.adapt()
-        loop.set_lr(opts, a.lr * loop.schedule(step, a.steps, decay=a.decay))
+        factor = loop.schedule(step, a.steps, decay=a.decay)
+        if a.round_from:
+            factor = loop.second_round(step, a.round_from, a.steps)
+        loop.set_lr(opts, a.lr * factor)
         micros = batches.step(step)
         total = sum(int(m.loss[:, 1:].sum()) for m in micros)
         seen = loss_sum = 0.0

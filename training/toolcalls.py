@@ -123,6 +123,31 @@ def value(source: str, rng: Random) -> Any:
     return rng.choice(pools[source])
 
 
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    "city": ("city", "location", "place", "town", "where"), "location": ("location", "city", "place"),
+    "a": ("a", "x", "first", "left", "num1"), "b": ("b", "y", "second", "right", "num2"),
+    "query": ("query", "q", "text", "term", "keywords"), "to": ("to", "recipient", "address"),
+    "subject": ("subject", "topic", "title"), "text": ("text", "message", "content", "phrase"),
+    "language": ("language", "lang", "target"), "symbol": ("symbol", "ticker", "stock"),
+    "minutes": ("minutes", "delay", "in_minutes"), "item": ("item", "product", "article"),
+    "quantity": ("quantity", "count", "amount", "n"), "id": ("id", "user_id", "uid", "number"),
+    "path": ("path", "file", "filename"), "name": ("name", "symbol", "what"),
+    "amount": ("amount", "value", "sum"), "source": ("source", "from_currency", "base"),
+    "target": ("target", "to_currency", "quote"), "origin": ("origin", "from_city", "start"),
+    "destination": ("destination", "to_city", "end"), "artist": ("artist", "singer", "band"),
+    "x": ("x", "number", "value"), "room": ("room", "place", "area"), "degrees": ("degrees", "temperature", "t"),
+}  # fmt: skip
+
+
+def renamed(tool: Tool, rng: Random) -> Tool:
+    """The tool with other parameter names: they have to be read in the list, not remembered."""
+    out: list[tuple[str, str, str, str]] = []
+    for pname, ptype, pdoc, source in tool[2]:
+        new = word(rng) if rng.random() < 0.2 else rng.choice(SYNONYMS[pname])
+        out.append((new if all(new != p[0] for p in out) else pname + "_2", ptype, pdoc, source))
+    return (tool[0], tool[1], tuple(out), tool[3], tool[4])
+
+
 def schema(tool: Tool, name: str, rng: Random) -> dict[str, Any]:
     """The tool in OpenAI's shape; now and then without descriptions or `required`, as people write them."""
     props: dict[str, Any] = {}
@@ -167,8 +192,16 @@ def sample(rng: Random, other: tuple[str, str]) -> tuple[list[dict[str, Any]], l
     descriptions: set[str] = set()
     for t in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3, 4))):
         name = rng.choice(t[0])
+        t = renamed(t, rng)
         if t[1] not in descriptions and all(name != n for _, n in picked):
-            picked.append((t, name if rng.random() < 0.85 else f"{word(rng)}_{name}"))
+            style = rng.random()
+            if style < 0.2:
+                name = f"{word(rng)}_{name}"
+            elif style < 0.35:
+                name = f"{name}_{word(rng)}"
+            elif style < 0.5:
+                name = rng.choice((word(rng), f"{word(rng)}_{word(rng)}", name.title().replace("_", ""), f"{name}_v{rng.randint(1, 9)}"))
+            picked.append((t, name))
             descriptions.add(t[1])
     tools = [schema(t, n, rng) for t, n in picked]
     tool, name = rng.choice(picked)

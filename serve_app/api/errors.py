@@ -103,6 +103,13 @@ class BodyTooLarge(ApiError):
         super().__init__(f"The request body is larger than {limit} bytes. Send less in one request.")
 
 
+class HeadersTooLarge(ApiError):
+    code, status, type, generic = 3006, 431, "invalid_request_error", True
+
+    def __init__(self, limit: int):
+        super().__init__(f"The request headers are larger than {limit} bytes together. Send smaller or fewer ones.")
+
+
 class AuthError(ApiError):
     code, status, type, generic = 10000, 401, "authentication_error", True
 
@@ -132,7 +139,12 @@ class MethodNotAllowed(ApiError):
     code, status, type, generic = 7001, 405, "invalid_request_error", True
 
     def __init__(self, method: str, allowed: str):
-        super().__init__(f"Method {method} is not available for this URI; use {allowed}.")
+        super().__init__(f"Method {method[:32]} is not available for this URI; use {allowed}.")
+        self._allowed = allowed
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "Allow": self._allowed}
 
 
 class NotFound(ApiError):
@@ -148,6 +160,23 @@ class OutOfCapacity(ApiError):
         self, message: str = "Capacity temporarily exceeded, please try again.", retry_after: float = 1.0
     ):
         super().__init__(message, retry_after=retry_after)
+
+
+class RateLimited(ApiError):
+    """More requests in this minute than the operator allows; the headers say when there is room again."""
+
+    code, status, type, generic = 971, 429, "rate_limit_error", True
+
+    def __init__(self, task: str, per_minute: int, reset_s: int, headers: dict[str, str]):
+        super().__init__(
+            f"Rate limit: {per_minute} {task} requests per minute. Try again in {reset_s} seconds.",
+            retry_after=reset_s,
+        )
+        self._shown = headers
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, **self._shown}
 
 
 class ModelLoading(ApiError):

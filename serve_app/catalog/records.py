@@ -160,7 +160,7 @@ class Profile(Record):
     draft: Stage | None = None
     embeddings: Stage | None = None
     reranker: Stage | None = None
-    tensor_parallel: int = Field(default=1, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1, le=1)  # one GPU per replica until the engine can split a model
     min_remote_prefill_tokens: int = Field(
         default=64, ge=0
     )  # shorter prompts are prefilled where they are decoded

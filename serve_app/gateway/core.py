@@ -107,17 +107,18 @@ class Gateway:
         return listing.search(self._records(), query)
 
     def schema(self, name: str) -> dict[str, Any]:
-        record = self.catalog.get(name)
+        started = self.models.get(name)
+        record = started.record if started is not None else self.catalog.get(name)
         if record is None:
             raise NotFound(f"No such model {name[:120]}. GET /ai/models/search lists the models.", param="model")
-        started = self.models.started.get(name)
         return schemas.schema(record.task, started.limits if started is not None else None)
 
     def openai_models(self) -> dict[str, Any]:
         return listing.openai_models(self._records())
 
     def openai_model(self, name: str) -> dict[str, Any]:
-        return listing.openai_model(self._records(), name)
+        found = self.models.get(name)
+        return listing.openai_model(self._records(), found.id if found is not None else name)
 
     def _records(self) -> list[dict[str, Any]]:
         return [search_record(m.record) for m in self.models]
@@ -127,7 +128,8 @@ class Gateway:
         models = {}
         for model in self.models:
             entry: dict[str, Any] = {"ready": model.ready, "inflight": model.inflight}
-            if model.ready:
+            # Asking a model that has no replica would start one.
+            if model.ready and not (model.scales_to_zero and not model.inflight):
                 entry["workers"] = await self._call(model, "all_stats", {})
             models[model.id] = entry
         return {"gateway": {"streams": len(self.inbox)}, "models": models}

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.api.errors import InputTooLong, InvalidInput
+from serve_app.api.errors import InputTooLong, InvalidInput, OutOfCapacity
 from serve_app.api.types import EmbedRequest, RerankRequest, Usage
 from serve_app.catalog.pricing import neurons
+from serve_app.gateway.generate import MAX_ATTEMPTS, WorkerGone
 from serve_app.gateway.models import ServedModel
 
 # Sequences per call to a replica: small enough to spread one caller's thousands over replicas.
@@ -73,10 +74,20 @@ class EncoderClient:
         }
         if types is not None:
             wire["types"] = np.concatenate(types).astype(np.int32).tobytes()
-        result = await self._call(model, wire)
+        result = await self._retried(model, wire)
         if "error" in result:
             raise InvalidInput(f"The model refuses this input: {result['error']}.")
         return np.frombuffer(result["data"], np.float32).reshape(result["shape"])
+
+
+    async def _retried(self, model: ServedModel, wire: dict[str, Any]) -> dict[str, Any]:
+        """Encoding twice does no harm, so a lost worker costs time and nothing else."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return await self._call(model, wire)
+            except WorkerGone:
+                await asyncio.sleep(0.2 * attempt)
+        raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
 
 
 def _usage(model: ServedModel, ids: list[np.ndarray]) -> Usage:

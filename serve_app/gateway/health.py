@@ -68,7 +68,8 @@ class HealthMonitor:
                 model.ready, model.detail = False, {"state": "waiting"}
                 continue
             serving = application.serving
-            if serving and not model.ready:
+            # A model that may have no replica is not woken just to see whether it answers.
+            if serving and not model.ready and not model.scales_to_zero:
                 serving = await self._answers(model)
             model.ready = serving
             model.detail = {"state": application.state}

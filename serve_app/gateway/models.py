@@ -112,12 +112,16 @@ class Models:
 
     def task_of(self, name: str) -> str:
         """The task of a model, or "" for one that is not started here."""
-        model = self.started.get(name)
+        model = self.get(name)
         return model.record.task if model is not None else ""
+
+    def get(self, name: str) -> ServedModel | None:
+        """The model called ``name``, its id or the id without ``@cf/``, if it is started here."""
+        return self.started.get(name) or self.started.get(f"@cf/{name.lstrip('/')}")
 
     def find(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
         """The model called ``name`` (its id, or the id without ``@cf/``). Raises the error a client should see."""
-        model = self.started.get(name) or self.started.get(f"@cf/{name.lstrip('/')}")
+        model = self.get(name)
         if model is None:
             if name in self.catalog:
                 raise ModelNotStarted(

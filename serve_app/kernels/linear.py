@@ -144,3 +144,39 @@ def _pack_checked(module: nn.Linear) -> PackedLinear | None:
         log.warning("packing a %s linear failed: %s", tuple(module.weight.shape), error)
         return None
     return packed
+
+
+class FusedLinear:
+    """A linear whose epilogue takes in what follows it: SiLU, a product or a sum; packed where possible."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._bias, self._weight = bias, weight
+        self._packed = False
+        if weight.device.type == "cpu" and packing_available(weight.dtype):
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+            self._packed = True
+        self._unary = torch.ops.mkldnn._linear_pointwise.default if self._packed else None
+        self._binary = torch.ops.mkldnn._linear_pointwise.binary if self._packed else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._unary is not None:
+            return self._unary(x, self._weight, self._bias, "none", [], "")
+        return F.linear(x, self._weight, self._bias)
+
+    def swish(self, x: Tensor) -> Tensor:
+        """``silu(x @ W.T + b)``."""
+        if self._unary is not None:
+            return self._unary(x, self._weight, self._bias, "swish", [], "")
+        return F.silu(F.linear(x, self._weight, self._bias))
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        """``(x @ W.T + b) * other``."""
+        if self._binary is not None:
+            return self._binary(x, other, self._weight, self._bias, "mul")
+        return F.linear(x, self._weight, self._bias) * other
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """``(x @ W.T + b) + other``."""
+        if self._binary is not None:
+            return self._binary(x, other, self._weight, self._bias, "add")
+        return F.linear(x, self._weight, self._bias) + other

@@ -34,6 +34,8 @@ class Library:
     attention: Callable[[bytes], int]
     write: Callable[[bytes], int]
     norm: Callable[[bytes], int]
+    decoder: Callable[[bytes], int]
+    pack: Callable[..., None]
     thread_limit: int
     note: str
 
@@ -41,16 +43,18 @@ class Library:
 def open_library(path: Path) -> Library:
     """Loads the library. Raises OSError when it cannot be loaded, AttributeError when it is not ours."""
     handle = ctypes.CDLL(str(path))  # CDLL releases the GIL during calls
-    functions = (handle.paged_attention, handle.write_kv, handle.rms_norm)
+    functions = (handle.paged_attention, handle.write_kv, handle.rms_norm, handle.decoder_step)
     for function in functions:
         function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
+    pack = handle.pack_panels
+    pack.argtypes, pack.restype = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 3), None
     limit, note = 0, "threads follow torch.get_num_threads()"
     if (runtimes := len(openmp_runtimes())) > 1:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
-    attention, write, norm = functions
-    return Library(path, attention, write, norm, limit, note)
+    attention, write, norm, decoder = functions
+    return Library(path, attention, write, norm, decoder, pack, limit, note)
 
 
 def openmp_runtimes() -> set[str]:

@@ -1,43 +1,90 @@
-"""Load-time replacements that make a model's own modules faster; each is checked numerically and left out where it differs."""
+"""Load-time replacements that make a model faster; each is checked numerically and left out where it differs."""
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from serve_app.engine.batch import build_batch
 from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.runner import Forward
 from serve_app.engine.scheduler import Scheduled
+from serve_app.models import lean
 
 if TYPE_CHECKING:
     from serve_app.models.load import CausalModel
 
+log = logging.getLogger(__name__)
+
+# Root mean square of the difference as a share of the logits'. bfloat16 keeps 8 bits, and roundings add up over layers;
+# more than that is a wrong replacement.
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+
 
 def optimise(model: CausalModel) -> dict[str, Any]:
     """Applies what pays on the model's device and returns a report for the log."""
-    report: dict[str, Any] = {}
-    if model.device.type == "cpu":
-        from serve_app.kernels.linear import pack_linears
-        from serve_app.kernels.norm import replace_rms_norms
-
-        before = _probe(model)
-        report["linears"] = str(pack_linears(model.module))
-        report["norms"] = str(replace_rms_norms(model.module))
-        after = _probe(model)
-        scale = float(before.abs().max()) or 1.0
-        error = float((before - after).abs().max()) / scale
-        # bfloat16 keeps 8 bits; a replacement that is off by more than rounding is a wrong replacement.
-        allowed = 0.05 if model.kv_shape.dtype == torch.bfloat16 else 1e-4
-        if error > allowed:
-            raise RuntimeError(f"the optimised model differs from the original by {error:.2g} (allowed {allowed:g})")
-        report["relative_error"] = error
+    if model.device.type != "cpu":
+        return {}
+    started = time.perf_counter()
+    expected = probe(model, model.forward)
+    report = _use_lean_forward(model, expected)
+    if "lean" not in report:
+        report.update(_replace_modules(model, expected))
+    report["optimise_s"] = round(time.perf_counter() - started, 2)
     return report
 
 
+def _use_lean_forward(model: CausalModel, expected: Tensor) -> dict[str, Any]:
+    """The generic layer where the model is built like it and its results agree."""
+    try:
+        parts = lean.read_model(model, lambda: probe(model, model.forward))
+    except lean.NotStandard as reason:
+        return {"standard_forward": f"kept: {reason}"}
+    except (AttributeError, TypeError, RuntimeError) as error:
+        return {"standard_forward": f"kept: {type(error).__name__}: {error}"}
+    forward, name = lean.build_forward(parts)
+    error = difference(probe(model, forward), expected)
+    if not error <= ALLOWED[model.kv_shape.dtype]:
+        log.warning("the %s differs from the model's own by %.2g and is not used", name, error)
+        return {"standard_forward": f"kept: the {name} differs by {error:.2g}"}
+    lean.free_weights(parts)
+    model.forward = forward
+    return {"lean": name, "relative_error": error}
+
+
+def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
+    from serve_app.kernels.linear import pack_linears
+    from serve_app.kernels.norm import replace_rms_norms
+
+    report: dict[str, Any] = {
+        "linears": str(pack_linears(model.module)),
+        "norms": str(replace_rms_norms(model.module)),
+    }
+    error = difference(probe(model, model.forward), expected)
+    if not error <= ALLOWED[model.kv_shape.dtype]:
+        raise RuntimeError(f"the optimised model differs from the original by {error:.2g}")
+    return {**report, "relative_error": error}
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """Root mean square of the difference over that of ``want``."""
+    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt().clamp_min(1e-30))
+
+
 @torch.inference_mode()
-def _probe(model: CausalModel) -> torch.Tensor:
-    tokens = [(7 * i + 3) % min(model.vocab_size, 1000) for i in range(16)]
-    kv = model.kv_shape.allocate(2, model.device)
-    request = Request("probe", tokens, len(tokens), SamplingParams(), root=b"", blocks=[1])
-    return model.forward(build_batch([Scheduled(request, 0, len(tokens), len(tokens))], kv)).float()
+def probe(model: CausalModel, forward: Forward) -> Tensor:
+    """Logits float32 of two prompts, one over a block's border, and of a token behind each."""
+    vocab = min(model.vocab_size, 1000)
+    prompts = [[(7 * i + 3) % vocab for i in range(40)], [(11 * i + 5) % vocab for i in range(6)]]
+    kv = model.kv_shape.allocate(4, model.device)
+    requests = [
+        Request(str(i), prompt, len(prompt), SamplingParams(), root=b"", blocks=blocks)
+        for i, (prompt, blocks) in enumerate(zip(prompts, ([1, 3], [2]), strict=True))
+    ]
+    prefill = [Scheduled(r, 0, len(r.tokens) - 1, len(r.tokens) - 1) for r in requests]
+    decode = [Scheduled(r, len(r.tokens) - 1, 1, 1) for r in requests]
+    return torch.cat([forward(build_batch(step, kv)).float() for step in (prefill, decode)])

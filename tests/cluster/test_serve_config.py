@@ -1,5 +1,8 @@
 """serve_config/*.yaml: what the catalogue renders to, what Ray's own schema accepts, what the builders can build."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +109,16 @@ def test_it_holds_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setenv("SERVE_APP_API_KEY", "a-key-that-must-not-be-printed")
     assert main(["config", "gpu"]) == 0
     assert "must-not-be-printed" not in capsys.readouterr().out
+
+
+def test_serve_build_accepts_the_bound_applications(tmp_path: Path) -> None:
+    """`serve build` in a process of its own, as a person would run it."""
+    out = tmp_path / "built.yaml"
+    names = ["serve_app.bound:gateway", "serve_app.bound:cf__pico__pico_instruct"]
+    command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", "build", *names, "-o", str(out)]
+    environment = {**os.environ, "SERVE_APP_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    built = yaml.safe_load(out.read_text())
+    deployments = [d["name"] for application in built["applications"] for d in application["deployments"]]
+    assert sorted(deployments) == ["Decode", "Draft", "Gateway", "Prefill"]

@@ -1,8 +1,7 @@
-// RMS normalisation of rows, rounding where transformers' modules round, plain C ABI.
-#include "simd.h"
+// RMS normalisation of rows, plain C ABI.
+#include "norm.h"
 
 namespace {
-using namespace simd;
 
 struct Args {  // mirrored by serve_app/kernels/native.py
     const void* x;
@@ -18,24 +17,8 @@ void run(const Args& a) {
     const int64_t dim = a.dim;
     const int threads = a.rows * dim > 1 << 16 ? (int)a.threads : 1;  // less is done before others have woken up
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < a.rows; r++) {
-        const T* x = (const T*)a.x + r * a.row_stride;
-        T* out = (T*)a.out + r * dim;
-        vfloat squares[2] = {};
-        for (int64_t d = 0; d < dim; d += LANES) {
-            const vfloat v = load(x + d);
-            squares[d / LANES % 2] += v * v;
-        }
-        const float scale = 1.f / std::sqrt(hsum(squares[0] + squares[1]) / (float)dim + (float)a.eps);
-        for (int64_t d = 0; d < dim; d += LANES) {
-            vfloat v = load(x + d) * scale;
-            if (a.round_first && sizeof(T) == 2) {
-                store(out + d, v);
-                v = load(out + d);
-            }
-            store(out + d, v * load(a.weight + d));
-        }
-    }
+    for (int64_t r = 0; r < a.rows; r++)
+        rms_norm_row((const T*)a.x + r * a.row_stride, a.weight, (T*)a.out + r * dim, dim, a.eps, a.round_first);
 }
 
 }  // namespace

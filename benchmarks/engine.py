@@ -1,0 +1,207 @@
+"""The engine offline against its peers, alternating round by round.
+
+    python -m benchmarks engine MODEL_DIR [--vllm PEER_PYTHON] [--batch 1,8,32] [--rounds 3] [--profile] [--json]
+
+Each side runs in its own process with the same prompts (128 distinct token ids each) and 64 new tokens, greedy, no prefix
+shared; prompts' prefill counts, as in vLLM's own offline measure. ``transformers`` is ``generate`` with its defaults, run
+in the first round only (it is slow). A side is stopped while another runs. Start-up is from starting the process
+to the first token. The roofline is this machine's read bandwidth, taken before every round: a decode step must read all
+weights and the keys and values of its requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engine_profile import profile
+
+PROMPT, NEW = 128, 64
+ROOT = Path(__file__).parent.parent
+
+
+class Side:
+    """One engine's process. It sleeps (SIGSTOP) except while it is asked something."""
+
+    def __init__(self, name: str, python: str, model_dir: Path, threads: int) -> None:
+        self.name = name
+        environment = {**os.environ, "PYTHONPATH": str(ROOT) if name == "ours" else "", "OMP_NUM_THREADS": str(threads)}
+        started = time.perf_counter()
+        self._process = subprocess.Popen(
+            [python, "-P", str(Path(__file__).with_name("engine_sides.py")), name, str(model_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=ROOT if name == "ours" else "/",
+            start_new_session=True,
+        )
+        with contextlib.suppress(RuntimeError):
+            os.set_blocking(self._process.stderr.fileno(), False)  # type: ignore[union-attr]
+        self.info = self._answer()
+        self.startup_s = time.perf_counter() - started
+        self._signal(signal.SIGSTOP)
+
+    def run(self, prompts: list[list[int]], new: list[int], salt: str) -> dict[str, Any]:
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "new": new, "salt": salt}) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def close(self) -> None:
+        """Ends the process and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            self._signal(signal.SIGCONT)
+            self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                self._signal(signal.SIGKILL)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            said = (self._process.stderr.read() or "") if self._process.stderr else ""
+            raise SystemExit(f"{self.name} ended: {said[-2000:]}")
+        return json.loads(line)
+
+    def _signal(self, number: int) -> None:
+        os.killpg(self._process.pid, number)
+
+
+def prompts(lengths: list[int]) -> list[list[int]]:
+    """Distinct plain token ids, so that no prefix is shared."""
+    return [[(7 * row + 13 * col) % 8000 + 10 for col in range(length)] for row, length in enumerate(lengths)]
+
+
+def workloads(batches: list[int]) -> dict[str, tuple[list[int], list[int]]]:
+    """Name -> prompt lengths and new tokens; the last one mixes lengths as traffic does."""
+    found = {f"batch {b}": ([PROMPT] * b, [NEW] * b) for b in batches}
+    mixed = [16 + (i * 151) % 497 for i in range(32)], [8 + (i * 53) % 121 for i in range(32)]
+    return {**found, "mixed": mixed}
+
+
+def measure(sides: list[Side], rounds: int, batches: list[int], bandwidth: Any) -> dict[str, Any]:
+    loads = workloads(batches)
+    taken: dict[str, dict[str, list[dict[str, Any]]]] = {n: {s.name: [] for s in sides} for n in loads}
+    read: list[float] = []
+    for number in range(-1, rounds):  # round -1 warms up
+        for name, (lengths, new) in loads.items():
+            for side in sides if number % 2 else reversed(sides):
+                if side.name == "transformers" and (number > 0 or name == "mixed"):
+                    continue
+                if side.name == "transformers" and number < 0:
+                    side.run(prompts(lengths[:1]), [2], "")
+                    continue
+                before = bandwidth()
+                answer = side.run(prompts(lengths), new, f"{name}/{number}")
+                answer["read_gbps"] = (before + bandwidth()) / 2
+                if number >= 0:
+                    taken[name][side.name].append(answer)
+                    read.append(answer["read_gbps"])
+                    print(f"  round {number} {name:9} {side.name:13} {sum(new) / answer['seconds']:9.1f} tokens/s"
+                          f"   (read bandwidth {answer['read_gbps']:.1f} GB/s)", file=sys.stderr, flush=True)  # fmt: skip
+    ours = next(s for s in sides if s.name == "ours")
+    results = {name: _summary(by_side, sum(loads[name][1]), ours.info) for name, by_side in taken.items()}
+    return {"read_gbps": statistics.median(read), "workloads": results}
+
+
+def _summary(by_side: dict[str, list[dict[str, Any]]], tokens: int, info: dict[str, Any]) -> dict[str, Any]:
+    rates = {name: [tokens / r["seconds"] for r in runs] for name, runs in by_side.items() if runs}
+    result: dict[str, Any] = {"tokens_per_s": {n: round(statistics.median(v), 1) for n, v in rates.items()}}
+    result["rounds"] = {n: [round(x, 1) for x in v] for n, v in rates.items()}
+    result["ratio"] = {
+        n: round(statistics.median(rates["ours"]) / statistics.median(v), 2) for n, v in rates.items() if n != "ours"
+    }
+    runs = by_side["ours"]
+    result["prefill_tokens_per_s"] = round(statistics.median(r["prefill_tokens"] / r["prefill_s"] for r in runs), 1)
+    result["decode_tokens_per_s"] = round(statistics.median(r["decode_tokens"] / r["decode_s"] for r in runs), 1)
+    result["decode_step_ms"] = round(statistics.median(1e3 * r["decode_s"] / r["decode_steps"] for r in runs), 3)
+    shares = []
+    for r in runs:
+        moved = r["decode_steps"] * info["weight_bytes"] + r["kv_tokens_read"] * info["kv_token_bytes"]
+        shares.append(moved / r["decode_s"] / 1e9 / r["read_gbps"])
+    result["roofline_share"] = round(statistics.median(shares), 3)
+    return result
+
+
+def report(found: dict[str, Any]) -> None:
+    print(f"{found['model']}: read bandwidth {found['read_gbps']:.1f} GB/s, {found['threads']} threads")
+    print(f"optimisations: {found['report']}")
+    for name, seconds in found["startup_s"].items():
+        print(f"start-up to first token  {name:13} {seconds:7.1f} s   peak memory {found['peak_mb'].get(name, 0):.0f} MB")
+    for name, w in found["workloads"].items():
+        rates = "  ".join(f"{n} {v:.1f}" for n, v in w["tokens_per_s"].items())
+        ratios = "  ".join(f"{v:.2f}x {n}" for n, v in w["ratio"].items())
+        print(f"{name:9} tokens/s: {rates}   = {ratios or '-'}")
+        print(f"          prefill {w['prefill_tokens_per_s']:.0f}/s, decode {w['decode_tokens_per_s']:.1f}/s, "
+              f"step {w['decode_step_ms']:.2f} ms, {100 * w['roofline_share']:.0f} % of the roofline")  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_dir", type=Path)
+    parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vLLM")
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--batch", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--profile", action="store_true", help="print where our step's time goes, without peers")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args()
+    batches = [int(b) for b in options.batch.split(",")]
+    model_dir = options.model_dir.resolve()
+    if options.profile:
+        found = profile(model_dir, batches, options.threads)
+    else:
+        found = compare(model_dir, batches, options)
+    if options.json:
+        print(json.dumps(found))
+    return 0
+
+
+def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.kernels import read_bandwidth
+
+    pythons = {"ours": sys.executable}
+    if not options.no_transformers:
+        pythons["transformers"] = sys.executable
+    if options.vllm:
+        pythons["vllm"] = options.vllm
+    sides: list[Side] = []
+    try:
+        for name, python in pythons.items():
+            print(f"  starting {name} ...", file=sys.stderr, flush=True)
+            sides.append(Side(name, python, model_dir, options.threads))
+        found = measure(sides, options.rounds, batches, lambda: read_bandwidth(5))
+        found |= {
+            "model": model_dir.name,
+            "threads": options.threads,
+            "report": sides[0].info["report"],
+            "startup_s": {s.name: round(s.startup_s, 1) for s in sides},
+            "peak_mb": {s.name: round(s.run(prompts([4]), [2], "end")["peak_mb"]) for s in sides if s.name != "vllm"},
+        }
+    finally:
+        for side in sides:
+            side.close()
+    report(found)
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,291 @@
+#pragma once
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#include <chrono>
+#include <memory>
+
+#include "gemm.h"
+#include "norm.h"
+#include "paged_attention.h"
+#include "team.h"
+
+namespace {
+
+// Mirrored by serve_app/kernels/decoder.py, field by field, 8 bytes each.
+struct Norm {
+    const float* weight;  // null = absent
+    double eps;
+};
+
+struct Layer {
+    Norm input_norm;
+    Linear qkv;  // queries, keys, values
+    Norm q_norm, k_norm;  // per head, [head_dim]
+    Linear o;
+    Norm post_norm;
+    Linear gate_up;  // per panel 32 gates, then the 32 ups that belong to them
+    Linear down;
+    int64_t window;  // 0 = none
+    double scale, softcap;
+};
+
+struct Model {
+    const Layer* layers;
+    const bf16* embedding;  // [vocab, hidden]
+    Norm final_norm;
+    Linear head;
+    int64_t layer_count, vocab, hidden, inner, q_heads, kv_heads, head_dim, rotary_dim;
+};
+
+enum Part { NORMS, LINEARS, ROTARY, ATTENTION, HEAD, PARTS };
+
+struct StepArgs {
+    const Model* model;
+    bf16* kv;  // [layers, 2, num_blocks, kv_heads, 32, head_dim]
+    const int64_t *input_ids, *positions, *slots;
+    const int32_t *query_start, *seq_lens, *block_tables;
+    const int64_t* sample_rows;
+    const float *cos, *sin;  // [rotary_positions, rotary_dim / 2]
+    float* logits;           // [samples, vocab]
+    int64_t* nanoseconds;    // [PARTS] added up per part, or null
+    int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads;
+};
+
+#if HAS_BF16_DOT
+
+inline vfloat rounded(vfloat v) {
+    return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(v)), 16);
+}
+
+inline void put(bf16* to, vfloat v) {
+    const __m256i half = to_bf16(v);
+    std::memcpy(to, &half, sizeof half);
+}
+
+class Step {
+public:
+    explicit Step(const StepArgs& args) : a(args), m(*args.model) {}
+
+    // Checks every index that will be followed and lays out memory; 0 or an error code.
+    int prepare() {
+        for (int64_t t = 0; t < a.tokens; t++) {
+            if (a.input_ids[t] < 0 || a.input_ids[t] >= m.vocab) return 4;
+            if (a.slots[t] < 0 || a.slots[t] >= a.num_blocks * BLOCK) return 3;
+            if (a.positions[t] < 0 || a.positions[t] >= a.rotary_positions) return 5;
+        }
+        for (int64_t s = 0; s < a.samples; s++)
+            if (a.sample_rows[s] < 0 || a.sample_rows[s] >= a.tokens) return 2;
+        const int64_t q_width = m.q_heads * m.head_dim;
+        qkv_width = q_width + 2 * m.kv_heads * m.head_dim;
+        static thread_local std::vector<bf16> memory;
+        const int64_t widths[] = {m.hidden, m.hidden, qkv_width, q_width, m.inner};
+        int64_t total = 32;
+        for (int64_t width : widths) total += (width * (a.tokens + a.samples) + 63) / 32 * 32;
+        if ((int64_t)memory.size() < total) memory.resize(total);
+        bf16* at = (bf16*)(((uintptr_t)memory.data() + 63) / 64 * 64);
+        bf16** buffers[] = {&x, &normed, &qkv, &attended, &inner};
+        for (int i = 0; i < 5; i++) {
+            *buffers[i] = at;
+            at += (widths[i] * (a.tokens + a.samples) + 31) / 32 * 32;
+        }
+        claimed = std::make_unique<std::atomic<int>[]>(4 * m.layer_count + 1);
+        for (int64_t i = 0; i < 4 * m.layer_count + 1; i++) claimed[i] = 0;
+        return prepare_attention();
+    }
+
+    void run(Team& team, int thread) {
+        const Shared self{team, thread};
+        const auto done = [&](Part part) {
+            team.wait();
+            if (a.nanoseconds && thread == 0) clock(part);
+        };
+        if (thread == 0) last = Clock::now();
+        rows(self, a.tokens, [&](int64_t t) {
+            std::memcpy(x + t * m.hidden, m.embedding + a.input_ids[t] * m.hidden, m.hidden * sizeof(bf16));
+        });
+        bf16 *states = x, *heads = attended;  // rows still of interest
+        int64_t count = a.tokens;
+        for (int64_t i = 0; i < m.layer_count; i++) {
+            const Layer& l = m.layers[i];
+            // Rows stay with the thread that wrote them up to here only in the first layer, hence no barrier before it.
+            norm(self, l.input_norm, x, a.tokens);
+            done(NORMS);
+            product(self, 4 * i, l.qkv, normed, a.tokens, [&](int row, int column, int width, const float* sums) {
+                copy(qkv + row * qkv_width + column, sums, width);
+            });
+            done(LINEARS);
+            rotate_and_write(self, i);
+            done(ROTARY);
+            const bool last = i + 1 == m.layer_count;
+            if (last && a.samples == 0) return;  // all that was wanted are the keys and values
+            attend(self, i);
+            if (last) {  // only sampled rows matter from here on
+                team.wait();
+                count = a.samples;
+                states = x + a.tokens * m.hidden;
+                heads = attended + a.tokens * m.q_heads * m.head_dim;
+                rows(self, count, [&](int64_t s) {
+                    const int64_t t = a.sample_rows[s], width = m.q_heads * m.head_dim;
+                    std::memcpy(states + s * m.hidden, x + t * m.hidden, m.hidden * sizeof(bf16));
+                    std::memcpy(heads + s * width, attended + t * width, width * sizeof(bf16));
+                });
+            }
+            done(ATTENTION);
+            product(self, 4 * i + 1, l.o, heads, count, [&](int row, int column, int width, const float* sums) {
+                add(states + row * m.hidden + column, sums, width);
+            });
+            done(LINEARS);
+            norm(self, l.post_norm, states, count);
+            done(NORMS);
+            product(self, 4 * i + 2, l.gate_up, normed, count, [&](int row, int column, int width, const float* sums) {
+                gate(inner + row * m.inner + column / 2, sums, width / 2);
+            });
+            done(LINEARS);
+            product(self, 4 * i + 3, l.down, inner, count, [&](int row, int column, int width, const float* sums) {
+                add(states + row * m.hidden + column, sums, width);
+            });
+            done(LINEARS);
+        }
+        norm(self, m.final_norm, states, count);
+        done(NORMS);
+        product(self, 4 * m.layer_count, m.head, normed, count, [&](int row, int column, int width, const float* sums) {
+            std::memcpy(a.logits + row * m.vocab + column, sums, width * sizeof(float));
+        });
+        done(HEAD);
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+
+    void clock(Part part) {
+        const auto now = Clock::now();
+        a.nanoseconds[part] += std::chrono::duration_cast<std::chrono::nanoseconds>(now - last).count();
+        last = now;
+    }
+
+    struct Shared {
+        Team& team;
+        int thread;
+    };
+
+    template <class Work>
+    void rows(const Shared& self, int64_t count, Work work) {
+        const int64_t end = Team::share(count, self.thread + 1, self.team.size);
+        for (int64_t r = Team::share(count, self.thread, self.team.size); r < end; r++) work(r);
+    }
+
+    void norm(const Shared& self, const Norm& n, const bf16* from, int64_t count) {
+        rows(self, count, [&](int64_t r) {
+            rms_norm_row(from + r * m.hidden, n.weight, normed + r * m.hidden, m.hidden, n.eps, true);
+        });
+    }
+
+    // Threads take panels one by one, the next before the present one is begun, so that it can be fetched meanwhile.
+    template <class Write>
+    void product(const Shared& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
+        std::atomic<int>& counter = claimed[index];
+        const int all = panels(l);
+        for (int panel = counter++, next; panel < all; panel = next) {
+            next = counter++;
+            const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
+            panel_product(l, panel, next, from, l.k, (int)count, [&](int row, const float* sums) {
+                write(row, panel * PANEL, width, sums);
+            });
+        }
+    }
+
+    static void copy(bf16* to, const float* from, int width) {
+        for (int j = 0; j < width; j += LANES) put(to + j, load(from + j));
+    }
+
+    static void add(bf16* to, const float* from, int width) {
+        for (int j = 0; j < width; j += LANES) put(to + j, load(to + j) + rounded(load(from + j)));
+    }
+
+    static void gate(bf16* to, const float* from, int width) {
+        for (int j = 0; j < width; j += LANES) {
+            const vfloat g = rounded(load(from + j)), up = rounded(load(from + PANEL / 2 + j));
+            put(to + j, rounded(g / (1.f + vexp(-g))) * up);
+        }
+    }
+
+    // Rotates queries in place, rotates keys into the cache and copies values there (half-split rotary embedding,
+    // arXiv 2104.09864 in GPT-NeoX's order).
+    void rotate_and_write(const Shared& self, int64_t layer) {
+        const Layer& l = m.layers[layer];
+        const int64_t dim = m.head_dim, heads = m.q_heads + m.kv_heads;
+        const int64_t plane = a.num_blocks * m.kv_heads * BLOCK * dim;
+        rows(self, a.tokens * heads, [&](int64_t unit) {
+            const int64_t t = unit / heads, head = unit % heads, kv_head = head - m.q_heads;
+            bf16* vector = qkv + t * qkv_width + head * dim;
+            const Norm& n = kv_head < 0 ? l.q_norm : l.k_norm;
+            if (n.weight) rms_norm_row(vector, n.weight, vector, dim, n.eps, true);
+            rotate(vector, a.positions[t]);
+            if (kv_head < 0) return;
+            const int64_t block = a.slots[t] / BLOCK, offset = a.slots[t] % BLOCK;
+            bf16* to = a.kv + 2 * layer * plane + ((block * m.kv_heads + kv_head) * BLOCK + offset) * dim;
+            std::memcpy(to, vector, dim * sizeof(bf16));
+            std::memcpy(to + plane, vector + m.kv_heads * dim, dim * sizeof(bf16));
+        });
+    }
+
+    void rotate(bf16* vector, int64_t position) {
+        const int64_t half = m.rotary_dim / 2;
+        const float *cos = a.cos + position * half, *sin = a.sin + position * half;
+        for (int64_t d = 0; d < half; d += LANES) {
+            const vfloat low = load(vector + d), high = load(vector + half + d), c = load(cos + d), s = load(sin + d);
+            put(vector + d, rounded(low * c) - rounded(high * s));
+            put(vector + half + d, rounded(high * c) + rounded(low * s));
+        }
+    }
+
+    Args attention_args(int64_t layer) const {
+        const Layer& l = m.layers[layer];
+        const int64_t plane = a.num_blocks * m.kv_heads * BLOCK * m.head_dim;
+        return Args{qkv, a.kv + 2 * layer * plane, attended, a.query_start, a.seq_lens, a.block_tables, nullptr,
+                    qkv_width, m.head_dim, a.requests, a.tokens, m.q_heads, m.kv_heads, m.head_dim, a.num_blocks,
+                    a.table_stride, l.window, 1, a.threads, l.scale, l.softcap};
+    }
+
+    // Layers with the same window share a plan; models have one or two windows.
+    int prepare_attention() {
+        static thread_local std::vector<std::unique_ptr<Attention<bf16>>> pool;
+        plans.clear();
+        for (int64_t i = 0; i < m.layer_count; i++) {
+            const int64_t window = m.layers[i].window;
+            size_t at = 0;
+            while (at < windows.size() && windows[at] != window) at++;
+            if (at == windows.size()) {
+                windows.push_back(window);
+                if (pool.size() <= at) pool.push_back(std::make_unique<Attention<bf16>>());
+                if (const int error = pool[at]->prepare(attention_args(i), (int)a.threads, true)) return error;
+            }
+            plans.push_back(pool[at].get());
+        }
+        return 0;
+    }
+
+    void attend(const Shared& self, int64_t layer) {
+        Attention<bf16>& plan = *plans[layer];
+        const Args args = attention_args(layer);
+        // The team may be smaller than planned for.
+        for (int part = self.thread; part < plan.threads(); part += self.team.size) plan.work(args, part);
+        if (!plan.split()) return;
+        self.team.wait();
+        if (self.thread == 0) plan.merge(args);
+    }
+
+    const StepArgs& a;
+    const Model& m;
+    Clock::time_point last;
+    int64_t qkv_width = 0;
+    bf16 *x = nullptr, *normed = nullptr, *qkv = nullptr, *attended = nullptr, *inner = nullptr;
+    std::unique_ptr<std::atomic<int>[]> claimed;
+    std::vector<Attention<bf16>*> plans;
+    std::vector<int64_t> windows;
+};
+
+#endif
+
+}  // namespace

@@ -1,0 +1,101 @@
+// bfloat16 matrix products on packed weights, fp32 sums; each output's sum runs over K in one fixed order whatever the
+// number of rows, so a token's result does not depend on what it is batched with.
+//
+// A weight [N, K] is stored as panels of 64 outputs: [ceil(N / 64)][K / 2][64][2], which AVX-512's bf16 dot product reads
+// as it stands while each panel is one sequential stream of memory.
+#pragma once
+#include <algorithm>
+
+#include "simd.h"
+
+namespace {
+using namespace simd;
+
+constexpr int PANEL = 64;       // outputs per panel
+constexpr int TILE = 6;         // rows per pass over a panel: 6 x 4 sums + 4 weights fit the 32 registers
+constexpr int ROW_CHUNK = 48;   // rows whose fp32 sums are kept while a panel is passed in pieces
+constexpr int NEAR = 2048;      // elements fetched ahead where a panel is passed once: hardware stops at each 4 KB page
+constexpr int K_PIECE = 2048;   // a panel's piece (256 KB) stays in the second-level cache for the whole chunk
+
+struct Linear {  // mirrored by serve_app/kernels/decoder.py
+    const bf16* weight;
+    const float* bias;  // [n], in panel order, or null
+    int64_t n, k;
+};
+
+inline int panels(const Linear& l) { return (int)((l.n + PANEL - 1) / PANEL); }
+
+#if HAS_BF16_DOT
+
+// What a pass fetches while it computes: every `every`-th pair of rows, `distance` elements ahead. A panel is passed once
+// per tile of rows; all passes together fetch the next panel, so that memory never waits for arithmetic.
+struct Ahead {
+    int64_t distance;
+    int every, wait;
+};
+
+// sums[m][64] += x[m][2 * pairs] . w for M rows.
+template <int M>
+inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs, float* sums, bool fresh, Ahead ahead) {
+    __m512 acc[M][4];
+    for (int m = 0; m < M; m++)
+        for (int j = 0; j < 4; j++) acc[m][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + m * PANEL + 16 * j);
+    for (int p = 0; p < pairs; p++, w += 2 * PANEL) {
+        if (--ahead.wait < 0) {
+            for (int j = 0; j < 4; j++) _mm_prefetch((const char*)(w + ahead.distance + 32 * j), _MM_HINT_T1);
+            ahead.wait = ahead.every - 1;
+        }
+        __m512bh b[4];
+        for (int j = 0; j < 4; j++) b[j] = (__m512bh)_mm512_loadu_si512(w + 32 * j);
+        for (int m = 0; m < M; m++) {
+            int32_t pair;
+            std::memcpy(&pair, x + m * x_stride + 2 * p, 4);
+            const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
+            for (int j = 0; j < 4; j++) acc[m][j] = _mm512_dpbf16_ps(acc[m][j], a, b[j]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int j = 0; j < 4; j++) _mm512_storeu_ps(sums + m * PANEL + 16 * j, acc[m][j]);
+}
+
+inline void any_tile(int rows, const bf16* x, int64_t stride, const bf16* w, int pairs, float* sums, bool fresh,
+                     Ahead ahead) {
+    switch (rows) {
+        case 6: return panel_tile<6>(x, stride, w, pairs, sums, fresh, ahead);
+        case 5: return panel_tile<5>(x, stride, w, pairs, sums, fresh, ahead);
+        case 4: return panel_tile<4>(x, stride, w, pairs, sums, fresh, ahead);
+        case 3: return panel_tile<3>(x, stride, w, pairs, sums, fresh, ahead);
+        case 2: return panel_tile<2>(x, stride, w, pairs, sums, fresh, ahead);
+        case 1: return panel_tile<1>(x, stride, w, pairs, sums, fresh, ahead);
+    }
+}
+
+// One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums.
+template <class Write>
+inline void panel_product(const Linear& l, int panel, int next, const bf16* x, int64_t x_stride, int rows, Write write) {
+    alignas(64) float sums[ROW_CHUNK * PANEL];
+    const bf16* weight = l.weight + (int64_t)panel * PANEL * l.k;
+    const int64_t far = (int64_t)(next - panel) * PANEL * l.k;
+    for (int low = 0; low < rows; low += ROW_CHUNK) {
+        const int count = std::min(ROW_CHUNK, rows - low);
+        // Even tiles: 8 rows go as 4 + 4, not 6 + 2.
+        const int tiles = (count + TILE - 1) / TILE;
+        for (int64_t k = 0; k < l.k; k += K_PIECE) {
+            const int pairs = (int)std::min<int64_t>(K_PIECE, l.k - k) / 2;
+            for (int t = 0; t < tiles; t++) {
+                const int begin = count * t / tiles, end = count * (t + 1) / tiles;
+                any_tile(end - begin, x + (low + begin) * x_stride + k, x_stride, weight + k * PANEL, pairs,
+                         sums + begin * PANEL, k == 0, Ahead{tiles == 1 ? NEAR : far, tiles, t});
+            }
+        }
+        for (int m = 0; m < count; m++) {
+            float* row = sums + m * PANEL;
+            if (l.bias)
+                for (int j = 0; j < PANEL; j += LANES) store(row + j, load(row + j) + load(l.bias + panel * PANEL + j));
+            write(low + m, row);
+        }
+    }
+}
+#endif
+
+}  // namespace

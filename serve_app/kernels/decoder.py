@@ -1,0 +1,246 @@
+"""A standard decoder's whole forward pass as one C++ call on CPUs with bfloat16 dot products (AVX512_BF16).
+
+:class:`DecoderBuilder` copies weights into one arena in the order in which a step reads them (huge pages where the
+system gives them) and :class:`Decoder` runs batches. The records mirror ``cpu/decoder.h`` field by field.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.kernels import native
+from serve_app.kernels.attention import cpu_library
+
+PANEL = 64
+PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attention", "head")
+_HUGE_PAGE = 2 << 20
+_NORM, _LINEAR = struct.Struct("Pd"), struct.Struct("PPqq")
+_LAYER = struct.Struct("PdPPqqPdPdPPqqPdPPqqPPqqqdd")
+_MODEL = struct.Struct("PPPdPPqq8q")
+_STEP = struct.Struct("13P7q")
+_REASONS = {
+    2: "lengths or sample rows contradict each other",
+    3: "a block id or slot is outside the cache",
+    4: "a token id is outside the vocabulary",
+    5: "a position is outside the rotary table",
+    9: "this build has no bfloat16 dot products",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class DecoderShape:
+    """Sizes of a decoder: ``inner`` is the MLP's width, ``rotary_dim`` the part of a head that is rotated."""
+
+    vocab: int
+    hidden: int
+    inner: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int
+
+    def obstacle(self) -> str | None:
+        """Why the C++ pass can't take this shape, or None."""
+        if self.hidden % 32 or self.inner % 32 or self.head_dim % 16 or self.rotary_dim % 32:
+            return "hidden, inner and rotary sizes must be multiples of 32, heads of 16"
+        if self.head_dim > native.MAX_HEAD_DIM or self.q_heads % self.kv_heads:
+            return "head sizes do not fit the attention kernel"
+        return None
+
+
+@dataclass(slots=True)
+class LinearWeight:
+    """A linear layer's weight: ``parts`` [n_i, k] bfloat16 stacked, with their biases (all or none)."""
+
+    parts: list[Tensor]
+    biases: list[Tensor] = field(default_factory=list)
+
+    @property
+    def out_features(self) -> int:
+        return sum(len(p) for p in self.parts)
+
+    @property
+    def packed_rows(self) -> int:
+        return -(-self.out_features // PANEL) * PANEL
+
+    @property
+    def packed_bytes(self) -> int:
+        return self.packed_rows * self.parts[0].shape[1] * 2
+
+
+@dataclass(slots=True)
+class NormWeight:
+    """An RMS norm: ``weight`` [dim] of any float dtype and its epsilon."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """One layer's weights. ``gate_up`` has exactly two parts; ``window`` 0 and ``softcap`` 0.0 mean none."""
+
+    input_norm: NormWeight
+    qkv: LinearWeight
+    q_norm: NormWeight | None
+    k_norm: NormWeight | None
+    o: LinearWeight
+    post_norm: NormWeight
+    gate_up: LinearWeight
+    down: LinearWeight
+    window: int
+    scale: float
+    softcap: float
+
+
+def decoder_library() -> native.Library | None:
+    """The C++ library if this CPU can run the pass."""
+    library = cpu_library()
+    if library is None or not torch.cpu._is_avx512_bf16_supported():
+        return None
+    return library
+
+
+def plain_order(rows: int) -> np.ndarray:
+    """Source row of each packed row for ``rows`` outputs in their own order; -1 pads the last panel."""
+    order = np.arange(-(-rows // PANEL) * PANEL, dtype=np.int64)
+    order[rows:] = -1
+    return order
+
+
+def paired_order(inner: int) -> np.ndarray:
+    """Each panel: 32 rows of the first part (gates), then the 32 of the second (ups) that belong to them."""
+    half = PANEL // 2
+    return np.arange(2 * inner, dtype=np.int64).reshape(2, inner // half, half).transpose(1, 0, 2).reshape(-1).copy()
+
+
+class Arena:
+    """Anonymous memory handed out front to back; huge pages save the address translation of a long read."""
+
+    def __init__(self, size: int) -> None:
+        self._map = mmap.mmap(-1, size + _HUGE_PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._next = -(-base // _HUGE_PAGE) * _HUGE_PAGE
+        self._end = base + size + _HUGE_PAGE
+
+    def take(self, size: int) -> int:
+        """The address of ``size`` zeroed bytes, aligned to 64."""
+        at = self._next
+        self._next += -(-size // 64) * 64
+        if self._next > self._end:
+            raise RuntimeError("the weights' arena is too small")
+        return at
+
+
+class Decoder:
+    """A packed decoder. ``rotary(positions)`` gives cos and sin [positions, rotary_dim / 2] float32 for 0 and up."""
+
+    def __init__(
+        self,
+        library: native.Library,
+        shape: DecoderShape,
+        embedding: Tensor,
+        layers: list[DecoderLayer],
+        final_norm: NormWeight,
+        head: LinearWeight,
+        rotary: Callable[[int], tuple[Tensor, Tensor]],
+    ) -> None:
+        self._library = library
+        self._rotary = rotary
+        self._positions = 0
+        # int64 [5] nanoseconds per part of the pass (see PARTS), added up while this is set.
+        self.times: np.ndarray | None = None
+        self._keep: list[Any] = [embedding]
+        self.shape = shape
+        linears = [w for layer in layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        self.packed_bytes = sum(w.packed_bytes for w in [*linears, head])
+        self._arena = Arena(self.packed_bytes + 64 * (len(linears) + 1))
+        table = b"".join(self._layer(layer) for layer in layers)
+        record = _MODEL.pack(
+            self._hold(table), embedding.data_ptr(), *self._norm(final_norm), *self._linear(head), len(layers),
+            shape.vocab, shape.hidden, shape.inner, shape.q_heads, shape.kv_heads, shape.head_dim, shape.rotary_dim,
+        )  # fmt: skip
+        self._model = self._hold(record)
+
+    @property
+    def threads(self) -> int:
+        return self._library.thread_limit or torch.get_num_threads()
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.batch.Batch``, cache bfloat16).
+
+        Raises ValueError when the batch contradicts itself or the cache.
+        """
+        if batch.max_seq_len > self._positions:
+            self._extend_rotary(batch.max_seq_len)
+        samples = batch.sample_rows.shape[0]
+        logits = torch.empty((samples, self.shape.vocab), dtype=torch.float32)
+        code = self._library.decoder(
+            _STEP.pack(
+                self._model, batch.kv.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
+                batch.slots.data_ptr(), batch.query_start.data_ptr(), batch.seq_lens.data_ptr(),
+                batch.block_tables.data_ptr(), batch.sample_rows.data_ptr(), self._cos.data_ptr(), self._sin.data_ptr(),
+                logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data, batch.kv.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
+                batch.block_tables.stride(0), samples, self._positions, self.threads,
+            )
+        )  # fmt: skip
+        if code:
+            raise ValueError(f"the decoder refused the batch: {_REASONS[code]}")
+        return logits
+
+    def _extend_rotary(self, positions: int) -> None:
+        self._positions = max(1024, 1 << (positions - 1).bit_length())
+        self._cos, self._sin = self._rotary(self._positions)
+
+    def _hold(self, record: bytes) -> int:
+        buffer = ctypes.create_string_buffer(record, len(record))
+        self._keep.append(buffer)
+        return ctypes.addressof(buffer)
+
+    def _layer(self, layer: DecoderLayer) -> bytes:
+        return _LAYER.pack(
+            *self._norm(layer.input_norm),
+            *self._linear(layer.qkv),
+            *self._norm(layer.q_norm),
+            *self._norm(layer.k_norm),
+            *self._linear(layer.o),
+            *self._norm(layer.post_norm),
+            *self._linear(layer.gate_up, paired=True),
+            *self._linear(layer.down),
+            layer.window,
+            layer.scale,
+            layer.softcap,
+        )
+
+    def _norm(self, norm: NormWeight | None) -> tuple[int, float]:
+        if norm is None:
+            return 0, 0.0
+        weight = norm.weight.detach().float().contiguous()
+        self._keep.append(weight)
+        return weight.data_ptr(), norm.eps
+
+    def _linear(self, weight: LinearWeight, paired: bool = False) -> tuple[int, int, int, int]:
+        source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
+        source = source.detach().contiguous()
+        rows, k = source.shape
+        order = paired_order(rows // 2) if paired else plain_order(rows)
+        at = self._arena.take(weight.packed_bytes)
+        self._library.pack(source.data_ptr(), at, order.ctypes.data, len(order), k, self.threads)
+        bias = 0
+        if weight.biases:
+            values = torch.cat([b.detach().float() for b in weight.biases] + [torch.zeros(1)])
+            ordered = values[torch.from_numpy(order)].contiguous()  # -1 is the zero at the end
+            self._keep.append(ordered)
+            bias = ordered.data_ptr()
+        return at, bias, rows, k

@@ -1,0 +1,284 @@
+"""The generic standard layer: one forward for every model that is built like Llama, read off its own modules.
+
+transformers' modules are only read: projections are fused and packed, rotary tables come from the model's own
+``rotary_emb``, scale and window of each layer from what the model hands to attention. A model whose modules have an
+unknown part is refused here, and one whose results differ is refused by the check in ``surgery.py``; both keep
+transformers' forward.
+
+On CPUs with bfloat16 dot products the whole pass is one C++ call (``kernels/decoder.py``); elsewhere, and in float32, it
+is :class:`LeanForward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serve_app.kernels.attention import paged_attention, write_kv
+from serve_app.kernels.decoder import (
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    LinearWeight,
+    NormWeight,
+    decoder_library,
+)
+from serve_app.kernels.linear import FusedLinear
+from serve_app.models import attention
+
+if TYPE_CHECKING:
+    from serve_app.engine.batch import Batch
+    from serve_app.models.load import CausalModel
+
+# Tables of these depend on the position alone; others (dynamic, longrope) on the length of the text.
+_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+_TOP = {"model", "lm_head"}
+_BASE = {"embed_tokens", "layers", "norm", "rotary_emb"}
+_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "resid_attn_dropout", "resid_mlp_dropout"}
+_ATTENTION = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"}
+_MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
+
+
+class NotStandard(ValueError):
+    """The model is not built like Llama; the text names the first part that differs."""
+
+
+@dataclass(slots=True)
+class LeanModel:
+    """What a standard decoder consists of. ``linears`` are the modules whose weights a packed copy replaces."""
+
+    shape: DecoderShape
+    embedding: Tensor
+    layers: list[DecoderLayer]
+    final_norm: NormWeight
+    head: LinearWeight
+    rotary: Callable[[int], tuple[Tensor, Tensor]]
+    linears: list[nn.Linear]
+
+
+def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
+    """Reads a loaded model's modules; ``probe()`` runs its own forward once. Raises :class:`NotStandard`."""
+    top = model.module
+    _only(top, _TOP)
+    base: Any = top.model
+    _only(base, _BASE)
+    if type(base.embed_tokens) is not nn.Embedding:
+        raise NotStandard(f"embed_tokens is a {type(base.embed_tokens).__name__}")
+    calls = _attention_calls(probe)
+    layers = [_read_layer(layer, calls.get(i)) for i, layer in enumerate(base.layers)]
+    head = _linear(top.lm_head)
+    rotary = _rotary(base.rotary_emb, base.embed_tokens.weight)
+    first, shape = layers[0], model.kv_shape
+    rotary_dim = 2 * rotary(1)[0].shape[1]
+    if rotary_dim > shape.head_dim:
+        raise NotStandard("the rotary table is wider than a head")
+    return LeanModel(
+        shape=DecoderShape(
+            vocab=head.out_features,
+            hidden=base.embed_tokens.weight.shape[1],
+            inner=first.gate_up.out_features // 2,
+            q_heads=first.o.parts[0].shape[1] // shape.head_dim,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            rotary_dim=rotary_dim,
+        ),
+        embedding=base.embed_tokens.weight.detach(),
+        layers=layers,
+        final_norm=_norm(base.norm),
+        head=head,
+        rotary=rotary,
+        linears=[m for m in top.modules() if isinstance(m, nn.Linear)],
+    )
+
+
+def build_forward(lean: LeanModel) -> tuple[Callable[[Batch], Tensor], str]:
+    """The fastest forward for this CPU and the weights' dtype, and its name for the log."""
+    library = decoder_library()
+    if library is not None and lean.embedding.dtype == torch.bfloat16 and lean.shape.obstacle() is None:
+        decoder = Decoder(
+            library, lean.shape, lean.embedding, lean.layers, lean.final_norm, lean.head, lean.rotary
+        )
+        return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed"
+    return LeanForward(lean), "lean torch forward"
+
+
+def free_weights(lean: LeanModel) -> None:
+    """Drops the modules' own weights once a packed copy serves; the modules can't run afterwards."""
+    lean.layers.clear()
+    lean.head.parts.clear()
+    for linear in lean.linears:
+        linear.weight = None  # type: ignore[assignment]
+
+
+class LeanForward:
+    """The same pass in torch: fused projections and epilogues, any dtype, rounding as in the modules."""
+
+    def __init__(self, lean: LeanModel) -> None:
+        self.shape, self.embedding, self.final_norm = lean.shape, lean.embedding, lean.final_norm
+        self.rotary, self.positions = lean.rotary, 0
+        self.layers = [
+            (
+                layer,
+                FusedLinear(*_fused(layer.qkv)),
+                FusedLinear(*_fused(layer.o)),
+                *(FusedLinear(w, b) for w, b in _split(layer.gate_up)),
+                FusedLinear(*_fused(layer.down)),
+            )
+            for layer in lean.layers
+        ]
+        self.head = FusedLinear(*_fused(lean.head))
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Logits [S, vocab] of ``batch.sample_rows``."""
+        shape, tokens = self.shape, len(batch.input_ids)
+        cos, sin = self._tables(batch)
+        x = F.embedding(batch.input_ids, self.embedding)
+        split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
+        for index, (layer, qkv, o, gate, up, down) in enumerate(self.layers):
+            q, k, v = qkv(_rms(x, layer.input_norm)).view(tokens, -1, shape.head_dim).split(split, 1)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = _rms(q, layer.q_norm), _rms(k, layer.k_norm)
+            kv = batch.kv[index]
+            write_kv(kv, _rotate(k, cos, sin), v, batch.slots)
+            heads = paged_attention(
+                _rotate(q, cos, sin),
+                kv,
+                batch,
+                scale=layer.scale,
+                window=layer.window or None,
+                softcap=layer.softcap or None,
+            )
+            x = o.plus(heads.view(tokens, -1), x)
+            normed = _rms(x, layer.post_norm)
+            x = down.plus(up.times(normed, gate.swish(normed)), x)
+        return self.head(_rms(x[batch.sample_rows], self.final_norm))
+
+    def _tables(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        if batch.max_seq_len > self.positions:
+            self.positions = max(1024, 1 << (batch.max_seq_len - 1).bit_length())
+            dtype = self.embedding.dtype
+            self.cos, self.sin = (t.to(dtype) for t in self.rotary(self.positions))
+        return self.cos[batch.positions].unsqueeze(1), self.sin[batch.positions].unsqueeze(1)
+
+
+def _rms(x: Tensor, norm: NormWeight) -> Tensor:
+    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.eps)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotary embedding of [T, heads, D]; columns behind the rotated part stay."""
+    half = cos.shape[-1]
+    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], -1)
+
+
+def _fused(weight: LinearWeight) -> tuple[Tensor, Tensor | None]:
+    return torch.cat(weight.parts), torch.cat(weight.biases) if weight.biases else None
+
+
+def _split(weight: LinearWeight) -> list[tuple[Tensor, Tensor | None]]:
+    joined, bias = _fused(weight)
+    biases = bias.chunk(2) if bias is not None else (None, None)
+    return list(zip(joined.chunk(2), biases, strict=True))
+
+
+def _only(module: nn.Module, known: set[str]) -> None:
+    unknown = {name for name, _ in module.named_children()} - known
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    if unknown or own:
+        raise NotStandard(f"{type(module).__name__} has {', '.join(sorted(unknown | own))}")
+
+
+def _read_layer(layer: Any, call: dict[str, Any] | None) -> DecoderLayer:
+    _only(layer, _LAYER)
+    attn, mlp = layer.self_attn, layer.mlp
+    _only(attn, _ATTENTION)
+    _only(mlp, _MLP)
+    if call is None or call.get("s_aux") is not None:
+        raise NotStandard("attention has sinks or was not called")
+    activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
+    x = torch.linspace(-4, 4, 64)
+    if activation is None or not torch.allclose(activation(x), F.silu(x), atol=1e-6):
+        raise NotStandard("the MLP's activation is not SiLU")
+    names = ("qkv_proj",) if hasattr(attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+    halves = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
+    return DecoderLayer(
+        input_norm=_norm(layer.input_layernorm),
+        qkv=_linear(*(_child(attn, name) for name in names)),
+        q_norm=_norm(attn.q_norm) if hasattr(attn, "q_norm") else None,
+        k_norm=_norm(attn.k_norm) if hasattr(attn, "k_norm") else None,
+        o=_linear(_child(attn, "o_proj")),
+        post_norm=_norm(_child(layer, "post_attention_layernorm")),
+        gate_up=_linear(*(_child(mlp, name) for name in halves)),
+        down=_linear(_child(mlp, "down_proj")),
+        window=int(call.get("sliding_window") or 0),
+        scale=float(call.get("scaling") or attn.head_dim**-0.5),
+        softcap=float(call.get("softcap") or 0.0),
+    )
+
+
+def _child(module: nn.Module, name: str) -> Any:
+    if not hasattr(module, name):
+        raise NotStandard(f"{type(module).__name__} has no {name}")
+    return getattr(module, name)
+
+
+def _linear(*modules: Any) -> LinearWeight:
+    for module in modules:
+        if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+            raise NotStandard(f"a projection is a {type(module).__name__} or has hooks")
+    biases = [m.bias.detach() for m in modules if m.bias is not None]
+    if biases and len(biases) != len(modules):
+        raise NotStandard("only some of the fused projections have a bias")
+    return LinearWeight([m.weight.detach() for m in modules], biases)
+
+
+def _norm(module: Any) -> NormWeight:
+    eps = next((getattr(module, n) for n in ("variance_epsilon", "eps", "epsilon") if hasattr(module, n)), None)
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
+        raise NotStandard(f"{type(module).__name__} is not an RMS norm")
+    x = torch.linspace(-2, 3, len(weight)).to(weight.dtype)
+    if not torch.allclose(module(x), F.rms_norm(x, (len(weight),), weight, eps), rtol=0.02, atol=1e-3):
+        raise NotStandard(f"{type(module).__name__} computes something else than an RMS norm")
+    return NormWeight(weight.detach(), eps)
+
+
+def _rotary(module: Any, like: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """The first halves of the model's own cos and sin tables, in the precision the model uses, as float32."""
+    if getattr(module, "rope_type", None) not in _ROPE_TYPES:
+        raise NotStandard(f"rotary embedding of type {getattr(module, 'rope_type', None)}")
+
+    @torch.inference_mode()
+    def tables(positions: int) -> tuple[Tensor, Tensor]:
+        cos, sin = (t[0].float() for t in module(like[:1].unsqueeze(0), torch.arange(positions).unsqueeze(0)))
+        half = cos.shape[1] // 2
+        if not torch.equal(cos[:, :half], cos[:, half:]):
+            raise NotStandard("the rotary table is interleaved")
+        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
+    return tables
+
+
+def _attention_calls(probe: Callable[[], Any]) -> dict[int, dict[str, Any]]:
+    """What the model hands to attention in each layer beside the tensors."""
+    from transformers import AttentionInterface
+
+    calls: dict[int, dict[str, Any]] = {}
+    original = attention.paged_attention_forward
+
+    def recording(module: Any, *args: Any, **kwargs: Any) -> Any:
+        calls[module.layer_idx] = kwargs
+        return original(module, *args, **kwargs)
+
+    AttentionInterface.register(attention.NAME, recording)
+    try:
+        probe()
+    finally:
+        AttentionInterface.register(attention.NAME, original)
+    return calls

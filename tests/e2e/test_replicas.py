@@ -1,0 +1,71 @@
+"""Two decode replicas behind one handle: what one request had computed, the next finds on either."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from ray import serve
+
+from serve_app.api.types import ChoiceDone, GenerateRequest, TextDelta, Usage
+from serve_app.app import model_application
+from serve_app.catalog.load import load_catalog
+from serve_app.channel.inbox import TokenInbox
+from serve_app.config import load_settings
+from serve_app.engine.request import SamplingParams
+from serve_app.gateway.generate import Generator
+from serve_app.gateway.models import ServedModel
+from tests.e2e.conftest import CHAT
+
+NAME = "two-decode-replicas"
+
+
+@pytest.fixture(scope="module")
+def handle(stack):
+    settings = load_settings({"SERVE_APP_HOME": str(stack.home)})
+    catalog = load_catalog(settings.home)
+    record = catalog[CHAT]
+    profile = record.serving["local"]
+    twice = profile.decode.model_copy(update={"min_replicas": 2, "max_replicas": 2})
+    profile = profile.model_copy(update={"decode": twice, "draft": None})
+    application = model_application(record, profile, settings, catalog.source(CHAT))
+    targets = [serve.RunTarget(target=application, name=NAME, route_prefix=None)]
+    serve.run_many(targets)
+    yield serve.get_app_handle(NAME), ServedModel(record, profile, catalog.source(CHAT), settings.home)
+    serve.delete(NAME)
+
+
+async def test_the_same_prompt_on_another_decode_replica_is_cached(handle):
+    remote, model = handle
+    inbox = TokenInbox()
+    await inbox.start()
+
+    async def call(_: ServedModel, wire: dict) -> dict:
+        return await remote.generate.remote(wire)
+
+    generator = Generator(inbox, call, 100)
+    prompt = [{"role": "user", "content": "What does itertools.islice do, and what does it give back?"}]
+    request = GenerateRequest(CHAT, prompt, None, False, SamplingParams(max_tokens=12, temperature=0))
+    request, ids = await generator.prepare(model, request)
+
+    async def ask() -> tuple[str, Usage]:
+        events = [e async for e in generator.events(model, request, ids, b"another tenant")]
+        assert isinstance(events[-1], Usage) and isinstance(events[-2], ChoiceDone)
+        return "".join(e.text for e in events if isinstance(e, TextDelta)), events[-1]
+
+    first, usage = await ask()
+    assert usage.cached_tokens == 0  # another tenant's salt: the server's own requests do not count
+    for _ in range(16):
+        text, usage = await ask()
+        assert text == first and usage.cached_tokens == len(ids) - 1
+    generated: dict[int, int] = {}
+    for _ in range(40):
+        counters = await remote.stats.remote()
+        generated[counters["pid"]] = counters["generated_tokens"]
+        if len(generated) == 2:
+            break
+        await asyncio.sleep(0.1)
+    assert len(generated) == 2 and min(generated.values()) >= 12, generated
+    assert np.asarray(ids).dtype == np.int32
+    await inbox.aclose()
