@@ -57,6 +57,7 @@ def gateway_application(settings: Settings) -> Application:
         profile=settings.profile,
         models=settings.models,
         max_inflight=settings.max_inflight,
+        rate_limits=settings.rate_limits,
         max_body_bytes=settings.max_body_bytes,
         max_embedding_body_bytes=settings.max_embedding_body_bytes,
         several_nodes=settings.profile != "local",

@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "SERVE_APP_MAX_BODY_BYTES": "max_body_bytes",
     "SERVE_APP_MAX_EMBEDDING_BODY_BYTES": "max_embedding_body_bytes",
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
+    "SERVE_APP_RATE_LIMITS": "rate_limits",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
     "RAY_SERVE_HAPROXY_METRICS_PORT": "haproxy_metrics_port",
@@ -51,6 +52,21 @@ def _comma_list(value: Any) -> Any:
     return value
 
 
+# Requests per minute and account that Workers AI allows.
+CLOUDFLARE_RATE_LIMITS = {"text-generation": 300, "text-embeddings": 3000, "reranking": 2000}
+_TASKS = tuple(CLOUDFLARE_RATE_LIMITS)
+
+
+def _rate_limits(value: Any) -> Any:
+    """`cloudflare`, `text-generation=300,reranking=2000`, or a mapping."""
+    if not isinstance(value, str):
+        return value
+    if value.strip() == "cloudflare":
+        return CLOUDFLARE_RATE_LIMITS
+    pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
+    return {task.strip(): limit.strip() for task, _, limit in pairs}
+
+
 PortNumber = Annotated[int, Field(ge=1, le=65535)]
 
 
@@ -71,6 +87,9 @@ class Settings(BaseModel):
     max_embedding_body_bytes: Bytes = 10_000_000  # embeddings, reranking, batches
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
     max_inflight: int = Field(default=512, ge=1)  # requests of one model in one gateway; more get 429
+    # Requests per minute and account, by task; a task that is not named is not limited, and by default none is: a
+    # machine of one's own is limited by what it can do, which answers 429 by itself.
+    rate_limits: Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(_rate_limits)] = {}
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
     haproxy_metrics_port: PortNumber = 9101
     haproxy_stats_port: PortNumber = 8404
@@ -86,6 +105,13 @@ class Settings(BaseModel):
                 f"an API key is at least {MIN_KEY_LENGTH} printable ASCII characters without spaces"
                 " | Make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
             )
+        return value
+
+    @field_validator("rate_limits")
+    @classmethod
+    def _tasks_exist(cls, value: dict[str, int]) -> dict[str, int]:
+        if unknown := sorted(set(value) - set(_TASKS)):
+            raise ValueError(f"{unknown[0]!r} is no task | Tasks: {', '.join(_TASKS)}.")
         return value
 
     @property

@@ -44,7 +44,8 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
         raise InvalidInput("mcp_servers is not supported; leave the field out.", param="mcp_servers")
     refuse_unsupported({"response_format": _output_format(body)})
     sampling, _ = parse_sampling(
-        {name: body.get(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")}, limits or ModelLimits()
+        {name: body.get(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
+        limits or ModelLimits(),
     )
     tools = _tools(body.get("tools"))
     return GenerateRequest(
@@ -139,7 +140,9 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
             if not isinstance(arguments, dict):
                 raise refuse(f"{here}.input", "an object", arguments)
             function = {"name": text(block.get("name"), f"{here}.name"), "arguments": orjson.dumps(arguments).decode()}
-            calls.append({"id": text(block.get("id"), f"{here}.id", limit=256), "type": "function", "function": function})
+            calls.append(
+                {"id": text(block.get("id"), f"{here}.id", limit=256), "type": "function", "function": function}
+            )
         elif kind not in _SILENT_BLOCKS:
             raise _unsupported(block, here, "text and tool_use")
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(said)}

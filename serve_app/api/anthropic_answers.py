@@ -85,7 +85,11 @@ class _Message:
             return self._stop_block()
         self.body["usage"] = usage_json(event)
         delta = {name: self.body[name] for name in ("stop_reason", "stop_sequence")}
-        return [*self._stop_block(), _frame("message_delta", delta=delta, usage=self.body["usage"]), _frame("message_stop")]
+        return [
+            *self._stop_block(),
+            _frame("message_delta", delta=delta, usage=self.body["usage"]),
+            _frame("message_stop"),
+        ]
 
     def _text(self, piece: str) -> list[bytes]:
         frames = []

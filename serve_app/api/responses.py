@@ -133,7 +133,9 @@ def parse_input(value: Any) -> list[dict[str, Any]]:
             out.append({"role": "tool", "tool_call_id": call_id, "content": item.get("output")})
         elif kind != "reasoning":
             named = f'"{kind[:32]}"' if isinstance(kind, str) else "of that kind"
-            message = f"{where}: items {named} are not supported; send messages, function_call and function_call_output."
+            message = (
+                f"{where}: items {named} are not supported; send messages, function_call and function_call_output."
+            )
             raise InvalidInput(message, param=f"{where}.type")
     return parse_messages(out)
 
@@ -169,4 +171,6 @@ def _metadata(value: Any) -> dict[str, str]:
         raise refuse("metadata", "an object of strings", value)
     if len(value) > MAX_METADATA:
         raise InvalidInput(f"metadata must have at most {MAX_METADATA} entries, got {len(value)}.", param="metadata")
-    return {text(key, "metadata", limit=64): text(item, f"metadata.{key}"[:80], limit=512) for key, item in value.items()}
+    return {
+        text(key, "metadata", limit=64): text(item, f"metadata.{key}"[:80], limit=512) for key, item in value.items()
+    }

@@ -56,7 +56,10 @@ class _Response:
         self._finish = "stop"
 
     def start(self) -> list[bytes]:
-        return [self._event("response.created", response=self.body), self._event("response.in_progress", response=self.body)]
+        return [
+            self._event("response.created", response=self.body),
+            self._event("response.in_progress", response=self.body),
+        ]
 
     def feed(self, event: Event) -> list[bytes]:
         if isinstance(event, TextDelta):
@@ -107,7 +110,13 @@ class _Response:
 
     def _open_message(self) -> list[bytes]:
         self._open = True
-        item = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        item = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
         added = self._add(item)
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         item["content"] = [part]

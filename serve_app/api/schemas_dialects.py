@@ -6,7 +6,12 @@ from serve_app.api import messages, openai, responses, sampling, schemas
 from serve_app.api.types import ModelLimits
 
 Schema = schemas.Schema
-_MODEL: Schema = {"type": "string", "minLength": 1, "maxLength": 512, "description": "The id of a model of GET /v1/models."}
+_MODEL: Schema = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 512,
+    "description": "The id of a model of GET /v1/models.",
+}
 _TEXT: Schema = {"type": "string"}
 _STREAM: Schema = {"type": "boolean", "description": "Answers with server-sent events.", "default": False}
 _FREE: Schema = {"type": "object"}
@@ -30,7 +35,9 @@ def _sampling(*left_out: str) -> Schema:
 def chat_input() -> Schema:
     chat = schemas._generate_input(ModelLimits())["oneOf"][1]["properties"]
     fields = {"model": _MODEL, "messages": chat["messages"], "tools": chat["tools"], "tool_choice": chat["tool_choice"]}
-    return _object({**fields, **_sampling(), "stream": _STREAM, "stream_options": _stream_options()}, "model", "messages")
+    return _object(
+        {**fields, **_sampling(), "stream": _STREAM, "stream_options": _stream_options()}, "model", "messages"
+    )
 
 
 def _stream_options() -> Schema:
@@ -40,7 +47,9 @@ def _stream_options() -> Schema:
 def completion_input() -> Schema:
     ids = _list({"type": "integer", "minimum": 0}, minItems=1)
     texts = _list({"type": "string", "minLength": 1}, minItems=1, maxItems=openai.MAX_PROMPTS)
-    prompt = {"oneOf": [{"type": "string", "minLength": 1}, texts, ids, _list(ids, minItems=1, maxItems=openai.MAX_PROMPTS)]}
+    prompt = {
+        "oneOf": [{"type": "string", "minLength": 1}, texts, ids, _list(ids, minItems=1, maxItems=openai.MAX_PROMPTS)]
+    }
     logprobs = {"type": "integer", "minimum": 0, "maximum": sampling.MAX_TOP_LOGPROBS}
     fields = {**_sampling("top_logprobs"), "logprobs": logprobs, "echo": {"type": "boolean"}}
     return _object(
@@ -64,7 +73,9 @@ def embeddings_input() -> Schema:
 
 def responses_input() -> Schema:
     item = {"type": "object", "description": "A message, function_call, function_call_output or reasoning item."}
-    tool = _object({"type": {"const": "function"}, "name": _TEXT, "description": _TEXT, "parameters": _FREE}, "type", "name")
+    tool = _object(
+        {"type": {"const": "function"}, "name": _TEXT, "description": _TEXT, "parameters": _FREE}, "type", "name"
+    )
     fields = {
         "model": _MODEL,
         "input": {"oneOf": [_TEXT, _list(item, minItems=1, maxItems=messages.MAX_MESSAGES)]},
@@ -85,7 +96,11 @@ def responses_input() -> Schema:
 
 
 def _conversation() -> Schema:
-    block = {"type": "object", "required": ["type"], "properties": {"type": _TEXT, "text": _TEXT, "cache_control": _FREE}}
+    block = {
+        "type": "object",
+        "required": ["type"],
+        "properties": {"type": _TEXT, "text": _TEXT, "cache_control": _FREE},
+    }
     content = {"oneOf": [_TEXT, _list(block, maxItems=messages.MAX_PARTS)]}
     turn = _object({"role": {"type": "string", "enum": ["user", "assistant"]}, "content": content}, "role", "content")
     tool = _object({"name": _TEXT, "description": _TEXT, "input_schema": _FREE}, "name", "input_schema")
@@ -116,6 +131,10 @@ def count_input() -> Schema:
     return _object(_conversation(), "model", "messages")
 
 
+def count_output() -> Schema:
+    return _object({"input_tokens": _COUNT}, "input_tokens")
+
+
 def generic_input() -> Schema:
     return _object({"model": _MODEL, "input": _FREE, "options": _FREE}, "model", "input")
 
@@ -131,7 +150,11 @@ def enveloped(result: Schema) -> Schema:
 
 
 def native_output() -> Schema:
-    answers = [schemas.schema("text-generation")["output"]["oneOf"][0], _object({"shape": _list(_COUNT)}), _object({"response": _list(_FREE)})]
+    answers = [
+        schemas.schema("text-generation")["output"]["oneOf"][0],
+        _object({"shape": _list(_COUNT)}),
+        _object({"response": _list(_FREE)}),
+    ]
     return enveloped({"anyOf": answers})
 
 
@@ -146,7 +169,14 @@ def openai_usage() -> Schema:
 def openai_answer(kind: str) -> Schema:
     """A chat completion (``chat.completion``) or completion (``text_completion``)."""
     choice = _object({"index": _COUNT, "finish_reason": {"type": "string"}}, "index", "finish_reason")
-    fields = {"id": _TEXT, "object": {"const": kind}, "created": _COUNT, "model": _TEXT, "choices": _list(choice), "usage": openai_usage()}
+    fields = {
+        "id": _TEXT,
+        "object": {"const": kind},
+        "created": _COUNT,
+        "model": _TEXT,
+        "choices": _list(choice),
+        "usage": openai_usage(),
+    }
     return _object(fields, "id", "object", "created", "model", "choices", "usage")
 
 

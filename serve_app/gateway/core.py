@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -20,7 +21,10 @@ from serve_app.gateway.encode import EncoderClient
 from serve_app.gateway.generate import Generator
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.models import Models, ServedModel
+from serve_app.gateway.rate_limit import RateLimiter
+from serve_app.gateway.response_store import ResponseStore
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.text.prompt import prompt_ids
 
 log = logging.getLogger("ray.serve")
 
@@ -44,6 +48,9 @@ class Gateway:
         self.health = HealthMonitor(self.models, lambda m: call(m, "all_stats", {"stages": []}))
         self.generator = Generator(self.inbox, lambda m, wire: call(m, "generate", wire), settings.max_inflight)
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
+
+        self.limiter = RateLimiter(home / "rates.sqlite3", settings.rate_limits)
+        self.responses = ResponseStore(home / "responses.sqlite3")
 
     async def start(self) -> None:
         await self.inbox.start()
@@ -69,8 +76,19 @@ class Gateway:
 
     async def generate(self, model: ServedModel, request: GenerateRequest, account: str) -> AsyncIterator[Event]:
         """The events of a generation request; its prompt has been checked when this returns."""
+        events, _ = await self.open(model, request, account)
+        return events
+
+    async def open(
+        self, model: ServedModel, request: GenerateRequest, account: str
+    ) -> tuple[AsyncIterator[Event], int]:
+        """:meth:`generate`, and how many tokens the prompt has."""
         request, ids = await self.generator.prepare(model, request)
-        return self.generator.events(model, request, ids, self.settings.tenant_salt(account))
+        return self.generator.events(model, request, ids, self.settings.tenant_salt(account)), len(ids)
+
+    async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
+        """How many tokens the request's prompt has, whether or not the context window would take it."""
+        return len(await asyncio.to_thread(prompt_ids, model.tokenizer, request))
 
     async def run_handle(self, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``)."""
@@ -105,6 +123,12 @@ class Gateway:
 
     def search(self, query: dict[str, str]) -> dict[str, Any]:
         return listing.search(self._records(), query)
+
+    def search_authors(self, query: dict[str, str]) -> dict[str, Any]:
+        return listing.search_authors(self._records(), query)
+
+    def search_tasks(self, query: dict[str, str]) -> dict[str, Any]:
+        return listing.search_tasks(self._records(), query)
 
     def schema(self, name: str) -> dict[str, Any]:
         started = self.models.get(name)

@@ -1,223 +1,82 @@
-"""The HTTP surface: routes, and for each the same steps: authenticate, read, translate, run, translate back."""
+"""The HTTP application of one gateway replica: the list of dialects, and what is not routed."""
 
 from __future__ import annotations
 
-import logging
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
 
-from serve_app.api import errors, openai, openai_answers, sse, workers_ai, workers_ai_answers
-from serve_app.api.body import parse_body, read_bounded
-from serve_app.api.collect import merge
-from serve_app.api.types import Event
-from serve_app.gateway.auth import authenticate
+from serve_app import __version__
+from serve_app.api.anthropic_answers import error_body as anthropic_body
+from serve_app.api.errors import MethodNotAllowed, NoRoute, envelope, openai_body
+from serve_app.api.openapi import document
+from serve_app.gateway import (
+    request_id,
+    routes_about,
+    routes_ai_gateway,
+    routes_anthropic,
+    routes_native,
+    routes_openai,
+    routes_responses,
+)
 from serve_app.gateway.core import Gateway
+from serve_app.gateway.exchange import Endpoint, ErrorBody, Exchange, error_answer, log
 
-log = logging.getLogger("ray.serve")
+# A dialect is one line here. The first route that fits answers: the gateway host's, which fit much, come last.
+DIALECTS = (
+    routes_native.endpoints,
+    routes_openai.endpoints,
+    routes_responses.endpoints,
+    routes_anthropic.endpoints,
+    routes_ai_gateway.endpoints,
+)
 
-Handler = Callable[[Request], Awaitable[Response]]
-ACCOUNT = "/client/v4/accounts/{account}"
+
+def endpoints(gateway: Gateway) -> list[Endpoint]:
+    """Every route there is. ``gateway`` is not touched before a request comes."""
+    exchange = Exchange(gateway)
+
+    def described() -> dict[str, Any]:
+        return document(((e.method, e.path, e.about, e.scope == "key") for e in listed), __version__)
+
+    listed = routes_about.endpoints(exchange, described)
+    listed += [endpoint for dialect in DIALECTS for endpoint in dialect(exchange)]
+    return listed
 
 
 def build_http(gateway: Gateway) -> Starlette:
     """The ASGI application of one gateway replica."""
-    routes = Routes(gateway)
-    guarded, openai_guarded = routes.guarded, routes.openai_guarded
-    listed = [
-        Route("/health", routes.health, methods=["GET"]),
-        Route(ACCOUNT + "/ai/run/{model:path}", guarded(routes.run), methods=["POST"]),
-        Route(ACCOUNT + "/ai/run", guarded(routes.run_generic), methods=["POST"]),
-        Route(ACCOUNT + "/ai/models/search", guarded(routes.search), methods=["GET"]),
-        Route(ACCOUNT + "/ai/models/schema", guarded(routes.schema), methods=["GET"]),
-    ]
-    for prefix in (ACCOUNT + "/ai/v1", "/v1"):
-        listed += [
-            Route(prefix + "/chat/completions", openai_guarded(routes.chat), methods=["POST"]),
-            Route(prefix + "/completions", openai_guarded(routes.completions), methods=["POST"]),
-            Route(prefix + "/embeddings", openai_guarded(routes.embeddings), methods=["POST"]),
-            Route(prefix + "/models", openai_guarded(routes.models), methods=["GET"]),
-            Route(prefix + "/models/{model:path}", openai_guarded(routes.model), methods=["GET"]),
-        ]
-    listed.append(Route("/v1/status", guarded(routes.status), methods=["GET"]))
-    return Starlette(routes=listed, exception_handlers={HTTPException: routes.not_routed})
+    exchange = Exchange(gateway)
+    listed = endpoints(gateway)
+    routes = [Route(e.path, exchange.guarded(e), methods=[e.method]) for e in listed]
+    request_id.tag(log)
 
-
-class Routes:
-    """Handlers over one gateway. Each takes a Starlette request that is authenticated already."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    # -- around every handler --------------------------------------------------------------------------------------------
-
-    def guarded(self, handler: Handler) -> Handler:
-        return self._guard(handler, openai_errors=False)
-
-    def openai_guarded(self, handler: Handler) -> Handler:
-        return self._guard(handler, openai_errors=True)
-
-    def _guard(self, handler: Handler, *, openai_errors: bool) -> Handler:
-        async def guarded(request: Request) -> Response:
-            request.state.id = request_id = uuid.uuid4().hex
-            try:
-                account = authenticate(request.headers, self._gateway.settings, request.path_params.get("account"))
-                request.state.account = account
-                response = await handler(request)
-            except ClientDisconnect:
-                raise
-            except Exception as error:
-                response = self._error(error, request_id, openai_errors)
-            response.headers["cf-ray"] = request_id
-            return response
-
-        return guarded
-
-    def _error(self, error: Exception, request_id: str, openai_errors: bool) -> Response:
-        shown = errors.as_api_error(error, request_id)
-        if not isinstance(error, errors.ApiError):
-            log.error("request %s failed", request_id, exc_info=error)
-        status, headers, body = errors.response_parts(shown, openai=openai_errors)
-        return Response(body, status, headers)
-
-    async def not_routed(self, request: Request, error: Exception) -> Response:
+    async def not_routed(request: Request, error: Exception) -> Response:
         """404 and 405 in the words of the API."""
         assert isinstance(error, HTTPException)
-        if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "another method")
-            shown: errors.ApiError = errors.MethodNotAllowed(request.method, allowed)
-        else:
-            shown = errors.NoRoute(request.method, request.url.path)
-        return self._error(shown, "", "/v1/" in request.url.path)
+        if error.status_code != 405:
+            return error_answer(NoRoute(request.method, request.url.path), _dialect(request.url.path))
+        fitting = [i for i, route in enumerate(routes) if route.matches(request.scope)[0] != Match.NONE]
+        allowed = ", ".join(sorted({method for i in fitting for method in routes[i].methods or ()}))
+        return error_answer(MethodNotAllowed(request.method, allowed), listed[fitting[0]].error_body)
 
-    async def _body(self, request: Request, task: str = "") -> dict[str, Any]:
-        settings = self._gateway.settings
-        # A prompt is bounded by a context window; thousands of texts to embed are an ordinary request.
-        limit = settings.max_body_bytes if task == "text-generation" else settings.max_embedding_body_bytes
-        raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
-        return parse_body(raw, limit=limit)
-
-    # -- native dialect --------------------------------------------------------------------------------------------------
-
-    async def run(self, request: Request) -> Response:
-        name = request.path_params["model"]
-        return await self._run(request, name, await self._body(request, self._gateway.models.task_of(name)))
-
-    async def run_generic(self, request: Request) -> Response:
-        name, inputs = workers_ai.parse_run_target(await self._body(request))
-        return await self._run(request, name, inputs)
-
-    async def _run(self, request: Request, name: str, body: dict[str, Any]) -> Response:
-        queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
-        result = await self._gateway.run(name, body, request.state.account, queue_request=queued)
-        if isinstance(result, dict):
-            return _json(result)
-        parsed, events = result
-        primed = await _Primed.of(events)
-        return _EventStream(workers_ai_answers.stream_generate(parsed, primed), primed)
-
-    async def search(self, request: Request) -> Response:
-        return _json(self._gateway.search(dict(request.query_params)))
-
-    async def schema(self, request: Request) -> Response:
-        return _json(errors.success(self._gateway.schema(request.query_params.get("model", ""))))
-
-    # -- OpenAI dialect --------------------------------------------------------------------------------------------------
-
-    async def chat(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._body(request, "text-generation"))
-        model = self._gateway.models.find(name, ("text-generation",))
-        parsed = openai.parse_chat(body, model.limits)
-        events = await self._gateway.generate(model, parsed, request.state.account)
-        if parsed.stream:
-            primed = await _Primed.of(events)
-            return _EventStream(openai_answers.stream_chat(parsed, primed), primed)
-        return _json(openai_answers.render_chat(parsed, [e async for e in events]))
-
-    async def completions(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._body(request, "text-generation"))
-        model = self._gateway.models.find(name, ("text-generation",))
-        parsed = openai.parse_completions(body, model.limits)
-        streams = [await self._gateway.generate(model, one, request.state.account) for one in parsed]
-        events = merge(streams, choices_each=parsed[0].n)
-        if parsed[0].stream:
-            primed = await _Primed.of(events)
-            return _EventStream(openai_answers.stream_completion(parsed, primed), primed)
-        return _json(openai_answers.render_completion(parsed, [e async for e in events]))
-
-    async def embeddings(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._body(request))
-        model = self._gateway.models.find(name, ("text-embeddings",))
-        parsed = openai.parse_embeddings(body)
-        vectors, usage = await self._gateway.encoder.embed(model, parsed)
-        return _json(openai_answers.render_embeddings(parsed, vectors, usage))
-
-    async def models(self, request: Request) -> Response:
-        return _json(self._gateway.openai_models())
-
-    async def model(self, request: Request) -> Response:
-        return _json(self._gateway.openai_model(request.path_params["model"]))
-
-    # -- about the server ------------------------------------------------------------------------------------------------
-
-    async def health(self, request: Request) -> Response:
-        report = self._gateway.health.report()
-        ready = report["status"] == "ready"
-        return Response(orjson.dumps(report), 200 if ready else 503, {} if ready else {"Retry-After": "1"}, "application/json")
-
-    async def status(self, request: Request) -> Response:
-        return _json(await self._gateway.status())
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(request_id.RequestId)],
+        exception_handlers={HTTPException: not_routed},
+    )
+    # A redirect to a path with or without a slash at its end would be an answer that no client expects.
+    app.router.redirect_slashes = False
+    return app
 
 
-def _json(body: Any) -> Response:
-    return Response(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
-
-
-class _Primed:
-    """Events whose first one is there already, so that what goes wrong before it still becomes an HTTP status.
-
-    A class and not a generator: closing a generator that was never started would leave ``events`` open, and with them
-    the request in the engine, when a client leaves just before the first byte.
-    """
-
-    def __init__(self, first: Event | None, events: AsyncIterator[Event]) -> None:
-        self._first = first
-        self._events = events
-
-    @classmethod
-    async def of(cls, events: AsyncIterator[Event]) -> _Primed:
-        return cls(await anext(events, None), events)
-
-    def __aiter__(self) -> _Primed:
-        return self
-
-    async def __anext__(self) -> Event:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await anext(self._events)
-
-    async def aclose(self) -> None:
-        await openai_answers.close(self._events)
-
-
-class _EventStream(StreamingResponse):
-    """Server-sent events that close the request behind them however they end, also before the first byte."""
-
-    def __init__(self, frames: AsyncIterator[bytes], events: _Primed) -> None:
-        super().__init__(sse.with_keep_alive(frames), headers=dict(sse.HEADERS))
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._events.aclose()
+def _dialect(path: str) -> ErrorBody:
+    """The words for a path that no route has: those of the dialect it looks like."""
+    if "/messages" in path:
+        return anthropic_body
+    return openai_body if "/v1/" in path else envelope

@@ -120,7 +120,9 @@ class Models:
         return self.started.get(name) or self.started.get(f"@cf/{name.lstrip('/')}")
 
     def find(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
-        """The model called ``name`` (its id, or the id without ``@cf/``). Raises the error a client should see."""
+        """The model called ``name``: its id, or the id without ``@cf/``, or with a provider before it as the gateway's
+        compat paths have it. Raises the error a client should see."""
+        name = name.removeprefix("workers-ai/")
         model = self.get(name)
         if model is None:
             if name in self.catalog:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -21,6 +21,8 @@ class GatewaySettings:
     profile: str
     models: tuple[str, ...] = ()
     max_inflight: int = 512
+    # Requests per minute by task; a task without an entry is not limited.
+    rate_limits: dict[str, int] = field(default_factory=dict)
     max_body_bytes: int = 1 << 20
     max_embedding_body_bytes: int = 10_000_000
     # With several nodes, workers on other nodes must reach this gateway's token inbox.

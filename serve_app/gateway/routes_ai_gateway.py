@@ -1,0 +1,26 @@
+"""Paths of Cloudflare's gateway host that clients have built in: `/v1/{account}/{gateway}/workers-ai/...`, `/compat`.
+
+They are other ways to the same answers: there is one gateway here, whatever the path calls it.
+"""
+
+from __future__ import annotations
+
+from serve_app.gateway import routes_anthropic, routes_openai, routes_responses
+from serve_app.gateway.exchange import Endpoint, Exchange
+from serve_app.gateway.routes_native import RUN, NativeRoutes
+
+GATEWAY = "/v1/{account}/{gateway}"
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    native = NativeRoutes(exchange)
+    provider = GATEWAY + "/workers-ai"
+    return [
+        *routes_openai.under(exchange, provider + "/v1"),
+        *routes_responses.under(exchange, provider + "/v1"),
+        *routes_anthropic.under(exchange, provider + "/v1"),
+        *routes_openai.under(exchange, GATEWAY + "/compat"),
+        Endpoint("POST", provider + "/run/{model:path}", native.run, RUN),
+        # Last, because it takes whatever the others left.
+        Endpoint("POST", provider + "/{model:path}", native.run, RUN),
+    ]

@@ -1,0 +1,76 @@
+"""Routes of the OpenAI Responses dialect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api import openai, responses, responses_answers
+from serve_app.api import schemas_dialects as schemas
+from serve_app.api.errors import openai_body
+from serve_app.api.openapi import Operation
+from serve_app.gateway.exchange import TEXT, Endpoint, Exchange, json_answer
+from serve_app.gateway.routes_openai import PREFIXES
+from serve_app.gateway.streams import streamed
+
+_TAG = "OpenAI Responses"
+CREATE = Operation(
+    "Create a response",
+    _TAG,
+    schemas.response_output(),
+    schemas.responses_input(),
+    {"model": "@cf/pico/pico-instruct", "input": "What does math.sqrt do?"},
+    streams=True,
+)
+GET = Operation("A stored response", _TAG, schemas.response_output())
+DELETE = Operation("Forget a stored response", _TAG)
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+
+
+def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
+    """The dialect's routes below ``prefix``."""
+    routes = ResponsesRoutes(exchange)
+    one = prefix + "/responses/{response_id}"
+    return [
+        Endpoint("POST", prefix + "/responses", routes.create, CREATE, openai_body),
+        Endpoint("GET", one, routes.get, GET, openai_body),
+        Endpoint("DELETE", one, routes.delete, DELETE, openai_body),
+    ]
+
+
+class ResponsesRoutes:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def create(self, request: Request) -> Response:
+        gateway, account = self._exchange.gateway, request.state.account
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        parsed = responses.parse_responses(body, model.limits)
+        parsed.generate.messages = parsed.messages(await gateway.responses.conversation(account, parsed.previous))
+        events = await gateway.generate(model, parsed.generate, account)
+
+        async def keep(response: dict[str, Any]) -> None:
+            if parsed.store:
+                turn = [*parsed.turn, *responses_answers.as_messages(response)]
+                await gateway.responses.put(account, response, turn)
+
+        if parsed.generate.stream:
+            return await streamed(events, lambda primed: responses_answers.stream_response(parsed, primed, keep))
+        response = responses_answers.render_response(parsed, [e async for e in events])
+        await keep(response)
+        return json_answer(response)
+
+    async def get(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        return json_answer(await self._exchange.gateway.responses.get(request.state.account, response_id))
+
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        await self._exchange.gateway.responses.delete(request.state.account, response_id)
+        return json_answer({"id": response_id, "object": "response", "deleted": True})
