@@ -1,7 +1,7 @@
 """The running server under load: time to first token, inter-token latency and tokens per second by concurrency.
 
-``python -m benchmarks serving [--url URL] [--concurrency 1,8,32] [--json]``. Measures the server that `serve-app serve` has
-started with the same SERVE_APP_HOME. Load and server share the machine, so figures are lower bounds.
+``python -m benchmarks serving [--url URL] [--concurrency 1,8,32] [--json]``. Measures the server that `serve-app serve`
+has started with the same SERVE_APP_HOME. Load and server share the machine, so figures are lower bounds.
 """
 
 from __future__ import annotations

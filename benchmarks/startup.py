@@ -1,7 +1,7 @@
 """From `serve-app serve` to the first token, as a person at the keyboard has it.
 
-``python -m benchmarks startup [--rounds 3] [--json]``. The first round may fetch weights and compile kernels; it is reported
-apart. Every round starts and ends the whole local stack.
+``python -m benchmarks startup [--rounds 3] [--json]``. The first round may fetch weights and compile kernels; it is
+reported apart. Every round starts and ends the whole local stack.
 """
 
 from __future__ import annotations

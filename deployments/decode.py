@@ -43,7 +43,9 @@ class Decode(EngineStage):
         self._connecting = asyncio.ensure_future(self._connect_draft(worker, DRAFT_LOAD_S))
 
     async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire form."""
+        """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire
+        form.
+        """
         if self._prefill is not None:
             wire = {**wire, "prefill_above": self._min_remote}
         result = await self._generate(wire)

@@ -44,8 +44,9 @@ class EncoderWorker:
         progress("ready")
 
     async def encode(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """``{"ids", "lengths", "types"?, "pooling"?, "normalize"?, "dimensions"?}``, arrays as int32 bytes, all sequences
-        one after the other -> ``{"shape", "data"}`` with float32 bytes, or ``{"error"}`` for input the model refuses."""
+        """``{"ids", "lengths", "types"?, "pooling"?, "normalize"?, "dimensions"?}``, arrays as int32 bytes, all
+        sequences one after the other -> ``{"shape", "data"}`` with float32 bytes, or ``{"error"}`` for input the model
+        refuses."""
         from serve_app.engine.encode_types import EncodeError
 
         lengths = np.frombuffer(wire["lengths"], np.int32)

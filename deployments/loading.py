@@ -1,4 +1,6 @@
-"""What a worker does between its birth and its first request: weights, model, engine. Imports torch, so workers only."""
+"""What a worker does between its birth and its first request: weights, model, engine. Imports torch, so workers
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Keeps one worker actor alive for a replica: starts it, starts another when it is lost, and lets calls wait meanwhile."""
+"""Keeps one worker actor alive for a replica: starts it, starts another when it is lost, and lets calls wait
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class Supervisor:
     """``start`` creates the actor, ``greet`` awaits that it is usable and tells it what else it needs to know.
 
     The actor belongs to this process and ends with it. When the actor ends first, a call in flight fails with
-    :class:`WorkerLost`, and the next ones wait for its successor: while they wait they count as ongoing requests, so that
-    Serve's router prefers other replicas. Serve itself replaces the replica only if workers keep dying.
+    :class:`WorkerLost`, and the next ones wait for its successor: while they wait they count as ongoing requests, so
+    that Serve's router prefers other replicas. Serve itself replaces the replica only if workers keep dying.
     """
 
     MAX_RESTARTS = 3

@@ -35,8 +35,8 @@ class Running:
 class EngineWorker:
     """Loads a model and runs requests on it until its replica goes.
 
-    Everything asynchronous (calls, pool, token frames) happens on the actor's event loop; the engine has a thread of its
-    own and speaks to the loop once per step.
+    Everything asynchronous (calls, pool, token frames) happens on the actor's event loop; the engine has a thread of
+    its own and speaks to the loop once per step.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -97,11 +97,11 @@ class EngineWorker:
     async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Runs one request to its end; tokens go to ``wire["inbox"]`` as they come.
 
-        ``wire``: ``id``, ``ids`` (prompt, then ``resumed`` tokens generated before; int32 bytes), ``salt``, ``sampling``,
-        ``inbox``. Returns ``{"finish", "cached", "undelivered"}`` or ``{"error", "refused"}``.
+        ``wire``: ``id``, ``ids`` (prompt, then ``resumed`` tokens generated before; int32 bytes), ``salt``,
+        ``sampling``, ``inbox``. Returns ``{"finish", "cached", "undelivered"}`` or ``{"error", "refused"}``.
 
-        Returns ``{"missing", "cached"}`` instead if a prefill worker should first compute what neither this engine nor the
-        pool holds (``wire["prefill_above"]`` tokens or more).
+        Returns ``{"missing", "cached"}`` instead if a prefill worker should first compute what neither this engine nor
+        the pool holds (``wire["prefill_above"]`` tokens or more).
         """
         request, running = self._register(wire, prefill_only=False)
         try:

@@ -4,7 +4,8 @@
 
     serve build serve_app.bound:gateway serve_app.bound:cf__pico__pico_instruct -o applications.yaml
 
-The names are those of the profile's applications (``serve-app config PROFILE`` shows them) with ``_`` for ``-`` and ``.``.
+The names are those of the profile's applications (``serve-app config PROFILE`` shows them) with ``_`` for ``-`` and
+``.``.
 """
 
 from __future__ import annotations

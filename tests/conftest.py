@@ -25,7 +25,9 @@ ACCOUNT = "local"
 
 
 def _free_port() -> int:
-    """Outside of the range that Ray gives to its workers (10002 to 19999) and Serve to its replicas (30000 to 31000)."""
+    """Outside of the range that Ray gives to its workers (10002 to 19999) and Serve to its replicas (30000 to
+    31000).
+    """
     for port in random.SystemRandom().sample(range(20000, 29000), 50):
         with socket.socket() as probe:
             try:

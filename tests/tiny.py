@@ -55,7 +55,9 @@ FAMILIES = {
 
 
 def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: object) -> Path:
-    """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are clear-cut."""
+    """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are
+    clear-cut.
+    """
     config_class, model_class, extra = FAMILIES[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**COMMON, **extra, **overrides}))

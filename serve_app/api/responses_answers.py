@@ -119,7 +119,7 @@ class _Response:
         }
         added = self._add(item)
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        item["content"] = [part]
+        item["content"].append(part)
         return [added, self._event("response.content_part.added", **self._place, content_index=0, part=part)]
 
     def _text(self, delta: TextDelta) -> list[bytes]:

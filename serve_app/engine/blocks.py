@@ -67,7 +67,9 @@ class BlockPool:
         return count <= len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Hands out ``count`` blocks, forgetting the least recently used cached ones. Check :meth:`can_allocate` first."""
+        """Hands out ``count`` blocks, forgetting the least recently used cached ones. Check :meth:`can_allocate`
+        first.
+        """
         if count > len(self._free):
             raise RuntimeError(f"{count} blocks asked for, {len(self._free)} free")
         taken = []

@@ -1,4 +1,6 @@
-"""Puts an engine together from a model directory and a few numbers. Used by the workers, the tests and the benchmarks."""
+"""Puts an engine together from a model directory and a few numbers. Used by the workers, the tests and the
+benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class EngineLimits:
-    """How much an engine takes on. ``kv_cache_bytes`` 0 means: room for ``max_num_seqs`` contexts of moderate length."""
+    """How much an engine takes on. ``kv_cache_bytes`` 0 means: room for ``max_num_seqs`` contexts of moderate
+    length.
+    """
 
     kv_cache_bytes: int = 0
     max_batch_tokens: int = 2048

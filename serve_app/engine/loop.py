@@ -24,9 +24,10 @@ class EngineStopped(RuntimeError):
 class EngineLoop:
     """Steps an engine while it has work and sleeps while it has none.
 
-    ``on_outputs`` is called in the engine's thread once per step with everything the step produced. When a step fails, all
-    requests are ended with the cause, the cache is emptied and the loop goes on: one bad request must not take the others'
-    future with it. Three failures in a row end the loop (``failed`` is set; the replica's health check reads it).
+    ``on_outputs`` is called in the engine's thread once per step with everything the step produced. When a step fails,
+    all requests are ended with the cause, the cache is emptied and the loop goes on: one bad request must not take the
+    others' future with it. Three failures in a row end the loop (``failed`` is set; the replica's health check reads
+    it).
     """
 
     MAX_FAILURES = 3

@@ -1,4 +1,6 @@
-"""The nouns of the engine: how to sample, one request, and what a step says about it. Imports nothing but the standard library."""
+"""The nouns of the engine: how to sample, one request, and what a step says about it. Imports nothing but the standard
+library.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class SamplingParams:
     """How one request turns logits into tokens.
 
     ``temperature == 0`` is greedy. ``seed`` together with the position of a token fixes the random number used for it,
-    so that a request's output does not depend on what else is in the batch, on preemption, or on which worker continues it.
+    so that a request's output does not depend on what else is in the batch, on preemption, or on which worker continues
+    it.
     """
 
     max_tokens: int = 256

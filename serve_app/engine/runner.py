@@ -1,4 +1,6 @@
-"""Runs one step on the model: copies stored prefixes in, one forward pass over the flat batch, sampling on the device."""
+"""Runs one step on the model: copies stored prefixes in, one forward pass over the flat batch, sampling on the
+device.
+"""
 
 from __future__ import annotations
 

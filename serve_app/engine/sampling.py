@@ -16,7 +16,9 @@ _MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class SampleRow:
-    """One row of logits: the settings, the position of the token to draw, and what came before where penalties need it."""
+    """One row of logits: the settings, the position of the token to draw, and what came before where penalties need
+    it.
+    """
 
     params: SamplingParams
     position: int
@@ -40,8 +42,8 @@ def uniform(seed: int, position: int) -> float:
 def sample(logits: Tensor, rows: list[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Draws one token per row of ``logits`` [S, V] (any float dtype); log-probabilities for the rows that ask.
 
-    Order as in the field: bias and penalties on the logits, then temperature, top_k, top_p, min_p. Log-probabilities are
-    those of the model, before any of it.
+    Order as in the field: bias and penalties on the logits, then temperature, top_k, top_p, min_p. Log-probabilities
+    are those of the model, before any of it.
     """
     logits = logits.float()
     wants_logprobs = [r.params.logprobs is not None for r in rows]
@@ -127,8 +129,8 @@ def _invert(probs: Tensor, points: Tensor) -> Tensor:
 def _penalise(logits: Tensor, row: SampleRow) -> None:
     """Applies bias and penalties to one row in place.
 
-    Repetition counts prompt and output (CTRL, arXiv 1909.05858: divide positive, multiply negative logits); frequency and
-    presence count the output only (OpenAI's definition: ``logit - count * frequency - (count > 0) * presence``).
+    Repetition counts prompt and output (CTRL, arXiv 1909.05858: divide positive, multiply negative logits); frequency
+    and presence count the output only (OpenAI's definition: ``logit - count * frequency - (count > 0) * presence``).
     """
     params = row.params
     if params.has_penalties:

@@ -1,7 +1,7 @@
 """Which tokens of which requests the next step computes.
 
-There are no phases: each request has tokens it knows and tokens it has computed, and a step lets the second catch up with
-the first within a budget. Chunked prefill, prefix hits, drafts under verification and resumed requests are one case.
+There are no phases: each request has tokens it knows and tokens it has computed, and a step lets the second catch up
+with the first within a budget. Chunked prefill, prefix hits, drafts under verification and resumed requests are one case.
 """
 
 from __future__ import annotations
@@ -200,7 +200,9 @@ class Scheduler:
         return Scheduled(request, request.computed, count, 1 + len(request.draft) if reaches_end else 0)
 
     def _admit(self, request: Request, budget: int, step: Step) -> int:
-        """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens, 0 if none."""
+        """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens, 0 if
+        none.
+        """
         # At least the last token is computed: its logits are wanted, or (prefill only) a step is what ends the request.
         reusable = len(request.tokens) - 1
         self._extend_keys(request, reusable)
@@ -234,7 +236,9 @@ class Scheduler:
         return max(0, blocks_for(tokens) - len(request.blocks))
 
     def _trim_draft(self, request: Request, budget: int, owed: int) -> None:
-        """Drafts are optional work: they take neither the token nor the ``owed`` blocks of those whose turn is later."""
+        """Drafts are optional work: they take neither the token nor the ``owed`` blocks of those whose turn is
+        later.
+        """
         without = request.pending - len(request.draft)
         del request.draft[max(0, budget - without) :]
         if request.draft and not self.blocks.can_allocate(blocks_for(request.known) - len(request.blocks) + owed):
@@ -294,9 +298,9 @@ def accept(draft: list[int], sampled: list[int]) -> int:
     """How many draft tokens stand.
 
     Row j was sampled from the target's distribution given the drafts before it, so draft j stands exactly if the target
-    drew the same token, and the first row that disagrees supplies the token in its place. For a deterministic draft this
-    is the rejection sampling of arXiv 2211.17192 (accepted with probability p(x), replaced by p without x), and because
-    row j's random number is fixed by the position, even sampled output is the same as without drafts.
+    drew the same token, and the first row that disagrees supplies the token in its place. For a deterministic draft
+    this is the rejection sampling of arXiv 2211.17192 (accepted with probability p(x), replaced by p without x), and
+    because row j's random number is fixed by the position, even sampled output is the same as without drafts.
     """
     accepted = 0
     while accepted < len(draft) and sampled[accepted] == draft[accepted]:

@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 class DraftQuery:
     """What a draft model needs to continue one sequence.
 
-    ``agreed`` tokens from the last query still stand; ``suffix`` follows them. ``agreed == 0`` sends the whole sequence.
+    ``agreed`` tokens from the last query still stand; ``suffix`` follows them. ``agreed == 0`` sends the whole
+    sequence.
     """
 
     id: str

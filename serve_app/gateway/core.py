@@ -119,7 +119,8 @@ class Gateway:
             log.error("request %s failed", request_id, exc_info=error)
         return {**envelope(shown), "status": shown.status}
 
-    # -- the catalogue ---------------------------------------------------------------------------------------------------
+    # -- the catalogue
+    # ---------------------------------------------------------------------------------------------------
 
     def search(self, query: dict[str, str]) -> dict[str, Any]:
         return listing.search(self._records(), query)

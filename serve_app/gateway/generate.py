@@ -52,7 +52,9 @@ class Piece:
 
 
 class Generator:
-    """``call(model, wire)`` runs a request on a decode replica; it raises :class:`WorkerGone` where a retry may help."""
+    """``call(model, wire)`` runs a request on a decode replica; it raises :class:`WorkerGone` where a retry may
+    help.
+    """
 
     def __init__(self, inbox: TokenInbox, call: Callable[[ServedModel, dict[str, Any]], Any], max_inflight: int) -> None:
         self._inbox = inbox

@@ -10,16 +10,16 @@ from starlette.responses import Response
 from serve_app.api import schemas_dialects as schemas
 from serve_app.api import workers_ai, workers_ai_answers
 from serve_app.api.errors import success
-from serve_app.api.openapi import Operation
+from serve_app.api.openapi import Operation, Schema
 from serve_app.gateway.exchange import ACCOUNT, Endpoint, Exchange, json_answer
 from serve_app.gateway.streams import streamed
 
-_PAGED = {
+_PAGED: dict[str, Schema] = {
     "search": {"type": "string"},
     "page": {"type": "integer", "minimum": 1},
     "per_page": {"type": "integer", "minimum": 1},
 }
-_FLAG = {"type": "string", "enum": ["true", "false"]}
+_FLAG: Schema = {"type": "string", "enum": ["true", "false"]}
 RUN = Operation(
     "Run a model",
     "Workers AI",
@@ -37,7 +37,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     generic = Operation(
         "Run the model that the body names", "Workers AI", RUN.answer, schemas.generic_input(), example, streams=True
     )
-    models = {
+    models: dict[str, Schema] = {
         **_PAGED,
         "task": {"type": "string"},
         "author": {"type": "string"},

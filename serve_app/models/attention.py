@@ -32,8 +32,8 @@ def paged_attention_forward(
 ) -> tuple[Tensor, None]:
     """Writes the batch's K/V into its blocks, then attends.
 
-    ``query`` [1, Hq, T, D], ``key`` and ``value`` [1, Hkv, T, D]; returns [1, T, Hq, D]. There is never a mask: causality,
-    window and request borders follow from the batch.
+    ``query`` [1, Hq, T, D], ``key`` and ``value`` [1, Hkv, T, D]; returns [1, T, Hq, D]. There is never a mask:
+    causality, window and request borders follow from the batch.
     """
     layer = batch.kv[module.layer_idx]
     write_kv(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), batch.slots)

@@ -203,10 +203,11 @@ class Llama3(ToolParser):
             self._plain = end is not None or final
             break
         if self._plain or final:
+            # Separators belong to the calls before them; what follows is text, told as it is.
             rest = self._held.lstrip("; \r\n\t") if self._called else self._held
-            # After calls only separators may be missing here; anything else is text, told as it is.
             if rest:
                 out.append(rest)
+                self._called = False
             self._held = ""
         return out
 

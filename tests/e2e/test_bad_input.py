@@ -1,4 +1,6 @@
-"""Bad input over HTTP: 4xx with the documented code, a message that says what to do, at once, and nobody else notices."""
+"""Bad input over HTTP: 4xx with the documented code, a message that says what to do, at once, and nobody else
+notices.
+"""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ from pathlib import Path
 from serve_app.kernels import build
 sources = Path({str(tmp_path)!r}) / "cpu"
 shutil.copytree(build.SOURCES, sources)
-text = (sources / "paged_attention.cpp").read_text()
+text = (sources / "paged_attention.h").read_text()
 assert "total > 0 ? 1.f / total" in text
 text = text.replace("total > 0 ? 1.f / total", "total > 0 ? 1.f / (total + 1)")
-(sources / "paged_attention.cpp").write_text(text)
+(sources / "paged_attention.h").write_text(text)
 build.SOURCES = sources
 {REPORT}
 """

@@ -1,4 +1,6 @@
-"""The engine's one truth: greedy tokens equal transformers' ``generate`` on the same weights, whatever else is going on."""
+"""The engine's one truth: greedy tokens equal transformers' ``generate`` on the same weights, whatever else is going
+on.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def speculation(path, blocks: int = 200) -> Speculation:
 
 
 def test_hand_over_from_prefill_to_decode(family, expected):
-    """Prefill publishes chunks, another engine loads them: same tokens, and only the last prompt token is computed twice."""
+    """Prefill publishes chunks, another engine loads them: same tokens, and only the last prompt token is computed
+    twice.
+    """
     model = family[0]
     for prompt, tokens in zip(prompts(16, longest=700), [None] * 16, strict=True):
         tokens = tiny.reference_tokens(family[1], prompt, NEW_TOKENS)
