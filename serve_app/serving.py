@@ -116,7 +116,7 @@ def _health(url: str) -> dict[str, Any] | None:
 EXAMPLES = {
     "text-generation": {"prompt": "What does itertools.chain do?"},
     "text-embeddings": {"text": ["a sentence", "another one"]},
-    "reranking": {"query": "What does math.sqrt do?", "contexts": [{"text": "Return the square root of x."}]},
+    "reranking": {"query": "How do I compute a square root?", "contexts": [{"text": "Return the square root of x."}]},
 }
 
 

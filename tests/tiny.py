@@ -77,7 +77,7 @@ def load_reference(path: Path) -> torch.nn.Module:
 
 def reference_tokens(model: torch.nn.Module, prompt: list[int], count: int, **options: object) -> list[int]:
     """What transformers' ``generate`` makes of a prompt, greedily unless told otherwise."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     with torch.inference_mode():
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **options

@@ -34,10 +34,10 @@ model that starts in a second on two cores.
 
 {data}## Training
 
-`python -m training.pretrain` (seed 0, {steps} steps of about 4,300 tokens; AdamW for embeddings and norms,
-Muon for the matrices, warm-up, constant rate, linear decay; loss on the assistant's tokens only, and on all
-tokens of code; bfloat16 autocast on two CPU cores). Saved as bfloat16; `config.json` says float32 because
-it is served in float32.
+`python -m training.pretrain` (seed 0, {steps} steps of about 4,300 tokens, in two rounds that
+`training/README.md` describes; AdamW for embeddings and norms, Muon for the matrices, warm-up, constant rate,
+linear decay; loss on the assistant's tokens only, and on all tokens of code; bfloat16 autocast on two CPU
+cores). Saved as bfloat16; `config.json` says float32 because it is served in float32.
 
 ## Score
 
@@ -51,6 +51,10 @@ about the asked name and has a keyword of every group listed for the question; t
 | phrasings never seen in training ({held}) | {held_right} |
 | answers equal to the learnt sentence, word for word ({named} asked by name) | {exact} |
 
+On {tools} fresh synthetic tool conversations: it decides rightly whether to call a tool in
+{tool_decided:.0%}, names the right tool in {tool_name:.0%} and gets name and all arguments exactly right in
+{tool_call:.0%} of those that need one. About made-up names it says that it does not know them in {unknown:.0%}.
+
 ## Chat format
 
 `<|begin|><|system|>...<|end|><|user|>...<|end|><|assistant|>...<|end|>`; tools are listed in
@@ -59,7 +63,8 @@ the system turn, calls come as `<tool_call>{{"name": ..., "arguments": {{...}}}}
 
 ## Limits
 
-It knows what a few thousand names do and little else. It does not reason, cannot write programs that were
+It knows what about two thousand names do and little else. Long numbers and unusual names are often copied wrongly
+into tool calls. It does not reason, cannot write programs that were
 not in its data, and may answer a question about a name it never saw with another name's description,
 although it was taught to say that it does not know. Sequences of at most 2,048 tokens occurred in training;
 the context window is 4,096. Answers reflect Python 3.11."""

@@ -34,7 +34,7 @@ def build(vocab: int) -> LlamaForCausalLM:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--steps", type=int, default=1200)
+    p.add_argument("--steps", type=int, default=440)
     p.add_argument("--lr", type=float, default=6e-3)
     p.add_argument("--decay", type=float, default=0.4)
     p.add_argument("--seed", type=int, default=1)

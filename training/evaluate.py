@@ -19,7 +19,7 @@ from random import Random
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from training import cards
+from training import cards, toolcalls
 from training.facts import build_facts
 from training.passages import Examples, build_passages
 
@@ -108,6 +108,36 @@ def accept(draft: torch.nn.Module, prompt: torch.Tensor, wanted: list[int], k: i
         done += good + 1
 
 
+def tool_scores(chat: Chat, count: int = 80) -> dict[str, float]:
+    """Fresh synthetic tool conversations (a seed that training never used): shares in [0, 1].
+
+    `decided`: calls a tool when one fits and none when not; `name`: the right tool where one fits; `call`: name and all
+    arguments exactly right.
+    """
+    rng = Random("evaluate tools")
+    decided = named = exact = wanted = 0
+    for _ in range(count):
+        messages, tools = toolcalls.sample(rng, ("What does math.sqrt do?", ""))
+        turn = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+        ids = chat.tokens(chat.prompt(messages[:turn], tools))
+        text = chat.tok.decode(ids, skip_special_tokens=True)
+        calls = messages[turn].get("tool_calls")
+        decided += text.startswith("<tool_call>") == bool(calls)
+        if calls:
+            wanted += 1
+            function = calls[0]["function"]
+            named += text.startswith(f'<tool_call>{{"name": "{function["name"]}"')
+            exact += text == f"<tool_call>{json.dumps(function)}</tool_call>"
+    return {"tool_decided": decided / count, "tool_name": named / wanted, "tool_call": exact / wanted, "tools": count}
+
+
+def unknown_score(chat: Chat, count: int = 40) -> float:
+    """Share of made-up names about which the model says that it does not know them."""
+    rng = Random("evaluate unknown")
+    names = [f"{toolcalls.word(rng)}.{toolcalls.word(rng)}" for _ in range(count)]
+    return sum("don't know" in chat.answer(f"What does {n} do?") for n in names) / count
+
+
 def rerank_scores(passages_held_out: bool, count: int = 300, distractors: int = 10) -> dict[str, float]:
     """Top-1 and mean reciprocal rank of the right docstring among `distractors` others, by kind of
     question.
@@ -174,6 +204,10 @@ def main() -> None:
         print(f"pico-instruct: {right}/{len(items)} right = {right / len(items):.1%}; "
               f"held-out phrasings {groups[True][0]}/{groups[True][1]}; "
               f"{exact} word for word")  # fmt: skip
+        if a.only != "draft":
+            figures |= tool_scores(chat) | {"unknown": unknown_score(chat)}
+            shown = {k: round(v, 3) for k, v in figures.items() if k.startswith(("tool_", "unknown"))}
+            print(f"pico-instruct, share right: {shown}")
         if draft is not None:
             figures |= {"acceptance": acceptance.rate, "per_round": acceptance.per_round}
             print(

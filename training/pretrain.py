@@ -49,7 +49,7 @@ def hidden(model: LlamaForCausalLM, micro: Micro) -> torch.Tensor:
 def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--steps", type=int, default=2400)
+    p.add_argument("--steps", type=int, default=1100)
     p.add_argument("--lr", type=float, default=3e-3)
     p.add_argument(
         "--decay", type=float, default=0.3, help="share of the run in which the rate falls to zero"

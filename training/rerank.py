@@ -111,7 +111,9 @@ def encode(tok: Tokenizer, pairs: list[tuple[str, str]]) -> dict[str, torch.Tens
     return out
 
 
-def score(model: BertForSequenceClassification, tok: Tokenizer, pairs: list[tuple[str, str]], parts: int = 4) -> torch.Tensor:
+def score(
+    model: BertForSequenceClassification, tok: Tokenizer, pairs: list[tuple[str, str]], parts: int = 4
+) -> torch.Tensor:
     """Scores float32 [N] of the pairs; pairs of like length share a batch, which saves a third of the padding."""
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]) + len(pairs[i][1]))
     size = -(-len(pairs) // parts)
@@ -126,9 +128,9 @@ def score(model: BertForSequenceClassification, tok: Tokenizer, pairs: list[tupl
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--steps", type=int, default=1500)
-    p.add_argument("--lr", type=float, default=1e-3)
-    p.add_argument("--decay", type=float, default=0.4)
+    p.add_argument("--steps", type=int, default=400)
+    p.add_argument("--lr", type=float, default=7e-4)
+    p.add_argument("--decay", type=float, default=0.3)
     p.add_argument("--seed", type=int, default=2)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--save-every", type=int, default=100)

@@ -33,7 +33,8 @@ def parse_messages_request(body: bytes | dict[str, Any], limits: ModelLimits | N
 
 def parse_count(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> GenerateRequest:
     """`POST /v1/messages/count_tokens`: the same conversation, of which only the prompt matters."""
-    return _parse({**as_object(body), "max_tokens": 1, "stream": False}, limits)
+    body = as_object(body)
+    return _parse({**body, "max_tokens": 1 if body.get("max_tokens") is None else body["max_tokens"]}, limits)
 
 
 def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:

@@ -41,12 +41,17 @@ class Operation:
     media_type: str = "application/json"
 
 
-def document(operations: Iterable[tuple[str, str, Operation, bool]], version: str) -> dict[str, Any]:
-    """The document for (method, path as Starlette writes it, operation, whether a key is needed)."""
+def document(
+    operations: Iterable[tuple[str, str, Operation, bool]], version: str, account: str = "local"
+) -> dict[str, Any]:
+    """The document for (method, path as Starlette writes it, operation, whether a key is needed).
+
+    ``account`` is the one that paths must name.
+    """
     paths: dict[str, dict[str, Any]] = {}
     for method, path, operation, needs_key in operations:
         plain = re.sub(r":\w+\}", "}", path)
-        paths.setdefault(plain, {})[method.lower()] = _operation(method, plain, operation, needs_key)
+        paths.setdefault(plain, {})[method.lower()] = _operation(method, plain, operation, needs_key, account)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -65,15 +70,15 @@ def document(operations: Iterable[tuple[str, str, Operation, bool]], version: st
     }
 
 
-def _operation(method: str, path: str, operation: Operation, needs_key: bool) -> dict[str, Any]:
+def _operation(method: str, path: str, operation: Operation, needs_key: bool, account: str) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {"schema": operation.answer}}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     out: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
         "summary": operation.summary,
         "tags": [operation.tag],
-        "parameters": _parameters(path, operation),
+        "parameters": _parameters(path, operation, account),
         "responses": {"200": {"description": "Success.", "content": content}},
         "security": [{"bearer": []}, {"x-api-key": []}] if needs_key else [],
     }
@@ -88,9 +93,10 @@ def _operation(method: str, path: str, operation: Operation, needs_key: bool) ->
     return out
 
 
-def _parameters(path: str, operation: Operation) -> list[dict[str, Any]]:
+def _parameters(path: str, operation: Operation, account: str) -> list[dict[str, Any]]:
+    known = {"account": {"type": "string", "enum": [account]}}
     inside = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        {"name": name, "in": "path", "required": True, "schema": known.get(name, {"type": "string"})}
         for name in re.findall(r"\{(\w+)\}", path)
     ]
     asked = [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]

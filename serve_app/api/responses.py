@@ -21,7 +21,7 @@ from serve_app.api.types import GenerateRequest, ModelLimits
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
-_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+ID_PATTERN = "^resp_[0-9a-f]{32}$"
 # Known fields that change what is asked for and that this server does not do.
 _UNSUPPORTED = {
     "background": "answering in the background",
@@ -101,7 +101,7 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
 
 def check_id(value: str, name: str) -> str:
     """``value`` if a response could have this id."""
-    if not _RESPONSE_ID.fullmatch(value):
+    if not re.fullmatch(ID_PATTERN, value) or value.endswith("\n"):
         raise InvalidInput(f'{name} must be the id of a response, such as "resp_" and 32 hex digits.', param=name)
     return value
 

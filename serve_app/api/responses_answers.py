@@ -110,7 +110,7 @@ class _Response:
 
     def _open_message(self) -> list[bytes]:
         self._open = True
-        item = {
+        item: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
             "status": "in_progress",

@@ -40,7 +40,11 @@ def _sampling_fields(limits: ModelLimits) -> Schema:
     number, integer = "number", "integer"
     return {
         "max_tokens": _field(
-            integer, "Most tokens to generate.", minimum=1, default=limits.default_max_tokens
+            integer,
+            "Most tokens to generate.",
+            minimum=1,
+            maximum=sampling.MAX_TOKENS,
+            default=limits.default_max_tokens,
         ),
         "temperature": _field(
             number,
@@ -57,7 +61,11 @@ def _sampling_fields(limits: ModelLimits) -> Schema:
             default=limits.top_p,
         ),
         "top_k": _field(
-            integer, "Keeps this many of the likeliest tokens; 0 is off.", minimum=0, default=limits.top_k
+            integer,
+            "Keeps this many of the likeliest tokens; 0 is off.",
+            minimum=0,
+            maximum=sampling.MAX_TOP_K,
+            default=limits.top_k,
         ),
         "min_p": _field(
             number,

@@ -80,9 +80,13 @@ def responses_input() -> Schema:
         "model": _MODEL,
         "input": {"oneOf": [_TEXT, _list(item, minItems=1, maxItems=messages.MAX_MESSAGES)]},
         "instructions": _TEXT,
-        "previous_response_id": {"type": "string", "description": "Goes on from a stored response."},
+        "previous_response_id": {
+            "type": "string",
+            "pattern": responses.ID_PATTERN,
+            "description": "Goes on from a stored response.",
+        },
         "store": {"type": "boolean", "default": True, "description": "Whether others may build on the answer."},
-        "max_output_tokens": {"type": "integer", "minimum": 1},
+        "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": sampling.MAX_TOKENS},
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
         "tool_choice": {"type": "string", "enum": ["auto", "none"]},
         "metadata": {"type": "object", "maxProperties": responses.MAX_METADATA, "additionalProperties": _TEXT},
@@ -117,11 +121,16 @@ def messages_input() -> Schema:
     stop = {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS}
     fields = {
         **_conversation(),
-        "max_tokens": {"type": "integer", "minimum": 1, "description": "Shortened to fit the context window."},
+        "max_tokens": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": sampling.MAX_TOKENS,
+            "description": "Shortened to fit the context window.",
+        },
         "stop_sequences": _list(stop, maxItems=sampling.MAX_STOPS),
         "temperature": {"type": "number", "minimum": 0, "maximum": 5},
         "top_p": {"type": "number", "minimum": 0, "maximum": 2},
-        "top_k": {"type": "integer", "minimum": 0},
+        "top_k": {"type": "integer", "minimum": 0, "maximum": sampling.MAX_TOP_K},
         "stream": _STREAM,
     }
     return _object(fields, "model", "messages", "max_tokens")

@@ -28,7 +28,7 @@ PAGE = """<!doctype html>
 <p>Every route but those of the server itself asks for the API key. <a href="/openapi.json">openapi.json</a> is the same
 for machines. What is typed here stays in this page.</p>
 <label>API key <input id="key" type="password" autocomplete="off"></label>
-<label>Account <input id="account" value="local"></label>
+<label>Account <input id="account"></label>
 <div id="routes">Loading ...</div>
 <script nonce="NONCE">
 "use strict";
@@ -104,6 +104,8 @@ function show(parent, path, method, about) {
   }
 }
 fetch("/openapi.json").then(answer => answer.json()).then(api => {
+  const parameters = Object.values(api.paths).flatMap(path => Object.values(path)).flatMap(about => about.parameters);
+  document.getElementById("account").value = parameters.find(one => one.name === "account").schema.enum[0];
   const routes = document.getElementById("routes");
   routes.textContent = "";
   const groups = {};

@@ -41,10 +41,11 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     """Every route there is. ``gateway`` is not touched before a request comes."""
     exchange = Exchange(gateway)
 
-    def described() -> dict[str, Any]:
-        return document(((e.method, e.path, e.about, e.scope == "key") for e in listed), __version__)
+    def describe() -> dict[str, Any]:
+        described = ((e.method, e.path, e.about, e.scope == "key") for e in listed)
+        return document(described, __version__, gateway.settings.account)
 
-    listed = routes_about.endpoints(exchange, described)
+    listed = routes_about.endpoints(exchange, describe)
     listed += [endpoint for dialect in DIALECTS for endpoint in dialect(exchange)]
     return listed
 

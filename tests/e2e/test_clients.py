@@ -63,7 +63,7 @@ def test_cloudflare_sdk(stack):
     assert vectors["shape"] == [2, 384]
     contexts = [{"text": "Return the square root of x."}, {"text": "Close a file."}]
     ranked = client.ai.run(
-        RERANK, account_id=ACCOUNT, text="", extra_body={"query": "What does math.sqrt do?", "contexts": contexts}
+        RERANK, account_id=ACCOUNT, text="", extra_body={"query": "How do I compute a square root?", "contexts": contexts}
     )
     assert ranked["response"][0]["id"] == 0
     names = {m["name"] for m in client.ai.models.list(account_id=ACCOUNT, per_page=1)}

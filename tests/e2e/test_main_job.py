@@ -142,7 +142,7 @@ def test_reranking(run):
         {"text": "Return the square root of x."},
         {"text": "Close the file descriptor fd."},
     ]
-    result = run(RERANK, {"query": "What does math.sqrt do?", "contexts": contexts})
+    result = run(RERANK, {"query": "How do I compute a square root?", "contexts": contexts})
     assert [set(r) for r in result["response"]] == [{"id", "score"}] * 3
     scores = [r["score"] for r in result["response"]]
     assert scores == sorted(scores, reverse=True) and all(0 <= s <= 1 for s in scores)
