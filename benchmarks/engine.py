@@ -55,9 +55,11 @@ class Side:
     def run(self, prompts: list[list[int]], new: list[int], salt: str) -> dict[str, Any]:
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
+        started, before = time.perf_counter(), self._cpu_seconds()
         self._process.stdin.write(json.dumps({"prompts": prompts, "new": new, "salt": salt}) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
+        answer |= {"wall_s": time.perf_counter() - started, "cpu_s": self._cpu_seconds() - before}
         self._signal(signal.SIGSTOP)
         return answer
 
@@ -72,6 +74,16 @@ class Side:
             with contextlib.suppress(ProcessLookupError):
                 self._signal(signal.SIGKILL)
 
+    def _cpu_seconds(self) -> float:
+        """Processor time of the side's processes so far (they share a session; 0 where /proc is missing)."""
+        total = 0
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = stat.read_text().rpartition(")")[2].split()
+                if int(fields[3]) == self._process.pid:
+                    total += int(fields[11]) + int(fields[12])
+        return total / os.sysconf("SC_CLK_TCK")
+
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -82,6 +94,15 @@ class Side:
 
     def _signal(self, number: int) -> None:
         os.killpg(self._process.pid, number)
+
+
+def busy_seconds() -> float:
+    """Processor time of everything on this machine since it started (0 where /proc is missing)."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    except OSError:
+        return 0.0
+    return sum(int(f) for i, f in enumerate(fields[:8]) if i not in (3, 4)) / os.sysconf("SC_CLK_TCK")
 
 
 def prompts(lengths: list[int]) -> list[list[int]]:
@@ -108,14 +129,16 @@ def measure(sides: list[Side], rounds: int, batches: list[int], bandwidth: Any) 
                 if side.name == "transformers" and number < 0:
                     side.run(prompts(lengths[:1]), [2], "")
                     continue
-                before = bandwidth()
+                before, busy = bandwidth(), busy_seconds()
                 answer = side.run(prompts(lengths), new, f"{name}/{number}")
+                answer["others"] = max(0.0, (busy_seconds() - busy - answer["cpu_s"]) / answer["wall_s"])
                 answer["read_gbps"] = (before + bandwidth()) / 2
                 if number >= 0:
                     taken[name][side.name].append(answer)
                     read.append(answer["read_gbps"])
                     print(f"  round {number} {name:9} {side.name:13} {sum(new) / answer['seconds']:9.1f} tokens/s"
-                          f"   (read bandwidth {answer['read_gbps']:.1f} GB/s)", file=sys.stderr, flush=True)  # fmt: skip
+                          f"   (read bandwidth {answer['read_gbps']:.1f} GB/s, "
+                          f"other processes {answer['others']:.2f} cores)", file=sys.stderr, flush=True)  # fmt: skip
     ours = next(s for s in sides if s.name == "ours")
     results = {name: _summary(by_side, sum(loads[name][1]), ours.info) for name, by_side in taken.items()}
     return {"read_gbps": statistics.median(read), "workloads": results}
@@ -124,6 +147,7 @@ def measure(sides: list[Side], rounds: int, batches: list[int], bandwidth: Any) 
 def _summary(by_side: dict[str, list[dict[str, Any]]], tokens: int, info: dict[str, Any]) -> dict[str, Any]:
     rates = {name: [tokens / r["seconds"] for r in runs] for name, runs in by_side.items() if runs}
     result: dict[str, Any] = {"tokens_per_s": {n: round(statistics.median(v), 1) for n, v in rates.items()}}
+    result["other_cores"] = {n: [round(r["others"], 2) for r in v] for n, v in by_side.items() if v}
     result["rounds"] = {n: [round(x, 1) for x in v] for n, v in rates.items()}
     result["ratio"] = {
         n: round(statistics.median(rates["ours"]) / statistics.median(v), 2) for n, v in rates.items() if n != "ours"
@@ -184,6 +208,8 @@ def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) ->
     if options.vllm:
         pythons["vllm"] = options.vllm
     sides: list[Side] = []
+    # Ending the benchmark must end its sides, which may be stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for name, python in pythons.items():
             print(f"  starting {name} ...", file=sys.stderr, flush=True)

@@ -139,8 +139,10 @@ def _openrouter(record: Record) -> dict[str, Any]:
 
 
 def openai_models(records: Iterable[Record]) -> dict[str, Any]:
-    """The answer to `GET /v1/models`."""
-    return {"object": "list", "data": [_openai(record) for record in records]}
+    """The answer to `GET /v1/models`, for OpenAI's clients and (``has_more`` and the like) Anthropic's."""
+    data = [_openai(record) for record in records]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": data, "has_more": False, **ends}
 
 
 def openai_model(records: Iterable[Record], name: str) -> dict[str, Any]:
@@ -152,4 +154,14 @@ def openai_model(records: Iterable[Record], name: str) -> dict[str, Any]:
 
 
 def _openai(record: Record) -> dict[str, Any]:
-    return {"id": record["name"], "object": "model", "created": _created(record), "owned_by": _author(record)}
+    created = _created(record)
+    return {
+        "id": record["name"],
+        "object": "model",
+        "created": created,
+        "owned_by": _author(record),
+        # The same in Anthropic's words.
+        "type": "model",
+        "display_name": record["name"].rsplit("/", 1)[-1],
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+    }

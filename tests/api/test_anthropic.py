@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from anthropic.types import Message
 
-from serve_app.api import anthropic, anthropic_answers
+from serve_app.api import anthropic, anthropic_answers, models
 from serve_app.api.errors import (
     AccountForbidden,
     ApiError,
@@ -219,6 +219,14 @@ async def test_a_failing_stream_raises_in_the_client():
     data = b"".join(await _served([TextDelta(0, "x")], OutOfCapacity()))
     with pytest.raises(sdk.APIStatusError, match="Capacity"):
         list(client(events_of(data)).messages.create(model=MODEL, max_tokens=9, messages=ASK, stream=True))
+
+
+def test_the_list_of_models_reads_as_anthropics_too():
+    record = {"name": "@cf/a/m", "created_at": "2026-01-02 00:00:00.000", "properties": [], "description": ""}
+    answer = httpx2.Response(200, json=models.openai_models([record]))
+    [found] = list(client(answer).models.list())
+    assert (found.id, found.type, found.display_name, found.created_at.year) == ("@cf/a/m", "model", "m", 2026)
+    assert list(client(httpx2.Response(200, json=models.openai_models([]))).models.list()) == []
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def test_8_bodies_are_read_by_what_they_are():
 
 
 NULLS = ("stop", "tools", "tool_choice", "seed", "top_p", "top_k", "response_format", "logprobs", "n", "stream", "user",
-         "chat_template_kwargs", "max_tokens", "max_completion_tokens", "reasoning_effort", "stream_options", "options", "functions", "lora",
+         "chat_template_kwargs",
+         "max_tokens", "max_completion_tokens", "reasoning_effort", "stream_options", "options", "functions", "lora",
          "frequency_penalty", "presence_penalty", "logit_bias", "metadata", "service_tier")  # fmt: skip
 HARMLESS: dict[str, Any] = {
     "tools": [],
