@@ -63,8 +63,8 @@ the system turn, calls come as `<tool_call>{{"name": ..., "arguments": {{...}}}}
 
 ## Limits
 
-It knows what about two thousand names do and little else. Long numbers and unusual names are often copied wrongly
-into tool calls. It does not reason, cannot write programs that were
+It knows what about two thousand names do and little else. Tool calls are reliable for everyday
+tools only: made-up or unusual tool names, parameter names and values are often copied wrongly. It does not reason, cannot write programs that were
 not in its data, and may answer a question about a name it never saw with another name's description,
 although it was taught to say that it does not know. Sequences of at most 2,048 tokens occurred in training;
 the context window is 4,096. Answers reflect Python 3.11."""

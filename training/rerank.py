@@ -141,8 +141,11 @@ def main() -> None:
     torch.manual_seed(a.seed)
     torch.set_flush_denormal(True)
     passages = build_passages()
-    tok = train_tokenizer(passages)
-    save_tokenizer(tok, OUT)
+    if a.resume and (OUT / "tokenizer.json").exists():
+        tok = Tokenizer.from_file(str(OUT / "tokenizer.json"))
+    else:
+        tok = train_tokenizer(passages)
+        save_tokenizer(tok, OUT)
     examples = Examples(passages)
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr, muon=False)

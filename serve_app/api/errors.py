@@ -53,6 +53,18 @@ class UnknownModel(ApiError):
         super().__init__(f"No such model {shown} or task.{hint}", param="model")
 
 
+class MalformedModel(ApiError):
+    """A name that no model could have."""
+
+    code, status, type = 3042, 404, "invalid_request_error"
+
+    def __init__(self, model: str):
+        super().__init__(
+            f"{model[:120]!r} is no model's id. Ids look like @cf/author/name; GET /ai/models/search lists them.",
+            param="model",
+        )
+
+
 class ModelNotStarted(ApiError):
     code, status, type = 5007, 400, "invalid_request_error"
 

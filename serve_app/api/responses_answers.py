@@ -183,6 +183,25 @@ async def stream_response(request: ResponsesRequest, events: AsyncIterator[Event
         await close(events)
 
 
+def render_input_items(messages: list[dict[str, Any]], response_id: str) -> dict[str, Any]:
+    """The answer to `GET /v1/responses/{id}/input_items`: what the response was an answer to, as items."""
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        role, said = message["role"], message.get("content")
+        if role == "tool":
+            items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": said})
+        elif said is not None:
+            kind = "output_text" if role == "assistant" else "input_text"
+            more: dict[str, Any] = {"annotations": [], "logprobs": []} if role == "assistant" else {}
+            items.append({"type": "message", "role": role, "content": [{"type": kind, "text": said, **more}]})
+        for call in message.get("tool_calls", ()):
+            items.append({"type": "function_call", "call_id": call.get("id"), **call["function"]})
+    for i, item in enumerate(items):
+        item |= {"id": f"item_{response_id.removeprefix('resp_')}_{i}", "status": "completed"}
+    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": items, "has_more": False, **ends}
+
+
 def as_messages(response: dict[str, Any]) -> list[dict[str, Any]]:
     """The output of a response as messages of the conversation that goes on from it."""
     out: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serve_app.api.errors import ModelLoading, ModelNotStarted, OutOfCapacity, UnknownModel
+from serve_app.api.errors import MalformedModel, ModelLoading, ModelNotStarted, OutOfCapacity, UnknownModel
 from serve_app.api.types import ModelLimits
 from serve_app.catalog.load import Catalog
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.catalog.weights import tokenizer_directory
 from serve_app.text.tokenizer import Tokenizer
+
+_MODEL_ID = re.compile(r"@?[A-Za-z0-9][\w.:+-]*(/[A-Za-z0-9][\w.:+-]*)*", re.ASCII)
 
 
 def application_name(model: str) -> str:
@@ -123,12 +126,13 @@ class Models:
         """The model called ``name``: its id, or the id without ``@cf/``, or with a provider before it as the gateway's
         compat paths have it. Raises the error a client should see."""
         name = name.removeprefix("workers-ai/")
+        if not _MODEL_ID.fullmatch(name):
+            raise MalformedModel(name)
         model = self.get(name)
         if model is None:
             if name in self.catalog:
-                raise ModelNotStarted(
-                    name, f"It is not served with the profile {self.profile}; see SERVE_APP_PROFILE and SERVE_APP_MODELS."
-                )
+                remedy = f"The profile {self.profile} does not serve it; see SERVE_APP_PROFILE and SERVE_APP_MODELS."
+                raise ModelNotStarted(name, remedy)
             raise UnknownModel(name, tuple(m.id for m in self if not tasks or m.record.task in tasks))
         if tasks and model.record.task not in tasks:
             raise UnknownModel(name, tuple(m.id for m in self if m.record.task in tasks))

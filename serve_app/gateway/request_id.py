@@ -34,7 +34,8 @@ class RequestId:
             if message["type"] == "http.response.start":
                 added = [(name, request_id.encode()) for name in HEADERS]
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
-                if message["status"] >= 400:
+                # Who asks for health while models load asks several times a second, and 503 is what they expect.
+                if message["status"] >= 400 and scope["path"] != "/health":
                     took = (time.monotonic() - started) * 1e3
                     log.info("%s %s: %d after %.1f ms", scope["method"], scope["path"][:200], message["status"], took)
             await send(message)

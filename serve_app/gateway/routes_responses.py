@@ -25,6 +25,7 @@ CREATE = Operation(
     streams=True,
 )
 GET = Operation("A stored response", _TAG, schemas.response_output())
+ITEMS = Operation("What a stored response was an answer to", _TAG, schemas.openai_list())
 DELETE = Operation("Forget a stored response", _TAG)
 
 
@@ -39,6 +40,7 @@ def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
     return [
         Endpoint("POST", prefix + "/responses", routes.create, CREATE, openai_body),
         Endpoint("GET", one, routes.get, GET, openai_body),
+        Endpoint("GET", one + "/input_items", routes.input_items, ITEMS, openai_body),
         Endpoint("DELETE", one, routes.delete, DELETE, openai_body),
     ]
 
@@ -69,6 +71,13 @@ class ResponsesRoutes:
     async def get(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         return json_answer(await self._exchange.gateway.responses.get(request.state.account, response_id))
+
+    async def input_items(self, request: Request) -> Response:
+        response_id, account = request.path_params["response_id"], request.state.account
+        store = self._exchange.gateway.responses
+        answered = responses_answers.as_messages(await store.get(account, response_id))
+        asked = (await store.conversation(account, response_id))[: -len(answered)]
+        return json_answer(responses_answers.render_input_items(asked, response_id))
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]

@@ -19,6 +19,7 @@ from serve_app.api.errors import (
     HeadersTooLarge,
     Internal,
     LoraUnsupported,
+    MalformedModel,
     MissingBody,
     ModelLoading,
     NoRoute,
@@ -70,7 +71,8 @@ def test_bodies_and_examples(path, method, about):
 @pytest.mark.parametrize(
     "error",
     [
-        UnknownModel("m"), MissingBody(), LoraUnsupported("m"), ContextTooLong(1, 1, 1), BodyTooLarge(1), AuthError(),
+        UnknownModel("m"), MalformedModel("m"), MissingBody(),
+        LoraUnsupported("m"), ContextTooLong(1, 1, 1), BodyTooLarge(1), AuthError(),
         AccountForbidden("a"), NoRoute("GET", "/"), OutOfCapacity(), ModelLoading("m"), Timeout(), Internal(),
         HeadersTooLarge(1), RateLimited("t", 1, 1, {}),
     ],

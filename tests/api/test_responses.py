@@ -167,6 +167,25 @@ def test_the_whole_response():
     ]
 
 
+def test_what_was_asked_reads_back_as_items():
+    asked = [
+        {"role": "system", "content": "Be brief."},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "c"},
+    ]
+    listed = responses_answers.render_input_items(asked, PREVIOUS)
+    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json=listed))) as http:
+        found = list(client(http).responses.input_items.list(PREVIOUS))
+    assert [item.type for item in found] == ["message", "function_call", "function_call_output"]
+    assert len({item.id for item in found}) == 3
+    # What is read back can be sent again.
+    assert [m["role"] for m in responses.parse_input(listed["data"])] == ["system", "assistant", "tool"]
+
+
 def test_ends():
     cut = responses_answers.render_response(parse(), [TextDelta(0, "x"), ChoiceDone(0, "length"), USAGE])
     assert cut["status"] == "incomplete" and cut["incomplete_details"] == {"reason": "max_output_tokens"}

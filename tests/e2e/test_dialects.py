@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import anthropic
 import httpx
@@ -100,6 +102,8 @@ def test_responses_plain_streamed_and_continued(openai, expected):
     assert following.output_text == same.choices[0].message.content
     assert following.usage.input_tokens == same.usage.prompt_tokens
     assert openai.responses.retrieve(following.id).output_text == following.output_text
+    asked_for = [item.content[0].text for item in openai.responses.input_items.list(following.id)]
+    assert asked_for == [message["content"] for message in history]
 
 
 def test_responses_that_are_gone_or_were_never_kept(openai):
@@ -221,24 +225,44 @@ GOOD = {"model": CHAT, "messages": ASK, "input": "hi", "max_tokens": 5}
 BODIES = [*RAW, *(json.dumps({**GOOD, **fields}).encode() for fields in FIELDS)]
 
 
-def test_every_post_route_refuses_bad_bodies_in_its_own_words(stack):
+def _post_paths() -> list[str]:
+    """Every POST route, those with a model in the path once per task."""
     from serve_app.gateway.http import endpoints
 
-    posts = [e for e in endpoints(None) if e.method == "POST"]  # type: ignore[arg-type]
-    assert len(posts) > 20
-    with httpx.Client(base_url=stack.url, headers=stack.headers, timeout=30) as client:
-        for endpoint in posts:
-            for model in (CHAT, EMBED, RERANK) if "{model:path}" in endpoint.path else (CHAT,):
-                path = (
-                    endpoint.path.replace("{account}", ACCOUNT).replace("{gateway}", "g").replace("{model:path}", model)
-                )
+    paths = []
+    for endpoint in endpoints(None):  # type: ignore[arg-type]
+        path = endpoint.path.replace("{account}", ACCOUNT).replace("{gateway}", "g")
+        if endpoint.method == "POST":
+            models = (CHAT, EMBED, RERANK) if "{model:path}" in path else (CHAT,)
+            paths += [path.replace("{model:path}", model) for model in models]
+    return paths
+
+
+def test_every_post_route_refuses_bad_bodies_while_others_stream_on(stack, expected):
+    assert len(BODIES) > 60 and len(_post_paths()) > 30
+    over = threading.Event()
+
+    def other_client() -> list[str]:
+        client = OpenAI(api_key=stack.key, base_url=f"{stack.url}/v1", max_retries=0)
+        answers = []
+        while not over.is_set():
+            chunks = client.chat.completions.create(model=CHAT, messages=ASK, stream=True, **GREEDY)
+            answers.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
+        return answers
+
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=stack.url, headers=stack.headers, timeout=30) as client:
+        streams = pool.submit(other_client)
+        try:
+            for path in _post_paths():
                 for body in BODIES:
                     answer = client.post(path, content=body)
-                    where = (path, body[:60], answer.text[:300])
+                    where = (path, body[:60], body[-60:], answer.text[:300])
                     assert 400 <= answer.status_code < 500, where
-                    found = answer.json()
-                    assert found["errors"][0]["code"] in (3003, 3006, 5006, 5007, 5021), where
-                    assert len(answer.text) < 4000 and "Traceback" not in answer.text
+                    assert answer.json()["errors"][0]["code"] in (3003, 3006, 3042, 5006, 5007, 5021), where
+                    assert len(answer.text) < 4000 and "Traceback" not in answer.text, where
+        finally:
+            over.set()
+        assert set(streams.result()) == {expected}
     assert stack.health()[0] == 200
 
 

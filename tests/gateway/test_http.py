@@ -179,3 +179,23 @@ def test_the_setting(tmp_path: Path):
             limits(wrong)
     (tmp_path / "config.yaml").write_text("rate_limits: {text-embeddings: 9}\n")
     assert limits("") == {"text-embeddings": 9}
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [
+        ("@cf/no/such", 5007),
+        ("gpt-4o", 5007),
+        ("@cf/meta/llama-3.2-1b-instruct:free", 5007),
+        ("../../etc/passwd", 3042),
+        ("@cf/x/y z", 3042),
+        ("@cf//x", 3042),
+        ("@cf/x/", 3042),
+        ("x\n", 3042),
+        ("mödel", 3042),
+    ],
+)
+async def test_unknown_models_and_malformed_names(http, model, code):
+    answer = await http.post("/v1/chat/completions", json={**ASK, "model": model})
+    assert answer.json()["errors"][0]["code"] == code
+    assert answer.status_code == (404 if code == 3042 else 400)

@@ -50,7 +50,7 @@ def test_weights_are_bfloat16_and_the_config_says_float32(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_card_states_data_command_score_and_limits(name):
-    card = (CHECKPOINTS / name / "README.md").read_text()
+    card = " ".join((CHECKPOINTS / name / "README.md").read_text().split())
     for wanted in ("## Data", "## Training", "## Score", "python -m training.", "Python Software Foundation"):
         assert wanted in card
     assert f"{parameters(CHECKPOINTS / name):,}" in card

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from training import code_text, tokenizer, toolcalls
-from training.data import Batches
+from training.data import FACT_TURNS, Batches
 from training.dialogue import Sampler
 from training.facts import build_facts, sentences, third_person
 from training.passages import Examples, build_passages
@@ -123,7 +123,7 @@ def test_loss_covers_the_assistants_tokens_and_nothing_else():
 def test_every_fact_is_seen_once_a_pass_over_the_deck():
     batches = Batches(tokenizer.load(CHECKPOINT), 0)
     n = len(batches.deck)
-    seen = [i for step in range(n // 64 + 1) for i in batches._facts(step)][:n]
+    seen = [i for step in range(n // FACT_TURNS + 1) for i in batches._facts(step)][:n]
     assert sorted(seen) == list(range(n))
 
 
