@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +111,17 @@ def prompts(lengths: list[int]) -> list[list[int]]:
     return [[(7 * row + 13 * col) % 8000 + 10 for col in range(length)] for row, length in enumerate(lengths)]
 
 
-def workloads(batches: list[int]) -> dict[str, tuple[list[int], list[int]]]:
-    """Name -> prompt lengths and new tokens; the last one mixes lengths as traffic does."""
+def workloads(batches: list[int], mixed: bool) -> dict[str, tuple[list[int], list[int]]]:
+    """Name -> prompt lengths and new tokens; ``mixed`` adds one that mixes lengths as traffic does."""
     found = {f"batch {b}": ([PROMPT] * b, [NEW] * b) for b in batches}
-    mixed = [16 + (i * 151) % 497 for i in range(32)], [8 + (i * 53) % 121 for i in range(32)]
-    return {**found, "mixed": mixed}
+    if mixed:
+        found["mixed"] = [16 + (i * 151) % 497 for i in range(32)], [8 + (i * 53) % 121 for i in range(32)]
+    return found
 
 
-def measure(sides: list[Side], rounds: int, batches: list[int], bandwidth: Any) -> dict[str, Any]:
-    loads = workloads(batches)
+def measure(
+    sides: list[Side], rounds: int, loads: dict[str, tuple[list[int], list[int]]], bandwidth: Callable[[], float]
+) -> dict[str, Any]:
     taken: dict[str, dict[str, list[dict[str, Any]]]] = {n: {s.name: [] for s in sides} for n in loads}
     read: list[float] = []
     for number in range(-1, rounds):  # round -1 warms up
@@ -130,7 +133,7 @@ def measure(sides: list[Side], rounds: int, batches: list[int], bandwidth: Any) 
                     side.run(prompts(lengths[:1]), [2], "")
                     continue
                 before, busy = bandwidth(), busy_seconds()
-                answer = side.run(prompts(lengths), new, f"{name}/{number}")
+                answer = side.run(prompts(lengths), new if number >= 0 else [4] * len(new), f"{name}/{number}")
                 answer["others"] = max(0.0, (busy_seconds() - busy - answer["cpu_s"]) / answer["wall_s"])
                 answer["read_gbps"] = (before + bandwidth()) / 2
                 if number >= 0:
@@ -182,6 +185,7 @@ def main() -> int:
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vLLM")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--no-mixed", action="store_true", help="leave the mixed-length trace out")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -214,7 +218,9 @@ def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) ->
         for name, python in pythons.items():
             print(f"  starting {name} ...", file=sys.stderr, flush=True)
             sides.append(Side(name, python, model_dir, options.threads))
-        found = measure(sides, options.rounds, batches, lambda: read_bandwidth(5))
+        found = measure(
+            sides, options.rounds, workloads(batches, not options.no_mixed), lambda: read_bandwidth(5)
+        )
         found |= {
             "model": model_dir.name,
             "threads": options.threads,

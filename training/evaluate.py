@@ -75,6 +75,7 @@ class Acceptance:
     proposed: int = 0
     accepted: int = 0
     rounds: int = 0
+    tokens: int = 0
 
     @property
     def rate(self) -> float:
@@ -82,7 +83,7 @@ class Acceptance:
 
     @property
     def per_round(self) -> float:
-        return (self.accepted + self.rounds) / max(self.rounds, 1)
+        return self.tokens / max(self.rounds, 1)
 
 
 def accept(draft: torch.nn.Module, prompt: torch.Tensor, wanted: list[int], k: int, into: Acceptance) -> None:
@@ -105,6 +106,7 @@ def accept(draft: torch.nn.Module, prompt: torch.Tensor, wanted: list[int], k: i
             ids = torch.cat([ids, torch.tensor([[best]])], 1)
         into.accepted += good
         into.rounds += 1
+        into.tokens += min(good + 1, len(wanted) - done)  # a sequence that ends within a round has no token after it
         done += good + 1
 
 

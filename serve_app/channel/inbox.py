@@ -8,7 +8,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, cast
 
 from serve_app.channel import frames
 from serve_app.channel.frames import BadFrame, FrameReader, InboxAddress, TokenItem
@@ -209,7 +209,8 @@ class _Connection(asyncio.Protocol):
         self._hello_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # No check of the class: uvloop's transports are none of asyncio's.
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         self._inbox._connections.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self.close)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from serve_app.channel import frames
 from serve_app.channel.frames import BadFrame, FrameReader, InboxAddress, TokenItem
@@ -276,7 +276,8 @@ class _Connection(asyncio.Protocol):
     # -- asyncio.Protocol (TCP_NODELAY is asyncio's default) -------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # No check of the class: uvloop's transports are none of asyncio's.
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         self._writable = True
         self._reader = FrameReader()

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import CHAT, EMBED, RERANK
+from tests.e2e.conftest import CHAT, EMBED, RERANK, eos_id
 
 QUESTION = "What does itertools.chain do?"
 
@@ -173,3 +173,12 @@ def test_models_search_pages_and_schema(http):
 def test_openai_model_list(stack, path):
     listed = httpx.get(stack.url + path, headers=stack.headers).json()
     assert listed["object"] == "list" and CHAT in [m["id"] for m in listed["data"]]
+
+
+def test_tokens_arrive_while_the_engine_is_still_at_work(stack, http):
+    """Otherwise a stream would be nothing but a slow answer in pieces."""
+    body = {"prompt": "Once upon a time " * 5, "raw": True, "max_tokens": 3000, "stream": True}
+    with http.stream("POST", f"/run/{CHAT}", json={**body, "logit_bias": {eos_id(): -100}}) as answer:
+        frames = (line for line in answer.iter_lines() if line.startswith("data: "))
+        assert "response" in json.loads(next(frames).removeprefix("data: "))
+        assert workers(stack)["decode"]["running"] == 1

@@ -64,6 +64,8 @@ inline void put(bf16* to, vfloat v) {
 }
 
 class Step {
+    static constexpr int64_t OWN_ROWS = 4;
+
 public:
     explicit Step(const StepArgs& args) : a(args), m(*args.model) {}
 
@@ -80,14 +82,15 @@ public:
         qkv_width = q_width + 2 * m.kv_heads * m.head_dim;
         static thread_local std::vector<bf16> memory;
         const int64_t widths[] = {m.hidden, m.hidden, qkv_width, q_width, m.inner};
+        const int64_t count = std::max(a.tokens + a.samples, OWN_ROWS * std::max<int64_t>(1, a.threads));
         int64_t total = 32;
-        for (int64_t width : widths) total += (width * (a.tokens + a.samples) + 63) / 32 * 32;
+        for (int64_t width : widths) total += (width * count + 63) / 32 * 32;
         if ((int64_t)memory.size() < total) memory.resize(total);
         bf16* at = (bf16*)(((uintptr_t)memory.data() + 63) / 64 * 64);
         bf16** buffers[] = {&x, &normed, &qkv, &attended, &inner};
         for (int i = 0; i < 5; i++) {
             *buffers[i] = at;
-            at += (widths[i] * (a.tokens + a.samples) + 31) / 32 * 32;
+            at += (widths[i] * count + 31) / 32 * 32;
         }
         claimed = std::make_unique<std::atomic<int>[]>(4 * m.layer_count + 1);
         for (int64_t i = 0; i < 4 * m.layer_count + 1; i++) claimed[i] = 0;
@@ -96,22 +99,26 @@ public:
 
     void run(Team& team, int thread) {
         const Shared self{team, thread};
+        const auto mark = [&](Part part) {
+            if (a.nanoseconds && thread == 0) clock(part);
+        };
         const auto done = [&](Part part) {
             team.wait();
-            if (a.nanoseconds && thread == 0) clock(part);
+            mark(part);
         };
         if (thread == 0) last = Clock::now();
         rows(self, a.tokens, [&](int64_t t) {
             std::memcpy(x + t * m.hidden, m.embedding + a.input_ids[t] * m.hidden, m.hidden * sizeof(bf16));
         });
+        done(NORMS);
+        const bf16* from;
         bf16 *states = x, *heads = attended;  // rows still of interest
         int64_t count = a.tokens;
         for (int64_t i = 0; i < m.layer_count; i++) {
             const Layer& l = m.layers[i];
-            // Rows stay with the thread that wrote them up to here only in the first layer, hence no barrier before it.
-            norm(self, l.input_norm, x, a.tokens);
-            done(NORMS);
-            product(self, 4 * i, l.qkv, normed, a.tokens, [&](int row, int column, int width, const float* sums) {
+            from = norm(self, l.input_norm, x, a.tokens);
+            mark(NORMS);
+            product(self, 4 * i, l.qkv, from, a.tokens, [&](int row, int column, int width, const float* sums) {
                 copy(qkv + row * qkv_width + column, sums, width);
             });
             done(LINEARS);
@@ -136,9 +143,9 @@ public:
                 add(states + row * m.hidden + column, sums, width);
             });
             done(LINEARS);
-            norm(self, l.post_norm, states, count);
-            done(NORMS);
-            product(self, 4 * i + 2, l.gate_up, normed, count, [&](int row, int column, int width, const float* sums) {
+            from = norm(self, l.post_norm, states, count);
+            mark(NORMS);
+            product(self, 4 * i + 2, l.gate_up, from, count, [&](int row, int column, int width, const float* sums) {
                 gate(inner + row * m.inner + column / 2, sums, width / 2);
             });
             done(LINEARS);
@@ -147,9 +154,9 @@ public:
             });
             done(LINEARS);
         }
-        norm(self, m.final_norm, states, count);
-        done(NORMS);
-        product(self, 4 * m.layer_count, m.head, normed, count, [&](int row, int column, int width, const float* sums) {
+        from = norm(self, m.final_norm, states, count);
+        mark(NORMS);
+        product(self, 4 * m.layer_count, m.head, from, count, [&](int row, int column, int width, const float* sums) {
             std::memcpy(a.logits + row * m.vocab + column, sums, width * sizeof(float));
         });
         done(HEAD);
@@ -175,10 +182,19 @@ private:
         for (int64_t r = Team::share(count, self.thread, self.team.size); r < end; r++) work(r);
     }
 
-    void norm(const Shared& self, const Norm& n, const bf16* from, int64_t count) {
-        rows(self, count, [&](int64_t r) {
-            rms_norm_row(from + r * m.hidden, n.weight, normed + r * m.hidden, m.hidden, n.eps, true);
-        });
+    // Normalised rows. Of a few rows every thread makes its own copy: that costs less than waiting for one another.
+    const bf16* norm(const Shared& self, const Norm& n, const bf16* from, int64_t count) {
+        const auto row = [&](bf16* to, int64_t r) {
+            rms_norm_row(from + r * m.hidden, n.weight, to + r * m.hidden, m.hidden, n.eps, true);
+        };
+        if (count <= OWN_ROWS) {
+            bf16* own = normed + self.thread * OWN_ROWS * m.hidden;
+            for (int64_t r = 0; r < count; r++) row(own, r);
+            return own;
+        }
+        rows(self, count, [&](int64_t r) { row(normed, r); });
+        self.team.wait();
+        return normed;
     }
 
     // Threads take panels one by one, the next before the present one is begun, so that it can be fetched meanwhile.
