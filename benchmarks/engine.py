@@ -2,11 +2,11 @@
 
     python -m benchmarks engine MODEL_DIR [--vllm PEER_PYTHON] [--batch 1,8,32] [--rounds 3] [--profile] [--json]
 
-Each side runs in its own process with the same prompts (128 distinct token ids each) and 64 new tokens, greedy, no prefix
-shared; prompts' prefill counts, as in vLLM's own offline measure. ``transformers`` is ``generate`` with its defaults, run
-in the first round only (it is slow). A side is stopped while another runs. Start-up is from starting the process
-to the first token. The roofline is this machine's read bandwidth, taken before every round: a decode step must read all
-weights and the keys and values of its requests.
+Each side runs in its own process with the same prompts (128 distinct token ids each) and 64 new tokens, greedy, no
+prefix shared; prompts' prefill counts, as in vLLM's own offline measure. ``transformers`` is ``generate`` with its
+defaults, run in the first round only (it is slow). A side is stopped while another runs. Start-up is from starting the
+process to the first token. The roofline is this machine's read bandwidth, taken before and after every run: a decode
+step must read all weights and the keys and values of its requests. Figures count only where other processes were quiet.
 """
 
 from __future__ import annotations
@@ -69,11 +69,10 @@ class Side:
         with contextlib.suppress(ProcessLookupError):
             self._signal(signal.SIGCONT)
             self._signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                self._signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # vLLM's workers outlive their parent
+            self._signal(signal.SIGKILL)
 
     def _cpu_seconds(self) -> float:
         """Processor time of the side's processes so far (they share a session; 0 where /proc is missing)."""
@@ -171,7 +170,8 @@ def report(found: dict[str, Any]) -> None:
     print(f"{found['model']}: read bandwidth {found['read_gbps']:.1f} GB/s, {found['threads']} threads")
     print(f"optimisations: {found['report']}")
     for name, seconds in found["startup_s"].items():
-        print(f"start-up to first token  {name:13} {seconds:7.1f} s   peak memory {found['peak_mb'].get(name, 0):.0f} MB")
+        peak = f"   peak memory {found['peak_mb'][name]} MB" if name in found["peak_mb"] else ""
+        print(f"start-up to first token  {name:13} {seconds:7.1f} s{peak}")
     for name, w in found["workloads"].items():
         rates = "  ".join(f"{n} {v:.1f}" for n, v in w["tokens_per_s"].items())
         ratios = "  ".join(f"{v:.2f}x {n}" for n, v in w["ratio"].items())
@@ -194,10 +194,8 @@ def main() -> int:
     options = parser.parse_args()
     batches = [int(b) for b in options.batch.split(",")]
     model_dir = options.model_dir.resolve()
-    if options.profile:
-        found = profile(model_dir, batches, options.threads)
-    else:
-        found = compare(model_dir, batches, options)
+    profiled = options.profile
+    found = profile(model_dir, batches, options.threads) if profiled else compare(model_dir, batches, options)
     if options.json:
         print(json.dumps(found))
     return 0

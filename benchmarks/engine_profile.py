@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+CALLS = ("schedule", "batch build", "forward", "sampling", "commit and hash")
+
 
 def profile(model_dir: Path, batches: list[int], threads: int) -> dict[str, Any]:
     """Microseconds per decode step and per prefill of each part, printed and returned by batch size."""
@@ -22,7 +24,7 @@ def profile(model_dir: Path, batches: list[int], threads: int) -> dict[str, Any]
     found: dict[str, Any] = {"model": model_dir.name, "threads": threads, "report": ours.model.report}
     for batch in batches:
         run(ours, batch, f"warm{batch}")
-        found[f"batch {batch}"] = parts = {kind: run(ours, batch, f"{kind}{batch}")[kind] for kind in ("prefill", "decode")}
+        found[f"batch {batch}"] = parts = run(ours, batch, f"measured{batch}")
         for kind, times in parts.items():
             total = times["step"]
             print(f"batch {batch} {kind}: step {total:.0f} us")
@@ -68,11 +70,11 @@ def run(ours: Any, batch: int, salt: str) -> dict[str, dict[str, float]]:
             spent.clear()
             times[:] = 0
             steps, started = 0, time.perf_counter()
-            while engine.has_work and (kind == "decode" or any(r.pending > 1 or r.output_len == 0 for r in _all(engine))):
+            while engine.has_work and (kind == "decode" or _prefilling(engine)):
                 engine.step()
                 steps += 1
             whole = time.perf_counter() - started
-            named = {name: spent[name] for name in ("schedule", "batch build", "forward", "sampling", "commit and hash")}
+            named = {name: spent[name] for name in CALLS}
             named["other"] = whole - sum(named.values())
             inner = {f"  {name}": value / 1e9 for name, value in zip(PARTS, times.tolist(), strict=True)}
             result[kind] = {"step": whole, **named, **(inner if times.any() else {})}
@@ -85,5 +87,5 @@ def run(ours: Any, batch: int, salt: str) -> dict[str, dict[str, float]]:
     return result
 
 
-def _all(engine: Any) -> list[Any]:
-    return [*engine.scheduler.running, *engine.scheduler.waiting]
+def _prefilling(engine: Any) -> bool:
+    return any(r.output_len == 0 for r in [*engine.scheduler.running, *engine.scheduler.waiting])

@@ -23,7 +23,8 @@ DATA = """\
 Made from the docstrings and the source text of Python 3.11's own standard library (Python Software
 Foundation License 2) by `training/`: {facts} symbols of the best-known modules, each with one or two
 cleaned-up sentences, a few hundred sentences of our own where a docstring says too little, and synthetic
-tool calls. Nothing else: no web text, no personal data, no output of another model.
+tool calls. Docstrings of three methods that the transformers library adds to `logging.Logger` slipped in. Nothing else:
+no web text, no personal data, no output of another model.
 
 """
 INSTRUCT = """\
@@ -54,9 +55,10 @@ about the asked name and has a keyword of every group listed for the question; t
 The unseen phrasings are not a blind test: the first round of training got 19 of these 24 right, after which
 openings and closings of questions were varied more (none of the list's own phrasings was added).
 
-On {tools} fresh synthetic tool conversations: it decides rightly whether to call a tool in
-{tool_decided:.0%}, names the right tool in {tool_name:.0%} and gets name and all arguments exactly right in
-{tool_call:.0%} of those that need one. About made-up names it says that it does not know them in {unknown:.0%}.
+On {tools} fresh synthetic tool conversations, many with made-up tool and parameter names: a tool was wanted in
+{tool_wanted}, of which it called some tool in {tool_called}, the right one in {tool_name}, with all arguments
+exactly right in {tool_exact}; of the other {tool_rest} it answered {tool_quiet} without a call. Asked about 40
+made-up names it said of {unknown:.0%} that it does not know them.
 
 ## Chat format
 
@@ -67,12 +69,12 @@ the system turn, calls come as `<tool_call>{{"name": ..., "arguments": {{...}}}}
 ## Limits
 
 It knows what about two thousand names do and little else. Tool calls are unreliable: it decides well whether to
-call a tool, but often copies the tool's name, parameter names and values wrongly unless they are very common
-ones (such as get_weather with a well-known city). It does not reason, cannot write programs that were not in
-its data, and may answer a question about a name it never saw with another name's description, although it was
-taught to say that it does not know. Sequences of at most 2,048 tokens occurred in training; the context window
-is 4,096.
-Answers reflect Python 3.11."""
+call a tool, but often copies the tool's name, parameter names and values wrongly unless they are very common ones
+(such as get_weather with a well-known city). It does not reason, cannot write programs that were not in its data,
+and may answer a question about a name it never saw with another name's description, although it was taught to say
+that it does not know. Sequences of at most 2,048 tokens occurred in training; the context window is 4,096. Answers
+reflect Python 3.11.
+"""
 DRAFT = """\
 Draft model for speculative decoding with pico-instruct: a Llama-architecture decoder of {params:,}
 parameters ({ratio:.1%} of its target; 2 layers, width 128, 4 query and 2 key/value heads of 32, tied
@@ -153,6 +155,7 @@ def write(figures: dict[str, float], root: Path) -> None:
         params = parameters(root / name)
         values = {
             **figures, "params": params, "ratio": params / big, "data": data,
+            "tool_rest": figures.get("tools", 0) - figures.get("tool_wanted", 0),
             "steps": f"{trained_steps(root / name):,}",
             "share": figures.get("right", 0) / max(figures.get("questions", 1), 1),
         }  # fmt: skip

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from training import cards, toolcalls
 from training.facts import build_facts
 from training.passages import Examples, build_passages
+from training.phrases import HELD_OUT
 
 CHECKPOINTS = Path("checkpoints")
 QUESTIONS = Path(__file__).with_name("questions.json")
@@ -111,26 +112,33 @@ def accept(draft: torch.nn.Module, prompt: torch.Tensor, wanted: list[int], k: i
 
 
 def tool_scores(chat: Chat, count: int = 80) -> dict[str, float]:
-    """Fresh synthetic tool conversations (a seed that training never used): shares in [0, 1].
+    """Counts over fresh synthetic tool conversations (a seed that training never used).
 
-    `decided`: calls a tool when one fits and none when not; `name`: the right tool where one fits; `call`: name and all
-    arguments exactly right.
+    Of the `tool_wanted` ones in which a tool fits: `tool_called` (any), `tool_name` (the right one), `tool_exact` (name
+    and all arguments exactly right). Of the others: `tool_quiet`, answered without a call.
     """
     rng = Random("evaluate tools")
-    decided = named = exact = wanted = 0
+    facts = build_facts()
+    called = quiet = named = exact = wanted = 0
     for _ in range(count):
-        messages, tools = toolcalls.sample(rng, ("What does math.sqrt do?", ""))
+        plain = rng.choice(HELD_OUT).format(n=rng.choice(facts).name)
+        messages, tools = toolcalls.sample(rng, (plain, ""))
         turn = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
         ids = chat.tokens(chat.prompt(messages[:turn], tools))
         text = chat.tok.decode(ids, skip_special_tokens=True)
         calls = messages[turn].get("tool_calls")
-        decided += text.startswith("<tool_call>") == bool(calls)
-        if calls:
+        if not calls:
+            quiet += not text.startswith("<tool_call>")
+        else:
             wanted += 1
+            called += text.startswith("<tool_call>")
             function = calls[0]["function"]
             named += text.startswith(f'<tool_call>{{"name": "{function["name"]}"')
             exact += text == f"<tool_call>{json.dumps(function)}</tool_call>"
-    return {"tool_decided": decided / count, "tool_name": named / wanted, "tool_call": exact / wanted, "tools": count}
+    return {
+        "tools": count, "tool_wanted": wanted, "tool_called": called, "tool_quiet": quiet, "tool_name": named,
+        "tool_exact": exact,
+    }  # fmt: skip
 
 
 def unknown_score(chat: Chat, count: int = 40) -> float:
@@ -208,8 +216,8 @@ def main() -> None:
               f"{exact} word for word")  # fmt: skip
         if a.only != "draft":
             figures |= tool_scores(chat) | {"unknown": unknown_score(chat)}
-            shown = {k: round(v, 3) for k, v in figures.items() if k.startswith(("tool_", "unknown"))}
-            print(f"pico-instruct, share right: {shown}")
+            shown = {k: v for k, v in figures.items() if k.startswith(("tool_", "unknown"))}
+            print(f"pico-instruct: {shown}")
         if draft is not None:
             figures |= {"acceptance": acceptance.rate, "per_round": acceptance.per_round}
             print(
@@ -225,7 +233,9 @@ def main() -> None:
                 + ", ".join(f"{k} {v:.3f}" for k, v in scores.items())
             )
     if a.write:
-        cards.write(figures, CHECKPOINTS)
+        known = CHECKPOINTS / "figures.json"
+        before = json.loads(known.read_text()) if a.only and known.exists() else {}
+        cards.write(before | figures, CHECKPOINTS)
 
 
 if __name__ == "__main__":

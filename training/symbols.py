@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from dataclasses import dataclass
 
 CORE = (
@@ -45,7 +46,7 @@ RARE = re.compile(
     r"memfd|pidfd|splice|lockf|plock|setre|setp|sete|setg|initgroups|getgrouplist|getpgid|getpgrp|isatty|ctermid|nice)|"
     r"asyncio\.(_|Base|Buffered|Datagram|Subprocess|Abstract|Fast|Child|Multi|Pidfd|Safe|Threaded|Selector|Default|"
     r"current_task|.*_child_watcher|.*Protocol|.*Transport)|"
-    r"inspect\.(Block|Class|End|_|walktree|formatann|getargs|cleandoc)|"
+    r"inspect\.(getfile|Block|Class|End|_|walktree|formatann|getargs|cleandoc)|"
     r"socket\.(CMSG|.*rights|recvmsg|sendmsg|if_)|sys\.(_|.*asyncgen|.*coroutine_origin|set_int|get_int)|.*Windows.*|"
     r"unittest\.mock\._|signal\.(pthread|sig|Sigmasks)|platform\.(java|win32|mac|libc|freedesk)|asyncio\.Task\.[_gs]e?t?_"
 )
@@ -90,6 +91,10 @@ def collect() -> list[Symbol]:
         for long, short in SHORT.items():
             if name.startswith(long):
                 name = short + name[len(long) :]
+        # Libraries add methods of their own to classes of the standard library (transformers to logging.Logger).
+        owner = (getattr(value, "__module__", None) or module).partition(".")[0].lstrip("_")
+        if owner not in sys.stdlib_module_names and "_" + owner not in sys.stdlib_module_names:
+            return
         if name in seen or not doc.strip() or RARE.match(name):
             return
         seen.add(name)

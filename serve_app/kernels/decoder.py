@@ -191,7 +191,8 @@ class Decoder:
                 self._model, batch.kv.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
                 batch.slots.data_ptr(), batch.query_start.data_ptr(), batch.seq_lens.data_ptr(),
                 batch.block_tables.data_ptr(), batch.sample_rows.data_ptr(), self._cos.data_ptr(), self._sin.data_ptr(),
-                logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data, batch.kv.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
+                logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data,
+                batch.kv.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
                 batch.block_tables.stride(0), samples, self._positions, self.threads,
             )
         )  # fmt: skip

@@ -5,8 +5,8 @@ transformers' modules are only read: projections are fused and packed, rotary ta
 unknown part is refused here, and one whose results differ is refused by the check in ``surgery.py``; both keep
 transformers' forward.
 
-On CPUs with bfloat16 dot products the whole pass is one C++ call (``kernels/decoder.py``); elsewhere, and in float32, it
-is :class:`LeanForward`.
+On CPUs with bfloat16 dot products the whole pass is one C++ call (``kernels/decoder.py``); elsewhere, and in float32,
+it is :class:`LeanForward`.
 """
 
 from __future__ import annotations
@@ -121,16 +121,7 @@ class LeanForward:
     def __init__(self, lean: LeanModel) -> None:
         self.shape, self.embedding, self.final_norm = lean.shape, lean.embedding, lean.final_norm
         self.rotary, self.positions = lean.rotary, 0
-        self.layers = [
-            (
-                layer,
-                FusedLinear(*_fused(layer.qkv)),
-                FusedLinear(*_fused(layer.o)),
-                *(FusedLinear(w, b) for w, b in _split(layer.gate_up)),
-                FusedLinear(*_fused(layer.down)),
-            )
-            for layer in lean.layers
-        ]
+        self.layers = [(layer, _linears(layer)) for layer in lean.layers]
         self.head = FusedLinear(*_fused(lean.head))
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -139,7 +130,7 @@ class LeanForward:
         cos, sin = self._tables(batch)
         x = F.embedding(batch.input_ids, self.embedding)
         split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
-        for index, (layer, qkv, o, gate, up, down) in enumerate(self.layers):
+        for index, (layer, (qkv, o, gate, up, down)) in enumerate(self.layers):
             q, k, v = qkv(_rms(x, layer.input_norm)).view(tokens, -1, shape.head_dim).split(split, 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = _rms(q, layer.q_norm), _rms(k, layer.k_norm)
@@ -179,6 +170,12 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _fused(weight: LinearWeight) -> tuple[Tensor, Tensor | None]:
     return torch.cat(weight.parts), torch.cat(weight.biases) if weight.biases else None
+
+
+def _linears(layer: DecoderLayer) -> tuple[FusedLinear, ...]:
+    """qkv, o, gate, up, down."""
+    gate, up = (FusedLinear(w, b) for w, b in _split(layer.gate_up))
+    return FusedLinear(*_fused(layer.qkv)), FusedLinear(*_fused(layer.o)), gate, up, FusedLinear(*_fused(layer.down))
 
 
 def _split(weight: LinearWeight) -> list[tuple[Tensor, Tensor | None]]:

@@ -44,8 +44,8 @@ def _use_lean_forward(model: CausalModel, expected: Tensor) -> dict[str, Any]:
         parts = lean.read_model(model, lambda: probe(model, model.forward))
     except lean.NotStandard as reason:
         return {"standard_forward": f"kept: {reason}"}
-    except (AttributeError, TypeError, RuntimeError) as error:
-        return {"standard_forward": f"kept: {type(error).__name__}: {error}"}
+    except (AttributeError, TypeError, RuntimeError) as failure:
+        return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
     forward, name = lean.build_forward(parts)
     error = difference(probe(model, forward), expected)
     if not error <= ALLOWED[model.kv_shape.dtype]:

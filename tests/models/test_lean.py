@@ -1,4 +1,4 @@
-"""The generic layer: what it accepts gives the model's own results, what it does not know keeps transformers' forward."""
+"""The generic layer: what it accepts gives the model's own results; other models keep transformers' forward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def more_families(monkeypatch):
     monkeypatch.setitem(
         tiny.FAMILIES,
         "llama-dynamic",
-        (LlamaConfig, LlamaForCausalLM, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+        (
+            LlamaConfig,
+            LlamaForCausalLM,
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        ),
     )
 
 

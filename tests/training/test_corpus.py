@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,16 @@ def test_facts_are_deterministic_and_cover_the_well_known_names(facts):
         "asyncio.gather",
     ):
         assert wanted in names
+
+
+def test_facts_do_not_depend_on_what_else_is_imported(facts):
+    import transformers.utils.logging  # noqa: F401 - adds methods to logging.Logger
+
+    code = "from training.facts import build_facts; print('\\n'.join(f.answer for f in build_facts()))"
+    fresh = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=CHECKPOINT.parents[1]
+    )
+    assert fresh.stdout.splitlines() == [f.answer for f in build_facts()]
 
 
 def test_no_answer_is_empty_or_carries_docstring_debris(facts):
