@@ -52,10 +52,12 @@ test: $(DEV)  ## run the tests (ARGS="tests/engine -k draft" narrows them)
 
 lint: $(DEV)  ## ruff and mypy
 	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check --quiet .
 	@$(VENV)/bin/mypy
 
 format: $(DEV)  ## let ruff sort imports and fix what it can
 	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
 
 models: $(DEV)  ## train the pico models again (hours on CPU; resumes where it stopped)
 	@$(PY) -m training $(ARGS)

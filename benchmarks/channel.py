@@ -61,12 +61,7 @@ async def _worker(address: InboxAddress, streams: int, steps: int, interval_s: f
         # One time stamp in every step: perf_counter is one clock for all processes of a machine.
         stamp = [time.perf_counter()]
         finish = "length" if step == steps - 1 else None
-        sender.send(
-            [
-                TokenItem(name, step, (step,), finish, stamp if i == 0 else None)
-                for i, name in enumerate(names)
-            ]
-        )
+        sender.send([TokenItem(name, step, (step,), finish, stamp if i == 0 else None) for i, name in enumerate(names)])
         await asyncio.sleep(interval_s)
     while len(sender):
         await asyncio.sleep(0.01)

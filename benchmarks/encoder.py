@@ -69,17 +69,13 @@ def sentence_transformers_loop(path: Path, batch_size: int) -> Run | None:
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
 
     def run(texts: list[np.ndarray]) -> np.ndarray:
-        return model.encode(
-            [tokenizer.decode(t) for t in texts], batch_size=batch_size, show_progress_bar=False
-        )
+        return model.encode([tokenizer.decode(t) for t in texts], batch_size=batch_size, show_progress_bar=False)
 
     return run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)

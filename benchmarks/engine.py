@@ -216,9 +216,7 @@ def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) ->
         for name, python in pythons.items():
             print(f"  starting {name} ...", file=sys.stderr, flush=True)
             sides.append(Side(name, python, model_dir, options.threads))
-        found = measure(
-            sides, options.rounds, workloads(batches, not options.no_mixed), lambda: read_bandwidth(5)
-        )
+        found = measure(sides, options.rounds, workloads(batches, not options.no_mixed), lambda: read_bandwidth(5))
         found |= {
             "model": model_dir.name,
             "threads": options.threads,

@@ -1,8 +1,8 @@
 """What the gateway costs per request and per token, beside a plain Ray Serve ingress and a route that does nothing.
 
-``python -m benchmarks gateway [--rounds 3] [--litellm PYTHON] [--json]``. The engine is simulated: a decode deployment that
-answers every request with fixed token ids at once, over the product's own token channel. Gateway, handles, channel and
-HAProxy are the real ones, as is the load generator's share of the same cores.
+``python -m benchmarks gateway [--rounds 3] [--litellm PYTHON] [--json]``. The engine is simulated: a decode deployment
+that answers every request with fixed token ids at once, over the product's own token channel. Gateway, handles, channel
+and HAProxy are the real ones, as is the load generator's share of the same cores.
 """
 
 from __future__ import annotations
@@ -143,7 +143,9 @@ def body(tokens: int, stream: bool) -> bytes:
     return json.dumps({"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": stream}).encode()
 
 
-async def measure(port: int, path: str, key: str, tokens: int, stream: bool, concurrency: int, requests: int) -> Outcome:
+async def measure(
+    port: int, path: str, key: str, tokens: int, stream: bool, concurrency: int, requests: int
+) -> Outcome:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     return await load(
         "127.0.0.1", port, path, headers, body(tokens, stream), concurrency=concurrency, requests=requests
@@ -217,7 +219,8 @@ def _rounds(targets: dict[str, tuple[int, str]], key: str, rounds: int) -> dict[
     results: dict[str, Any] = {}
     for target, cases in runs.items():
         results[target] = {
-            case: {name: statistics.median(r[name] for r in found) for name in found[0]} for case, found in cases.items()
+            case: {name: statistics.median(r[name] for r in found) for name in found[0]}
+            for case, found in cases.items()
         }
         for case, figures in results[target].items():
             print(f"{target:8} {case:12} " + ", ".join(f"{name} {value:.1f}" for name, value in figures.items()))
@@ -230,7 +233,8 @@ def _litellm(python: str, upstream: int, key: str, port: int) -> subprocess.Pope
     config.write_text(
         "model_list:\n"
         f"  - model_name: '{MODEL}'\n"
-        f"    litellm_params: {{model: 'openai/{MODEL}', api_base: 'http://127.0.0.1:{upstream}/v1', api_key: '{key}'}}\n"
+        f"    litellm_params: {{model: 'openai/{MODEL}', api_base: 'http://127.0.0.1:{upstream}/v1', "
+        f"api_key: '{key}'}}\n"
     )
     program = str(Path(python).with_name("litellm"))
     command = [program, "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]

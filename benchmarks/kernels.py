@@ -67,9 +67,7 @@ def sdpa_loop(b: RandomBatch, scale: float) -> torch.Tensor:
         blocks = b.block_tables[r, : -(-length // BLOCK)].long()
         keys, values = (p[blocks].transpose(0, 1).flatten(1, 2)[None, :, :length] for p in b.kv_layer)
         rows.append(
-            F.scaled_dot_product_attention(b.q[r][None, :, None], keys, values, scale=scale, enable_gqa=True)[
-                0, :, 0
-            ]
+            F.scaled_dot_product_attention(b.q[r][None, :, None], keys, values, scale=scale, enable_gqa=True)[0, :, 0]
         )
     return torch.stack(rows)
 
@@ -113,9 +111,7 @@ def linear_rows(rounds: int) -> list[dict[str, Any]]:
                 }
                 seconds = {k: v / copies for k, v in alternate(sides, rounds, 0.06).items()}
                 read = out_features * in_features * dtype.itemsize
-                rows.append(
-                    row(f"linear {label} {out_features}x{in_features} m={m}", seconds, read, "linear")
-                )
+                rows.append(row(f"linear {label} {out_features}x{in_features} m={m}", seconds, read, "linear"))
     return rows
 
 

@@ -91,7 +91,6 @@ def worker_class(mib: int) -> Any:
     return Worker
 
 
-
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks kv", description=__doc__)
     parser.add_argument("--mib", type=int, default=4, help="size of a chunk")

@@ -24,5 +24,7 @@ def __getattr__(name: str) -> Application:
     built = applications(settings, load_catalog(settings.home))
     known = {application.replace("-", "_").replace(".", "_"): application for application in built}
     if name not in known:
-        raise AttributeError(f"no application {name!r} in the profile {settings.profile}; there are: {', '.join(known)}")
+        raise AttributeError(
+            f"no application {name!r} in the profile {settings.profile}; there are: {', '.join(known)}"
+        )
     return built[known[name]]

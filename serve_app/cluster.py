@@ -194,8 +194,10 @@ class LocalCluster:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         shown = "127.0.0.1" if self._settings.is_loopback else self._settings.host
         found = Attachment(
-            ray.get_runtime_context().gcs_address, str(self._token()), f"http://{shown}:{self._settings.port}",
-            os.getpid()
+            ray.get_runtime_context().gcs_address,
+            str(self._token()),
+            f"http://{shown}:{self._settings.port}",
+            os.getpid(),
         )
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:

@@ -144,11 +144,7 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
     ConfigError.
     """
     environ = os.environ if environ is None else environ
-    home = (
-        Path(overrides.pop("home", None) or environ.get("SERVE_APP_HOME") or DEFAULT_HOME)
-        .expanduser()
-        .resolve()
-    )
+    home = Path(overrides.pop("home", None) or environ.get("SERVE_APP_HOME") or DEFAULT_HOME).expanduser().resolve()
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     file = home / "config.yaml"

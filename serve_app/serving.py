@@ -13,8 +13,8 @@ from typing import Any
 
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
-from serve_app.config import Settings, api_key
 from serve_app.cluster import LocalCluster
+from serve_app.config import Settings, api_key
 
 
 def serve_until_interrupted(settings: Settings) -> int:

@@ -202,9 +202,7 @@ def test_the_walk_sees_what_it_should() -> None:
 @pytest.mark.parametrize("package", ["api", "text", "catalog", "engine", "kernels"])
 def test_python_agrees(package: str) -> None:
     """The same asked of the interpreter, for what a real import loads."""
-    modules = [
-        name for name in MODULES if within(name, f"serve_app.{package}") and not name.endswith("__main__")
-    ]
+    modules = [name for name in MODULES if within(name, f"serve_app.{package}") and not name.endswith("__main__")]
     forbidden = sorted(MUST_NOT_REACH[f"serve_app.{package}"] & {"ray", "torch", "transformers"})
     code = f"import sys, {', '.join(modules)}; print([n for n in {forbidden} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -24,9 +24,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 def test_file_then_environment_then_option(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(
-        "port: 8100\nprofile: gpu\nmodels: [a, b]\nobject_store_bytes: 2GiB\n"
-    )
+    (tmp_path / "config.yaml").write_text("port: 8100\nprofile: gpu\nmodels: [a, b]\nobject_store_bytes: 2GiB\n")
     home = {"SERVE_APP_HOME": str(tmp_path)}
     assert load_settings(home).port == 8100 and load_settings(home).object_store_bytes == 2 * 2**30
     assert load_settings(home | {"PORT": "8200"}).port == 8200

@@ -79,9 +79,7 @@ def reference_tokens(model: torch.nn.Module, prompt: list[int], count: int, **op
     """What transformers' ``generate`` makes of a prompt, greedily unless told otherwise."""
     ids = torch.tensor([prompt], device=model.device)
     with torch.inference_mode():
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **options
-        )
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, **options)
     return out[0, len(prompt) :].tolist()
 
 
@@ -97,7 +95,9 @@ def make_engine(model: CausalModel, *, num_blocks: int = 64, **options: object) 
 ROOT = root_key("test", "float32", "layout", "", b"tenant")
 
 
-def make_request(name: str, prompt: list[int], *, root: bytes = ROOT, prefill_only: bool = False, **sampling) -> Request:
+def make_request(
+    name: str, prompt: list[int], *, root: bytes = ROOT, prefill_only: bool = False, **sampling
+) -> Request:
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, **sampling})
     return Request(name, list(prompt), len(prompt), params, root, prefill_only=prefill_only)
 

@@ -44,9 +44,7 @@ class Batches:
         self.assistant = vocabulary["<|assistant|>"]
         pieces = code_text.functions() + [s for s in map(code_text.stub, facts) if s] * 2
         Random("code").shuffle(pieces)
-        self.code = [
-            [self.begin, *e.ids, self.end] for e in tok.encode_batch(pieces, add_special_tokens=False)
-        ]
+        self.code = [[self.begin, *e.ids, self.end] for e in tok.encode_batch(pieces, add_special_tokens=False)]
 
     def _facts(self, step: int) -> list[int]:
         """Deck positions of this step: a new permutation each pass over the deck, every entry once per

@@ -55,23 +55,18 @@ def ask(fact: Fact, rng: Random) -> str:
 def copying(rng: Random) -> tuple[str, str]:
     """A turn whose answer repeats made-up words and numbers of the question: trains the copying that calls need."""
     parts = [
-        toolcalls.word(rng) if rng.random() < 0.6 else str(rng.randint(0, 99999))
-        for _ in range(rng.randint(1, 4))
+        toolcalls.word(rng) if rng.random() < 0.6 else str(rng.randint(0, 99999)) for _ in range(rng.randint(1, 4))
     ]
     text = " ".join(p.capitalize() if rng.random() < 0.2 else p for p in parts)
     template = rng.choice(
-        ("Repeat: {t}", "Say {t}", "Repeat after me: {t}", "Echo '{t}'", "Write \"{t}\".", "Copy this: {t}")
+        ("Repeat: {t}", "Say {t}", "Repeat after me: {t}", "Echo '{t}'", 'Write "{t}".', "Copy this: {t}")
     )
     return template.format(t=text), text
 
 
 def reversible(fact: Fact) -> bool:
     """Whether the description is short and clear enough to ask for the name."""
-    return (
-        fact.kind in ("function", "method")
-        and fact.tail.split(" ")[0] in VERB_START
-        and 24 <= len(fact.tail) <= 110
-    )
+    return fact.kind in ("function", "method") and fact.tail.split(" ")[0] in VERB_START and 24 <= len(fact.tail) <= 110
 
 
 def reverse(fact: Fact, rng: Random) -> str:

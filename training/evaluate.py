@@ -170,11 +170,7 @@ def rerank_scores(passages_held_out: bool, count: int = 300, distractors: int = 
         row[0] += 1
         row[1] += rank == 1
         row[2] += 1 / rank
-    return {
-        f"{kind}_{label}": row[i] / row[0]
-        for kind, row in sums.items()
-        for i, label in ((1, "top1"), (2, "mrr"))
-    }
+    return {f"{kind}_{label}": row[i] / row[0] for kind, row in sums.items() for i, label in ((1, "top1"), (2, "mrr"))}
 
 
 def main() -> None:

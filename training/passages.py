@@ -54,9 +54,7 @@ def build_passages() -> list[Passage]:
         tail = fact.tail.lstrip(": ")
         if len(bare) < 25:
             bare = tail[0].upper() + tail[1:]
-        out.append(
-            Passage(fact.name, fact.module, fact, bare, f"{fact.name}: {bare}", is_held_out(fact.name))
-        )
+        out.append(Passage(fact.name, fact.module, fact, bare, f"{fact.name}: {bare}", is_held_out(fact.name)))
     return out
 
 

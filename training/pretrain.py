@@ -51,9 +51,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--steps", type=int, default=1100)
     p.add_argument("--lr", type=float, default=3e-3)
-    p.add_argument(
-        "--decay", type=float, default=0.3, help="share of the run in which the rate falls to zero"
-    )
+    p.add_argument("--decay", type=float, default=0.3, help="share of the run in which the rate falls to zero")
     p.add_argument("--round-from", type=int, default=0, help="first step of a second round (with --resume)")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--threads", type=int, default=2)

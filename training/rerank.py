@@ -32,9 +32,7 @@ def train_tokenizer(passages: list[Passage]) -> Tokenizer:
     """Lower-case WordPiece in BERT's layout: [CLS] a [SEP] b [SEP] with token types 0 and 1."""
     tok = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tok.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tok.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)]
-    )
+    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Digits(True)])
     tok.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=VOCAB, special_tokens=list(SPECIAL), show_progress=False)
     tok.train_from_iterator([p.named for p in passages] + list(ASK) * 20, trainer)

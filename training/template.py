@@ -66,8 +66,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
 _COMPILED = _environment().from_string(CHAT_TEMPLATE)
 
 
-def render(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, ask: bool = False
-) -> str:
+def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, ask: bool = False) -> str:
     """The text of a conversation; `ask` adds the opening of the assistant's next turn."""
     return _COMPILED.render(messages=messages, tools=tools, bos_token=BEGIN, add_generation_prompt=ask)

@@ -200,7 +200,14 @@ def sample(rng: Random, other: tuple[str, str]) -> tuple[list[dict[str, Any]], l
             elif style < 0.35:
                 name = f"{name}_{word(rng)}"
             elif style < 0.5:
-                name = rng.choice((word(rng), f"{word(rng)}_{word(rng)}", name.title().replace("_", ""), f"{name}_v{rng.randint(1, 9)}"))
+                name = rng.choice(
+                    (
+                        word(rng),
+                        f"{word(rng)}_{word(rng)}",
+                        name.title().replace("_", ""),
+                        f"{name}_v{rng.randint(1, 9)}",
+                    )
+                )
             picked.append((t, name))
             descriptions.add(t[1])
     tools = [schema(t, n, rng) for t, n in picked]

@@ -96,9 +96,7 @@ def _check_text(value: Any) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise InvalidInput(
-                "A string holds a lone surrogate, which is not text; send valid Unicode."
-            ) from None
+            raise InvalidInput("A string holds a lone surrogate, which is not text; send valid Unicode.") from None
 
 
 def as_object(body: bytes | dict[str, Any]) -> dict[str, Any]:

@@ -47,9 +47,7 @@ class UnknownModel(ApiError):
 
     def __init__(self, model: str, known: tuple[str, ...] = ()):
         shown = model if len(model) <= 120 else model[:117] + "..."
-        hint = (
-            f" Models here: {', '.join(known[:8])}." if known else " GET /ai/models/search lists the models."
-        )
+        hint = f" Models here: {', '.join(known[:8])}." if known else " GET /ai/models/search lists the models."
         super().__init__(f"No such model {shown} or task.{hint}", param="model")
 
 
@@ -75,9 +73,7 @@ class ModelNotStarted(ApiError):
 class MissingBody(ApiError):
     code, status, type = 3003, 400, "invalid_request_error"
 
-    def __init__(
-        self, message: str = 'The request has no body. Send a JSON object, for example {"prompt": "Hello"}.'
-    ):
+    def __init__(self, message: str = 'The request has no body. Send a JSON object, for example {"prompt": "Hello"}.'):
         super().__init__(message)
 
 
@@ -85,9 +81,7 @@ class LoraUnsupported(ApiError):
     code, status, type = 5005, 405, "invalid_request_error"
 
     def __init__(self, model: str):
-        super().__init__(
-            f"Model {model} cannot use LoRA adapters here; leave out the field lora.", param="lora"
-        )
+        super().__init__(f"Model {model} cannot use LoRA adapters here; leave out the field lora.", param="lora")
 
 
 class ContextTooLong(ApiError):
@@ -125,9 +119,7 @@ class HeadersTooLarge(ApiError):
 class AuthError(ApiError):
     code, status, type, generic = 10000, 401, "authentication_error", True
 
-    def __init__(
-        self, message: str = "Authentication error: send the API key as `Authorization: Bearer <key>`."
-    ):
+    def __init__(self, message: str = "Authentication error: send the API key as `Authorization: Bearer <key>`."):
         super().__init__(message)
 
 
@@ -142,9 +134,7 @@ class NoRoute(ApiError):
     code, status, type, generic = 7003, 404, "not_found_error", True
 
     def __init__(self, method: str, path: str):
-        super().__init__(
-            f"Could not route to {method} {path[:200]}, perhaps your object identifier is invalid?"
-        )
+        super().__init__(f"Could not route to {method} {path[:200]}, perhaps your object identifier is invalid?")
 
 
 class MethodNotAllowed(ApiError):
@@ -168,9 +158,7 @@ class NotFound(ApiError):
 class OutOfCapacity(ApiError):
     code, status, type = 3040, 429, "rate_limit_error"
 
-    def __init__(
-        self, message: str = "Capacity temporarily exceeded, please try again.", retry_after: float = 1.0
-    ):
+    def __init__(self, message: str = "Capacity temporarily exceeded, please try again.", retry_after: float = 1.0):
         super().__init__(message, retry_after=retry_after)
 
 
@@ -217,9 +205,7 @@ class Internal(ApiError):
 
     def __init__(self, request_id: str | None = None):
         self.request_id = request_id or str(uuid.uuid4())
-        super().__init__(
-            f"Internal server error. The server's log has details under the id {self.request_id}."
-        )
+        super().__init__(f"Internal server error. The server's log has details under the id {self.request_id}.")
 
 
 def as_api_error(error: BaseException, request_id: str | None = None) -> ApiError:

@@ -48,9 +48,7 @@ def integer(body: dict[str, Any], name: str, low: int, high: int) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise refuse(name, f"an integer between {low} and {high}", value)
     if not low <= value <= high:
-        raise InvalidInput(
-            f"{name} must be an integer between {low} and {high}, got {_shown(value)}.", param=name
-        )
+        raise InvalidInput(f"{name} must be an integer between {low} and {high}, got {_shown(value)}.", param=name)
     return value
 
 

@@ -39,9 +39,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls:
         if out["role"] != "assistant":
-            raise InvalidInput(
-                f"{where}: only assistant messages have tool_calls.", param=f"{where}.tool_calls"
-            )
+            raise InvalidInput(f"{where}: only assistant messages have tool_calls.", param=f"{where}.tool_calls")
         items = objects(calls, f"{where}.tool_calls", limit=MAX_TOOLS)
         out["tool_calls"] = [_history_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(items)]
     content = message.get("content")
@@ -121,9 +119,7 @@ def parse_tools(value: Any) -> list[dict[str, Any]] | None:
         parameters = source.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             raise refuse(f"{where}.parameters", "a JSON schema (an object)", parameters)
-        function["parameters"] = (
-            parameters if parameters is not None else {"type": "object", "properties": {}}
-        )
+        function["parameters"] = parameters if parameters is not None else {"type": "object", "properties": {}}
         tools.append({"type": "function", "function": function})
     return tools
 
@@ -133,9 +129,7 @@ def parse_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> str | N
     could keep the promise."""
     if value is None or value in ("auto", "none"):
         return value
-    if value in ("required", "any") or (
-        isinstance(value, dict) and value.get("type") in ("function", "allowed_tools")
-    ):
+    if value in ("required", "any") or (isinstance(value, dict) and value.get("type") in ("function", "allowed_tools")):
         if not tools:
             raise InvalidInput("tool_choice forces a tool call, but there are no tools.", param="tool_choice")
         raise InvalidInput(

@@ -70,11 +70,7 @@ def _matches(record: Record, query: Mapping[str, str]) -> bool:
     if _flag(query, "hide_experimental") and property_value(record, "beta") == "true":
         return False
     date = property_value(record, "planned_deprecation_date")
-    if (
-        date
-        and not _flag(query, "include_deprecated")
-        and str(date)[:10] < datetime.now(UTC).date().isoformat()
-    ):
+    if date and not _flag(query, "include_deprecated") and str(date)[:10] < datetime.now(UTC).date().isoformat():
         return False
     words = query.get("search", "").lower().split()
     text = f"{record['name']} {record['description']} {record['task']['name']}".lower()

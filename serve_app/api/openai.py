@@ -61,9 +61,7 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
     )
 
 
-def parse_completions(
-    body: bytes | dict[str, Any], limits: ModelLimits | None = None
-) -> list[GenerateRequest]:
+def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> list[GenerateRequest]:
     """`POST /v1/completions`: one request per prompt (a string, token ids, or an array of either), without
     chat template.
 
@@ -76,16 +74,12 @@ def parse_completions(
     logprobs = body.get("logprobs")
     # Chat-minded clients send a boolean here; OpenAI's legacy form is the number of alternatives.
     logprobs = (
-        parse_chat_logprobs(body)
-        if isinstance(logprobs, bool)
-        else integer(body, "logprobs", 0, MAX_TOP_LOGPROBS)
+        parse_chat_logprobs(body) if isinstance(logprobs, bool) else integer(body, "logprobs", 0, MAX_TOP_LOGPROBS)
     )
     sampling, given = parse_sampling(body, limits, logprobs=logprobs)
     echo = bool(boolean(body, "echo"))
     if echo and logprobs is not None:
-        raise InvalidInput(
-            "echo with logprobs is not supported: prompts have no log-probabilities here.", param="echo"
-        )
+        raise InvalidInput("echo with logprobs is not supported: prompts have no log-probabilities here.", param="echo")
     base = GenerateRequest(
         model=_plain_model(model, body),
         messages=None,
@@ -100,17 +94,12 @@ def parse_completions(
         reject_if_busy=_reject_if_busy(body),
         max_tokens_given=given,
     )
-    return [
-        replace(base, prompt=prompt, prompt_ids=ids)
-        for prompt, ids in _prompts(body.get("prompt"), echo, limits)
-    ]
+    return [replace(base, prompt=prompt, prompt_ids=ids) for prompt, ids in _prompts(body.get("prompt"), echo, limits)]
 
 
 def _prompts(value: Any, echo: bool, limits: ModelLimits) -> list[tuple[str | None, tuple[int, ...] | None]]:
     if value is None or value == "" or value == []:
-        raise InvalidInput(
-            "prompt is missing; send a string, an array of strings, or token ids.", param="prompt"
-        )
+        raise InvalidInput("prompt is missing; send a string, an array of strings, or token ids.", param="prompt")
     if isinstance(value, str):
         return [(text(value, "prompt"), None)]
     if not isinstance(value, list):

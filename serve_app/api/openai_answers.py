@@ -154,9 +154,7 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
                     chat_logprobs(event.logprobs or []) if wanted else None,
                 )
             elif isinstance(event, ToolCallDelta):
-                yield chunk(
-                    event.index, {"tool_calls": [{"index": event.call_index, **tool_call_json(event)}]}
-                )
+                yield chunk(event.index, {"tool_calls": [{"index": event.call_index, **tool_call_json(event)}]})
             elif isinstance(event, ChoiceDone):
                 yield chunk(event.index, {}, event.finish_reason)
             elif request.include_usage:
@@ -168,9 +166,7 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
         await close(events)
 
 
-async def stream_completion(
-    requests: Sequence[GenerateRequest], events: AsyncIterator[Event]
-) -> AsyncIterator[bytes]:
+async def stream_completion(requests: Sequence[GenerateRequest], events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
     """Text completion chunks for all prompts (their events joined by `collect.merge`)."""
     first = requests[0]
     head = _head("text_completion", "cmpl", first.model)

@@ -83,9 +83,7 @@ def parse_stop(value: Any) -> tuple[str, ...]:
         raise InvalidInput(f"stop must have at most {MAX_STOPS} strings, got {len(items)}.", param="stop")
     stops = [text(item, "stop", limit=MAX_STOP_CHARS) for item in items]
     if not all(stops):
-        raise InvalidInput(
-            "stop must not hold an empty string, which would end every answer at once.", param="stop"
-        )
+        raise InvalidInput("stop must not hold an empty string, which would end every answer at once.", param="stop")
     return tuple(dict.fromkeys(stops))
 
 
@@ -96,25 +94,19 @@ def parse_logit_bias(value: Any, vocab_size: int | None) -> dict[int, float] | N
     if not isinstance(value, dict):
         raise refuse("logit_bias", "an object of token ids to numbers", value)
     if len(value) > MAX_BIASES:
-        raise InvalidInput(
-            f"logit_bias must have at most {MAX_BIASES} entries, got {len(value)}.", param="logit_bias"
-        )
+        raise InvalidInput(f"logit_bias must have at most {MAX_BIASES} entries, got {len(value)}.", param="logit_bias")
     biases: dict[int, float] = {}
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise InvalidInput('The keys of logit_bias must be token ids such as "42".', param="logit_bias")
         bias = number(value, key, -100, 100)
         if bias is None:
-            raise InvalidInput(
-                f"The bias of token {key} must be a number between -100 and 100.", param="logit_bias"
-            )
+            raise InvalidInput(f"The bias of token {key} must be a number between -100 and 100.", param="logit_bias")
         biases[_in_vocab(int(key), "logit_bias", vocab_size)] = bias
     return biases
 
 
-def parse_token_ids(
-    value: Any, name: str, vocab_size: int | None, *, limit: int | None = None
-) -> tuple[int, ...]:
+def parse_token_ids(value: Any, name: str, vocab_size: int | None, *, limit: int | None = None) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
@@ -179,9 +171,7 @@ def refuse_unsupported(body: dict[str, Any]) -> None:
         return
     kind = form.get("type") if isinstance(form, dict) else None
     if kind in ("json_object", "json_schema"):
-        message = (
-            f"response_format {kind} is not supported yet; leave the field out and ask for JSON in words."
-        )
+        message = f"response_format {kind} is not supported yet; leave the field out and ask for JSON in words."
         raise InvalidInput(message, param="response_format")
     if kind != "text":
         raise InvalidInput('response_format must be {"type": "text"}.', param="response_format")

@@ -129,9 +129,7 @@ def _generate_input(limits: ModelLimits) -> Schema:
             },
         },
         "tool_choice": _field("string", "Whether tools may be called.", enum=["auto", "none"]),
-        "options": _object(
-            {"rejectIfBusy": _field("boolean", "Fails at once where the request would have to wait.")}
-        ),
+        "options": _object({"rejectIfBusy": _field("boolean", "Fails at once where the request would have to wait.")}),
     }
     prompt = {
         "prompt": _field("string", "What the model answers to.", minLength=1),
@@ -181,24 +179,18 @@ def _usage(*, output: bool = True) -> Schema:
     fields: Schema = {"prompt_tokens": integer, "completion_tokens": integer, "total_tokens": integer}
     if output:
         fields["prompt_tokens_details"] = _object({"cached_tokens": integer})
-    return _object(
-        {**fields, "neurons": _field("number", "Price in neurons.")}, ["prompt_tokens", "total_tokens"]
-    )
+    return _object({**fields, "neurons": _field("number", "Price in neurons.")}, ["prompt_tokens", "total_tokens"])
 
 
 def _generate_output() -> Schema:
-    call = _object(
-        {"id": {"type": "string"}, "name": {"type": "string"}, "arguments": {"type": "object"}}, ["name"]
-    )
+    call = _object({"id": {"type": "string"}, "name": {"type": "string"}, "arguments": {"type": "object"}}, ["name"])
     answer = _object(
         {
             "response": _field("string", "The answer."),
             "tool_calls": {"type": "array", "items": call},
             "finish_reason": {"type": "string", "enum": ["stop", "length", "tool_calls"]},
             "usage": _usage(),
-            "choices": _field(
-                "array", "The same, and further answers, in OpenAI's shape.", items={"type": "object"}
-            ),
+            "choices": _field("array", "The same, and further answers, in OpenAI's shape.", items={"type": "object"}),
         },
         ["response", "usage"],
     )
@@ -257,9 +249,5 @@ def _rerank_input() -> Schema:
 
 
 def _rerank_output() -> Schema:
-    item = _object(
-        {"id": _field("integer", "Index into contexts."), "score": {"type": "number"}}, ["id", "score"]
-    )
-    return _object(
-        {"response": {"type": "array", "items": item}, "usage": _usage(output=False)}, ["response"]
-    )
+    item = _object({"id": _field("integer", "Index into contexts."), "score": {"type": "number"}}, ["id", "score"])
+    return _object({"response": {"type": "array", "items": item}, "usage": _usage(output=False)}, ["response"])

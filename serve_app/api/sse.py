@@ -42,9 +42,7 @@ def padding(text: str) -> str:
     return _FILLER[start : start + -size % _PAD_TO]
 
 
-async def with_keep_alive(
-    frames: AsyncIterator[bytes], interval: float = KEEP_ALIVE_SECONDS
-) -> AsyncIterator[bytes]:
+async def with_keep_alive(frames: AsyncIterator[bytes], interval: float = KEEP_ALIVE_SECONDS) -> AsyncIterator[bytes]:
     """``frames``, with a comment wherever none came for ``interval`` seconds. Closing this closes
     ``frames``."""
     task: asyncio.Task[bytes | None] | None = None

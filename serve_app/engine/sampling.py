@@ -78,9 +78,7 @@ def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     temperature = column([max(r.params.temperature, 1e-30) for r in rows])
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     vocab = logits.shape[1]
-    plain = [
-        i for i, r in enumerate(rows) if r.params.top_k <= 0 and r.params.top_p >= 1.0 and r.params.min_p <= 0.0
-    ]
+    plain = [i for i, r in enumerate(rows) if r.params.top_k <= 0 and r.params.top_p >= 1.0 and r.params.min_p <= 0.0]
     result = torch.empty(len(rows), dtype=torch.int64, device=device)
     if plain:
         result[plain] = _invert(torch.softmax(logits[plain], -1), points[plain])
@@ -136,7 +134,9 @@ def _penalise(logits: Tensor, row: SampleRow) -> None:
     if params.has_penalties:
         output = torch.tensor(row.output or [], dtype=torch.int64, device=logits.device)
         if params.repetition_penalty != 1.0:
-            seen = torch.tensor((row.prompt or []) + (row.output or []), dtype=torch.int64, device=logits.device).unique()
+            seen = torch.tensor(
+                (row.prompt or []) + (row.output or []), dtype=torch.int64, device=logits.device
+            ).unique()
             values = logits[seen]
             factor = params.repetition_penalty
             logits[seen] = torch.where(values > 0, values / factor, values * factor)

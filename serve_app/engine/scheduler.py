@@ -1,7 +1,8 @@
 """Which tokens of which requests the next step computes.
 
 There are no phases: each request has tokens it knows and tokens it has computed, and a step lets the second catch up
-with the first within a budget. Chunked prefill, prefix hits, drafts under verification and resumed requests are one case.
+with the first within a budget. Chunked prefill, prefix hits, drafts under verification and resumed requests are one
+case.
 """
 
 from __future__ import annotations

@@ -166,9 +166,7 @@ class SpeculationController:
 class Speculation:
     """A proposer and its controller: everything the engine plugs in, or leaves out."""
 
-    def __init__(
-        self, proposer: Proposer, controller: SpeculationController, *, vocab_size: int | None = None
-    ) -> None:
+    def __init__(self, proposer: Proposer, controller: SpeculationController, *, vocab_size: int | None = None) -> None:
         self.proposer = proposer
         self.controller = controller
         self._vocab_size = vocab_size

@@ -79,7 +79,6 @@ class EncoderClient:
             raise InvalidInput(f"The model refuses this input: {result['error']}.")
         return np.frombuffer(result["data"], np.float32).reshape(result["shape"])
 
-
     async def _retried(self, model: ServedModel, wire: dict[str, Any]) -> dict[str, Any]:
         """Encoding twice does no harm, so a lost worker costs time and nothing else."""
         for attempt in range(MAX_ATTEMPTS):

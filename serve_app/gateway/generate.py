@@ -56,7 +56,9 @@ class Generator:
     help.
     """
 
-    def __init__(self, inbox: TokenInbox, call: Callable[[ServedModel, dict[str, Any]], Any], max_inflight: int) -> None:
+    def __init__(
+        self, inbox: TokenInbox, call: Callable[[ServedModel, dict[str, Any]], Any], max_inflight: int
+    ) -> None:
         self._inbox = inbox
         self._call = call
         self._max_inflight = max_inflight
@@ -95,7 +97,12 @@ class Generator:
         sampling = request.sampling
         if index:
             sampling = replace(sampling, seed=sampling.seed + index)
-        wire = {"ids": ids.tobytes(), "salt": salt, "sampling": sampling.to_wire(), "inbox": self._inbox.address.to_wire()}
+        wire = {
+            "ids": ids.tobytes(),
+            "salt": salt,
+            "sampling": sampling.to_wire(),
+            "inbox": self._inbox.address.to_wire(),
+        }
         pieces = self._tokens(model, wire, ids)
         finish = "stop"
         try:
@@ -180,4 +187,3 @@ async def _merge_choices(choices: list[AsyncIterator[Event]]) -> AsyncIterator[E
     async for event in merge(choices, choices_each=0):
         if not isinstance(event, Usage):
             yield event
-

@@ -77,8 +77,8 @@ class HealthMonitor:
                 model.detail["message"] = application.message[:500]
             if application.state != "running":
                 model.detail["stages"] = {
-                    e.stage: {"step": e.step, "seconds": round(time.time() - e.since, 1)} for e in
-                    by_model.get(model.id, [])
+                    e.stage: {"step": e.step, "seconds": round(time.time() - e.since, 1)}
+                    for e in by_model.get(model.id, [])
                 }
 
     async def _answers(self, model: ServedModel) -> bool:

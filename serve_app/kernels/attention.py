@@ -124,9 +124,9 @@ def paged_attention_torch(
     """:func:`paged_attention` in plain torch, for any device and dtype."""
     if batch.max_query_len == 1 and q.is_cuda:
         # One padded call: on a GPU launches cost more than the padding does.
-        return _attend(
-            q.unsqueeze(1), kv_layer, batch.block_tables, batch.seq_lens, scale, window, softcap, sinks
-        )[:, 0]
+        return _attend(q.unsqueeze(1), kv_layer, batch.block_tables, batch.seq_lens, scale, window, softcap, sinks)[
+            :, 0
+        ]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
     for r, length in enumerate(lengths):
@@ -160,8 +160,7 @@ def _attend(
     kv_heads = kv_layer.shape[2]
     group = q_heads // kv_heads
     keys, values = (
-        plane[tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2)
-        for plane in kv_layer
+        plane[tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2) for plane in kv_layer
     )
     if requests == 1 and queries == 1 and not (window or softcap or sinks is not None):
         # Plain decode sees all of its keys: no mask, which is what SDPA's fast kernels want.
@@ -170,9 +169,7 @@ def _attend(
         out = F.scaled_dot_product_attention(folded, keys[:, :, :length], values[:, :, :length], scale=scale)
         return out.reshape(1, 1, q_heads, dim)
     key = torch.arange(keys.shape[2], device=q.device)
-    position = (
-        seq_lens.long()[:, None] - queries + torch.arange(queries, device=q.device)
-    ).repeat_interleave(group, 1)
+    position = (seq_lens.long()[:, None] - queries + torch.arange(queries, device=q.device)).repeat_interleave(group, 1)
     seen = key <= position[:, :, None]
     if window:
         seen &= key > position[:, :, None] - window
@@ -196,11 +193,7 @@ def _attend(
     else:
         keys = keys.masked_fill((key >= seq_lens[:, None])[:, None, :, None], 0)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=seen[:, None], scale=scale)
-    return (
-        out.view(requests, kv_heads, queries, group, dim)
-        .transpose(1, 2)
-        .reshape(requests, queries, q_heads, dim)
-    )
+    return out.view(requests, kv_heads, queries, group, dim).transpose(1, 2).reshape(requests, queries, q_heads, dim)
 
 
 def self_test(library: native.Library) -> float:

@@ -78,9 +78,7 @@ def build(*, timeout: float = 180.0) -> Path:
             if not library.exists():
                 _compile(compiler, library, timeout)
     except OSError as error:
-        raise BuildError(
-            f"cannot write {directory}: {error} (set SERVE_APP_HOME to a writable directory)"
-        ) from error
+        raise BuildError(f"cannot write {directory}: {error} (set SERVE_APP_HOME to a writable directory)") from error
     return library
 
 
@@ -104,9 +102,7 @@ def _compile(compiler: str, library: Path, timeout: float) -> None:
                     flush=True,
                 )
                 return
-            said = said or next(
-                (line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200]
-            )
+            said = said or next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
     finally:
         partial.unlink(missing_ok=True)
     raise BuildError(f"{compiler} failed: {said}")

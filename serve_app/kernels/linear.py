@@ -65,9 +65,7 @@ class PackedLinear(nn.Module):
         return self.packed.to_dense()
 
     def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        )
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 def packing_available(dtype: torch.dtype) -> bool:

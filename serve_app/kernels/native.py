@@ -64,9 +64,7 @@ def openmp_runtimes() -> set[str]:
     except OSError:
         return set()
     paths = {line.split()[-1] for line in lines if "/" in line}
-    return {
-        os.path.realpath(p) for p in paths if os.path.basename(p).startswith(("libgomp", "libomp", "libiomp"))
-    }
+    return {os.path.realpath(p) for p in paths if os.path.basename(p).startswith(("libgomp", "libomp", "libiomp"))}
 
 
 def attention_supports(q: Tensor, kv_layer: Tensor) -> bool:

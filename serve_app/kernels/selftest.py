@@ -77,9 +77,7 @@ def check_attention(library: native.Library) -> float:
         ([40, 1, 3], [9, 64, 31], 6, 2, 64, 24, 30.0, True),
     ]
     for dtype in TOLERANCE:
-        for seed, (queries, contexts, q_heads, kv_heads, dim, window, softcap, with_sinks) in enumerate(
-            cases
-        ):
+        for seed, (queries, contexts, q_heads, kv_heads, dim, window, softcap, with_sinks) in enumerate(cases):
             b = random_batch(queries, contexts, q_heads, kv_heads, dim, dtype, seed)
             generator = torch.Generator().manual_seed(seed)
             new = torch.randn(2, b.q.shape[0], kv_heads, dim, generator=generator).to(dtype)
@@ -102,9 +100,7 @@ def check_attention(library: native.Library) -> float:
                 softcap,
                 sinks,
             )
-            want = paged_attention_torch(
-                b.q, b.kv_layer, b, scale=scale, window=window, softcap=softcap, sinks=sinks
-            )
+            want = paged_attention_torch(b.q, b.kv_layer, b, scale=scale, window=window, softcap=softcap, sinks=sinks)
             worst = max(worst, _compare("paged attention", got, want, TOLERANCE[dtype]))
     return worst
 
@@ -127,7 +123,5 @@ def check_rms_norm(library: native.Library) -> float:
 def _compare(what: str, got: Tensor, want: Tensor, tolerance: float) -> float:
     error = float((got.float() - want.float()).abs().max())
     if not error <= tolerance:  # a NaN fails, too
-        raise RuntimeError(
-            f"self-test: {what} in {got.dtype} differs by {error:.2e} (allowed {tolerance:.0e})"
-        )
+        raise RuntimeError(f"self-test: {what} in {got.dtype} differs by {error:.2e} (allowed {tolerance:.0e})")
     return error

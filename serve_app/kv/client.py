@@ -223,9 +223,7 @@ class KVClient:
             self._directory = None
             log.info("the directory does not answer: %r", error)
             return None
-        return next(
-            (n for n, end in nodes if n not in asked and end - start >= self._min_remote_blocks), None
-        )
+        return next((n for n, end in nodes if n not in asked and end - start >= self._min_remote_blocks), None)
 
     # -- inside ----------------------------------------------------------------------------------------------
 

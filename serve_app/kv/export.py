@@ -19,9 +19,7 @@ class ExportBuffer:
     oldest first. Losing one is a miss for somebody later, nothing more.
     """
 
-    def __init__(
-        self, limit_bytes: int, ttl_s: float = 30.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limit_bytes: int, ttl_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_bytes = limit_bytes
         self._ttl_s = ttl_s
         self._clock = clock

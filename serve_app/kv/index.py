@@ -129,9 +129,7 @@ class ChunkIndex:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def match(
-        self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), start_block: int = 0
-    ) -> list[Piece]:
+    def match(self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), start_block: int = 0) -> list[Piece]:
         """The longest gapless cover of a prompt from block ``start_block`` on, in order.
 
         ``keys`` are those of all full blocks of the prompt from token 0 on. ``tail_keys`` name
@@ -236,6 +234,4 @@ def _run(meta: ChunkMeta, keys: Sequence[bytes], at: int) -> int:
 
 
 def _piece(meta: ChunkMeta, at: int, blocks: int, tokens: int) -> Piece:
-    return Piece(
-        meta.chunk_id, meta.start_token, at - meta.start_block, blocks, tokens, meta.shape, meta.dtype
-    )
+    return Piece(meta.chunk_id, meta.start_token, at - meta.start_block, blocks, tokens, meta.shape, meta.dtype)

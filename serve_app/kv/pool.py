@@ -183,9 +183,7 @@ class KVPool:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _coming(
-        self, keys: Sequence[bytes], tails: Sequence[bytes], pieces: list[Piece], start_block: int
-    ) -> bool:
+    def _coming(self, keys: Sequence[bytes], tails: Sequence[bytes], pieces: list[Piece], start_block: int) -> bool:
         covered = start_block + sum(piece.n_blocks for piece in pieces)
         if covered > len(keys):
             return False

@@ -79,9 +79,7 @@ class EncoderModel:
 
     def _run_padded(self, batch: EncodeBatch) -> Tensor:
         bounds = np.concatenate([[0], np.cumsum(batch.lengths)])
-        return torch.cat(
-            [self._run_block(batch, bounds, start, end) for start, end in _padding_runs(batch.lengths)]
-        )
+        return torch.cat([self._run_block(batch, bounds, start, end) for start, end in _padding_runs(batch.lengths)])
 
     def _run_block(self, batch: EncodeBatch, bounds: npt.NDArray[np.int64], start: int, end: int) -> Tensor:
         lengths = batch.lengths[start:end]

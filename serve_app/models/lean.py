@@ -100,9 +100,7 @@ def build_forward(lean: LeanModel) -> tuple[Callable[[Batch], Tensor], str]:
     """The fastest forward for this CPU and the weights' dtype, and its name for the log."""
     library = decoder_library()
     if library is not None and lean.embedding.dtype == torch.bfloat16 and lean.shape.obstacle() is None:
-        decoder = Decoder(
-            library, lean.shape, lean.embedding, lean.layers, lean.final_norm, lean.head, lean.rotary
-        )
+        decoder = Decoder(library, lean.shape, lean.embedding, lean.layers, lean.final_norm, lean.head, lean.rotary)
         return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed"
     return LeanForward(lean), "lean torch forward"
 

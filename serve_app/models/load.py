@@ -60,8 +60,8 @@ def load_causal_lm(
     """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
 
     ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name. Raises
-    :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or one whose
-    attention does not go through transformers' interface.
+    :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or one
+    whose attention does not go through transformers' interface.
     """
     config = read_config(path)
     require_safetensors(path)
@@ -118,7 +118,7 @@ def _model_class(config: dict[str, Any], path: Path) -> Any:
     names = config.get("architectures") or []
     model_type = config.get("model_type", "")
     if not names or not model_type.replace("_", "").isalnum():
-        raise UnsupportedModel(f"{path}/config.json names no architecture; add \"architectures\" and \"model_type\"")
+        raise UnsupportedModel(f'{path}/config.json names no architecture; add "architectures" and "model_type"')
     try:
         family = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
         found = getattr(family, names[0])
@@ -133,8 +133,8 @@ def _model_class(config: dict[str, Any], path: Path) -> Any:
             supported = False
         if not supported:
             raise UnsupportedModel(
-                f"{names[0]} ({model_type}) is not an architecture of the installed transformers; code in a model's folder "
-                "is never run"
+                f"{names[0]} ({model_type}) is not an architecture of the installed transformers; code in a model's "
+                "folder is never run"
             ) from None
         return AutoModelForCausalLM
     if not any(kind in names[0] for kind in ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
@@ -145,7 +145,13 @@ def _model_class(config: dict[str, Any], path: Path) -> Any:
 def _dtype(name: str, config: dict[str, Any], device: str) -> torch.dtype:
     if name == "auto":
         text = config.get("text_config") or {}
-        name = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype") or "bfloat16"
+        name = (
+            config.get("dtype")
+            or config.get("torch_dtype")
+            or text.get("dtype")
+            or text.get("torch_dtype")
+            or "bfloat16"
+        )
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedModel(f"dtype {name!r} is unknown; use auto, bfloat16, float16 or float32")
@@ -169,7 +175,8 @@ def _forward(module: torch.nn.Module) -> Forward:
 def _kv_shape(config: Any, dtype: torch.dtype) -> KVShape:
     if not hasattr(config, "num_attention_heads"):
         raise UnsupportedModel(
-            f"{type(config).__name__} has no attention heads. Hybrid and linear-attention models can't use the paged cache yet"
+            f"{type(config).__name__} has no attention heads. Hybrid and linear-attention models can't use the paged "
+            "cache yet"
         )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -185,7 +192,7 @@ def _eos_token_ids(module: torch.nn.Module) -> frozenset[int]:
 
 
 def _check_coverage(model: CausalModel, path: Path) -> None:
-    """Runs four tokens and counts attention calls: a layer that bypasses the interface would silently ignore the cache."""
+    """Runs four tokens and counts attention calls: a layer that goes around the interface would ignore the cache."""
     kv = model.kv_shape.allocate(2, model.device)
     request = Request("check", [1, 2, 3, 4], 4, SamplingParams(), root=b"", blocks=[1])
     calls: list[int] = []
@@ -203,11 +210,13 @@ def _check_coverage(model: CausalModel, path: Path) -> None:
             model.forward(build_batch([Scheduled(request, 0, 4, 1)], kv))
     except (TypeError, ValueError, RuntimeError) as error:
         name = type(model.module).__name__
-        raise UnsupportedModel(f"{name} in {path} can't run on the paged cache ({error}); use a decoder-only model") from error
+        raise UnsupportedModel(
+            f"{name} in {path} can't run on the paged cache ({error}); use a decoder-only model"
+        ) from error
     finally:
         AttentionInterface.register(attention.NAME, original)
     if sorted(calls) != list(range(model.kv_shape.layers)):
         raise UnsupportedModel(
-            f"{type(model.module).__name__} in {path}: {len(set(calls))} of {model.kv_shape.layers} layers use transformers' "
-            "attention interface. Hybrid and linear-attention models can't use the paged cache yet"
+            f"{type(model.module).__name__} in {path}: {len(set(calls))} of {model.kv_shape.layers} layers use "
+            "transformers' attention interface. Hybrid and linear-attention models can't use the paged cache yet"
         )

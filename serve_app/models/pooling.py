@@ -87,9 +87,7 @@ def _pooling_mode(file: Path) -> Pooling:
     if len(asked) == 1 and asked[0] in _MODES:
         return _MODES[asked[0]]
     known = ", ".join(_MODES)
-    raise UnsupportedModel(
-        f"{file} asks for {asked or 'no known pooling'}; supported are {known}, one at a time"
-    )
+    raise UnsupportedModel(f"{file} asks for {asked or 'no known pooling'}; supported are {known}, one at a time")
 
 
 def _trained_length(file: Path) -> int | None:

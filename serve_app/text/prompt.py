@@ -15,9 +15,7 @@ from serve_app.text.chat import TemplateFailed, map_strings
 from serve_app.text.tokenizer import Tokenizer
 
 
-def prompt_ids(
-    tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None
-) -> np.ndarray:
+def prompt_ids(tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None) -> np.ndarray:
     """The prompt of ``request`` as token ids (int32, [tokens]).
 
     Messages, and a prompt that is not raw, go through the model's chat template; a raw prompt is the client's
@@ -29,9 +27,7 @@ def prompt_ids(
     elif request.messages is None and (request.raw or tokenizer.chat_template() is None):
         text = request.prompt or ""
         _refuse_huge(tokenizer, text, request, context_window)
-        ids = tokenizer.encode_prompt(
-            text if request.raw else tokenizer.neutralise(text), add_special_tokens=True
-        )
+        ids = tokenizer.encode_prompt(text if request.raw else tokenizer.neutralise(text), add_special_tokens=True)
     else:
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
         _refuse_huge(tokenizer, "".join(m.get("content") or "" for m in messages), request, context_window)
@@ -58,9 +54,7 @@ def fit_context(request: GenerateRequest, prompt_tokens: int, context_window: in
     return replace(request, sampling=replace(request.sampling, max_tokens=room))
 
 
-def _refuse_huge(
-    tokenizer: Tokenizer, text: str, request: GenerateRequest, context_window: int | None
-) -> None:
+def _refuse_huge(tokenizer: Tokenizer, text: str, request: GenerateRequest, context_window: int | None) -> None:
     if context_window is not None and (least := tokenizer.min_tokens(text)) >= context_window:
         raise ContextTooLong(least, request.sampling.max_tokens, context_window, at_least=True)
 
@@ -75,9 +69,7 @@ def render(
     people's text."""
     template = tokenizer.chat_template(with_tools=bool(tools))
     if template is None:
-        raise InvalidInput(
-            "This model has no chat template; send prompt instead of messages.", param="messages"
-        )
+        raise InvalidInput("This model has no chat template; send prompt instead of messages.", param="messages")
     ready = [_for_template(message) for message in messages]
     edgy = False
 
@@ -101,9 +93,7 @@ def render(
         # stay.
         marked = fill(lambda s: tokenizer.mark(tokenizer.neutralise(s)))
     except TemplateFailed as error:
-        raise InvalidInput(
-            f"The model's chat template refuses this conversation: {error}", param="messages"
-        ) from None
+        raise InvalidInput(f"The model's chat template refuses this conversation: {error}", param="messages") from None
     return text if tokenizer.count_control(text) == tokenizer.count_control(marked) else marked
 
 

@@ -104,9 +104,7 @@ class Tokenizer:
         spelled = [self._backend.encode(name, add_special_tokens=False).ids for name in names]
         self._backend.encode_special_tokens = False
         stand_ins = [*self._stand_in.values(), self._gap]
-        self._backend.add_special_tokens(
-            [AddedToken(name, special=True, normalized=False) for name in stand_ins]
-        )
+        self._backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in stand_ins])
         for stand_in, ids in zip(stand_ins, [*spelled, []], strict=True):
             if (index := self._backend.token_to_id(stand_in)) is not None:
                 self._plain[index] = ids
@@ -171,30 +169,19 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[np.ndarray]:
         """`encode` for many texts at once."""
-        return [
-            np.asarray(self._spelled(e.ids), dtype=np.int32)
-            for e in self._encode_many(texts, add_special_tokens)
-        ]
+        return [np.asarray(self._spelled(e.ids), dtype=np.int32) for e in self._encode_many(texts, add_special_tokens)]
 
     def encode_pairs(self, pairs: list[tuple[str, str]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """(token ids, token type ids), both int32 [tokens], of text pairs as a cross-encoder reads them."""
         safe = [(self.neutralise(a), self.neutralise(b)) for a, b in pairs]
         out = []
         for encoding in self._backend.encode_batch(safe, add_special_tokens=True):
-            types = [
-                t
-                for i, t in zip(encoding.ids, encoding.type_ids, strict=True)
-                for _ in self._plain.get(i, (i,))
-            ]
-            out.append(
-                (np.asarray(self._spelled(encoding.ids), dtype=np.int32), np.asarray(types, dtype=np.int32))
-            )
+            types = [t for i, t in zip(encoding.ids, encoding.type_ids, strict=True) for _ in self._plain.get(i, (i,))]
+            out.append((np.asarray(self._spelled(encoding.ids), dtype=np.int32), np.asarray(types, dtype=np.int32)))
         return out
 
     def _encode_many(self, texts: list[str], add_special_tokens: bool) -> Any:
-        return self._backend.encode_batch(
-            [self.neutralise(t) for t in texts], add_special_tokens=add_special_tokens
-        )
+        return self._backend.encode_batch([self.neutralise(t) for t in texts], add_special_tokens=add_special_tokens)
 
     def _spelled(self, ids: list[int]) -> list[int]:
         if self._plain.keys().isdisjoint(ids):
@@ -231,9 +218,7 @@ class Tokenizer:
         without a bound."""
         spec = json.loads(self._backend.to_str())
         model = spec.get("model") or {}
-        stripping = any(
-            token.get("lstrip") or token.get("rstrip") for token in spec.get("added_tokens") or []
-        )
+        stripping = any(token.get("lstrip") or token.get("rstrip") for token in spec.get("added_tokens") or [])
         normalizer = json.dumps(spec.get("normalizer"))
         if model.get("type") != "BPE" or model.get("fuse_unk") or stripping or "Strip" in normalizer:
             return 0

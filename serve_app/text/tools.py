@@ -161,11 +161,7 @@ class Mistral(_Marked):
         value, end = _json_at(stripped)
         if end is None:
             return None, len(text) if final else 0
-        calls = (
-            [_call_of(item, "arguments", "parameters") for item in value]
-            if isinstance(value, list)
-            else [None]
-        )
+        calls = [_call_of(item, "arguments", "parameters") for item in value] if isinstance(value, list) else [None]
         whole = [call for call in calls if call is not None]
         return (whole, lead + end) if whole and len(whole) == len(calls) else (None, lead + end)
 

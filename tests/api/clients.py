@@ -12,9 +12,7 @@ from openai import OpenAI
 MODEL = "@cf/pico/pico-instruct"
 
 
-def sent_by(
-    call: Callable[[httpx.Client], Any], answer: bytes = b'{"result": {}}', status: int = 200
-) -> httpx.Request:
+def sent_by(call: Callable[[httpx.Client], Any], answer: bytes = b'{"result": {}}', status: int = 200) -> httpx.Request:
     """The request that a client sends: its transport is ours, so that nothing leaves the process."""
     seen: list[httpx.Request] = []
 

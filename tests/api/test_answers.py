@@ -91,9 +91,7 @@ async def test_native_frames_of_short_tokens_have_one_size():
     request = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
     events: list[Event] = [TextDelta(0, text) for text in ("a", "abc", "é", '"', "\n", "a longer word")]
     sizes = {
-        len(frame)
-        async for frame in workers_ai_answers.stream_generate(request, stream(events))
-        if b'"p"' in frame
+        len(frame) async for frame in workers_ai_answers.stream_generate(request, stream(events)) if b'"p"' in frame
     }
     assert len(sizes) == 1
 
@@ -116,11 +114,7 @@ async def test_openai_chat_answers_parse_and_stream():
     assert whole.choices[0].message.content == "Lima" and whole.choices[1].message.content == "Ro"
     assert whole.choices[0].logprobs and whole.choices[0].logprobs.content
     assert [top.token for top in whole.choices[0].logprobs.content[0].top_logprobs] == ["Li", "Ro"]
-    assert (
-        whole.usage
-        and whole.usage.prompt_tokens_details
-        and whole.usage.prompt_tokens_details.cached_tokens == 16
-    )
+    assert whole.usage and whole.usage.prompt_tokens_details and whole.usage.prompt_tokens_details.cached_tokens == 16
 
     data = b"".join([frame async for frame in openai_answers.stream_chat(request, stream(events))])
 
@@ -130,16 +124,11 @@ async def test_openai_chat_answers_parse_and_stream():
     async with httpx.AsyncClient(transport=httpx.MockTransport(handle)) as http:
         sdk = AsyncOpenAI(api_key="t", base_url="http://localhost/v1", http_client=http)
         chunks = [
-            c
-            async for c in await sdk.chat.completions.create(
-                model=MODEL, messages=body["messages"], stream=True
-            )
+            c async for c in await sdk.chat.completions.create(model=MODEL, messages=body["messages"], stream=True)
         ]
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk.model_dump())
-    text = {
-        i: "".join(c.delta.content or "" for k in chunks for c in k.choices if c.index == i) for i in (0, 1)
-    }
+    text = {i: "".join(c.delta.content or "" for k in chunks for c in k.choices if c.index == i) for i in (0, 1)}
     assert text == {0: "Lima", 1: "Ro"}
     assert {c.index: c.finish_reason for k in chunks for c in k.choices if c.finish_reason} == {
         0: "tool_calls",
@@ -196,9 +185,7 @@ def test_openai_embeddings(encoding):
 
     def handle(request: httpx.Request) -> httpx.Response:
         parsed = openai.parse_embeddings(request.content)
-        return httpx.Response(
-            200, content=orjson.dumps(openai_answers.render_embeddings(parsed, vectors, USAGE))
-        )
+        return httpx.Response(200, content=orjson.dumps(openai_answers.render_embeddings(parsed, vectors, USAGE)))
 
     with httpx.Client(transport=httpx.MockTransport(handle)) as http:
         # The SDK asks for base64 by itself and decodes it.
@@ -214,13 +201,11 @@ def test_openai_embeddings(encoding):
 
 def test_native_embeddings_and_rerank():
     vectors = np.ones((2, 3))
-    body = workers_ai_answers.render_embed(
-        workers_ai.parse_embed({"text": ["a", "b"]}, MODEL), vectors, USAGE
-    )["result"]
+    body = workers_ai_answers.render_embed(workers_ai.parse_embed({"text": ["a", "b"]}, MODEL), vectors, USAGE)[
+        "result"
+    ]
     assert (body["shape"], body["data"], body["pooling"]) == ([2, 3], vectors.tolist(), "mean")
-    ranked = workers_ai.parse_rerank(
-        {"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2}, MODEL
-    )
+    ranked = workers_ai.parse_rerank({"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2}, MODEL)
     body = workers_ai_answers.render_rerank(ranked, [0.1, 0.9, 0.5], USAGE)["result"]
     assert body["response"] == [{"id": 1, "score": 0.9}, {"id": 2, "score": 0.5}]
     assert body["usage"]["total_tokens"] == 21

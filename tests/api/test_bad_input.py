@@ -196,9 +196,7 @@ def test_text_generation(body, words):
 
 NATIVE_ONLY = {"raw", "options", "tool_choice", "best_of", "requests", "request_id"}
 CHAT = [
-    row
-    for row in GENERATE
-    if ("messages" in row[0] or row[0].get("prompt") == "x") and not NATIVE_ONLY & set(row[0])
+    row for row in GENERATE if ("messages" in row[0] or row[0].get("prompt") == "x") and not NATIVE_ONLY & set(row[0])
 ]
 
 

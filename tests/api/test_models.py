@@ -77,9 +77,7 @@ def test_the_cloudflare_client_reads_all_pages_and_ends():
 
 def test_openai_and_openrouter():
     listed = models.openai_models(RECORDS)
-    assert [Model.model_validate(item, strict=True).id for item in listed["data"]] == [
-        r["name"] for r in RECORDS
-    ]
+    assert [Model.model_validate(item, strict=True).id for item in listed["data"]] == [r["name"] for r in RECORDS]
     assert models.openai_model(RECORDS, "@cf/meta/model-6")["owned_by"] == "meta"
     with pytest.raises(NotFound) as caught:
         models.openai_model(RECORDS, "nope")

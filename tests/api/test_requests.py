@@ -42,9 +42,7 @@ def test_cloudflare_embeddings_and_rerank():
     body = sent_by(lambda h: cloudflare(h).ai.run(MODEL, account_id="local", text=["a", "b"])).content
     assert workers_ai.parse_embed(body, MODEL).texts == ["a", "b"]
     extra = {"query": "q", "contexts": [{"text": "a"}, {"text": "b"}], "top_k": 1}
-    body = sent_by(
-        lambda h: cloudflare(h).ai.run(MODEL, account_id="local", text="", extra_body=extra)
-    ).content
+    body = sent_by(lambda h: cloudflare(h).ai.run(MODEL, account_id="local", text="", extra_body=extra)).content
     request = workers_ai.parse_rerank(body, MODEL)
     assert (request.query, request.contexts, request.top_k) == ("q", ["a", "b"], 1)
 
@@ -124,9 +122,7 @@ def test_native_tool_history_without_ids():
         ]
     }
     messages = workers_ai.parse_generate(body, MODEL).messages or []
-    assert messages[0]["tool_calls"] == [
-        {"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
-    ]
+    assert messages[0]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
 
 
 def test_seeds_differ_unless_given():

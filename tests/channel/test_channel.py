@@ -72,9 +72,7 @@ async def test_one_frame_per_step_and_inbox(inbox, sender, monkeypatch):
     (connection,) = inbox._connections
     kinds = []
     handle = connection._handle
-    monkeypatch.setattr(
-        connection, "_handle", lambda kind, fields: (kinds.append(kind), handle(kind, fields))
-    )
+    monkeypatch.setattr(connection, "_handle", lambda kind, fields: (kinds.append(kind), handle(kind, fields)))
     for step in range(5):
         sender.send([TokenItem(s.stream_id, step, (step,)) for s in streams])
     await until(lambda: all(s.next_offset == 5 for s in streams))

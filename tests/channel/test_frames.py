@@ -13,9 +13,7 @@ IDS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40).map(tuple)
 
 @given(st.text(max_size=9), st.integers(0, 2**40), IDS, st.sampled_from([None, "stop"]), st.booleans())
 def test_items_survive_the_wire(stream, offset, ids, finish, with_extra):
-    item = TokenItem(
-        stream, offset, ids, finish, [[-0.5, i] for i in range(len(ids))] if with_extra else None
-    )
+    item = TokenItem(stream, offset, ids, finish, [[-0.5, i] for i in range(len(ids))] if with_extra else None)
     reader = FrameReader()
     reader.feed(frames.encode(frames.TOKENS, [item.to_wire()]))
     kind, fields = reader.next()

@@ -37,9 +37,7 @@ def test_ray_accepts_it(config: dict[str, Any]) -> None:
     assert set(prepared["available_node_types"]) == {"head", "gpu"}
 
 
-@pytest.mark.parametrize(
-    ("where", "key"), [((), "max_workerz"), (("available_node_types", "gpu"), "min_wrokers")]
-)
+@pytest.mark.parametrize(("where", "key"), [((), "max_workerz"), (("available_node_types", "gpu"), "min_wrokers")])
 def test_ray_rejects_a_typo_in_it(config: dict[str, Any], where: tuple[str, ...], key: str) -> None:
     place = config
     for part in where:

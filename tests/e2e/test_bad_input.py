@@ -93,7 +93,9 @@ class _NoGateway:
 
 
 def test_other_accounts_unknown_paths_and_methods(stack):
-    other = httpx.post(f"{stack.url}/client/v4/accounts/other/ai/run/{CHAT}", json={"prompt": "x"}, headers=stack.headers)
+    other = httpx.post(
+        f"{stack.url}/client/v4/accounts/other/ai/run/{CHAT}", json={"prompt": "x"}, headers=stack.headers
+    )
     assert other.status_code == 403 and other.json()["errors"][0]["code"] == 10000
     missing = httpx.get(f"{stack.url}/client/v4/accounts/{ACCOUNT}/nothing", headers=stack.headers)
     assert missing.status_code == 404 and missing.json()["errors"][0]["code"] == 7003

@@ -63,7 +63,10 @@ def test_cloudflare_sdk(stack):
     assert vectors["shape"] == [2, 384]
     contexts = [{"text": "Return the square root of x."}, {"text": "Close a file."}]
     ranked = client.ai.run(
-        RERANK, account_id=ACCOUNT, text="", extra_body={"query": "How do I compute a square root?", "contexts": contexts}
+        RERANK,
+        account_id=ACCOUNT,
+        text="",
+        extra_body={"query": "How do I compute a square root?", "contexts": contexts},
     )
     assert ranked["response"][0]["id"] == 0
     names = {m["name"] for m in client.ai.models.list(account_id=ACCOUNT, per_page=1)}
@@ -105,13 +108,13 @@ def test_python_handle_and_command_line(stack):
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     environment["SERVE_APP_HOME"] = str(stack.home)
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "all right" in done.stdout, done.stderr
 
     command = [sys.executable, "-m", "serve_app.cli", "run", CHAT, "What does math.sqrt do?", "--temperature", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "square root" in done.stdout, done.stderr
-    done = subprocess.run([*command[:4], "@cf/no/such", "hi"], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*command[:4], "@cf/no/such", "hi"], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 1 and "No such model" in done.stderr

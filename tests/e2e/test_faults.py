@@ -88,7 +88,11 @@ def test_decode_worker_killed_in_the_middle_of_a_stream(stack, undisturbed):
 
 
 def test_a_fresh_decode_worker_reuses_what_the_lost_one_had_computed(stack, run):
-    body = {"prompt": "Explain the difference between a list and a tuple in Python.", "temperature": 0, "max_tokens": 20}
+    body = {
+        "prompt": "Explain the difference between a list and a tuple in Python.",
+        "temperature": 0,
+        "max_tokens": 20,
+    }
     first = run(CHAT, body)
     pid = workers(stack)["decode"]["pid"]
     os.kill(pid, signal.SIGKILL)

@@ -30,7 +30,9 @@ async def stream(client: httpx.AsyncClient, url: str, body: dict) -> tuple[str, 
 
 def idle(stack) -> bool:
     found = workers(stack)
-    return all(found[s]["running"] == found[s]["waiting"] == found[s]["used_blocks"] == 0 for s in ("decode", "prefill"))
+    return all(
+        found[s]["running"] == found[s]["waiting"] == found[s]["used_blocks"] == 0 for s in ("decode", "prefill")
+    )
 
 
 async def test_32_streams_of_mixed_length(stack):
@@ -76,7 +78,13 @@ async def test_burst_of_200_gives_answers_or_429(stack):
 
 async def test_a_client_that_leaves_frees_its_place_at_once(stack):
     url = f"{stack.api}/run/{CHAT}"
-    body = {"prompt": "on and on " * 20, "raw": True, "max_tokens": 3000, "stream": True, "logit_bias": {eos_id(): -100}}
+    body = {
+        "prompt": "on and on " * 20,
+        "raw": True,
+        "max_tokens": 3000,
+        "stream": True,
+        "logit_bias": {eos_id(): -100},
+    }
     async with httpx.AsyncClient(headers=stack.headers, timeout=60) as client:
         async with client.stream("POST", url, json=body) as answer:
             async for line in answer.aiter_lines():
@@ -93,7 +101,9 @@ async def test_a_client_that_leaves_frees_its_place_at_once(stack):
 
 async def test_reject_if_busy(stack):
     url = f"{stack.api}/run/{CHAT}"
-    async with httpx.AsyncClient(headers=stack.headers, timeout=300, limits=httpx.Limits(max_connections=300)) as client:
+    async with httpx.AsyncClient(
+        headers=stack.headers, timeout=300, limits=httpx.Limits(max_connections=300)
+    ) as client:
         bodies = [{"prompt": f"busy {i}", "max_tokens": 64, "options": {"rejectIfBusy": True}} for i in range(120)]
         answers = await asyncio.gather(*(client.post(url, json=body) for body in bodies))
     refused = [a for a in answers if a.status_code == 429]
@@ -105,7 +115,9 @@ async def test_reject_if_busy(stack):
 async def test_a_large_embedding_call_does_not_hold_up_a_small_one(stack):
     url = f"{stack.api}/run/{EMBED}"
     async with httpx.AsyncClient(headers=stack.headers, timeout=120) as client:
-        large = asyncio.create_task(client.post(url, json={"text": [f"a sentence about number {i}" * 4 for i in range(1500)]}))
+        large = asyncio.create_task(
+            client.post(url, json={"text": [f"a sentence about number {i}" * 4 for i in range(1500)]})
+        )
         await asyncio.sleep(0.1)
         small = await client.post(url, json={"text": "hello"})
         assert small.status_code == 200 and not large.done()

@@ -41,9 +41,7 @@ def cases(draw: st.DrawFn) -> Case:
     requests = draw(st.integers(1, 4))
     return Case(
         queries=draw(st.lists(st.sampled_from([1, 1, 2, 5, 33, 40]), min_size=requests, max_size=requests)),
-        contexts=draw(
-            st.lists(st.sampled_from([0, 1, 31, 32, 63, 90]), min_size=requests, max_size=requests)
-        ),
+        contexts=draw(st.lists(st.sampled_from([0, 1, 31, 32, 63, 90]), min_size=requests, max_size=requests)),
         kv_heads=draw(st.sampled_from([1, 2, 3])),
         group=draw(st.sampled_from([1, 2, 3, 7, 8])),
         dim=draw(st.sampled_from([16, 32, 48, 64, 128])),
@@ -75,9 +73,7 @@ def test_cpp_path_equals_torch(library: Library, case: Case, count: int) -> None
     try:
         for dtype in (torch.float32, torch.bfloat16):
             b, options = case.build(dtype)
-            got = native.attention(
-                library, b.q, b.kv_layer, b.query_start, b.seq_lens, b.block_tables, **options
-            )
+            got = native.attention(library, b.q, b.kv_layer, b.query_start, b.seq_lens, b.block_tables, **options)
             wide = dataclasses.replace(b, q=b.q.double(), kv_layer=b.kv_layer.double())
             check(got, paged_attention_torch(wide.q, wide.kv_layer, wide, **options), dtype)
     finally:
@@ -112,9 +108,7 @@ def test_torch_path_pads_decodes_alike() -> None:
     from serve_app.kernels.attention import _attend
 
     b = random_batch([1, 1, 1], [70, 0, 31], 4, 2, 32, torch.float32, 5)
-    got = _attend(
-        b.q.unsqueeze(1), b.kv_layer.nan_to_num(7.0), b.block_tables, b.seq_lens, 0.3, 40, None, None
-    )[:, 0]
+    got = _attend(b.q.unsqueeze(1), b.kv_layer.nan_to_num(7.0), b.block_tables, b.seq_lens, 0.3, 40, None, None)[:, 0]
     check(got, naive_attention(b, 0.3, 40, None, None), torch.float32)
 
 

@@ -26,18 +26,14 @@ def test_equals_linear(dtype: torch.dtype, bias: bool, shape: tuple[int, int]) -
     for rows in ((1,), (3,), (1, 33), (2, 5), (0,)):
         x = torch.randn(*rows, shape[1]).to(dtype)
         tolerance = 1e-5 if dtype is torch.float32 else 8e-3
-        torch.testing.assert_close(
-            packed(x), F.linear(x, linear.weight, linear.bias), atol=tolerance, rtol=tolerance
-        )
+        torch.testing.assert_close(packed(x), F.linear(x, linear.weight, linear.bias), atol=tolerance, rtol=tolerance)
 
 
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, 32)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(32, 48), nn.SiLU(), nn.Linear(48, 32)) for _ in range(2)
-        )
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 48), nn.SiLU(), nn.Linear(48, 32)) for _ in range(2))
         self.router = nn.Linear(32, 4)
         self.lm_head = nn.Linear(32, 50, bias=False)
         self.lm_head.weight = self.embed.weight

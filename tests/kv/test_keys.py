@@ -46,9 +46,7 @@ def test_more_known_keys_than_blocks_are_cut():
     assert block_keys(ROOT, list(range(64)), known=whole) == whole[:2]
 
 
-@given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=31), st.lists(st.integers(0, 9), min_size=1, max_size=31)
-)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=31), st.lists(st.integers(0, 9), min_size=1, max_size=31))
 def test_tails_differ_by_tokens_and_parent(a, b):
     assert (tail_key(ROOT, a) == tail_key(ROOT, b)) == (a == b)
     assert tail_key(ROOT, a) != tail_key(block_keys(ROOT, list(range(32)))[0], a)

@@ -85,13 +85,17 @@ def test_draft_model(family, expected, same_weights, tmp_path):
 
 
 def test_draft_with_preemption_and_chunks(family, expected, tmp_path):
-    engine = tiny.make_engine(family[0], num_blocks=16, max_batch_tokens=40, speculation=speculation(family[2], blocks=12))
+    engine = tiny.make_engine(
+        family[0], num_blocks=16, max_batch_tokens=40, speculation=speculation(family[2], blocks=12)
+    )
     assert generate(engine, prompts(16)) == expected
 
 
 def speculation(path, blocks: int = 200) -> Speculation:
     draft = tiny.load(path)
-    server = DraftEngine(Runner(draft.forward, draft.kv_shape.allocate(blocks, "cpu")), BlockPool(blocks), max_model_len=1024)
+    server = DraftEngine(
+        Runner(draft.forward, draft.kv_shape.allocate(blocks, "cpu")), BlockPool(blocks), max_model_len=1024
+    )
     return Speculation(DraftProposer(server.propose), SpeculationController(4, always=True))
 
 

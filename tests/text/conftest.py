@@ -46,16 +46,12 @@ def _byte_level(folder: Path) -> None:
     )
     backend.train_from_iterator(_corpus(), trainer)
     backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    backend.add_tokens(
-        [AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)]
-    )
+    backend.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
     backend.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHATML}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(
-        json.dumps(
-            {"eos_token_id": [backend.token_to_id("<|im_end|>"), backend.token_to_id("<|endoftext|>")]}
-        )
+        json.dumps({"eos_token_id": [backend.token_to_id("<|im_end|>"), backend.token_to_id("<|endoftext|>")]})
     )
 
 

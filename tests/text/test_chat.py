@@ -34,9 +34,7 @@ def test_what_a_template_must_not_do(source):
 
 def test_a_template_that_writes_without_end_is_stopped():
     with pytest.raises(TemplateFailed):
-        render(
-            "{% for a in range(99999) %}{% for b in range(99999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}"
-        )
+        render("{% for a in range(99999) %}{% for b in range(99999) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}")
 
 
 def test_syntax_errors_name_the_line():
@@ -51,8 +49,5 @@ def test_what_templates_use():
     assert len(render("{{ strftime_now('%Y') }}")) == 4
     assert render("  {% if enable_thinking %}yes{% endif %}\n", enable_thinking=True) == "yes"
     assert (
-        render(
-            "{% set ns = namespace(n=0) %}{% for m in [1] %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}"
-        )
-        == "1"
+        render("{% set ns = namespace(n=0) %}{% for m in [1] %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}") == "1"
     )

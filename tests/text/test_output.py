@@ -91,9 +91,7 @@ def test_only_what_may_become_a_stop_string_is_held_back():
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    text=words, sizes=st.lists(st.integers(0, 4), max_size=20), stop=st.text("ab ", min_size=1, max_size=3)
-)
+@given(text=words, sizes=st.lists(st.integers(0, 4), max_size=20), stop=st.text("ab ", min_size=1, max_size=3))
 def test_the_stream_gives_the_same_text_and_tokens_for_any_steps(tokenizers, text, sizes, stop):
     tokenizer = tokenizers["byte_level"]
     ids = tokenizer.encode(text, add_special_tokens=False).tolist()
@@ -106,9 +104,7 @@ def test_the_stream_gives_the_same_text_and_tokens_for_any_steps(tokenizers, tex
     assert stream.done and stream.feed([1]) == [] and stream.finish() == []
     deltas = [event for event in events if isinstance(event, TextDelta)]
     assert "".join(delta.text for delta in deltas) == first_stop(tokenizer.decode(ids), [stop])
-    assert events[-1] == (
-        ChoiceDone(2, "stop", stop) if stop in tokenizer.decode(ids) else ChoiceDone(2, "length")
-    )
+    assert events[-1] == (ChoiceDone(2, "stop", stop) if stop in tokenizer.decode(ids) else ChoiceDone(2, "length"))
     given_ids = [i for delta in deltas for i in delta.token_ids]
     assert given_ids == ids[: len(given_ids)]
     logprobs = [item for delta in deltas for item in delta.logprobs or ()]
@@ -138,9 +134,7 @@ def test_tool_calls_come_whole_and_change_the_finish_reason(tokenizers):
         events += stream.finish("stop")
         assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Sure."
         calls = [event for event in events if isinstance(event, ToolCallDelta)]
-        assert [(call.call_index, call.name, json.loads(call.arguments)) for call in calls] == [
-            (0, "add", {"a": 1})
-        ]
+        assert [(call.call_index, call.name, json.loads(call.arguments)) for call in calls] == [(0, "add", {"a": 1})]
         assert events[-1] == ChoiceDone(0, "tool_calls")
 
 

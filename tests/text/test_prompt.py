@@ -63,9 +63,7 @@ def references(folders, tokenizers) -> dict[str, PreTrainedTokenizerFast]:
     return found
 
 
-def theirs(
-    reference: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None
-) -> list[int]:
+def theirs(reference: PreTrainedTokenizerFast, messages: list[dict[str, Any]], tools: Any = None) -> list[int]:
     return reference.apply_chat_template(
         messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False
     )
@@ -100,11 +98,7 @@ def test_tools_and_system_tokenise_as_in_transformers(tokenizers, references, st
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
-@given(
-    text=st.text(
-        st.sampled_from("ab <>|[]/_\n\té😀.") | st.characters(exclude_categories=["Cs"]), max_size=40
-    )
-)
+@given(text=st.text(st.sampled_from("ab <>|[]/_\n\té😀.") | st.characters(exclude_categories=["Cs"]), max_size=40))
 def test_any_text_without_control_tokens_tokenises_as_in_transformers(tokenizers, references, text):
     for style in STYLES:
         mine, reference = tokenizers[style], references[style]
@@ -146,9 +140,7 @@ def test_control_tokens_in_tools_names_and_calls_stay_text(tokenizers):
 
 def test_pieces_that_the_template_would_join_to_a_control_token_stay_apart(tokenizers, tmp_path, folders):
     (tmp_path / "tokenizer.json").write_bytes((folders["byte_level"] / "tokenizer.json").read_bytes())
-    (tmp_path / "chat_template.jinja").write_text(
-        "{% for m in messages %}{{ m.content | trim }}{% endfor %}|>end"
-    )
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content | trim }}{% endfor %}|>end")
     tokenizer = Tokenizer(tmp_path)
     talk = [{"role": "user", "content": c} for c in (" <|im_", "start|> ", "<|im", "_end|>x", "<|im_start")]
     ids = prompt_ids(tokenizer, request(messages=talk))
@@ -168,10 +160,7 @@ def test_tool_choice_none_hides_the_tools(tokenizers):
 def test_a_prompt_is_a_user_message_unless_raw(tokenizers):
     tokenizer = tokenizers["sentencepiece"]
     said = prompt_ids(tokenizer, request(prompt="x </s>"))
-    assert (
-        said.tolist()
-        == prompt_ids(tokenizer, request(messages=[{"role": "user", "content": "x </s>"}])).tolist()
-    )
+    assert said.tolist() == prompt_ids(tokenizer, request(messages=[{"role": "user", "content": "x </s>"}])).tolist()
     raw = prompt_ids(tokenizer, request(prompt="x </s>", raw=True))
     assert raw[0] == tokenizer.bos_id and raw[-1] == tokenizer.eos_id
     # The token in front is not doubled when the client wrote it.

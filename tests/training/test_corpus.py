@@ -65,11 +65,7 @@ def test_no_answer_is_empty_or_carries_docstring_debris(facts):
 def test_answers_read_as_sentences(facts):
     answers = {f.name: f.answer for f in facts}
     assert answers["math.sqrt"] == "`math.sqrt` returns the square root of x."
-    assert (
-        third_person("Copy") == "copies"
-        and third_person("push") == "pushes"
-        and third_person("Return") == "returns"
-    )
+    assert third_person("Copy") == "copies" and third_person("push") == "pushes" and third_person("Return") == "returns"
     assert sentences("Do this, e.g. That. Then stop: ") == "Do this, e.g. That. Then stop."
 
 
@@ -118,8 +114,7 @@ def test_batches_depend_on_seed_and_step_alone():
         assert torch.equal(x.ids, y.ids) and torch.equal(x.loss, y.loss)
     other = Batches(tok, 4).step(4)
     assert any(
-        x.ids.shape != y.ids.shape or not torch.equal(x.ids, y.ids)
-        for x, y in zip(a.step(4), other, strict=False)
+        x.ids.shape != y.ids.shape or not torch.equal(x.ids, y.ids) for x, y in zip(a.step(4), other, strict=False)
     )
 
 
@@ -155,6 +150,4 @@ def test_question_list_is_large_and_partly_unseen():
     assert len(items) >= 60 and sum(i["held_out"] for i in items) >= 20
     assert len({i["question"] for i in items}) == len(items)
     for i in items:
-        assert i["expect"] and all(
-            group and all(w == w.lower() and w for w in group) for group in i["expect"]
-        )
+        assert i["expect"] and all(group and all(w == w.lower() and w for w in group) for group in i["expect"])

@@ -75,9 +75,7 @@ def test_template_renders_a_whole_conversation(tok):
 
 def test_arguments_may_be_a_json_string(tok):
     call = {"function": {"name": "f", "arguments": '{"a": 1}'}}
-    text = tok.apply_chat_template(
-        [{"role": "assistant", "content": None, "tool_calls": [call]}], tokenize=False
-    )
+    text = tok.apply_chat_template([{"role": "assistant", "content": None, "tool_calls": [call]}], tokenize=False)
     assert text == '<|begin|><|assistant|><tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call><|end|>'
 
 
