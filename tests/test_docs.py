@@ -155,6 +155,17 @@ def test_the_error_codes_are_those_of_the_code() -> None:
     assert all(row[2] and row[3] for row in rows("docs/api.md", "## Errors"))
 
 
+# The same routes under several prefixes are documented once, under the account.
+ALIASES = re.compile(
+    r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/client/v4/accounts/\{account\}/ai(/v1)*|/v1)"
+    r"(?=/(chat/completions|completions|embeddings|models|responses|messages)(/|$))(?!/models/(search|schema))"
+)
+
+
+def canonical(path: str) -> str:
+    return ALIASES.sub("/client/v4/accounts/{account}/ai/v1", path)
+
+
 def test_the_routes_are_those_of_the_gateway(tmp_path: Path) -> None:
     from serve_app.gateway.core import Gateway
     from serve_app.gateway.http import build_http
