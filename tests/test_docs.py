@@ -174,7 +174,7 @@ def test_the_routes_are_those_of_the_gateway(tmp_path: Path) -> None:
     settings = GatewaySettings("local", (), "00" * 32, str(tmp_path), "local")
     application = build_http(Gateway(settings, lambda model, method, wire: None))
     served = {
-        (method, re.sub(r":path", "", route.path))
+        (method, canonical(re.sub(r":path", "", route.path)))
         for route in application.routes
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
