@@ -82,15 +82,12 @@ class Decode(EngineStage):
         return await self._draft.worker_name.remote()  # type: ignore[union-attr]
 
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+        """Counters of this replica's worker and, unless ``wire["stages"]`` is empty, of all prefill and draft workers."""
         found = [await self.stats()]
         for stage in (self._prefill, self._draft):
-            if stage is not None and stage.deployment_name in wire.get("stages", [stage.deployment_name]):
+            if stage is not None and wire.get("stages") != []:
                 try:
-                    found.append(await asyncio.wait_for(_counters(stage), STATS_TIMEOUT_S))
+                    found += await asyncio.wait_for(stage.broadcast("stats").results_async(), STATS_TIMEOUT_S)
                 except Exception as error:  # a stage that is restarting has nothing to tell
                     log.info("no counters from %s (%s)", stage.deployment_name, type(error).__name__)
         return found
-
-
-async def _counters(stage: DeploymentHandle) -> dict[str, Any]:
-    return await stage.stats.remote()

@@ -24,7 +24,7 @@ from serve_app.gateway.settings import GatewaySettings
 class Gateway:
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
-        self._core = Core(settings, call_application, host)
+        self._core = Core(settings, call_application, ask_all_replicas, host)
         await self._core.start()
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -38,6 +38,11 @@ class Gateway:
         """The same as a stream: one dict per event, the last with ``finish_reason`` and ``usage``."""
         async for item in self._core.stream_handle(model, inputs):
             yield item
+
+
+async def ask_all_replicas(model: ServedModel, method: str, wire: dict[str, Any]) -> list[Any]:
+    """Calls a method on every replica of a model's first deployment; for people who look, not for requests."""
+    return await model.handle(serve.get_app_handle).broadcast(method, wire).results_async()
 
 
 async def call_application(model: ServedModel, method: str, wire: dict[str, Any]) -> Any:

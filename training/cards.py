@@ -108,7 +108,7 @@ pointwise term.
 
 ## Score
 
-`python -m training.evaluate`: the right docstring among 10 distractors, 300 questions for each group of
+`python -m training.evaluate`: the right docstring among 10 distractors, 1,000 questions for each group of
 symbols. "Named" questions name the symbol, in phrasings that do not occur in training, and the passage has the
 name too; "described" ones tell what it does, in the patterns of training, and the passage lacks the name.
 

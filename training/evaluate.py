@@ -148,7 +148,7 @@ def unknown_score(chat: Chat, count: int = 40) -> float:
     return sum("don't know" in chat.answer(f"What does {n} do?") for n in names) / count
 
 
-def rerank_scores(passages_held_out: bool, count: int = 300, distractors: int = 10) -> dict[str, float]:
+def rerank_scores(passages_held_out: bool, count: int = 1000, distractors: int = 10) -> dict[str, float]:
     """Top-1 and mean reciprocal rank of the right docstring among `distractors` others, by kind of
     question.
     """

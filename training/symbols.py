@@ -39,14 +39,15 @@ METHODS = (
     "socket.socket", "struct.Struct", "array.array", "concurrent.futures.Future",
     "concurrent.futures.Executor", "graphlib.TopologicalSorter", "statistics.NormalDist",
 )  # fmt: skip
-# Families of names that hardly anybody asks about: they would cost training time and teach nothing.
+# Families of names that hardly anybody asks about: they would cost training time and teach nothing. Also hooks that
+# test runners and libraries replace, so that the data does not depend on what else is imported.
 RARE = re.compile(
     r"os\.(sched_|exec|spawn|posix_|W|get.?xattr|setxattr|listxattr|removexattr|eventfd|pread|pwrite|preadv|pwritev|major|"
     r"minor|makedev|mk(nod|fifo)|lchown|fch|fd|fstat|getres|setres|getsid|setsid|tc|login_tty|openpty|forkpty|copy_file|"
     r"memfd|pidfd|splice|lockf|plock|setre|setp|sete|setg|initgroups|getgrouplist|getpgid|getpgrp|isatty|ctermid|nice)|"
     r"asyncio\.(_|Base|Buffered|Datagram|Subprocess|Abstract|Fast|Child|Multi|Pidfd|Safe|Threaded|Selector|Default|"
     r"current_task|.*_child_watcher|.*Protocol|.*Transport)|"
-    r"inspect\.(getfile|Block|Class|End|_|walktree|formatann|getargs|cleandoc)|"
+    r"sys\.unraisablehook|threading\.excepthook|inspect\.(getfile|Block|Class|End|_|walktree|formatann|getargs|cleandoc)|"
     r"socket\.(CMSG|.*rights|recvmsg|sendmsg|if_)|sys\.(_|.*asyncgen|.*coroutine_origin|set_int|get_int)|.*Windows.*|"
     r"unittest\.mock\._|signal\.(pthread|sig|Sigmasks)|platform\.(java|win32|mac|libc|freedesk)|asyncio\.Task\.[_gs]e?t?_"
 )

@@ -28,6 +28,8 @@ from serve_app.text.prompt import prompt_ids
 
 log = logging.getLogger("ray.serve")
 
+STATUS_TIMEOUT_S = 8.0
+
 Call = Callable[[ServedModel, str, dict[str, Any]], Any]
 Streamed = tuple[GenerateRequest, AsyncIterator[Event]]
 
@@ -35,12 +37,15 @@ Streamed = tuple[GenerateRequest, AsyncIterator[Event]]
 class Gateway:
     """``call(model, method, wire)`` reaches a model's application; the gateway knows nothing else of Ray.
 
-    ``host`` is the address at which workers reach this replica's token inbox.
+    ``ask_all`` does the same on every replica and gives a list. ``host`` is the address at which workers reach this
+    replica's token inbox.
     """
 
-    def __init__(self, settings: GatewaySettings, call: Call, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, settings: GatewaySettings, call: Call, ask_all: Call | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self.settings = settings
-        self._call = call
+        self._ask_all = ask_all
         home = Path(settings.home)
         self.catalog = load_catalog(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
@@ -149,12 +154,23 @@ class Gateway:
         return [search_record(m.record) for m in self.models]
 
     async def status(self) -> dict[str, Any]:
-        """Counters of every model's workers, as far as one replica of each stage tells."""
+        """Counters of every model's workers."""
         models = {}
         for model in self.models:
             entry: dict[str, Any] = {"ready": model.ready, "inflight": model.inflight}
             # Asking a model that has no replica would start one.
             if model.ready and not (model.scales_to_zero and not model.inflight):
-                entry["workers"] = await self._call(model, "all_stats", {})
+                entry["workers"] = await self._workers(model)
             models[model.id] = entry
         return {"gateway": {"streams": len(self.inbox)}, "models": models}
+
+    async def _workers(self, model: ServedModel) -> list[dict[str, Any]]:
+        """One entry per worker; several decode replicas tell of the same prefill workers."""
+        if self._ask_all is None:
+            return []
+        try:
+            told = await asyncio.wait_for(self._ask_all(model, "all_stats", {}), STATUS_TIMEOUT_S)
+        except Exception as error:  # while a worker is being replaced there may be no answer
+            log.info("no counters from %s (%s)", model.id, type(error).__name__)
+            return []
+        return list({(w["stage"], w["pid"]): w for counters in told for w in counters}.values())

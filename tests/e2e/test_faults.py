@@ -20,8 +20,25 @@ BODY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 200, "raw": True, "log
 
 
 def workers(stack) -> dict[str, dict]:
+    """Counters by stage, summed over a stage's replicas (the autoscaler may have added one), and their ``pids``."""
     answer = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30)
-    return {w["stage"]: w for w in answer.json()["models"][CHAT]["workers"]}
+    stages: dict[str, dict] = {}
+    for worker in answer.json()["models"][CHAT]["workers"]:
+        flat = {**worker, **{f"pool_{k}": v for k, v in (worker.get("pool") or {}).items()}}
+        total = stages.setdefault(worker["stage"], {"pids": set()})
+        total["pids"].add(worker["pid"])
+        for name, value in flat.items():
+            if isinstance(value, (int, float)) and name != "pid":
+                total[name] = total.get(name, 0) + value
+    return stages
+
+
+def kill(stack, stage: str) -> set[int]:
+    """Kills all workers of a stage; returns their process ids."""
+    pids = workers(stack)[stage]["pids"]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return pids
 
 
 def wait_for(condition, seconds: float = 60, every: float = 0.2):
@@ -36,12 +53,12 @@ def wait_for(condition, seconds: float = 60, every: float = 0.2):
         time.sleep(every)
 
 
-def replaced(stack, stage: str, pid: int):
+def replaced(stack, stage: str, killed: set[int]):
     """Waits until another worker of a stage is there and the model is ready."""
 
     def check():
         found = workers(stack).get(stage)
-        return found is not None and found["pid"] != pid and stack.health()[0] == 200
+        return found is not None and not found["pids"] & killed and stack.health()[0] == 200
 
     wait_for(check, 90)
 
@@ -54,20 +71,19 @@ def undisturbed(run):
 def test_prefill_worker_killed_between_two_requests(stack, run):
     body = {"prompt": "What does os.path.split do, in one sentence, please?", "temperature": 0, "max_tokens": 40}
     first = run(CHAT, body)
-    pid = workers(stack)["prefill"]["pid"]
-    os.kill(pid, signal.SIGKILL)
+    killed = kill(stack, "prefill")
     second = run(CHAT, body)
     assert second["response"] == first["response"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     # A prompt nobody has seen, with no prefill worker: decode computes it itself.
     fresh = run(CHAT, {**body, "prompt": "A prompt that nobody has seen before, to be computed somewhere else."})
     assert fresh["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-    replaced(stack, "prefill", pid)
+    replaced(stack, "prefill", killed)
 
 
 def test_decode_worker_killed_in_the_middle_of_a_stream(stack, undisturbed):
     """The stream goes on with another worker, token for token what it would have been."""
-    pid = workers(stack)["decode"]["pid"]
+    killed: set[int] = set()
     text, finish, seen = "", None, 0
     url = f"{stack.api}/run/{CHAT}"
     with httpx.stream("POST", url, json={**BODY, "stream": True}, headers=stack.headers, timeout=120) as answer:
@@ -81,10 +97,10 @@ def test_decode_worker_killed_in_the_middle_of_a_stream(stack, undisturbed):
             finish = frame.get("finish_reason", finish)
             seen += 1
             if seen == 5:
-                os.kill(pid, signal.SIGKILL)
+                killed = kill(stack, "decode")
     assert text == undisturbed
     assert finish == "length" and frame["usage"]["completion_tokens"] == BODY["max_tokens"]
-    replaced(stack, "decode", pid)
+    replaced(stack, "decode", killed)
 
 
 def test_a_fresh_decode_worker_reuses_what_the_lost_one_had_computed(stack, run):
@@ -94,20 +110,20 @@ def test_a_fresh_decode_worker_reuses_what_the_lost_one_had_computed(stack, run)
         "max_tokens": 20,
     }
     first = run(CHAT, body)
-    pid = workers(stack)["decode"]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    replaced(stack, "decode", pid)
+    killed = kill(stack, "decode")
+    replaced(stack, "decode", killed)
     again = run(CHAT, body)
     assert again["response"] == first["response"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["usage"]["prompt_tokens"] - 1
 
 
 def test_draft_worker_killed_while_it_drafts(stack, run, undisturbed):
-    pid = workers(stack)["draft"]["pid"]
-    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    killed = workers(stack)["draft"]["pids"]
+    for pid in killed:
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
     assert run(CHAT, BODY)["response"] == undisturbed
     assert run(CHAT, BODY)["response"] == undisturbed
-    replaced(stack, "draft", pid)
+    replaced(stack, "draft", killed)
     before = workers(stack)["draft"]["proposals"]
 
     def drafting():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.conftest import CHAT, EMBED, RERANK, eos_id
+from tests.e2e.test_faults import workers
 
 QUESTION = "What does itertools.chain do?"
 
@@ -48,15 +49,10 @@ def test_a_cold_prompt_is_prefilled_elsewhere_and_reports_nothing_cached(run, st
     assert result["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     computed = result["usage"]["prompt_tokens"] - 1
     assert after["prefill"]["prompt_tokens"] - before["prefill"]["prompt_tokens"] >= computed
-    assert after["prefill"]["pool"]["published"] > before["prefill"]["pool"]["published"]
-    assert after["decode"]["pool"]["local_tokens"] - before["decode"]["pool"]["local_tokens"] >= computed
+    assert after["prefill"]["pool_published"] > before["prefill"]["pool_published"]
+    assert after["decode"]["pool_local_tokens"] - before["decode"]["pool_local_tokens"] >= computed
     # Decode computed the last prompt token and what it generated, nothing of the prompt's body.
     assert after["decode"]["prompt_tokens"] - before["decode"]["prompt_tokens"] < computed
-
-
-def workers(stack) -> dict[str, dict]:
-    answer = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30)
-    return {w["stage"]: w for w in answer.json()["models"][CHAT]["workers"]}
 
 
 def test_greedy_equals_transformers_across_the_hand_over(run):

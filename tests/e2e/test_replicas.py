@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import numpy as np
 import pytest
 from ray import serve
@@ -59,13 +57,8 @@ async def test_the_same_prompt_on_another_decode_replica_is_cached(handle):
     for _ in range(16):
         text, usage = await ask()
         assert text == first and usage.cached_tokens == len(ids) - 1
-    generated: dict[int, int] = {}
-    for _ in range(40):
-        counters = await remote.stats.remote()
-        generated[counters["pid"]] = counters["generated_tokens"]
-        if len(generated) == 2:
-            break
-        await asyncio.sleep(0.1)
-    assert len(generated) == 2 and min(generated.values()) >= 12, generated
+    # Each of the two made some of the tokens: one replica's count is neither nothing nor everything.
+    counters = await remote.stats.remote()
+    assert 12 <= counters["generated_tokens"] <= 17 * usage.completion_tokens - 12, counters
     assert np.asarray(ids).dtype == np.int32
     await inbox.aclose()
