@@ -82,7 +82,7 @@ class Decode(EngineStage):
         return await self._draft.worker_name.remote()  # type: ignore[union-attr]
 
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
-        """Counters of this replica's worker and, unless ``wire["stages"]`` is empty, of all prefill and draft workers."""
+        """Counters of this replica's worker and, unless ``wire["stages"]`` is empty, of all prefill and draft ones."""
         found = [await self.stats()]
         for stage in (self._prefill, self._draft):
             if stage is not None and wire.get("stages") != []:
