@@ -43,14 +43,16 @@ def test_facts_are_deterministic_and_cover_the_well_known_names(facts):
         assert wanted in names
 
 
-def test_facts_do_not_depend_on_what_else_is_imported(facts):
-    import transformers.utils.logging  # noqa: F401 - adds methods to logging.Logger
-
+def test_facts_do_not_depend_on_what_else_is_imported():
+    """In interpreters of their own: libraries patch the standard library, transformers for one adds to logging.Logger."""
     code = "from training.facts import build_facts; print('\\n'.join(f.answer for f in build_facts()))"
-    fresh = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=CHECKPOINT.parents[1]
-    )
-    assert fresh.stdout.splitlines() == [f.answer for f in build_facts()]
+
+    def answers(before: str) -> list[str]:
+        command = [sys.executable, "-c", before + code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=CHECKPOINT.parents[1])
+        return done.stdout.splitlines()
+
+    assert answers("") == answers("import transformers.utils.logging; ")
 
 
 def test_no_answer_is_empty_or_carries_docstring_debris(facts):
