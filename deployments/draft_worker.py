@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import ray
 
+from deployments.birth import begin
 from deployments.spec import WorkerSpec
-from serve_app.progress import report_progress
 
 
 @ray.remote(num_cpus=0)
@@ -17,13 +16,7 @@ class DraftWorker:
     """Continues sequences of several decode workers with a small model; calls are served one at a time."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        if spec.cpu_threads:
-            os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
-        started = time.time()
-
-        def progress(stage: str) -> None:
-            report_progress(spec.model, spec.stage, stage, since=started)
-
+        progress = begin(spec)
         from deployments.loading import limits_of, load_model, prepare_torch, resolve_weights
         from serve_app.engine.blocks import BlockPool
         from serve_app.engine.build import num_blocks

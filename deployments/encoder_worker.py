@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import ray
 
+from deployments.birth import begin
 from deployments.spec import WorkerSpec
-from serve_app.progress import report_progress
 
 
 @ray.remote(num_cpus=0, max_concurrency=4096)
@@ -20,13 +19,7 @@ class EncoderWorker:
     """Encodes token sequences of many callers in common batches; the model runs in a thread of its own."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        if spec.cpu_threads:
-            os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
-        started = time.time()
-
-        def progress(stage: str) -> None:
-            report_progress(spec.model, spec.stage, stage, since=started)
-
+        progress = begin(spec)
         from deployments.loading import prepare_torch, resolve_weights
         from serve_app.engine.encode import EncodeBatcher
 

@@ -95,7 +95,7 @@ def load_engine(
     path = resolve_weights(spec, progress)
     model = load_model(spec, path, progress)
     progress("allocating cache")
-    dtype_name = str(model.kv_shape.dtype).removeprefix("torch.")
+    dtype_name = model.kv_shape.dtype_name
 
     def plug_in(engine: Engine) -> None:
         if spec.publish:
@@ -111,7 +111,7 @@ def load_engine(
     revision = f"{spec.model} {fingerprint(path)}"
 
     def root_of(salt: bytes) -> bytes:
-        return root_key(revision, dtype_name, model.kv_shape.layout, "", salt)
+        return root_key(revision, dtype_name, model.kv_shape.layout.name, "", salt)
 
     return model, engine, root_of
 

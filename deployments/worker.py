@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import ray
 
+from deployments.birth import begin
 from deployments.draft_link import DraftLink
 from deployments.spec import WorkerSpec
 from serve_app.channel.frames import InboxAddress
-from serve_app.progress import report_progress
 
 # How long a gateway may be out of reach before its requests are given up.
 INBOX_GRACE_S = 10.0
@@ -40,35 +40,25 @@ class EngineWorker:
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
-        # Before torch is imported: its thread pool reads this once.
-        if spec.cpu_threads:
-            os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+        progress = begin(spec)
         self.spec = spec
         self._requests: dict[str, Running] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draft = DraftLink()
-        self._started = time.time()
-        self._load()
+        self._load(spec, progress)
 
-    def _load(self) -> None:
+    def _load(self, spec: WorkerSpec, progress: Callable[[str], None]) -> None:
         from deployments.loading import load_engine
-
-        spec = self.spec
-
-        def progress(stage: str) -> None:
-            report_progress(spec.model, spec.stage, stage, since=self._started)
 
         self._model, self._engine, self._root_of = load_engine(spec, progress, emit=self._emit, draft=self._draft)
         from serve_app.channel.sender import TokenSender
         from serve_app.engine.loop import EngineLoop
-        from serve_app.kv.chunk import Layout
         from serve_app.kv.client import KVClient
         from serve_app.kv.export import ExportBuffer
         from serve_app.kv.pool import get_or_create_pool
 
         context = ray.get_runtime_context()
-        shape = self._model.kv_shape
-        layout = Layout(shape.layers, shape.kv_heads, shape.head_dim, str(shape.dtype).removeprefix("torch."))
+        layout = self._model.kv_shape.layout
         self._exports = ExportBuffer(limit_bytes=spec.export_bytes)
         self._pool = KVClient(context.get_node_id(), layout, use_directory=spec.several_nodes)
         # Started with the worker, or the first request would wait for it.

@@ -16,6 +16,7 @@ from serve_app.engine.request import Request
 from serve_app.engine.sampling import SampleRow, sample
 from serve_app.engine.scheduler import Sampled, Scheduled, Step
 from serve_app.engine.transfer import StoredPrefix, load_prefix
+from serve_app.kv.chunk import Layout
 
 # (batch) -> logits [S, V] of batch.sample_rows
 Forward = Callable[[Batch], Tensor]
@@ -35,9 +36,13 @@ class KVShape:
         return self.layers * 2 * self.kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.itemsize
 
     @property
-    def layout(self) -> str:
-        """Names the memory layout in cache keys: two caches with the same string can exchange blocks."""
-        return f"L{self.layers}.2.n.H{self.kv_heads}.T{BLOCK_TOKENS}.D{self.head_dim}"
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def layout(self) -> Layout:
+        """What two caches must have in common to exchange chunks."""
+        return Layout(self.layers, self.kv_heads, self.head_dim, self.dtype_name)
 
     def allocate(self, num_blocks: int, device: str | torch.device) -> Tensor:
         """Zeroed K/V [L, 2, num_blocks, Hkv, 32, D]."""
