@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "serve_app.kv": {"numpy", "ray"},
     "serve_app.kv.keys": {"numpy"},
+    "serve_app.routing": {"numpy"},
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog"},
     "serve_app.env": set(),
 }  # fmt: skip
