@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object, json_type
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields import boolean, objects, refuse, string, text
@@ -61,7 +62,14 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
         tool_choice=_tool_choice(body.get("tool_choice"), tools),
         max_tokens_given=False,
         template_kwargs=_thinking(body.get("thinking")),
+        **_asked(body),
     )
+
+
+def _asked(body: dict[str, Any]) -> dict[str, Any]:
+    """Anthropic's ``metadata.user_id`` is all it has to say whose requests belong together."""
+    asked = parse_asked(body)
+    return {**asked, "session": asked["session"] or asked["metadata"].get("user_id") or None}
 
 
 def _conversation(body: dict[str, Any]) -> list[dict[str, Any]]:

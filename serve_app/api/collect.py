@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from serve_app.api.errors import Timeout
 from serve_app.api.types import ChoiceDone, Event, FinishReason, TextDelta, TokenLogprob, ToolCallDelta, Usage
 
 
@@ -84,3 +85,21 @@ async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) 
         for stream in streams:
             if hasattr(stream, "aclose"):
                 await stream.aclose()
+
+
+async def begun_within(events: AsyncIterator[Event], seconds: float) -> AsyncIterator[Event]:
+    """``events``, whose first one must come within ``seconds``; raises `Timeout` and ends them otherwise."""
+    try:
+        try:
+            async with asyncio.timeout(seconds):
+                first = await anext(events, None)
+        except TimeoutError:
+            raise Timeout(f"No answer had begun within the {seconds:g} seconds that the request allows.") from None
+        if first is None:
+            return
+        yield first
+        async for event in events:
+            yield event
+    finally:
+        if hasattr(events, "aclose"):
+            await events.aclose()

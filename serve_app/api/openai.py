@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput, LoraUnsupported
 from serve_app.api.fields import boolean, choice, integer, refuse, string, text, texts
@@ -55,7 +56,7 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
         include_usage=_include_usage(body),
         tools=tools,
         tool_choice=parse_tool_choice(body.get("tool_choice"), tools),
-        reject_if_busy=_reject_if_busy(body),
+        **parse_asked(body),
         max_tokens_given=given,
         template_kwargs=parse_template_kwargs(body.get("chat_template_kwargs")),
     )
@@ -91,7 +92,7 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
         stream=bool(boolean(body, "stream")),
         include_usage=_include_usage(body),
         echo=echo,
-        reject_if_busy=_reject_if_busy(body),
+        **parse_asked(body),
         max_tokens_given=given,
     )
     return [replace(base, prompt=prompt, prompt_ids=ids) for prompt, ids in _prompts(body.get("prompt"), echo, limits)]
@@ -139,7 +140,7 @@ def parse_embeddings(body: bytes | dict[str, Any]) -> EmbedRequest:
         pooling=choice(body, "pooling", ("mean", "cls")),  # type: ignore[arg-type]
         encoding=choice(body, "encoding_format", ("float", "base64")) or "float",  # type: ignore[arg-type]
         dimensions=integer(body, "dimensions", 1, 65536),
-        reject_if_busy=_reject_if_busy(body),
+        **parse_asked(body),
     )
 
 
@@ -156,12 +157,3 @@ def _include_usage(body: dict[str, Any]) -> bool:
     if not isinstance(options, dict):
         raise refuse("stream_options", "an object", options)
     return bool(boolean(options, "include_usage"))
-
-
-def _reject_if_busy(body: dict[str, Any]) -> bool:
-    options = body.get("options")
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise refuse("options", "an object", options)
-    return bool(boolean(options, "rejectIfBusy"))

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields import boolean, integer, objects, refuse, string, text
@@ -19,7 +20,6 @@ from serve_app.api.openai import model_of
 from serve_app.api.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, parse_sampling, refuse_unsupported
 from serve_app.api.types import GenerateRequest, ModelLimits
 
-MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
 ID_PATTERN = "^resp_[0-9a-f]{32}$"
 # Known fields that change what is asked for and that this server does not do.
@@ -67,6 +67,7 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
     if body.get("reasoning") is not None and not isinstance(body["reasoning"], dict):
         raise refuse("reasoning", "an object", body["reasoning"])
     parallel = boolean(body, "parallel_tool_calls")
+    asked = parse_asked(body)
     request = ResponsesRequest(
         generate=GenerateRequest(
             model=model,
@@ -78,13 +79,14 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             tools=tools,
             tool_choice=choice,
             max_tokens_given=given,
+            **asked,
         ),
         turn=parse_input(body.get("input")),
         instructions=string(body, "instructions"),
         previous=previous,
         store=boolean(body, "store") is not False,
         shown={
-            "metadata": _metadata(body.get("metadata")),
+            "metadata": asked["metadata"],
             "parallel_tool_calls": parallel is not False,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -162,15 +164,3 @@ def _text_format(body: dict[str, Any]) -> Any:
     if not isinstance(config, dict):
         raise refuse("text", "an object", config)
     return config.get("format")
-
-
-def _metadata(value: Any) -> dict[str, str]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise refuse("metadata", "an object of strings", value)
-    if len(value) > MAX_METADATA:
-        raise InvalidInput(f"metadata must have at most {MAX_METADATA} entries, got {len(value)}.", param="metadata")
-    return {
-        text(key, "metadata", limit=64): text(item, f"metadata.{key}"[:80], limit=512) for key, item in value.items()
-    }

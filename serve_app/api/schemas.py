@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.api import messages, sampling, workers_ai
+from serve_app.api import asked, messages, sampling, workers_ai
 from serve_app.api.types import ModelLimits
 
 Schema = dict[str, Any]
@@ -113,6 +113,34 @@ def _sampling_fields(limits: ModelLimits) -> Schema:
     }
 
 
+def asked_fields() -> Schema:
+    """How a request may ask to be treated, in every dialect and for every task."""
+    options = {
+        "rejectIfBusy": _field("boolean", "Fails at once where the request would have to wait."),
+        "deadlineMs": _field(
+            "integer",
+            "Milliseconds in which the answer must have begun; refused with 3007 otherwise.",
+            minimum=1,
+            maximum=asked.MAX_DEADLINE_MS,
+        ),
+    }
+    return {
+        "options": _object(options),
+        "prompt_cache_key": _field(
+            "string",
+            "Requests that begin alike share one; like the header x-session-affinity.",
+            maxLength=asked.MAX_SESSION_CHARS,
+        ),
+        "service_tier": _field("string", "Kept; priority comes from the key.", maxLength=64),
+        "metadata": _field(
+            "object",
+            "Up to 16 strings of the client's own.",
+            maxProperties=asked.MAX_METADATA,
+            additionalProperties={"type": ["string", "number", "boolean", "null"]},
+        ),
+    }
+
+
 def _generate_input(limits: ModelLimits) -> Schema:
     common = {
         **_sampling_fields(limits),
@@ -129,7 +157,7 @@ def _generate_input(limits: ModelLimits) -> Schema:
             },
         },
         "tool_choice": _field("string", "Whether tools may be called.", enum=["auto", "none"]),
-        "options": _object({"rejectIfBusy": _field("boolean", "Fails at once where the request would have to wait.")}),
+        **asked_fields(),
     }
     prompt = {
         "prompt": _field("string", "What the model answers to.", minLength=1),

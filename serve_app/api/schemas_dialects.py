@@ -36,7 +36,9 @@ def chat_input() -> Schema:
     chat = schemas._generate_input(ModelLimits())["oneOf"][1]["properties"]
     fields = {"model": _MODEL, "messages": chat["messages"], "tools": chat["tools"], "tool_choice": chat["tool_choice"]}
     return _object(
-        {**fields, **_sampling(), "stream": _STREAM, "stream_options": _stream_options()}, "model", "messages"
+        {**fields, **_sampling(), **schemas.asked_fields(), "stream": _STREAM, "stream_options": _stream_options()},
+        "model",
+        "messages",
     )
 
 
@@ -51,7 +53,8 @@ def completion_input() -> Schema:
         "oneOf": [{"type": "string", "minLength": 1}, texts, ids, _list(ids, minItems=1, maxItems=openai.MAX_PROMPTS)]
     }
     logprobs = {"type": "integer", "minimum": 0, "maximum": sampling.MAX_TOP_LOGPROBS}
-    fields = {**_sampling("top_logprobs"), "logprobs": logprobs, "echo": {"type": "boolean"}}
+    more = {"logprobs": logprobs, "echo": {"type": "boolean"}}
+    fields = {**_sampling("top_logprobs"), **schemas.asked_fields(), **more}
     return _object(
         {"model": _MODEL, "prompt": prompt, **fields, "stream": _STREAM, "stream_options": _stream_options()},
         "model",
@@ -89,7 +92,7 @@ def responses_input() -> Schema:
         "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": sampling.MAX_TOKENS},
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
         "tool_choice": {"type": "string", "enum": ["auto", "none"]},
-        "metadata": {"type": "object", "maxProperties": responses.MAX_METADATA, "additionalProperties": _TEXT},
+        **schemas.asked_fields(),
         "temperature": {"type": "number", "minimum": 0, "maximum": 5},
         "top_p": {"type": "number", "minimum": 0, "maximum": 2},
         "include": _list(_TEXT),

@@ -28,8 +28,24 @@ class ModelLimits:
     repetition_penalty: float = 1.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """How a request asks to be treated; every task has it.
+
+    ``session`` is an opaque name that requests with the same beginning share: a hint of where to run. ``deadline_s``:
+    seconds from arrival in which the answer must have begun. ``reject_if_busy``: refuse at once rather than wait.
+    ``service_tier`` and ``metadata`` are what the client wrote.
+    """
+
+    session: str | None = None
+    reject_if_busy: bool = False
+    deadline_s: float | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
-class GenerateRequest:
+class GenerateRequest(Asked):
     """Text generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is set.
 
     ``messages`` are OpenAI-shaped with text contents: ``{"role", "content": str | None, "tool_calls"?,
@@ -50,7 +66,6 @@ class GenerateRequest:
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     echo: bool = False
-    reject_if_busy: bool = False
     prompt_ids: tuple[int, ...] | None = None
     max_tokens_given: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +75,7 @@ EmbedForm = Literal["text", "contexts", "scores"]
 
 
 @dataclass(slots=True)
-class EmbedRequest:
+class EmbedRequest(Asked):
     """``form`` says how to answer: vectors of texts, vectors of contexts, or scores of ``texts[1:]`` against
     ``texts[0]``."""
 
@@ -70,16 +85,14 @@ class EmbedRequest:
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     form: EmbedForm = "text"
-    reject_if_busy: bool = False
 
 
 @dataclass(slots=True)
-class RerankRequest:
+class RerankRequest(Asked):
     model: str
     query: str
     contexts: list[str]
     top_k: int | None = None
-    reject_if_busy: bool = False
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput, LoraUnsupported
 from serve_app.api.fields import boolean, choice, integer, objects, refuse, string, text, texts
@@ -49,7 +50,7 @@ def parse_generate(
 ) -> GenerateRequest:
     """Text generation from ``prompt`` or ``messages``. ``queue_request``: the query asked for an asynchronous
     batch."""
-    body, busy = _open(body, queue_request)
+    body, asked = _open(body, queue_request)
     limits = limits or ModelLimits()
     if body.get("lora") not in (None, ""):
         raise LoraUnsupported(model)
@@ -76,7 +77,7 @@ def parse_generate(
         include_usage=True,
         tools=tools,
         tool_choice=tool_choice,
-        reject_if_busy=busy,
+        **asked,
         max_tokens_given=given,
         template_kwargs=parse_template_kwargs(body.get("chat_template_kwargs")),
     )
@@ -91,15 +92,15 @@ def _raw(body: dict[str, Any]) -> bool:
 
 def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> EmbedRequest:
     """``{text}``, or the forms of bge-m3: ``{contexts}`` (vectors) and ``{query, contexts}`` (scores)."""
-    body, busy = _open(body, queue_request)
+    body, asked = _open(body, queue_request)
     pooling = choice(body, "pooling", ("mean", "cls"))
     boolean(body, "truncate_inputs")
     if body.get("contexts") is not None:
         found = _contexts(body["contexts"])
         query = string(body, "query")
         if query:
-            return EmbedRequest(model, [query, *found], pooling, form="scores", reject_if_busy=busy)  # type: ignore[arg-type]
-        return EmbedRequest(model, found, pooling, form="contexts", reject_if_busy=busy)  # type: ignore[arg-type]
+            return EmbedRequest(model, [query, *found], pooling, form="scores", **asked)  # type: ignore[arg-type]
+        return EmbedRequest(model, found, pooling, form="contexts", **asked)  # type: ignore[arg-type]
     value = body.get("text")
     if value is None:
         raise InvalidInput(
@@ -109,12 +110,12 @@ def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool
     found = texts(value, "text", limit=MAX_TEXTS)
     if not all(found):
         raise InvalidInput("text must not be empty.", param="text")
-    return EmbedRequest(model, found, pooling, reject_if_busy=busy)  # type: ignore[arg-type]
+    return EmbedRequest(model, found, pooling, **asked)  # type: ignore[arg-type]
 
 
 def parse_rerank(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> RerankRequest:
     """``{query, contexts: [{text}], top_k}``."""
-    body, busy = _open(body, queue_request)
+    body, asked = _open(body, queue_request)
     query = string(body, "query")
     if not query:
         raise InvalidInput(
@@ -126,7 +127,7 @@ def parse_rerank(body: bytes | dict[str, Any], model: str, *, queue_request: boo
             param="contexts",
         )
     contexts = _contexts(body["contexts"])
-    return RerankRequest(model, query, contexts, integer(body, "top_k", 1, 2**31 - 1), reject_if_busy=busy)
+    return RerankRequest(model, query, contexts, integer(body, "top_k", 1, 2**31 - 1), **asked)
 
 
 def _contexts(value: Any) -> list[str]:
@@ -136,14 +137,12 @@ def _contexts(value: Any) -> list[str]:
     return [text(item.get("text"), f"contexts[{i}].text") for i, item in enumerate(found)]
 
 
-def _open(body: bytes | dict[str, Any], queue_request: bool) -> tuple[dict[str, Any], bool]:
-    """The inputs without ``options``, and whether the client would rather be refused than wait."""
-    body = dict(as_object(body))
-    options = body.pop("options", None)
-    if options is not None and not isinstance(options, dict):
-        raise refuse("options", "an object", options)
+def _open(body: bytes | dict[str, Any], queue_request: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inputs, and how the request asks to be treated."""
+    body = as_object(body)
+    asked = parse_asked(body)
     if queue_request or body.get("requests") is not None or body.get("request_id") is not None:
         raise InvalidInput(
             "Asynchronous batches are not available yet; send one request per input, without queueRequest."
         )
-    return body, bool(boolean(options or {}, "rejectIfBusy"))
+    return body, asked

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from serve_app.api import models as listing
 from serve_app.api import schemas, workers_ai, workers_ai_answers
+from serve_app.api.asked import with_headers
 from serve_app.api.body import check_object
+from serve_app.api.collect import begun_within
 from serve_app.api.errors import NotFound, as_api_error, envelope
 from serve_app.api.types import Event, GenerateRequest
 from serve_app.catalog.load import load_catalog
@@ -62,18 +65,25 @@ class Gateway:
         self.health.start()
 
     async def run(
-        self, name: str, body: dict[str, Any], account: str, *, queue_request: bool = False
+        self,
+        name: str,
+        body: dict[str, Any],
+        account: str,
+        *,
+        queue_request: bool = False,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, Any] | Streamed:
         """The native call: the enveloped answer, or for a stream the request and its events."""
         model = self.models.find(name)
         task = model.record.task
         if task == "text-embeddings":
-            embed = workers_ai.parse_embed(body, model.id, queue_request=queue_request)
+            embed = with_headers(workers_ai.parse_embed(body, model.id, queue_request=queue_request), headers)
             return workers_ai_answers.render_embed(embed, *await self.encoder.embed(model, embed))
         if task == "reranking":
-            rerank = workers_ai.parse_rerank(body, model.id, queue_request=queue_request)
+            rerank = with_headers(workers_ai.parse_rerank(body, model.id, queue_request=queue_request), headers)
             return workers_ai_answers.render_rerank(rerank, *await self.encoder.rerank(model, rerank))
         request = workers_ai.parse_generate(body, model.id, model.limits, queue_request=queue_request)
+        request = with_headers(request, headers)
         events = await self.generate(model, request, account)
         if request.stream:
             return request, events
@@ -89,7 +99,8 @@ class Gateway:
     ) -> tuple[AsyncIterator[Event], int]:
         """:meth:`generate`, and how many tokens the prompt has."""
         request, ids = await self.generator.prepare(model, request)
-        return self.generator.events(model, request, ids, self.settings.tenant_salt(account)), len(ids)
+        events = self.generator.events(model, request, ids, self.settings.tenant_salt(account))
+        return (events if request.deadline_s is None else begun_within(events, request.deadline_s)), len(ids)
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
         """How many tokens the request's prompt has, whether or not the context window would take it."""

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from serve_app.api import anthropic, anthropic_answers, openai
 from serve_app.api import schemas_dialects as schemas
+from serve_app.api.asked import with_headers
 from serve_app.api.openapi import Operation
 from serve_app.gateway.exchange import ACCOUNT, TEXT, Endpoint, Exchange, json_answer
 from serve_app.gateway.streams import streamed
@@ -47,7 +48,7 @@ class AnthropicRoutes:
     async def create(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
-        parsed = anthropic.parse_messages_request(body, model.limits)
+        parsed = with_headers(anthropic.parse_messages_request(body, model.limits), request.headers)
         events, prompt_tokens = await self._exchange.gateway.open(model, parsed, request.state.account)
         if parsed.stream:
             return await streamed(events, lambda e: anthropic_answers.stream_message(parsed, e, prompt_tokens))

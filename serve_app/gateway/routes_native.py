@@ -90,7 +90,9 @@ class NativeRoutes:
     async def _run(self, request: Request, name: str, body: dict[str, Any]) -> Response:
         queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
         self._exchange.model(request, name)
-        result = await self._exchange.gateway.run(name, body, request.state.account, queue_request=queued)
+        result = await self._exchange.gateway.run(
+            name, body, request.state.account, queue_request=queued, headers=request.headers
+        )
         if isinstance(result, dict):
             return json_answer(result)
         parsed, events = result

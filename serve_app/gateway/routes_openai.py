@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from serve_app.api import openai, openai_answers
 from serve_app.api import schemas_dialects as schemas
+from serve_app.api.asked import with_headers
 from serve_app.api.collect import merge
 from serve_app.api.errors import openai_body
 from serve_app.api.openapi import Operation
@@ -67,7 +68,7 @@ class OpenAIRoutes:
     async def chat(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
-        parsed = openai.parse_chat(body, model.limits)
+        parsed = with_headers(openai.parse_chat(body, model.limits), request.headers)
         events = await self._exchange.gateway.generate(model, parsed, request.state.account)
         if parsed.stream:
             return await streamed(events, lambda primed: openai_answers.stream_chat(parsed, primed))
@@ -76,7 +77,7 @@ class OpenAIRoutes:
     async def completions(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
-        parsed = openai.parse_completions(body, model.limits)
+        parsed = [with_headers(one, request.headers) for one in openai.parse_completions(body, model.limits)]
         account = request.state.account
         streams = [await self._exchange.gateway.generate(model, one, account) for one in parsed]
         events = merge(streams, choices_each=parsed[0].n)
@@ -87,7 +88,7 @@ class OpenAIRoutes:
     async def embeddings(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request))
         model = self._exchange.model(request, name, ("text-embeddings",))
-        parsed = openai.parse_embeddings(body)
+        parsed = with_headers(openai.parse_embeddings(body), request.headers)
         vectors, usage = await self._exchange.gateway.encoder.embed(model, parsed)
         return json_answer(openai_answers.render_embeddings(parsed, vectors, usage))
 

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from serve_app.api import openai, responses, responses_answers
 from serve_app.api import schemas_dialects as schemas
+from serve_app.api.asked import with_headers
 from serve_app.api.errors import openai_body
 from serve_app.api.openapi import Operation
 from serve_app.gateway.exchange import TEXT, Endpoint, Exchange, json_answer
@@ -54,6 +55,7 @@ class ResponsesRoutes:
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
         parsed = responses.parse_responses(body, model.limits)
+        parsed.generate = with_headers(parsed.generate, request.headers)
         parsed.generate.messages = parsed.messages(await gateway.responses.conversation(account, parsed.previous))
         events = await gateway.generate(model, parsed.generate, account)
 

@@ -128,7 +128,7 @@ BAD = [
     ({"instructions": 5}, "instructions"),
     ({"previous_response_id": "../../etc"}, "resp_"),
     ({"previous_response_id": 7}, "previous_response_id"),
-    ({"metadata": {"k": 5}}, "metadata.k"),
+    ({"metadata": {"k": [5]}}, "metadata.k"),
     ({"metadata": {str(i): "x" for i in range(99)}}, "at most"),
     ({"include": "all"}, "include"),
     ({"top_logprobs": 99}, "top_logprobs"),
