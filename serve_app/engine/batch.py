@@ -13,6 +13,18 @@ from serve_app.engine.scheduler import Scheduled
 
 
 @dataclass(slots=True)
+class Capture:
+    """A batch's wish for hidden states, which whoever runs the forward pass fulfils.
+
+    ``layers`` are indices; wanted is what *enters* each layer (0: the embeddings). The forward sets ``states``
+    [T, len(layers), hidden] in the model's dtype, on its device.
+    """
+
+    layers: tuple[int, ...]
+    states: Tensor | None = None
+
+
+@dataclass(slots=True)
 class Batch:
     """T tokens of R requests, concatenated; passed as keyword ``batch=`` through the model to the attention function.
 
@@ -36,6 +48,7 @@ class Batch:
     max_query_len: int
     max_seq_len: int
     kv: Tensor  # [L, 2, num_blocks, Hkv, 32, D]
+    capture: Capture | None = None
 
 
 def build_batch(scheduled: list[Scheduled], kv: Tensor) -> Batch:
@@ -48,10 +61,10 @@ def build_batch(scheduled: list[Scheduled], kv: Tensor) -> Batch:
     row = np.repeat(np.arange(len(scheduled)), counts)
     positions = np.arange(total, dtype=np.int64) - query_start[:-1].astype(np.int64)[row] + starts[row]
 
-    tables = np.zeros((len(scheduled), max(len(s.request.blocks) for s in scheduled)), np.int32)
+    tables = np.zeros((len(scheduled), max(len(s.blocks) for s in scheduled)), np.int32)
     input_ids = np.empty(total, np.int64)
     for index, s in enumerate(scheduled):
-        tables[index, : len(s.request.blocks)] = s.request.blocks
+        tables[index, : len(s.blocks)] = s.blocks
         input_ids[query_start[index] : query_start[index + 1]] = s.token_ids()
     slots = tables[row, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + positions % BLOCK_TOKENS
     sample_rows = np.concatenate(

@@ -39,6 +39,11 @@ class Scheduled:
     count: int
     samples: int
 
+    @property
+    def blocks(self) -> list[int]:
+        """The table of blocks that hold the request's K/V."""
+        return self.request.blocks
+
     def token_ids(self) -> list[int]:
         tokens, draft = self.request.tokens, self.request.draft
         stop = self.start + self.count

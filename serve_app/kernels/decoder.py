@@ -26,7 +26,7 @@ _HUGE_PAGE = 2 << 20
 _NORM, _LINEAR = struct.Struct("Pd"), struct.Struct("PPqq")
 _LAYER = struct.Struct("PdPPqqPdPdPPqqPdPPqqPPqqqdd")
 _MODEL = struct.Struct("PPPdPPqq8q")
-_STEP = struct.Struct("13P7q")
+_STEP = struct.Struct("15P8q")
 _REASONS = {
     2: "lengths or sample rows contradict each other",
     3: "a block id or slot is outside the cache",
@@ -178,7 +178,7 @@ class Decoder:
         return self._library.thread_limit or torch.get_num_threads()
 
     def __call__(self, batch: Any) -> Tensor:
-        """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.batch.Batch``, cache bfloat16).
+        """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.batch.Batch``, cache bfloat16); fulfils ``batch.capture``.
 
         Raises ValueError when the batch contradicts itself or the cache.
         """
@@ -186,14 +186,20 @@ class Decoder:
             self._extend_rotary(batch.max_seq_len)
         samples = batch.sample_rows.shape[0]
         logits = torch.empty((samples, self.shape.vocab), dtype=torch.float32)
+        capture = batch.capture
+        layers = np.array(capture.layers if capture is not None else (), np.int64)
+        if capture is not None:
+            states = (len(batch.input_ids), len(layers), self.shape.hidden)
+            capture.states = torch.empty(states, dtype=torch.bfloat16)
         code = self._library.decoder(
             _STEP.pack(
                 self._model, batch.kv.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
                 batch.slots.data_ptr(), batch.query_start.data_ptr(), batch.seq_lens.data_ptr(),
                 batch.block_tables.data_ptr(), batch.sample_rows.data_ptr(), self._cos.data_ptr(), self._sin.data_ptr(),
                 logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data,
+                layers.ctypes.data, 0 if capture is None else capture.states.data_ptr(),
                 batch.kv.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
-                batch.block_tables.stride(0), samples, self._positions, self.threads,
+                batch.block_tables.stride(0), samples, self._positions, self.threads, len(layers),
             )
         )  # fmt: skip
         if code:

@@ -128,7 +128,11 @@ class LeanForward:
         cos, sin = self._tables(batch)
         x = F.embedding(batch.input_ids, self.embedding)
         split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
+        wanted = batch.capture.layers if batch.capture is not None else ()
+        captured = {}
         for index, (layer, (qkv, o, gate, up, down)) in enumerate(self.layers):
+            if index in wanted:
+                captured[index] = x
             q, k, v = qkv(_rms(x, layer.input_norm)).view(tokens, -1, shape.head_dim).split(split, 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = _rms(q, layer.q_norm), _rms(k, layer.k_norm)
@@ -145,6 +149,8 @@ class LeanForward:
             x = o.plus(heads.view(tokens, -1), x)
             normed = _rms(x, layer.post_norm)
             x = down.plus(up.times(normed, gate.swish(normed)), x)
+        if batch.capture is not None:
+            batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
         return self.head(_rms(x[batch.sample_rows], self.final_norm))
 
     def _tables(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -161,13 +161,19 @@ def _dtype(name: str, config: dict[str, Any], device: str) -> torch.dtype:
 
 def _forward(module: torch.nn.Module) -> Forward:
     def forward(batch: Batch) -> Tensor:
-        return module(
+        capture = batch.capture
+        output = module(
             input_ids=batch.input_ids.unsqueeze(0),
             position_ids=batch.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=batch.sample_rows,
             batch=batch,
-        ).logits[0]
+            **({} if capture is None else {"output_hidden_states": True}),
+        )
+        if capture is not None:
+            # hidden_states[i] is what enters layer i.
+            capture.states = torch.stack([output.hidden_states[i][0] for i in capture.layers], 1)
+        return output.logits[0]
 
     return forward
 

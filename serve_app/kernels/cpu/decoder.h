@@ -49,7 +49,9 @@ struct StepArgs {
     const float *cos, *sin;  // [rotary_positions, rotary_dim / 2]
     float* logits;           // [samples, vocab]
     int64_t* nanoseconds;    // [PARTS] added up per part, or null
-    int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads;
+    const int64_t* captured_layers;
+    bf16* captured;  // [tokens, captures, hidden] what enters those layers
+    int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads, captures;
 };
 
 #if HAS_BF16_DOT
@@ -116,6 +118,12 @@ public:
         int64_t count = a.tokens;
         for (int64_t i = 0; i < m.layer_count; i++) {
             const Layer& l = m.layers[i];
+            for (int64_t c = 0; c < a.captures; c++) {
+                if (a.captured_layers[c] != i) continue;
+                rows(self, a.tokens, [&](int64_t t) {
+                    std::memcpy(a.captured + (t * a.captures + c) * m.hidden, x + t * m.hidden, m.hidden * sizeof(bf16));
+                });
+            }
             from = norm(self, l.input_norm, x, a.tokens);
             mark(NORMS);
             product(self, 4 * i, l.qkv, from, a.tokens, [&](int row, int column, int width, const float* sums) {
