@@ -178,9 +178,9 @@ class Decoder:
         return self._library.thread_limit or torch.get_num_threads()
 
     def __call__(self, batch: Any) -> Tensor:
-        """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.batch.Batch``, cache bfloat16); fulfils ``batch.capture``.
+        """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.batch.Batch``, cache bfloat16).
 
-        Raises ValueError when the batch contradicts itself or the cache.
+        Fulfils ``batch.capture``. Raises ValueError when the batch contradicts itself or the cache.
         """
         if batch.max_seq_len > self._positions:
             self._extend_rotary(batch.max_seq_len)
