@@ -48,9 +48,10 @@ class WorkerLoad:
     role: Role = "mixed"
     queued_prefill_tokens: int = 0  # prompt tokens not computed yet and not cached, of waiting and running requests
     running: int = 0  # sequences that generate
-    waiting: int = 0  # requests admitted by the worker and not yet in its batch
+    waiting: int = 0  # requests the worker knows and does not generate for yet, prefilled here or elsewhere
     max_seqs: int = 32
     kv_blocks_used: int = 0  # held by requests; blocks that are only cached count as free
+    kv_blocks_promised: int = 0  # what waiting requests will need beyond ``kv_blocks_used`` for their prompts
     kv_blocks_total: int = 1
     block_tokens: int = 32
     max_batch_tokens: int = 2048  # token budget of one step
@@ -63,7 +64,8 @@ class WorkerLoad:
 
     @property
     def kv_tokens_used(self) -> int:
-        return self.kv_blocks_used * self.block_tokens
+        """What requests hold or have been promised."""
+        return (self.kv_blocks_used + self.kv_blocks_promised) * self.block_tokens
 
     @property
     def kv_tokens_total(self) -> int:
@@ -120,6 +122,8 @@ class Decision:
     ttft: float  # predicted seconds to the first token
     itl: float  # predicted seconds between tokens on the decode worker
     uncached: int  # prompt tokens that somebody has to compute
+    wait: float = 0.0  # of ``ttft``, seconds before anything is computed for this request
+    compute: float = 0.0  # seconds of prefill on the worker that computes the prompt
     cached: CachedTokens = field(default_factory=CachedTokens)
     why: str = ""  # "least ttft", "session", "prefill behind", ...
 

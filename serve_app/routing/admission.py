@@ -1,0 +1,132 @@
+"""Take a request, let it wait, or refuse it at once: by tokens in flight and the predicted time to the first token.
+
+A request is refused exactly when it is predicted to be late, and told how long the wait would be. What is let in but
+can't be placed without queueing on a worker waits in the gateway, where order can still be chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serve_app.routing.fairness import FairQueue
+from serve_app.routing.router import Router
+from serve_app.routing.types import Decision, Refusal, RouteRequest
+
+
+@dataclass(slots=True, frozen=True)
+class Targets:
+    """Latency targets of one model, seconds; None is no target."""
+
+    ttft: float | None = None
+    itl: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class AdmissionConfig:
+    targets: Targets = Targets()
+    # Workers keep about this much prefill queued: enough not to run dry between two reports, no more.
+    window_s: float = 0.15
+    # Waiting for less than this is not called waiting by reject_if_busy.
+    busy_s: float = 0.05
+    # Refused above this whatever the target: a bound on the gateway's memory.
+    max_waiting_tokens: int = 50_000_000
+    retry_cap_s: float = 600.0
+
+
+@dataclass(slots=True)
+class InFlight:
+    """Tokens admitted and not yet done, per stage."""
+
+    prefill: int = 0
+    decode: int = 0
+
+
+@dataclass(slots=True)
+class _Admitted:
+    prefill: int
+    decode: int
+
+
+class Admission:
+    """One per model and gateway; shares its :class:`Router` and its :class:`FairQueue`.
+
+    ``consider`` at arrival, ``place`` when it is a request's turn, ``started`` at its first token, ``finished`` at its
+    end.
+    """
+
+    def __init__(self, router: Router, queue: FairQueue, config: AdmissionConfig | None = None) -> None:
+        self.router = router
+        self.queue = queue
+        self.config = config or AdmissionConfig()
+        self.in_flight = InFlight()
+        self._admitted: dict[str, _Admitted] = {}
+
+    def consider(self, request: RouteRequest, now: float) -> Refusal | None:
+        """At arrival: None if the request may wait its turn, or why it can't and when to try again."""
+        decision = self.router.choose(request, now)
+        if decision is None:
+            return None  # no worker up yet: whether to wait for a cold start is the caller's choice
+        queued = self.queued_seconds(request)
+        wait = queued + decision.wait
+        if self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens:
+            return self._refusal(wait, "too many tokens wait for this model")
+        if request.reject_if_busy and wait > self.config.busy_s:
+            return self._refusal(wait, "busy, and the request said not to wait")
+        return self._late(request, now, queued + decision.ttft, wait)
+
+    def place(self, request: RouteRequest, now: float) -> Decision | Refusal | None:
+        """When it is ``request``'s turn: where it goes; None while every worker has enough queued; or too late now."""
+        decision = self.router.choose(request, now)
+        if decision is None:
+            return None
+        wait = decision.wait
+        late = self._late(request, now, decision.ttft, wait)
+        if late is not None:
+            return late
+        if wait > self.config.window_s:
+            return None
+        self.router.commit(request, decision, now)
+        output = min(request.expected_output_tokens, request.max_tokens)
+        self._forget(request.id)
+        self._admitted[request.id] = _Admitted(decision.uncached, output)
+        self.in_flight.prefill += decision.uncached
+        self.in_flight.decode += output
+        return decision
+
+    def started(self, request_id: str) -> None:
+        """The first token is there: its prompt is no longer in flight."""
+        admitted = self._admitted.get(request_id)
+        if admitted is not None:
+            self.in_flight.prefill -= admitted.prefill
+            admitted.prefill = 0
+
+    def finished(self, request_id: str) -> None:
+        """Ended in whatever way."""
+        self._forget(request_id)
+        self.router.finished(request_id)
+
+    def queued_seconds(self, request: RouteRequest) -> float:
+        """How long the requests that would go before this one keep the workers busy, about."""
+        ahead = self.queue.ahead(request)
+        return ahead * self.router.seconds_per_token() if ahead else 0.0
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _late(self, request: RouteRequest, now: float, ttft: float, wait: float) -> Refusal | None:
+        deadline = request.deadline
+        if deadline is None:
+            if self.config.targets.ttft is None:
+                return None
+            deadline = request.arrived_at + self.config.targets.ttft
+        if now + ttft <= deadline:
+            return None
+        return self._refusal(wait, "its first token would come too late")
+
+    def _refusal(self, wait: float, reason: str) -> Refusal:
+        return Refusal(min(max(wait, 0.0), self.config.retry_cap_s), reason)
+
+    def _forget(self, request_id: str) -> None:
+        admitted = self._admitted.pop(request_id, None)
+        if admitted is not None:
+            self.in_flight.prefill -= admitted.prefill
+            self.in_flight.decode -= admitted.decode

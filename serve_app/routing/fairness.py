@@ -1,0 +1,223 @@
+"""The gateway's waiting room: who is next, by tokens served and not by requests.
+
+Virtual token counters (VTC, arXiv 2401.00588): a tenant's counter grows by the weighted tokens it is served, divided by
+its weight, and the backlogged tenant with the smallest counter goes first. A tenant that comes back from idleness is
+lifted to the smallest counter of those waiting, so nothing can be saved up. Priority classes are served the same way
+one level above, by their shares, so that batch work always progresses and real-time work gets the rest.
+
+Locality within a bound, after the deficits of DLPM (arXiv 2501.14312): among tenants within ``slack`` tokens of the
+smallest counter, the request with the longest cached prefix goes first. For two tenants that both wait all the time,
+the difference of what they have been served stays within ``slack`` and two requests.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from serve_app.routing.types import Priority, RouteRequest
+
+
+@dataclass(slots=True, frozen=True)
+class FairConfig:
+    """``shares`` of the classes need not sum to one; a token of each kind costs its weight."""
+
+    shares: Mapping[Priority, float] = field(default_factory=lambda: {"realtime": 0.95, "batch": 0.05})
+    uncached_weight: float = 1.0
+    cached_weight: float = 0.1
+    output_weight: float = 2.0
+    slack: float = 16_384.0  # weighted tokens that a tenant may be ahead for the sake of cached prefixes
+
+
+@dataclass(slots=True)
+class _Tenant:
+    weight: float = 1.0
+    counter: float = 0.0
+    waiting: OrderedDict[str, RouteRequest] = field(default_factory=OrderedDict)
+
+
+@dataclass(slots=True)
+class _Class:
+    counter: float = 0.0
+    tenants: dict[str, _Tenant] = field(default_factory=dict)  # idle ones too, for their counters
+    waiting: dict[str, _Tenant] = field(default_factory=dict)
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Charge:
+    priority: Priority
+    tenant: str
+    amount: float
+
+
+class FairQueue:
+    """``push`` what has to wait, ``pop`` what goes next, ``settle`` when it has been served.
+
+    ``cached(request)`` says how many prompt tokens would come from a cache now; without it order is VTC's own.
+    """
+
+    def __init__(self, config: FairConfig | None = None, cached: Callable[[RouteRequest], int] | None = None) -> None:
+        self.config = config or FairConfig()
+        self._cached = cached
+        self._classes: dict[Priority, _Class] = {name: _Class() for name in self.config.shares}
+        self._where: dict[str, tuple[Priority, str]] = {}
+        self._charges: dict[str, _Charge] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._where
+
+    def push(self, request: RouteRequest, weight: float = 1.0, *, front: bool = False) -> None:
+        """Lets a request wait. ``weight`` is its tenant's; ``front`` puts one back that was popped but not sent."""
+        if weight <= 0:
+            raise ValueError(f"a tenant's weight must be positive, got {weight}")
+        kind = self._classes[request.priority]
+        tenant = kind.tenants.setdefault(request.tenant, _Tenant())
+        tenant.weight = weight
+        if front:
+            self._refund(request.id)
+        if not kind.waiting:
+            others = [c.counter for c in self._classes.values() if c.waiting]
+            if others:
+                kind.counter = max(kind.counter, min(others))
+        if request.tenant not in kind.waiting:
+            if kind.waiting:
+                tenant.counter = max(tenant.counter, min(t.counter for t in kind.waiting.values()))
+            kind.waiting[request.tenant] = tenant
+        tenant.waiting[request.id] = request
+        if front:
+            tenant.waiting.move_to_end(request.id, last=False)
+        kind.prompt_tokens += request.prompt_tokens
+        self._where[request.id] = (request.priority, request.tenant)
+
+    def pop(self, now: float) -> RouteRequest | None:
+        """The next request, charged as if its expected output had been served; None if nobody waits."""
+        classes = [(c.counter, name) for name, c in self._classes.items() if c.waiting]
+        if not classes:
+            return None
+        kind = self._classes[min(classes)[1]]
+        floor = min(t.counter for t in kind.waiting.values())
+        request, cached = self._best(kind, floor)
+        self._take(request)
+        self._charge(request, cached)
+        return request
+
+    def peek(self) -> RouteRequest | None:
+        """What :meth:`pop` would give now."""
+        classes = [(c.counter, name) for name, c in self._classes.items() if c.waiting]
+        if not classes:
+            return None
+        kind = self._classes[min(classes)[1]]
+        return self._best(kind, min(t.counter for t in kind.waiting.values()))[0]
+
+    def remove(self, request_id: str) -> RouteRequest | None:
+        """Takes a waiting request out, uncharged: its client has left or its deadline has passed."""
+        where = self._where.get(request_id)
+        if where is None:
+            return None
+        request = self._classes[where[0]].tenants[where[1]].waiting[request_id]
+        self._take(request)
+        return request
+
+    def settle(self, request_id: str, uncached: int, cached: int, output: int) -> None:
+        """Replaces what a popped request was charged by what it was served in the end, in tokens."""
+        charge = self._charges.pop(request_id, None)
+        if charge is not None:
+            self._add(charge.priority, charge.tenant, self._cost(uncached, cached, output) - charge.amount)
+
+    def charge(self, priority: Priority, tenant: str, uncached: int, cached: int, output: int) -> None:
+        """Counts what a tenant was served elsewhere, by another gateway."""
+        self._add(priority, tenant, self._cost(uncached, cached, output))
+
+    def waiting_tokens(self, priority: Priority | None = None) -> int:
+        """Prompt tokens that wait, of one class or of all."""
+        return sum(c.prompt_tokens for name, c in self._classes.items() if priority in (None, name))
+
+    def ahead(self, request: RouteRequest) -> int:
+        """Prompt tokens that would be served before ``request`` if it were pushed now, about.
+
+        Its own tenant's queue, and of each other tenant what it may be served until the counters meet.
+        """
+        kind = self._classes[request.priority]
+        mine = kind.tenants.get(request.tenant)
+        own = sum(r.prompt_tokens for r in mine.waiting.values()) if mine else 0
+        weight = mine.weight if mine else 1.0
+        floor = min((t.counter for t in kind.waiting.values()), default=0.0)
+        counter = max(mine.counter if mine else floor, floor)
+        total = own
+        for name, tenant in kind.waiting.items():
+            if name != request.tenant:
+                credit = max(counter - tenant.counter, 0.0) + own / weight
+                total += min(sum(r.prompt_tokens for r in tenant.waiting.values()), int(credit * tenant.weight))
+        for name, other in self._classes.items():
+            if name != request.priority and other.waiting:
+                shares = self.config.shares
+                total += min(other.prompt_tokens, int(total * shares[name] / max(shares[request.priority], 1e-9)))
+        return total
+
+    def counters(self, priority: Priority = "realtime") -> dict[str, float]:
+        """For metrics: weighted tokens served per tenant of a class."""
+        return {name: t.counter for name, t in self._classes[priority].tenants.items()}
+
+    def lengths(self) -> dict[str, int]:
+        """For metrics: how many requests of each tenant wait."""
+        found: dict[str, int] = {}
+        for kind in self._classes.values():
+            for name, tenant in kind.waiting.items():
+                found[name] = found.get(name, 0) + len(tenant.waiting)
+        return found
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _best(self, kind: _Class, floor: float) -> tuple[RouteRequest, int]:
+        if self._cached is None or len(kind.waiting) == 1:
+            tenant = min(kind.waiting.values(), key=lambda t: t.counter)
+            request = next(iter(tenant.waiting.values()))
+            return request, self._cached(request) if self._cached is not None else 0
+        near = [t for t in kind.waiting.values() if t.counter <= floor + self.config.slack]
+        heads = [(t, next(iter(t.waiting.values()))) for t in near]
+        _, request, cached = max(
+            ((-t.counter, r, self._cached(r)) for t, r in heads), key=lambda found: (found[2], found[0])
+        )
+        return request, cached
+
+    def _take(self, request: RouteRequest) -> None:
+        kind = self._classes[request.priority]
+        tenant = kind.tenants[request.tenant]
+        del tenant.waiting[request.id], self._where[request.id]
+        kind.prompt_tokens -= request.prompt_tokens
+        if not tenant.waiting:
+            del kind.waiting[request.tenant]
+            self._trim(kind)
+
+    def _cost(self, uncached: int, cached: int, output: int) -> float:
+        c = self.config
+        return c.uncached_weight * uncached + c.cached_weight * cached + c.output_weight * output
+
+    def _charge(self, request: RouteRequest, cached: int) -> None:
+        cached = min(cached, request.prompt_tokens)
+        output = min(request.expected_output_tokens, request.max_tokens)
+        amount = self._cost(request.prompt_tokens - cached, cached, output)
+        self._charges[request.id] = _Charge(request.priority, request.tenant, amount)
+        self._add(request.priority, request.tenant, amount)
+
+    def _refund(self, request_id: str) -> None:
+        charge = self._charges.pop(request_id, None)
+        if charge is not None:
+            self._add(charge.priority, charge.tenant, -charge.amount)
+
+    def _add(self, priority: Priority, tenant: str, amount: float) -> None:
+        kind = self._classes[priority]
+        known = kind.tenants.setdefault(tenant, _Tenant())
+        known.counter += amount / known.weight
+        kind.counter += amount / self.config.shares[priority]
+
+    def _trim(self, kind: _Class) -> None:
+        """Idle tenants whose counter is behind everyone's would be lifted anyway: nothing is lost with them."""
+        if len(kind.tenants) > 10_000 and kind.waiting:
+            floor = min(t.counter for t in kind.waiting.values())
+            kind.tenants = {n: t for n, t in kind.tenants.items() if t.waiting or t.counter > floor}

@@ -1,0 +1,138 @@
+"""The workers as one gateway sees them: what they reported, and what it has sent them since."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import nsmallest
+
+from serve_app.routing.costs import CostModel
+from serve_app.routing.types import Role, WorkerLoad
+
+# A report made less than this after a decision may not show the request yet.
+VISIBLE_AFTER_S = 0.05
+# Up to this many workers all are priced; of more, those with the shortest queues and the fewest streams.
+PRICE_ALL = 16
+SHORTLIST = 6
+# How many decisions a shortlist of a large fleet serves before it is drawn up again.
+SHORTLIST_DECISIONS = 64
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What one request will take, until the workers' own reports show it."""
+
+    made_at: float
+    prefill: Worker
+    decode: Worker
+    seconds: float  # of prefill
+    kv_tokens: int
+    prefill_seen: bool = False
+    decode_seen: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A report, digested: times instead of tokens, and this gateway's own requests on top."""
+
+    load: WorkerLoad
+    slow: float = 1.0
+    busy_until: float = 0.0  # when the prompts queued there will have been computed
+    batch: int = 0  # sequences that generate or will
+    kv_tokens: int = 0
+    step: float = 0.0  # seconds of a decode step now; 0 without sequences
+    unseen: deque[Reservation] = field(default_factory=deque)
+
+    @property
+    def name(self) -> str:
+        return self.load.worker
+
+    @property
+    def role(self) -> Role:
+        return self.load.role
+
+
+class Fleet:
+    """Workers by name."""
+
+    def __init__(self, costs: CostModel) -> None:
+        self._costs = costs
+        self.workers: dict[str, Worker] = {}
+        self._shortlist: list[Worker] = []
+        self._shortlist_left = 0
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def open(self) -> Iterable[Worker]:
+        return (w for w in self.workers.values() if not w.load.draining)
+
+    def candidates(self, now: float) -> list[Worker]:
+        """Open workers worth pricing: all of a small fleet, the least loaded of a large one."""
+        if len(self.workers) <= PRICE_ALL:
+            return list(self.open())
+        if self._shortlist_left <= 0:
+            able = list(self.open())
+            by_queue = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "decode", max(w.busy_until - now, 0.0)))
+            by_streams = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "prefill", w.batch / w.load.max_seqs))
+            by_either = nsmallest(SHORTLIST // 2, able, key=lambda w: max(w.busy_until - now, 0.0) + w.step)
+            self._shortlist = list({w.name: w for w in (*by_queue, *by_streams, *by_either)}.values())
+            self._shortlist_left = min(SHORTLIST_DECISIONS, max(4, len(able) // 8))
+        self._shortlist_left -= 1
+        return [w for w in self._shortlist if not w.load.draining and w.name in self.workers]
+
+    def report(self, load: WorkerLoad, slow: float) -> None:
+        """Takes a report in; one that is older than the last is ignored."""
+        worker = self.workers.get(load.worker)
+        if worker is None:
+            worker = self.workers[load.worker] = Worker(load)
+            self._shortlist_left = 0
+        elif load.reported_at < worker.load.reported_at:
+            return
+        worker.load, worker.slow = load, slow
+        self._see(worker, load.reported_at - VISIBLE_AFTER_S)
+        sent_seconds = sum(r.seconds for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
+        sent = [r for r in worker.unseen if r.decode is worker and not r.decode_seen]
+        worker.batch = load.running + load.waiting + len(sent)
+        worker.kv_tokens = load.kv_tokens_used + sum(r.kv_tokens for r in sent)
+        self._set_step(worker)
+        chunk = max(load.max_batch_tokens - worker.batch, load.block_tokens)
+        queued = load.queued_prefill_tokens * self._costs.token_seconds(chunk, 2048, worker.step) * slow
+        worker.busy_until = load.reported_at + queued + sent_seconds
+
+    def remove(self, worker: str) -> None:
+        """The worker is gone."""
+        if self.workers.pop(worker, None) is not None:
+            self._shortlist_left = 0
+
+    def reserve(self, reservation: Reservation) -> None:
+        prefill, decode = reservation.prefill, reservation.decode
+        prefill.busy_until = max(prefill.busy_until, reservation.made_at) + reservation.seconds
+        decode.batch += 1
+        decode.kv_tokens += reservation.kv_tokens
+        self._set_step(decode)
+        prefill.unseen.append(reservation)
+        if decode is not prefill:
+            decode.unseen.append(reservation)
+
+    def release(self, reservation: Reservation) -> None:
+        """The request has ended: what no report shows of it yet will not come."""
+        if not reservation.prefill_seen:
+            reservation.prefill.busy_until -= reservation.seconds
+        if not reservation.decode_seen:
+            reservation.decode.batch -= 1
+            reservation.decode.kv_tokens -= reservation.kv_tokens
+            self._set_step(reservation.decode)
+        reservation.prefill_seen = reservation.decode_seen = True
+
+    def _see(self, worker: Worker, until: float) -> None:
+        unseen = worker.unseen
+        while unseen and unseen[0].made_at <= until:
+            reservation = unseen.popleft()
+            reservation.prefill_seen |= reservation.prefill is worker
+            reservation.decode_seen |= reservation.decode is worker
+
+    def _set_step(self, worker: Worker) -> None:
+        batch = worker.batch
+        worker.step = self._costs.decode_seconds(batch, worker.kv_tokens) * worker.slow if batch > 0 else 0.0

@@ -1,0 +1,150 @@
+"""Who probably holds which prefix: an approximate index of chunk keys, bounded in bytes, least recently used out.
+
+A set-associative table, the layout of a processor's cache, because ten million Python objects would take gigabytes::
+
+    bucket = fingerprint mod buckets           8 ways a bucket
+    way    = fingerprint u64 | holders 4 x u16 | stamp u32          20 bytes
+
+A key's fingerprint is its first eight bytes (keys are sha256, so uniform). A full bucket gives up its oldest way. A
+key's four holders are the latest ones; a holder is a worker's own cache or a node's pool. Whoever holds a chunk is
+taken to hold those before it as well: chains are evicted from their end. Wrong entries cost time, never a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+WAYS = 8
+HOLDERS = 4
+BYTES_PER_WAY = 8 + 2 * HOLDERS + 4
+_PLACES = np.arange(HOLDERS)
+_FILL = 0.8  # buckets fill unevenly: at 80 % a bucket of eight overflows for about one key in fifty
+
+
+class LocalityIndex:
+    """``capacity`` keys, about 25 bytes each. Holders are any strings; up to 65,535 of them at a time."""
+
+    def __init__(self, capacity: int = 1_000_000) -> None:
+        if capacity <= 0:
+            raise ValueError(f"capacity must be positive, got {capacity}")
+        self.capacity = capacity
+        self._buckets = max(1, int(capacity / (WAYS * _FILL)) + 1)
+        self._prints = np.zeros((self._buckets, WAYS), np.uint64)
+        self._holders = np.zeros((self._buckets, WAYS, HOLDERS), np.uint16)
+        self._stamps = np.zeros((self._buckets, WAYS), np.uint32)
+        self._clock = 0
+        self._names: list[str | None] = [None]  # holder 0 is nobody
+        self._numbers: dict[str, int] = {}
+        self._free: list[int] = []
+
+    @property
+    def nbytes(self) -> int:
+        return self._prints.nbytes + self._holders.nbytes + self._stamps.nbytes
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._prints))
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def match(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """Holder to the number of leading ``keys`` it probably holds (at least one)."""
+        if not keys or not self._numbers:
+            return {}
+        prints = _fingerprints(keys)
+        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        found = self._prints[rows] == prints[:, None]
+        known = found.any(axis=1)
+        # Chained keys: behind the first unknown one there is nothing to be had.
+        length = len(keys) if known.all() else int(known.argmin())
+        if not length:
+            return {}
+        rows, ways = rows[:length], found[:length].argmax(axis=1)
+        self._clock += 1
+        self._stamps[rows, ways] = self._clock
+        held = self._holders[rows, ways]
+        names, best = self._names, {}
+        for at, row in enumerate(held.tolist(), 1):
+            for number in row:
+                if number:
+                    best[number] = at
+        return {name: at for number, at in best.items() if (name := names[number]) is not None}
+
+    # -- filling -----------------------------------------------------------------------------------------------
+
+    def add(self, keys: Sequence[bytes], *holders: str) -> None:
+        """``holders`` have, or are about to have, all of ``keys``, which need not start at token 0."""
+        if not keys:
+            return
+        numbers = [self._number(holder) for holder in holders]
+        prints = _fingerprints(keys)
+        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        found = self._prints[rows] == prints[:, None]
+        known = found.any(axis=1)
+        self._clock += 1
+        self._stamps[rows[known], found[known].argmax(axis=1)] = self._clock  # before anything is pushed out
+        for at in np.flatnonzero(~known).tolist():  # one by one: two new keys may meet in one bucket
+            row = rows[at]
+            way = int(self._stamps[row].argmin())
+            self._prints[row, way] = prints[at]
+            self._holders[row, way] = 0
+            self._stamps[row, way] = self._clock
+            found[at, way] = True
+        ways = found.argmax(axis=1)
+        for number in numbers:
+            held = self._holders[rows, ways]
+            mine, empty = held == number, held == 0
+            # The newest goes first; what it displaces is itself, an empty place, or the oldest.
+            place = np.where(empty.any(axis=1), empty.argmax(axis=1), HOLDERS - 1)
+            place = np.where(mine.any(axis=1), mine.argmax(axis=1), place)
+            shifted = np.concatenate([np.full((len(keys), 1), number, np.uint16), held[:, :-1]], axis=1)
+            self._holders[rows, ways] = np.where(place[:, None] >= _PLACES, shifted, held)
+
+    def discard(self, keys: Sequence[bytes], holder: str) -> None:
+        """``holder`` has dropped ``keys``."""
+        number = self._numbers.get(holder)
+        if not keys or number is None:
+            return
+        prints = _fingerprints(keys)
+        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        found = self._prints[rows] == prints[:, None]
+        at = np.flatnonzero(found.any(axis=1))
+        rows, ways = rows[at], found[at].argmax(axis=1)
+        held = self._holders[rows, ways]
+        self._holders[rows, ways] = np.where(held == number, 0, held)
+
+    def remove_holder(self, holder: str) -> None:
+        """A worker or pool is gone and everything it held."""
+        number = self._numbers.pop(holder, None)
+        if number is None:
+            return
+        self._names[number] = None
+        self._holders[self._holders == number] = 0
+        self._free.append(number)
+
+    def _number(self, holder: str) -> int:
+        number = self._numbers.get(holder)
+        if number is None:
+            if self._free:
+                number = self._free.pop()
+                self._names[number] = holder
+            else:
+                number = len(self._names)
+                if number > np.iinfo(np.uint16).max:
+                    raise ValueError("more than 65,535 workers and nodes: remove those that are gone")
+                self._names.append(holder)
+            self._numbers[holder] = number
+        return number
+
+
+def _fingerprints(keys: Sequence[bytes]) -> NDArray[np.uint64]:
+    """The first eight bytes of each key; never 0, which marks an empty way."""
+    width = len(keys[0])
+    if width % 8 == 0 and width:
+        prints = np.frombuffer(b"".join(keys), np.uint64)
+        if len(prints) == len(keys) * (width // 8):
+            return np.maximum(prints[:: width // 8], np.uint64(1))
+    joined = b"".join(key[:8].ljust(8, b"\0") for key in keys)
+    return np.maximum(np.frombuffer(joined, np.uint64), np.uint64(1))

@@ -1,0 +1,231 @@
+"""How many workers each stage wants, and which worker prefers which role now.
+
+Demand is measured as work: seconds of prefill that arrive per second, tokens to decode per second, and the context they
+hold. From these and the cost model follow the workers each stage needs for its latency target. Roles move first, within
+seconds and without losing anything, since a role is only a preference; replicas follow where roles are not enough. Both
+have hysteresis: a move must promise a clear gain, and moves are a while apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from serve_app.routing.costs import CostModel
+from serve_app.routing.types import Role, WorkerLoad
+
+
+class DemandMeter:
+    """What arrives per second, smoothed over about ``tau`` seconds."""
+
+    def __init__(self, tau: float = 30.0) -> None:
+        self.tau = tau
+        self._at: float | None = None
+        self._since: float | None = None
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # prefill seconds, output tokens, output tokens x context, requests
+
+    def arrived(self, now: float, prefill_seconds: float, output_tokens: float, context_tokens: float) -> None:
+        """One admitted request: seconds its uncached tokens take, and what it will decode behind how much context."""
+        self._decay(now)
+        new = (prefill_seconds, output_tokens, output_tokens * context_tokens, 1.0)
+        self._sums = [s + x for s, x in zip(self._sums, new, strict=True)]
+
+    def demand(self, now: float) -> Demand:
+        self._decay(now)
+        # The weights of a window that has not filled yet sum to less than tau.
+        age = now - self._since if self._since is not None else 0.0
+        window = max(self.tau * (1.0 - math.exp(-age / self.tau)), 1.0)
+        seconds, tokens, contexts, requests = (s / window for s in self._sums)
+        return Demand(seconds, tokens, contexts / tokens if tokens > 0 else 0.0, requests)
+
+    def _decay(self, now: float) -> None:
+        if self._at is None:
+            self._at = self._since = now
+        elif now > self._at:
+            factor = math.exp(-(now - self._at) / self.tau)
+            self._sums = [s * factor for s in self._sums]
+            self._at = now
+
+
+@dataclass(slots=True, frozen=True)
+class Demand:
+    """``prefill``: seconds of work per second; ``tokens``: output tokens per second; ``context``: mean tokens."""
+
+    prefill: float
+    tokens: float
+    context: float
+    requests: float = 0.0
+
+    def __add__(self, other: Demand) -> Demand:
+        """Of two gateways together."""
+        tokens = self.tokens + other.tokens
+        context = (self.tokens * self.context + other.tokens * other.context) / tokens if tokens > 0 else 0.0
+        return Demand(self.prefill + other.prefill, tokens, context, self.requests + other.requests)
+
+
+@dataclass(slots=True, frozen=True)
+class StageLimits:
+    """Replicas that the catalogue allows."""
+
+    min_replicas: int = 1
+    max_replicas: int = 1
+
+
+@dataclass(slots=True, frozen=True)
+class PlannerConfig:
+    ttft_target: float = 2.0
+    itl_target: float = 0.05
+    prefill_use: float = 0.75  # of a prefill worker's time, so that queues stay short
+    kv_use: float = 0.85
+    drain_s: float = 10.0  # a backlog should be gone after this long
+    gain: float = 0.15  # a move of roles must lower the fuller stage's load by this share
+    dwell_s: float = 10.0  # between two moves of roles
+    up_after_s: float = 5.0  # more replicas after wanting them this long
+    down_after_s: float = 120.0  # fewer, likewise
+    idle_s: float = 300.0  # without a request until a stage goes down to its minimum
+    limits: Mapping[str, StageLimits] = field(
+        default_factory=lambda: {"prefill": StageLimits(), "decode": StageLimits()}
+    )
+
+
+@dataclass(slots=True)
+class Plan:
+    """``roles`` of all workers; ``moved`` are those whose role is new; ``replicas`` wanted per stage."""
+
+    roles: dict[str, Role]
+    moved: list[str]
+    replicas: dict[str, int]
+    load: dict[str, float]  # per stage: workers needed over workers present
+    why: str
+
+
+class Planner:
+    """Call :meth:`plan` every second or so with what all workers reported."""
+
+    def __init__(self, costs: CostModel, config: PlannerConfig | None = None) -> None:
+        self.costs = costs
+        self.config = config or PlannerConfig()
+        self._moved_at = -math.inf
+        self._asked_at: float | None = None
+        self._wanted: dict[str, int] = {}
+        self._since: dict[str, float] = {}
+
+    def needs(self, loads: Iterable[WorkerLoad], demand: Demand) -> dict[str, float]:
+        """Workers that each stage needs, as fractions of one."""
+        config, costs = self.config, self.costs
+        workers = [load for load in loads if not load.draining]
+        chunk = max((w.max_batch_tokens for w in workers), default=2048)
+        backlog = sum(w.queued_prefill_tokens for w in workers) * costs.token_seconds(chunk)
+        # A backlog within the target is what a queue is for.
+        excess = max(backlog - 0.25 * config.ttft_target * max(len(workers), 1), 0.0)
+        prefill = demand.prefill / config.prefill_use + excess / config.drain_s
+        # Of n workers each has b = r·step(b) sequences (Little), r = tokens/s each; step = d0 + b·slope.
+        slope = costs.d1 + costs.d2 * demand.context
+        rate = (1.0 - min(costs.d0 / config.itl_target, 0.9)) / max(slope, 1e-12)  # tokens/s at the target
+        by_time = demand.tokens / rate
+        kv = max((w.kv_tokens_total for w in workers), default=0)
+        held = sum(w.kv_tokens_used for w in workers)
+        expected = demand.tokens * config.itl_target * demand.context
+        by_kv = min(max(held, 0), expected) / (config.kv_use * kv) if kv > 1 else 0.0
+        seqs = max((w.max_seqs for w in workers), default=1)
+        by_seqs = demand.tokens * self._step(demand) / seqs
+        return {"prefill": prefill, "decode": max(by_time, by_kv, by_seqs)}
+
+    def _step(self, demand: Demand) -> float:
+        """Seconds of a decode step on a worker that is filled to its target."""
+        return max(self.costs.d0, 0.7 * self.config.itl_target)
+
+    def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float) -> Plan:
+        workers = [load for load in loads if not load.draining]
+        needs = self.needs(workers, demand)
+        if demand.requests > 1e-3:
+            self._asked_at = now
+        roles: dict[str, Role] = {w.worker: w.role for w in workers}
+        moved, why = self._move(workers, roles, needs, now)
+        present = {stage: max(1, sum(r == stage for r in roles.values())) for stage in ("prefill", "decode")}
+        load = {stage: needs[stage] / present[stage] for stage in present}
+        return Plan(roles, moved, self._replicas(needs, len(workers), now), load, why)
+
+    # -- roles ---------------------------------------------------------------------------------------------------
+
+    def _move(
+        self, workers: list[WorkerLoad], roles: dict[str, Role], needs: dict[str, float], now: float
+    ) -> tuple[list[str], str]:
+        total = len(workers)
+        if total < 2:
+            return [], "one worker does both"
+        present = sum(r == "prefill" for r in roles.values())
+        unset = any(r == "mixed" for r in roles.values())
+        wanted = _best_split(total, needs)
+        if wanted == present and not unset:
+            return [], "roles fit"
+        if not unset:
+            if now - self._moved_at < self.config.dwell_s:
+                return [], "moved a moment ago"
+            now_load, then_load = _fullest(present, total, needs), _fullest(wanted, total, needs)
+            if now_load < 0.5 or then_load > now_load * (1.0 - self.config.gain):
+                return [], "not worth a move"
+            # One step at a time for small pools, an eighth of a large one.
+            step = max(1, total // 8)
+            wanted = present + max(-step, min(step, wanted - present))
+        moved = _assign(workers, roles, wanted)
+        self._moved_at = now
+        return moved, f"{wanted} of {total} prefer prefill"
+
+    # -- replicas ------------------------------------------------------------------------------------------------
+
+    def _replicas(self, needs: dict[str, float], present: int, now: float) -> dict[str, int]:
+        idle = self._asked_at is None or now - self._asked_at >= self.config.idle_s
+        replicas = {}
+        for stage, limits in self.config.limits.items():
+            need = needs.get(stage, 0.0)
+            target = 0 if idle else max(1, math.ceil(need - 0.05))
+            target = max(limits.min_replicas, min(limits.max_replicas, target))
+            current = self._wanted.setdefault(stage, target if self._asked_at is not None else limits.min_replicas)
+            if target == current:
+                self._since.pop(stage, None)
+            else:
+                since = self._since.setdefault(stage, now)
+                delay = self.config.up_after_s if target > current else self.config.down_after_s
+                first = current == 0 and target > 0  # somebody waits for the first worker
+                if now - since >= delay or first or (idle and target < current):
+                    self._wanted[stage] = target
+                    self._since.pop(stage, None)
+            replicas[stage] = self._wanted[stage]
+        return replicas
+
+
+def _fullest(prefill: int, total: int, needs: Mapping[str, float]) -> float:
+    """How loaded the more loaded stage would be."""
+    return max(needs["prefill"] / max(prefill, 1e-9), needs["decode"] / max(total - prefill, 1e-9))
+
+
+def _best_split(total: int, needs: Mapping[str, float]) -> int:
+    """Prefill workers of ``total`` for which the more loaded stage is least loaded; at least one of each."""
+    if needs["prefill"] + needs["decode"] <= 0:
+        return max(1, total // 2)
+    ideal = total * needs["prefill"] / (needs["prefill"] + needs["decode"])
+    around = {min(total - 1, max(1, n)) for n in (math.floor(ideal), math.ceil(ideal))}
+    return min(sorted(around, reverse=True), key=lambda n: _fullest(n, total, needs))
+
+
+def _assign(workers: list[WorkerLoad], roles: dict[str, Role], prefill: int) -> list[str]:
+    """Changes ``roles`` so that ``prefill`` workers prefer prefill, moving those that have least to finish."""
+    moved = []
+    for worker in sorted((w for w in workers if roles[w.worker] == "mixed"), key=lambda w: w.running):
+        # A fresh pool: fill the prefill side with the workers that decode least.
+        wants = "prefill" if sum(r == "prefill" for r in roles.values()) < prefill else "decode"
+        roles[worker.worker] = wants  # type: ignore[assignment]
+        moved.append(worker.worker)
+    present = [w for w in workers if roles[w.worker] == "prefill"]
+    others = [w for w in workers if roles[w.worker] == "decode"]
+    if len(present) < prefill:
+        for worker in sorted(others, key=lambda w: (w.running, w.worker))[: prefill - len(present)]:
+            roles[worker.worker] = "prefill"
+            moved.append(worker.worker)
+    elif len(present) > prefill:
+        for worker in sorted(present, key=lambda w: (w.queued_prefill_tokens, w.worker))[: len(present) - prefill]:
+            roles[worker.worker] = "decode"
+            moved.append(worker.worker)
+    return moved

@@ -1,0 +1,296 @@
+"""Chooses the prefill and the decode worker of a request together.
+
+Every worker can do both, so the choices are: prefill on p and decode on d, or both on w (the prompt then runs in chunks
+beside w's decoding). Each is priced in seconds,
+
+    price = TTFT + stream_weight · (own streaming time + delay that others' streams suffer) + role_cost where against
+
+and the cheapest is taken. TTFT is made of the queue, fetching what some tier holds, computing the rest, handing over,
+and waiting for a decode place. Nothing is random but the last tie-break, which keeps several gateways from herding.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from serve_app.routing.costs import CostModel
+from serve_app.routing.fleet import Fleet, Reservation, Worker
+from serve_app.routing.locality import LocalityIndex
+from serve_app.routing.types import CachedTokens, Decision, RouteRequest, WorkerLoad
+
+
+@dataclass(slots=True, frozen=True)
+class RouterConfig:
+    """Weights, times in seconds, and what is allowed at all."""
+
+    chunk_tokens: int = 256  # prompt tokens that one of a request's ``keys`` stands for
+    stream_weight: float = 0.01  # a second of slower streaming against a second of waiting for the first token
+    role_cost: float = 0.02  # prefill on a decode worker, or decode on a prefill worker
+    session_hold: float = 0.05  # what leaving a session's workers must gain at least
+    sessions: int = 100_000
+    split: bool = True  # False: prefill and decode always on the same worker
+    strict_roles: bool = False  # True: prefill only on workers of that role, decode likewise
+    shared_pool: bool = True  # False: a worker has its own cache and nothing else
+    early_handover: bool = False  # decode takes chunks while prefill computes
+    jitter: float = 1e-3  # largest random addition to a price
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Price:
+    """One worker, one request; seconds unless said otherwise."""
+
+    worker: Worker
+    own: int  # prompt tokens in the worker's own cache
+    node: int  # tokens to be taken from its node's pool
+    remote: int  # tokens to be taken from another's
+    uncached: int  # tokens to compute
+    wait: float
+    compute: float
+    ready: float  # prompt computed here: wait, fetch, compute
+    step: float  # one decode step with this request in it
+    place: float  # waiting for a decode place
+    prefill: float  # what prefilling here costs in all
+    decode: float  # what decoding here costs in all, without the hand-over
+    handover: float  # fetching the prompt from the pool
+
+    @property
+    def cached(self) -> int:
+        return self.own + self.node + self.remote
+
+
+class Router:
+    """One per model and gateway. ``report`` what workers say, ``choose`` for a request, ``commit`` what is sent."""
+
+    def __init__(self, costs: CostModel, locality: LocalityIndex, config: RouterConfig | None = None) -> None:
+        self.costs = costs
+        self.locality = locality
+        self.config = config or RouterConfig()
+        self.fleet = Fleet(costs)
+        self._reservations: dict[str, Reservation] = {}
+        self._sessions: OrderedDict[str, tuple[str, str]] = OrderedDict()  # prefill and decode worker
+        self._random = Random(self.config.seed)
+
+    # -- what is told --------------------------------------------------------------------------------------------
+
+    def report(self, load: WorkerLoad) -> None:
+        self.costs.observe(load.steps, load.fetches, load.worker)
+        self.fleet.report(load, self.costs.slowness(load.worker))
+
+    def remove(self, worker: str) -> None:
+        """A worker is gone: nothing goes there any more."""
+        self.fleet.remove(worker)
+        self.locality.remove_holder(worker)
+        self.costs.forget(worker)
+
+    def commit(self, request: RouteRequest, decision: Decision, now: float) -> None:
+        """The request is being sent as decided: its load counts at once, and what it will leave behind."""
+        workers = self.fleet.workers
+        decode, prefill = workers.get(decision.decode), workers.get(decision.prefill or decision.decode)
+        if decode is None or prefill is None:
+            return  # lost meanwhile; the send will fail and be retried
+        self.finished(request.id)
+        kv = request.prompt_tokens + _output(request)
+        reservation = Reservation(now, prefill, decode, decision.compute, kv)
+        self._reservations[request.id] = reservation
+        self.fleet.reserve(reservation)
+        if request.session is not None:
+            self._sessions[request.session] = (prefill.name, decode.name)
+            self._sessions.move_to_end(request.session)
+            while len(self._sessions) > self.config.sessions:
+                self._sessions.popitem(last=False)
+        holders = {prefill.name, decode.name}
+        if self.config.shared_pool:
+            holders |= {pool_holder(prefill.load.node), pool_holder(decode.load.node)}
+        self.locality.add(request.keys, *holders)
+
+    def finished(self, request_id: str) -> None:
+        """Ended, cancelled or lost; unknown ids are nothing to worry about."""
+        reservation = self._reservations.pop(request_id, None)
+        if reservation is not None:
+            self.fleet.release(reservation)
+
+    # -- the choice ------------------------------------------------------------------------------------------------
+
+    def choose(self, request: RouteRequest, now: float) -> Decision | None:
+        """The cheapest place; None if there is no worker that takes requests."""
+        config, fleet = self.config, self.fleet
+        found = self.locality.match(request.keys)
+        held = self._held(request)
+        able = {w.name: w for w in fleet.candidates(now)}
+        for name in (*found, *held):
+            worker = fleet.workers.get(name)
+            if worker is not None and not worker.load.draining:
+                able[name] = worker
+        if not able:
+            return None
+        prices = [self._price(request, worker, found, now) for worker in able.values()]
+        for price in prices:
+            roles = held.get(price.worker.name)
+            if roles:
+                hold = self._hold(request, price)
+                price.prefill -= hold * ("prefill" in roles)
+                price.decode -= hold * ("decode" in roles)
+        strict = config.strict_roles
+        to_prefill = [p for p in prices if not (strict and p.worker.role == "decode")] or prices
+        to_decode = [p for p in prices if not (strict and p.worker.role == "prefill")] or prices
+        both = [p for p in prices if not (strict and p.worker.role != "mixed")] if config.split else prices
+        best: tuple[_Price, _Price] | None = None
+        least = float("inf")
+        for price in both:
+            total = price.prefill + price.decode + self._random.random() * config.jitter
+            if total < least:
+                least, best = total, (price, price)
+        if config.split:
+            pair = self._best_pair(to_prefill, to_decode)
+            if pair is not None and (best is None or pair[2] < least):
+                best = pair[0], pair[1]
+        if best is None:  # strict roles and a single worker
+            best = prices[0], prices[0]
+        return self._decision(best[0], best[1], held)
+
+    def _best_pair(self, prefill: list[_Price], decode: list[_Price]) -> tuple[_Price, _Price, float] | None:
+        """(p, d, price) with p and d different workers; None if there are not two."""
+        jitter, draw = self.config.jitter, self._random.random
+        first = sorted(((p.prefill + draw() * jitter, i) for i, p in enumerate(prefill)))[:2]
+        second = sorted(((p.decode + p.handover + draw() * jitter, i) for i, p in enumerate(decode)))[:2]
+        best = None
+        for a, i in first:
+            for b, j in second:
+                if prefill[i].worker is not decode[j].worker and (best is None or a + b < best[2]):
+                    best = prefill[i], decode[j], a + b
+        return best
+
+    def _price(self, request: RouteRequest, worker: Worker, found: dict[str, int], now: float) -> _Price:
+        costs, config, load = self.costs, self.config, worker.load
+        prompt, output = request.prompt_tokens, _output(request)
+        own, node, remote, fetch = self._sources(request, worker, found)
+        cached = own + node + remote
+        uncached = max(1, prompt - cached)
+        batch, kv, slow = worker.batch, worker.kv_tokens, worker.slow
+        wait = worker.busy_until - now
+        if wait < 0.0:
+            wait = 0.0
+        if request.adapter and request.adapter not in load.adapters:
+            wait += costs.priors.adapter_load
+        chunk = max(load.max_batch_tokens - batch, load.block_tokens)
+        compute = costs.prefill_seconds(uncached, cached, chunk, worker.step / slow) * slow
+        ready = (wait if wait > fetch else fetch) + compute
+        step = costs.decode_seconds(batch + 1, kv + prompt) * slow
+        # A sequence leaves a full worker about every output·step/batch seconds.
+        place = 0.0
+        if batch >= load.max_seqs or kv + prompt + output > load.kv_tokens_total:
+            over = max(
+                (batch + 1 - load.max_seqs) / max(batch, 1), (kv + prompt + output - load.kv_tokens_total) / max(kv, 1)
+            )
+            place = over * output * step
+        weight, role = config.stream_weight, worker.role
+        slower = costs.d1 + costs.d2 * (prompt + output)  # what this stream adds to each step
+        prefill = ready + weight * batch * compute + (config.role_cost if role == "decode" else 0.0)
+        decode = step + place + weight * output * (step + batch * slower)
+        if role == "prefill":
+            decode += config.role_cost
+        latency, rate = costs.fetch_line("node")
+        moved = min(prompt, config.chunk_tokens) if config.early_handover else prompt - own
+        handover = latency + moved * rate
+        return _Price(
+            worker, own, node, remote, uncached, wait, compute, ready, step, place, prefill, decode, handover
+        )  # fmt: skip
+
+    def _sources(self, request: RouteRequest, worker: Worker, found: dict[str, int]) -> tuple[int, int, int, float]:
+        """Tokens from the worker itself, its node's pool and another's, where that pays, and the seconds it takes."""
+        if not found:
+            return 0, 0, 0, 0.0
+        # The last prompt token is always computed: its logits are the first sample.
+        size, most = self.config.chunk_tokens, max(request.prompt_tokens - 1, 0)
+        own = min(found.get(worker.name, 0) * size, most)
+        if not self.config.shared_pool:
+            return own, 0, 0, 0.0
+        node = remote = 0
+        fetch = 0.0
+        here = pool_holder(worker.load.node)
+        gain = min(found.get(here, 0) * size, most) - own
+        if gain > 0 and self.costs.fetch_pays("node", gain, own):
+            node, fetch = gain, self.costs.fetch_seconds("node", gain)
+        away = max((n for holder, n in found.items() if holder[:5] == "node:" and holder != here), default=0)
+        gain = min(away * size, most) - own - node
+        if gain > 0 and self.costs.fetch_pays("remote", gain, own + node):
+            remote, fetch = gain, fetch + self.costs.fetch_seconds("remote", gain)
+        return own, node, remote, fetch
+
+    # -- sessions ----------------------------------------------------------------------------------------------------
+
+    def _held(self, request: RouteRequest) -> dict[str, str]:
+        """Workers a session holds on to, and for what. A new session starts where any gateway would start it."""
+        if request.session is None:
+            return {}
+        known = self._sessions.get(request.session)
+        if known is not None:
+            prefill, decode = known
+            return {prefill: "prefill decode"} if prefill == decode else {prefill: "prefill", decode: "decode"}
+        held: dict[str, str] = {}
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            fitting = [w.name for w in self.fleet.open() if w.role != other]
+            if fitting:
+                name = max(fitting, key=lambda n: _rank(request.session or "", n))
+                held[name] = f"{held.get(name, '')} {role}"
+        return held
+
+    def _hold(self, request: RouteRequest, price: _Price) -> float:
+        """What staying is worth, seconds: the prefix may be there although this gateway has not seen it."""
+        unknown = max(request.prompt_tokens - price.cached, 0)
+        saved = min(self.costs.fetch_seconds("node", unknown), unknown * self.costs.p1)
+        return self.config.session_hold + saved
+
+    def _decision(self, p: _Price, d: _Price, held: dict[str, str]) -> Decision:
+        stays = p is d
+        if p.worker.name in held or d.worker.name in held:
+            why = "session"
+        elif stays:
+            why = "prefill behind" if d.worker.role == "decode" else "stays where it is prefilled"
+        else:
+            why = "longest prefix" if p.own else "least time to first token"
+        return Decision(
+            decode=d.worker.name,
+            prefill=None if stays else p.worker.name,
+            ttft=p.ready + d.step + d.place + (0.0 if stays else d.handover),
+            itl=d.step,
+            uncached=p.uncached,
+            wait=p.wait + d.place,
+            compute=p.compute,
+            cached=CachedTokens(p.own, p.node, p.remote),
+            why=why,
+        )
+
+    # -- the whole fleet ---------------------------------------------------------------------------------------------
+
+    def seconds_per_token(self) -> float:
+        """One waiting prompt token's share of the time of all workers that prefill."""
+        able = [w for w in self.fleet.open() if w.role != "decode"] or list(self.fleet.open())
+        rate = 0.0
+        for worker in able:
+            chunk = max(worker.load.max_batch_tokens - worker.batch, worker.load.block_tokens)
+            rate += 1.0 / (self.costs.token_seconds(chunk, 2048, worker.step) * worker.slow)
+        return 1.0 / rate if rate else 0.0
+
+    def stats(self) -> dict[str, Any]:
+        """For metrics: what this gateway believes."""
+        return {"workers": len(self.fleet), "reserved": len(self._reservations), "sessions": len(self._sessions)}
+
+
+def pool_holder(node: str) -> str:
+    """A node's pool as a holder in the locality index."""
+    return f"node:{node}"
+
+
+def _output(request: RouteRequest) -> int:
+    return max(1, min(request.expected_output_tokens, request.max_tokens))
+
+
+def _rank(session: str, worker: str) -> bytes:
+    """Rendezvous hashing: every gateway ranks the workers alike, and a lost worker moves only its own sessions."""
+    return blake2b(f"{session}\0{worker}".encode(), digest_size=8).digest()
