@@ -10,7 +10,10 @@ using namespace simd;
 
 constexpr int BLOCK = 32;               // tokens per KV block
 constexpr int TILE_ROWS = 2 * LANES;    // query rows of a wide tile
-constexpr int NARROW_ROWS = TILE_ROWS < 8 ? TILE_ROWS : 8;
+constexpr int NARROW_ROWS = TILE_ROWS * 3 / 4;  // below that a wide tile computes too many rows that are not there
+// Up to as many queries of one request are drafts under verification. They stay in narrow tiles, in which a row's result
+// does not depend on how many others there are: drafts change nothing, not even the last bit.
+constexpr int VERIFIED_QUERIES = 32;
 constexpr int UNROLL = LANES == 16 ? 8 : 4;  // accumulators = 2 * UNROLL must fit the register file
 
 template <class T>

@@ -57,10 +57,10 @@ int plan(const Args& a, std::vector<Item>& items, int64_t* total) {
         const int32_t* table = a.block_tables + r * a.table_stride;
         for (int b = 0; b < table_used; b++)
             if (table[b] < 0 || table[b] >= a.num_blocks) return 3;
-        const int rows = queries * group;
+        const int rows = queries * group, step = queries <= VERIFIED_QUERIES ? NARROW_ROWS : TILE_ROWS;
         for (int head = 0; head < a.kv_heads; head++)
-            for (int row = 0; row < rows; row += TILE_ROWS) {
-                const int count = std::min(TILE_ROWS, rows - row);
+            for (int row = 0; row < rows; row += step) {
+                const int count = std::min(step, rows - row);
                 const int first = context - queries + row / group, last = context - queries + (row + count - 1) / group;
                 const int first_block = a.window > 0 ? (int)std::max<int64_t>(0, first - a.window + 1) / BLOCK : 0;
                 const int blocks = last / BLOCK + 1 - first_block;
