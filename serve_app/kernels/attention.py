@@ -1,6 +1,6 @@
-"""Paged attention over the engine's block cache: the C++ kernel on CPU, plain torch everywhere else.
+"""Paged attention over the engine's block cache: C++ on CPUs, Triton on GPUs, and plain torch for all else.
 
-Both paths share one signature and one meaning. Query i of a request with q queries stands at position
+All share one signature and one meaning. Query i of a request with q queries stands at position
 ``p = seq_len - q + i`` and attends to keys ``max(0, p - window + 1) .. p`` of its own request::
 
     weights = softmax([softcap * tanh(scale * q.k / softcap) for each key] + [sink])   # the sink's weight is
@@ -13,13 +13,16 @@ import functools
 import logging
 import math
 import os
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.kernels import build, native
+
+if TYPE_CHECKING:
+    from serve_app.kernels.fused import Operators
 
 log = logging.getLogger(__name__)
 BLOCK = 32  # tokens per KV block
@@ -90,6 +93,8 @@ def paged_attention(
                 library, q, kv_layer, batch.query_start, batch.seq_lens, batch.block_tables,
                 scale, window, softcap, sinks,
             )  # fmt: skip
+    if q.is_cuda:
+        return _gpu(q).attention(q, kv_layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
     return paged_attention_torch(q, kv_layer, batch, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
@@ -101,12 +106,20 @@ def write_kv(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
         if library is not None:
             native.write_kv(library, kv_layer, k, v, slots)
             return
-    write_kv_torch(kv_layer, k, v, slots)
+    (_gpu(k).write_kv if k.is_cuda else write_kv_torch)(kv_layer, k, v, slots)
+
+
+def _gpu(tensor: Tensor) -> Operators:
+    from serve_app.kernels.gpu.backend import operators
+
+    return operators(tensor.device)
 
 
 def write_kv_torch(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
     """:func:`write_kv` in plain torch."""
     block, offset = slots // BLOCK, slots % BLOCK
+    if kv_layer.dtype == torch.float8_e4m3fn:  # which has no infinity: what is too large would become NaN
+        k, v = (t.float().clamp(-448, 448) for t in (k, v))
     kv_layer[0, block, :, offset] = k.to(kv_layer.dtype)
     kv_layer[1, block, :, offset] = v.to(kv_layer.dtype)
 
@@ -122,6 +135,12 @@ def paged_attention_torch(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """:func:`paged_attention` in plain torch, for any device and dtype."""
+    if kv_layer.dtype == torch.float8_e4m3fn:
+        # Only the blocks that are read, since the whole cache in q's dtype would be twice as large.
+        used, places = batch.block_tables.unique(return_inverse=True)
+        narrow = kv_layer.view(torch.uint8)[:, used.long()].view(torch.float8_e4m3fn)
+        batch = _Renumbered(batch, places.int())
+        kv_layer = narrow.to(q.dtype)
     if batch.max_query_len == 1 and q.is_cuda:
         # One padded call: on a GPU launches cost more than the padding does.
         return _attend(q.unsqueeze(1), kv_layer, batch.block_tables, batch.seq_lens, scale, window, softcap, sinks)[
@@ -139,6 +158,14 @@ def paged_attention_torch(
         seq_len = batch.seq_lens[r : r + 1] - skip * BLOCK
         out[rows] = _attend(q[None, rows], kv_layer, table, seq_len, scale, window, softcap, sinks)[0]
     return out
+
+
+class _Renumbered:
+    """A batch whose blocks have other numbers."""
+
+    def __init__(self, batch: AttentionBatch, block_tables: Tensor) -> None:
+        self.query_start, self.seq_lens, self.block_tables = batch.query_start, batch.seq_lens, block_tables
+        self.max_query_len, self.max_seq_len = batch.max_query_len, batch.max_seq_len
 
 
 def _attend(

@@ -98,5 +98,7 @@ def test_locks_pin_and_hash_everything_and_name_no_index() -> None:
         for block in re.split(r"(?m)^(?=[a-z0-9])", text)[1:]:
             assert re.match(r"[a-z0-9._-]+==\S+ \\\n", block) and "--hash=sha256:" in block
         assert not re.search(r"https?://|file:|--(extra-)?index|--find-links|/opt/|/tmp/", text)
+    triton = (ROOT / "requirements" / "triton.txt").read_text()
+    assert "triton==" in triton and triton.count("--hash=sha256:") == 2
     assert "torch==" not in (ROOT / "requirements" / "lock.txt").read_text()
     assert "torch==2.13.0" in (ROOT / "requirements" / "torch.txt").read_text().splitlines()

@@ -1,0 +1,277 @@
+"""Paged attention in Triton: prefill, chunked prefill, verification of drafts and decode are one kernel.
+
+A program takes a tile of queries of one request and one KV head, and walks over that request's keys::
+
+    rows of a tile:  token 0: heads of the group | token 1: heads of the group | ...     BLOCK_M rows for tl.dot
+    keys:            tiles of BLOCK_N, gathered through the block table                  BLOCK_N is not the block's 32
+
+All query heads of a KV head share each key that is read. Where tiles are too few to fill the device (small batches), the
+keys of a tile are split over several programs and a second kernel joins what they found ("flash decoding"). Lengths
+are read from the device only, so that a launch can be captured in a CUDA graph and replayed on other lengths.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from serve_app.kernels.gpu.common import next_power_of_2, processors, widens
+
+if TYPE_CHECKING:
+    from serve_app.kernels.attention import AttentionBatch
+
+PAGE = tl.constexpr(32)  # tokens per KV block
+LOG2E = tl.constexpr(1.4426950408889634)
+MAX_SPLITS = 64
+
+
+@dataclass(slots=True, frozen=True)
+class Launch:
+    """How one call is cut into programs: ``tiles`` x KV heads x ``splits``."""
+
+    tiles: int
+    splits: int
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+
+def plan_launch(
+    *,
+    requests: int,
+    tokens: int,
+    max_query_len: int,
+    max_seq_len: int,
+    group: int,
+    kv_heads: int,
+    dim: int,
+    item_bytes: int,
+    units: int,
+) -> Launch:
+    """Tile sizes and splits for a batch on a device of ``units`` multiprocessors.
+
+    ``max_seq_len`` only bounds the splits: under a CUDA graph it is the longest sequence that may come.
+    """
+    least = max(16, next_power_of_2(group))
+    wide = next_power_of_2(dim) * item_bytes > 256  # bytes of a head's row: more leaves less room for tiles
+    if max_query_len == 1:
+        block_m, block_n, warps, stages = least, 32 if wide else 64, 4, 3
+        tiles = requests
+    else:
+        block_m = max(least, 16 if max_query_len * group <= 16 else 64 if wide or max_query_len * group <= 64 else 128)
+        block_n, warps, stages = 32 if wide else 64, 8 if block_m >= 128 else 4, 2 if wide else 3
+        tiles = tokens // (block_m // group) + requests
+    # Two waves of programs hide the latency of the first loads; each split should have two tiles of keys at least.
+    wanted = -(-2 * units // (tiles * kv_heads))
+    splits = min(wanted, max(1, max_seq_len // (2 * block_n)), MAX_SPLITS)
+    return Launch(tiles, 1 << (splits.bit_length() - 1) if splits > 1 else 1, block_m, block_n, warps, stages)
+
+
+def paged_attention(
+    q: Tensor,
+    kv_layer: Tensor,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    launch: Launch | None = None,
+) -> Tensor:
+    """:func:`serve_app.kernels.attention.paged_attention`; the cache may also be float8_e4m3fn (scale 1)."""
+    tokens, q_heads, dim = q.shape
+    kv_heads, requests = kv_layer.shape[2], len(batch.seq_lens)
+    if q.stride(2) != 1:
+        q = q.contiguous()
+    if launch is None:
+        launch = plan_launch(
+            requests=requests,
+            tokens=tokens,
+            max_query_len=batch.max_query_len,
+            max_seq_len=batch.max_seq_len,
+            group=q_heads // kv_heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            item_bytes=q.element_size(),
+            units=processors(q.device),
+        )
+    out = torch.empty((tokens, q_heads, dim), dtype=q.dtype, device=q.device)
+    splits = launch.splits
+    partial = out if splits == 1 else torch.empty((tokens, q_heads, splits, dim), dtype=torch.float32, device=q.device)
+    stats = out if splits == 1 else torch.empty((tokens, q_heads, splits, 2), dtype=torch.float32, device=q.device)
+    meta = _head_constants(q_heads, kv_heads, dim)
+    _attend[(launch.tiles, kv_heads, splits)](
+        q, kv_layer, batch.query_start, batch.seq_lens, batch.block_tables, out, partial, stats,
+        out if sinks is None else sinks,
+        scale, softcap or 1.0, requests,
+        q.stride(0), q.stride(1), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
+        batch.block_tables.stride(0),
+        **meta,
+        BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, WINDOW=window or 0, CAPPED=bool(softcap),
+        SINKS=sinks is not None, DECODE=batch.max_query_len == 1, SPLITS=splits, WIDE=widens(q.dtype),
+        num_warps=launch.warps, num_stages=launch.stages,
+    )  # fmt: skip
+    if splits > 1:
+        _join[(tokens, q_heads)](
+            partial, stats, out, out if sinks is None else sinks,
+            HEADS=q_heads, DIM=dim, DIM_PADDED=meta["DIM_PADDED"], SPLITS=splits, SINKS=sinks is not None, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@functools.cache
+def _head_constants(q_heads: int, kv_heads: int, dim: int) -> dict[str, int]:
+    return {
+        "HEADS": q_heads,
+        "GROUP": q_heads // kv_heads,
+        "DIM": dim,
+        "DIM_PADDED": max(16, next_power_of_2(dim)),
+    }
+
+
+@triton.jit
+def _attend(
+    q, kv, query_start, seq_lens, tables, out, partial, stats, sinks,
+    scale, softcap, requests,
+    q_token, q_head, kv_plane, kv_block, kv_head_stride, table_row,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, DECODE: tl.constexpr, SPLITS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    TOKENS: tl.constexpr = BLOCK_M // GROUP  # queries per tile
+    if DECODE:
+        request = tile
+        first = 0
+    else:
+        # Request r owns the tiles from query_start[r] // TOKENS + r on: enough for its queries, and found by bisection.
+        low: tl.int32 = 0
+        high: tl.int32 = requests
+        while high - low > 1:
+            middle = (low + high) // 2
+            if tl.load(query_start + middle) // TOKENS + middle <= tile:
+                low = middle
+            else:
+                high = middle
+        request = low
+        first = (tile - tl.load(query_start + request) // TOKENS - request) * TOKENS
+    begin = tl.load(query_start + request)
+    queries = tl.load(query_start + request + 1) - begin
+    if first >= queries:
+        return
+    length = tl.load(seq_lens + request)
+    before = length - queries  # position of the request's first query
+
+    row = tl.arange(0, BLOCK_M)
+    token = first + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    live = (row < TOKENS * GROUP) & (token < queries)
+    position = before + token
+    column = tl.arange(0, DIM_PADDED)
+    inside = column < DIM
+    rows = (begin + token).to(tl.int64)
+    tile_q = tl.load(
+        q + rows[:, None] * q_token + head[:, None] * q_head + column[None, :],
+        mask=live[:, None] & inside[None, :],
+        other=0.0,
+    )
+    if WIDE:
+        tile_q = tile_q.to(tl.float32)
+
+    # Keys that any query of the tile sees, in whole tiles, and this program's share of them.
+    end = before + tl.minimum(first + TOKENS, queries)
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(before + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    share = tl.cdiv(tl.cdiv(end - start, BLOCK_N), SPLITS) * BLOCK_N
+    start = start + split * share
+    stop = tl.minimum(start + share, end)
+
+    best = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if SINKS and SPLITS == 1:
+        best = tl.load(sinks + head, mask=live, other=0.0).to(tl.float32) * LOG2E
+        total = total + 1.0
+    acc = tl.zeros([BLOCK_M, DIM_PADDED], tl.float32)
+    for base in range(start, stop, BLOCK_N):
+        key = base + tl.arange(0, BLOCK_N)
+        exists = key < end
+        block = tl.load(tables + request.to(tl.int64) * table_row + key // PAGE, mask=exists, other=0)
+        where = block.to(tl.int64) * kv_block + kv_head * kv_head_stride + (key % PAGE) * DIM
+        keys = tl.load(kv + where[None, :] + column[:, None], mask=exists[None, :] & inside[:, None], other=0.0)
+        if WIDE:
+            keys = keys.to(tl.float32)
+        else:
+            keys = keys.to(tile_q.dtype)
+        score = tl.dot(tile_q, keys, input_precision="ieee") * scale
+        if CAPPED:
+            # tanh(x) = 1 - 2 / (1 + exp(2 x)), which saturates where exp overflows.
+            score = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(score * (2.0 * LOG2E) / softcap)))
+        seen = (key[None, :] <= position[:, None]) & exists[None, :]
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        score = tl.where(seen, score * LOG2E, float("-inf"))
+        highest = tl.maximum(best, tl.max(score, 1))
+        # A row may have seen nothing yet: -inf less -inf must not become NaN.
+        anchor = tl.where(highest == float("-inf"), 0.0, highest)
+        weight = tl.exp2(score - anchor[:, None])
+        kept = tl.exp2(best - anchor)
+        total = total * kept + tl.sum(weight, 1)
+        values = tl.load(
+            kv + kv_plane + where[:, None] + column[None, :], mask=exists[:, None] & inside[None, :], other=0.0
+        )
+        if WIDE:
+            values = values.to(tl.float32)
+        else:
+            values = values.to(tile_q.dtype)
+        acc = acc * kept[:, None]
+        acc = tl.dot(weight.to(values.dtype), values, acc, input_precision="ieee")
+        best = highest
+
+    place = rows * HEADS + head
+    wanted = live[:, None] & inside[None, :]
+    if SPLITS == 1:
+        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + place[:, None] * DIM + column[None, :], acc.to(out.dtype.element_ty), mask=wanted)
+    else:
+        place = place * SPLITS + split
+        tl.store(partial + place[:, None] * DIM + column[None, :], acc, mask=wanted)
+        tl.store(stats + place * 2, best, mask=live)
+        tl.store(stats + place * 2 + 1, total, mask=live)
+
+
+@triton.jit
+def _join(
+    partial, stats, out, sinks,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Joins the splits of one query and head: each is a softmax over its own keys, with its maximum and sum."""
+    head = tl.program_id(1)
+    place = (tl.program_id(0).to(tl.int64) * HEADS + head) * SPLITS + tl.arange(0, SPLITS)
+    column = tl.arange(0, DIM_PADDED)
+    best = tl.load(stats + place * 2)
+    total = tl.load(stats + place * 2 + 1)
+    highest = tl.max(best, 0)
+    if SINKS:
+        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
+        highest = tl.maximum(highest, sink)
+    weight = tl.exp2(best - highest)
+    whole = tl.sum(total * weight, 0)
+    if SINKS:
+        whole = whole + tl.exp2(sink - highest)
+    # A split without keys has left its part unwritten.
+    part = tl.load(
+        partial + place[:, None] * DIM + column[None, :], mask=(total > 0)[:, None] & (column < DIM)[None, :], other=0.0
+    )
+    joined = tl.sum(part * weight[:, None], 0) / whole
+    where = (tl.program_id(0).to(tl.int64) * HEADS + head) * DIM + column
+    tl.store(out + where, joined.to(out.dtype.element_ty), mask=column < DIM)

@@ -1,0 +1,52 @@
+"""Which operators a GPU gets: the Triton kernels once they have agreed with torch on the device, else torch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+
+import torch
+
+from serve_app.kernels.fused import TORCH, Operators
+
+log = logging.getLogger(__name__)
+
+
+def operators(device: torch.device) -> Operators:
+    """The operators for tensors on ``device``; compiles and checks kernels on the first call (seconds once per
+    machine, Triton keeps what it compiled).
+    """
+    return _checked(torch.device(device))[0]
+
+
+def describe(device: torch.device) -> tuple[str, str]:
+    """``("triton" | "torch", why)`` for ``device`` in this process."""
+    found, why = _checked(torch.device(device))
+    return found.name, why
+
+
+@functools.cache
+def _checked(device: torch.device) -> tuple[Operators, str]:
+    if device.type != "cuda":
+        return TORCH, f"{device.type} tensors"
+    if os.environ.get("SERVE_APP_KERNELS") == "torch":
+        return TORCH, "SERVE_APP_KERNELS=torch"
+    try:
+        found = triton_operators()
+        from serve_app.kernels.gpu.selftest import check
+
+        worst = check(found, device)
+    except Exception as error:  # whatever is wrong with a kernel, torch still gives right answers
+        log.warning("Triton kernels unavailable, plain torch is used (several times slower): %s", error)
+        return TORCH, f"{type(error).__name__}: {error}"
+    return found, f"self-test error {worst:.1e}"
+
+
+def triton_operators() -> Operators:
+    """The Triton kernels, unchecked. Raises ImportError without triton."""
+    from serve_app.kernels.gpu import attention, fused
+
+    return Operators(
+        "triton", fused.add_rms_norm, fused.rotate_and_write, fused.swiglu, attention.paged_attention, fused.write_kv
+    )

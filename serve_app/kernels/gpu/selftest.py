@@ -1,0 +1,93 @@
+"""Random-data checks that the Triton kernels must pass on the device before they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from serve_app.kernels.fused import TORCH, Operators
+from serve_app.kernels.selftest import RandomBatch, random_batch
+
+# Per dtype, on values of about unit size.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
+
+
+@torch.inference_mode()
+def check(found: Operators, device: torch.device) -> float:
+    """Largest error of ``found`` against torch on ``device``. Raises RuntimeError when one is too large."""
+    worst = 0.0
+    for dtype in TOLERANCE:
+        worst = max(worst, check_attention(found, dtype, device), check_fused(found, dtype, device))
+    return worst
+
+
+def check_attention(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
+    """A decode with splits, and a mixed batch with window, cap and sinks."""
+    worst = 0.0
+    for seed, (queries, contexts, window, softcap) in enumerate(
+        [([1, 1, 1], [700, 0, 33], None, None), ([40, 1, 3], [9, 64, 31], 24, 30.0)]
+    ):
+        b = move(random_batch(queries, contexts, 8, 2, 64, dtype, seed), device)
+        sinks = torch.linspace(-1, 1, 8, device=device) if softcap else None
+        options = {"scale": 0.125, "window": window, "softcap": softcap, "sinks": sinks}
+        got = found.attention(b.q, b.kv_layer, b, **options)
+        worst = max(worst, _compare("paged attention", got, TORCH.attention(b.q, b.kv_layer, b, **options)))
+    return worst
+
+
+def check_fused(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
+    """The operators between the matrix products, with and without the optional parts."""
+    worst = 0.0
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    x, delta, weight = random(5, 96), random(5, 96), random(96)
+    for other in (None, delta):
+        for got, want in zip(
+            found.add_rms_norm(x, other, weight, 1e-6), TORCH.add_rms_norm(x, other, weight, 1e-6), strict=True
+        ):
+            worst = max(worst, _compare("RMS norm", got, want))
+    gate_up = random(5, 80)
+    worst = max(worst, _compare("SwiGLU", found.swiglu(gate_up), TORCH.swiglu(gate_up)))
+    return max(worst, check_rotation(found, dtype, device))
+
+
+def check_rotation(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
+    worst = 0.0
+    generator = torch.Generator().manual_seed(1)
+    angles = torch.rand(50, 16, generator=generator) * 6
+    cos, sin = angles.cos().to(device), angles.sin().to(device)
+    positions, slots = torch.tensor([0, 7, 49]).to(device), torch.tensor([33, 127, 40]).to(device)
+    for dim, normed in ((32, True), (48, True), (48, False)):
+        qkv = torch.randn(3, (6 + 2 * 2) * dim, generator=generator).to(device, dtype)
+        gain = torch.rand(dim, generator=generator).to(device, dtype)
+        norms = ((gain, 1e-6), (gain + 1, 1e-6)) if normed else (None, None)
+        results = []
+        for operators in (found, TORCH):
+            cache = torch.zeros(2, 5, 2, 32, dim, dtype=dtype, device=device)
+            results.append((operators.rotate_and_write(qkv, cache, cos, sin, positions, slots, *norms), cache))
+        for got, want in zip(*results, strict=True):
+            worst = max(worst, _compare("rotation", got, want))
+        written = torch.zeros_like(cache)
+        k, v = qkv.view(3, -1, dim)[:, 6:].chunk(2, 1)
+        found.write_kv(written, k, v, slots)
+        TORCH.write_kv(cache.zero_(), k, v, slots)
+        worst = max(worst, _compare("K/V write", written, cache))
+    return worst
+
+
+def move(b: RandomBatch, device: torch.device) -> RandomBatch:
+    """The same batch on ``device``."""
+    tensors = {f.name: v.to(device) for f in dataclasses.fields(b) if isinstance(v := getattr(b, f.name), Tensor)}
+    return dataclasses.replace(b, **tensors)
+
+
+def _compare(what: str, got: Tensor, want: Tensor) -> float:
+    error = float(((got.float() - want.float()).abs() / want.float().abs().clamp_min(1)).max())
+    if not error <= TOLERANCE[got.dtype]:  # a NaN fails, too
+        raise RuntimeError(f"self-test: {what} in {got.dtype} differs by {error:.2e}")
+    return error

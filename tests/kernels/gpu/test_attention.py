@@ -1,0 +1,101 @@
+"""Paged attention in Triton against the naive float64 reference."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from serve_app.kernels.selftest import RandomBatch, random_batch
+from tests.kernels.reference import naive_attention
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}
+# queries, contexts, KV heads, group, head size, window, softcap, sinks
+CASES = {
+    "decode": ([1, 1, 1], [70, 0, 33], 2, 4, 32, None, None, False),
+    "decode, odd group, odd head": ([1, 1], [95, 31], 1, 7, 48, None, None, False),
+    "decode, window, cap, sinks": ([1, 1, 1], [150, 12, 64], 2, 3, 16, 40, 20.0, True),
+    "prefill": ([40, 3], [0, 0], 2, 2, 32, None, None, False),
+    "chunks and decodes": ([33, 1, 5, 1], [31, 64, 90, 0], 2, 3, 64, None, None, False),
+    "chunks, window, cap, sinks": ([20, 1, 37], [70, 50, 3], 1, 5, 32, 24, 30.0, True),
+    "one key per query": ([5, 1], [40, 0], 1, 1, 16, 1, None, False),
+}
+
+
+def on(b: RandomBatch, device: torch.device) -> RandomBatch:
+    moved = {f.name: v.to(device) for f in dataclasses.fields(b) if isinstance(v := getattr(b, f.name), Tensor)}
+    return dataclasses.replace(b, **moved)
+
+
+def case(name: str, dtype: torch.dtype) -> tuple[RandomBatch, dict]:
+    queries, contexts, kv_heads, group, dim, window, softcap, with_sinks = CASES[name]
+    b = random_batch(queries, contexts, kv_heads * group, kv_heads, dim, dtype, 0)
+    sinks = torch.randn(kv_heads * group) if with_sinks else None
+    return b, {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
+
+
+def compare(name: str, dtype: torch.dtype, device: torch.device, **tuning: int) -> None:
+    from serve_app.kernels.gpu import attention
+
+    b, options = case(name, dtype)
+    want = naive_attention(b, **options)
+    group = CASES[name][3]
+    launch = attention.plan_launch(
+        requests=len(b.seq_lens), tokens=len(b.q), max_query_len=b.max_query_len, max_seq_len=b.max_seq_len,
+        group=group, kv_heads=CASES[name][2], dim=CASES[name][4], item_bytes=dtype.itemsize, units=1,
+    )  # fmt: skip
+    launch = dataclasses.replace(launch, **tuning)
+    if b.max_query_len > 1:
+        launch = dataclasses.replace(launch, tiles=len(b.q) // (launch.block_m // group) + len(b.seq_lens))
+    moved = on(b, device)
+    if options["sinks"] is not None:
+        options["sinks"] = options["sinks"].to(device)
+    got = attention.paged_attention(moved.q, moved.kv_layer, moved, **options, launch=launch).cpu()
+    assert got.dtype is dtype and got.shape == want.shape
+    torch.testing.assert_close(got.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("splits", [1, 4])
+def test_equals_the_naive_reference(name: str, splits: int, device: torch.device) -> None:
+    compare(name, torch.float32, device, splits=splits)
+
+
+@pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 128)])
+def test_tiles_are_independent_of_the_cache_blocks(block_m: int, block_n: int, device: torch.device) -> None:
+    for name in ("chunks and decodes", "chunks, window, cap, sinks"):
+        compare(name, torch.float32, device, block_m=block_m, block_n=block_n, splits=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, device: torch.device) -> None:
+    for name in ("decode", "chunks and decodes"):
+        compare(name, dtype, device, splits=2)
+
+
+def test_strided_queries_and_a_shared_prefix(device: torch.device) -> None:
+    from serve_app.kernels.gpu import attention
+
+    b = random_batch([1, 6, 1], [70, 65, 90], 4, 2, 32, torch.float32, 3)
+    b.block_tables[1, :2] = b.block_tables[0, :2]
+    b.block_tables[2, :2] = b.block_tables[0, :2]
+    want = naive_attention(b, 0.3, None, None, None)
+    moved = on(b, device)
+    strided = moved.q.transpose(0, 1).contiguous().transpose(0, 1)
+    assert not strided.is_contiguous()
+    got = attention.paged_attention(strided, moved.kv_layer, moved, scale=0.3)
+    torch.testing.assert_close(got.cpu().double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_the_plan_fills_the_device_and_no_more() -> None:
+    from serve_app.kernels.gpu.attention import plan_launch
+
+    shape = dict(group=4, kv_heads=8, dim=128, item_bytes=2, units=132)
+    one = plan_launch(requests=1, tokens=1, max_query_len=1, max_seq_len=8192, **shape)
+    assert one.tiles * 8 * one.splits >= 132 and one.block_m == 16
+    assert plan_launch(requests=256, tokens=256, max_query_len=1, max_seq_len=8192, **shape).splits == 1
+    # A short context is not worth splitting.
+    assert plan_launch(requests=1, tokens=1, max_query_len=1, max_seq_len=100, **shape).splits == 1
+    prefill = plan_launch(requests=4, tokens=4096, max_query_len=1024, max_seq_len=1024, **shape)
+    assert prefill.block_m == 128 and prefill.splits == 1
+    assert prefill.tiles == 4096 // 32 + 4
