@@ -5,9 +5,9 @@ A program takes a tile of queries of one request and one KV head, and walks over
     rows of a tile:  token 0: heads of the group | token 1: heads of the group | ...     BLOCK_M rows for tl.dot
     keys:            tiles of BLOCK_N, gathered through the block table                  BLOCK_N is not the block's 32
 
-All query heads of a KV head share each key that is read. Where tiles are too few to fill the device (small batches), the
-keys of a tile are split over several programs and a second kernel joins what they found ("flash decoding"). Lengths
-are read from the device only, so that a launch can be captured in a CUDA graph and replayed on other lengths.
+All query heads of a KV head share each key that is read. Where tiles are too few to fill the device (small batches),
+the keys of a tile are split over several programs and a second kernel joins what they found ("flash decoding").
+Lengths are read on the device only, so that a launch can be captured in a CUDA graph and replayed on other lengths.
 """
 
 from __future__ import annotations
@@ -208,10 +208,7 @@ def _attend(
         block = tl.load(tables + request.to(tl.int64) * table_row + key // PAGE, mask=exists, other=0)
         where = block.to(tl.int64) * kv_block + kv_head * kv_head_stride + (key % PAGE) * DIM
         keys = tl.load(kv + where[None, :] + column[:, None], mask=exists[None, :] & inside[:, None], other=0.0)
-        if WIDE:
-            keys = keys.to(tl.float32)
-        else:
-            keys = keys.to(tile_q.dtype)
+        keys = keys.to(tile_q.dtype)
         score = tl.dot(tile_q, keys, input_precision="ieee") * scale
         if CAPPED:
             # tanh(x) = 1 - 2 / (1 + exp(2 x)), which saturates where exp overflows.
@@ -229,10 +226,7 @@ def _attend(
         values = tl.load(
             kv + kv_plane + where[:, None] + column[None, :], mask=exists[:, None] & inside[None, :], other=0.0
         )
-        if WIDE:
-            values = values.to(tl.float32)
-        else:
-            values = values.to(tile_q.dtype)
+        values = values.to(tile_q.dtype)
         acc = acc * kept[:, None]
         acc = tl.dot(weight.to(values.dtype), values, acc, input_precision="ieee")
         best = highest

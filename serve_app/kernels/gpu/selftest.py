@@ -82,8 +82,8 @@ def check_rotation(found: Operators, dtype: torch.dtype, device: torch.device) -
 
 def move(b: RandomBatch, device: torch.device) -> RandomBatch:
     """The same batch on ``device``."""
-    tensors = {f.name: v.to(device) for f in dataclasses.fields(b) if isinstance(v := getattr(b, f.name), Tensor)}
-    return dataclasses.replace(b, **tensors)
+    values = (getattr(b, field.name) for field in dataclasses.fields(b))
+    return RandomBatch(*(v.to(device) if isinstance(v, Tensor) else v for v in values))
 
 
 def _compare(what: str, got: Tensor, want: Tensor) -> float:

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor
 
+from serve_app.kernels.gpu.selftest import move
 from serve_app.kernels.selftest import RandomBatch, random_batch
 from tests.kernels.reference import naive_attention
 
@@ -20,11 +20,6 @@ CASES = {
     "chunks, window, cap, sinks": ([20, 1, 37], [70, 50, 3], 1, 5, 32, 24, 30.0, True),
     "one key per query": ([5, 1], [40, 0], 1, 1, 16, 1, None, False),
 }
-
-
-def on(b: RandomBatch, device: torch.device) -> RandomBatch:
-    moved = {f.name: v.to(device) for f in dataclasses.fields(b) if isinstance(v := getattr(b, f.name), Tensor)}
-    return dataclasses.replace(b, **moved)
 
 
 def case(name: str, dtype: torch.dtype) -> tuple[RandomBatch, dict]:
@@ -47,7 +42,7 @@ def compare(name: str, dtype: torch.dtype, device: torch.device, **tuning: int) 
     launch = dataclasses.replace(launch, **tuning)
     if b.max_query_len > 1:
         launch = dataclasses.replace(launch, tiles=len(b.q) // (launch.block_m // group) + len(b.seq_lens))
-    moved = on(b, device)
+    moved = move(b, device)
     if options["sinks"] is not None:
         options["sinks"] = options["sinks"].to(device)
     got = attention.paged_attention(moved.q, moved.kv_layer, moved, **options, launch=launch).cpu()
@@ -80,7 +75,7 @@ def test_strided_queries_and_a_shared_prefix(device: torch.device) -> None:
     b.block_tables[1, :2] = b.block_tables[0, :2]
     b.block_tables[2, :2] = b.block_tables[0, :2]
     want = naive_attention(b, 0.3, None, None, None)
-    moved = on(b, device)
+    moved = move(b, device)
     strided = moved.q.transpose(0, 1).contiguous().transpose(0, 1)
     assert not strided.is_contiguous()
     got = attention.paged_attention(strided, moved.kv_layer, moved, scale=0.3)
