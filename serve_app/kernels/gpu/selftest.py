@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ def check_rotation(found: Operators, dtype: torch.dtype, device: torch.device) -
 
 def move(b: RandomBatch, device: torch.device) -> RandomBatch:
     """The same batch on ``device``."""
-    values = (getattr(b, field.name) for field in dataclasses.fields(b))
+    values: list[Any] = [getattr(b, field.name) for field in dataclasses.fields(b)]
     return RandomBatch(*(v.to(device) if isinstance(v, Tensor) else v for v in values))
 
 
