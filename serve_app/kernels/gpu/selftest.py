@@ -83,8 +83,8 @@ def check_rotation(found: Operators, dtype: torch.dtype, device: torch.device) -
 
 def move(b: RandomBatch, device: torch.device) -> RandomBatch:
     """The same batch on ``device``."""
-    values: list[Any] = [getattr(b, field.name) for field in dataclasses.fields(b)]
-    return RandomBatch(*(v.to(device) if isinstance(v, Tensor) else v for v in values))
+    values: dict[str, Any] = {field.name: getattr(b, field.name) for field in dataclasses.fields(b)}
+    return RandomBatch(**{name: v.to(device) if isinstance(v, Tensor) else v for name, v in values.items()})
 
 
 def _compare(what: str, got: Tensor, want: Tensor) -> float:
