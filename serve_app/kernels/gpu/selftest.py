@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,8 +82,11 @@ def check_rotation(found: Operators, dtype: torch.dtype, device: torch.device) -
 
 def move(b: RandomBatch, device: torch.device) -> RandomBatch:
     """The same batch on ``device``."""
-    values: dict[str, Any] = {field.name: getattr(b, field.name) for field in dataclasses.fields(b)}
-    return RandomBatch(**{name: v.to(device) if isinstance(v, Tensor) else v for name, v in values.items()})
+    moved = dataclasses.replace(b)
+    for field in dataclasses.fields(b):
+        if isinstance(value := getattr(b, field.name), Tensor):
+            setattr(moved, field.name, value.to(device))
+    return moved
 
 
 def _compare(what: str, got: Tensor, want: Tensor) -> float:
