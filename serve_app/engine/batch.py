@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +52,7 @@ class Batch:
     capture: Capture | None = None
 
 
-def build_batch(scheduled: list[Scheduled], kv: Tensor) -> Batch:
+def build_batch(scheduled: Sequence[Scheduled], kv: Tensor) -> Batch:
     """Lays the scheduled tokens out as one :class:`Batch` on the device of ``kv``."""
     counts = np.array([s.count for s in scheduled], np.int64)
     starts = np.array([s.start for s in scheduled], np.int64)

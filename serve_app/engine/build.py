@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class EngineLimits:
     """How much an engine takes on. ``kv_cache_bytes`` 0 means: room for ``max_num_seqs`` contexts of moderate
-    length.
+    length. ``reserved_blocks`` come on top of it, for a feature that takes them when it is plugged in.
     """
 
     kv_cache_bytes: int = 0
     max_batch_tokens: int = 2048
     max_num_seqs: int = 64
     max_model_len: int = 4096
+    reserved_blocks: int = 0
 
 
 def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
@@ -41,13 +42,15 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
     """An engine over ``model`` with its cache allocated; ``wire`` may plug features in."""
     count = num_blocks(limits, model.kv_shape.block_bytes)
     scheduler = Scheduler(
-        BlockPool(count),
+        BlockPool(count + limits.reserved_blocks),
         max_batch_tokens=limits.max_batch_tokens,
         max_num_seqs=limits.max_num_seqs,
         max_model_len=min(limits.max_model_len, model.max_model_len, (count - 1) * BLOCK_TOKENS),
         eos_token_ids=model.eos_token_ids,
     )
-    engine = Engine(Runner(model.forward, model.kv_shape.allocate(count, model.device)), scheduler)
+    engine = Engine(
+        Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device)), scheduler
+    )
     if wire is not None:
         wire(engine)
     return engine

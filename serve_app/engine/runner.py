@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Batch, build_batch
+from serve_app.engine.batch import Batch, Capture, build_batch
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.request import Request
 from serve_app.engine.sampling import SampleRow, sample
@@ -50,10 +51,24 @@ class KVShape:
         return torch.zeros(shape, dtype=self.dtype, device=device)
 
 
+class StepObserver(Protocol):
+    """Wants to see what enters ``layers`` of the model at each step."""
+
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    def observe(self, scheduled: list[Scheduled], states: Tensor) -> None:
+        """``states`` [T, len(layers), hidden] of the step's tokens, in the order of ``scheduled``."""
+        ...
+
+
 class Runner:
+    """Runs steps; ``observer`` may be set by a feature that reads hidden states."""
+
     def __init__(self, forward: Forward, kv: Tensor) -> None:
         self.forward = forward
         self.kv = kv
+        self.observer: StepObserver | None = None
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
@@ -62,7 +77,11 @@ class Runner:
             assert isinstance(load.prefix, StoredPrefix)
             load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
         batch = build_batch(step.scheduled, self.kv)
+        if self.observer is not None:
+            batch.capture = Capture(self.observer.layers)
         logits = self.forward(batch)
+        if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
+            self.observer.observe(step.scheduled, batch.capture.states)
         rows = [row for item in step.scheduled for row in _sample_rows(item)]
         if not rows:
             return [Sampled([]) for _ in step.scheduled]

@@ -72,7 +72,7 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
     calls = _attention_calls(probe)
     layers = [_read_layer(layer, calls.get(i)) for i, layer in enumerate(base.layers)]
     head = _linear(top.lm_head)
-    rotary = _rotary(base.rotary_emb, base.embed_tokens.weight)
+    rotary = rotary_tables(base.rotary_emb, base.embed_tokens.weight)
     first, shape = layers[0], model.kv_shape
     rotary_dim = 2 * rotary(1)[0].shape[1]
     if rotary_dim > shape.head_dim:
@@ -133,13 +133,13 @@ class LeanForward:
         for index, (layer, (qkv, o, gate, up, down)) in enumerate(self.layers):
             if index in wanted:
                 captured[index] = x
-            q, k, v = qkv(_rms(x, layer.input_norm)).view(tokens, -1, shape.head_dim).split(split, 1)
+            q, k, v = qkv(rms_norm(x, layer.input_norm)).view(tokens, -1, shape.head_dim).split(split, 1)
             if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = _rms(q, layer.q_norm), _rms(k, layer.k_norm)
+                q, k = rms_norm(q, layer.q_norm), rms_norm(k, layer.k_norm)
             kv = batch.kv[index]
-            write_kv(kv, _rotate(k, cos, sin), v, batch.slots)
+            write_kv(kv, rotate(k, cos, sin), v, batch.slots)
             heads = paged_attention(
-                _rotate(q, cos, sin),
+                rotate(q, cos, sin),
                 kv,
                 batch,
                 scale=layer.scale,
@@ -147,11 +147,11 @@ class LeanForward:
                 softcap=layer.softcap or None,
             )
             x = o.plus(heads.view(tokens, -1), x)
-            normed = _rms(x, layer.post_norm)
+            normed = rms_norm(x, layer.post_norm)
             x = down.plus(up.times(normed, gate.swish(normed)), x)
         if batch.capture is not None:
             batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
-        return self.head(_rms(x[batch.sample_rows], self.final_norm))
+        return self.head(rms_norm(x[batch.sample_rows], self.final_norm))
 
     def _tables(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if batch.max_seq_len > self.positions:
@@ -161,11 +161,11 @@ class LeanForward:
         return self.cos[batch.positions].unsqueeze(1), self.sin[batch.positions].unsqueeze(1)
 
 
-def _rms(x: Tensor, norm: NormWeight) -> Tensor:
+def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.eps)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Half-split rotary embedding of [T, heads, D]; columns behind the rotated part stay."""
     half = cos.shape[-1]
     low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -250,7 +250,7 @@ def _norm(module: Any) -> NormWeight:
     return NormWeight(weight.detach(), eps)
 
 
-def _rotary(module: Any, like: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
+def rotary_tables(module: Any, like: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
     """The first halves of the model's own cos and sin tables, in the precision the model uses, as float32."""
     if getattr(module, "rope_type", None) not in _ROPE_TYPES:
         raise NotStandard(f"rotary embedding of type {getattr(module, 'rope_type', None)}")

@@ -10,11 +10,14 @@ import pytest
 
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.draft import DraftEngine
+from serve_app.engine.eagle import EagleProposer
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculate import DraftProposer, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter, Piece, StoredPrefix
 from serve_app.kv.chunk import ChunkMeta
+from serve_app.models.eagle import attach_head
 from tests import tiny
+from tests.models.heads import write_head
 
 NEW_TOKENS = 24
 
@@ -36,12 +39,12 @@ def expected(family):
     return [tiny.reference_tokens(reference, p, NEW_TOKENS) for p in prompts(16)]
 
 
-def generate(engine, batch, **sampling):
+def generate(engine, batch, spare=0, **sampling):
     for index, prompt in enumerate(batch):
         engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, **sampling))
     outputs = tiny.run_all(engine)
     engine.scheduler.blocks.check()
-    assert engine.scheduler.blocks.used_blocks == 0
+    assert engine.scheduler.blocks.used_blocks == spare
     return [outputs[str(i)] for i in range(len(batch))]
 
 
@@ -69,6 +72,25 @@ def test_prefix_cache(family, expected):
     assert generate(engine, prompts(16)) == expected
     assert generate(engine, prompts(16)) == expected
     assert engine.stats.cached_tokens > 0
+
+
+def test_eagle_head(family, expected, tmp_path):
+    """Through chunks, preemption and the prefix cache, and for sampled requests as well."""
+    _, _, path = family
+    model, plain = (tiny.load(path, optimise=True) for _ in range(2))
+    head = attach_head(model, write_head(tmp_path, eagle_aux_hidden_state_layer_ids=[0, 1, 2]))
+    for options in ({"num_blocks": 200}, {"num_blocks": 18, "max_batch_tokens": 70}):
+        engine = tiny.make_engine(model, **options)
+        proposer = EagleProposer(head, engine.runner.kv, engine.scheduler.blocks, 4)
+        engine.runner.observer = proposer
+        engine.speculation = Speculation(proposer, SpeculationController(4, always=True))
+        assert generate(engine, prompts(16), spare=4) == expected
+        assert generate(engine, prompts(16), spare=4) == expected
+        assert engine.speculation.controller.stats()["drafted_steps"] > 0
+        sampled = {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2}
+        assert generate(engine, prompts(8), spare=4, **sampled) == generate(
+            tiny.make_engine(plain, num_blocks=200), prompts(8), **sampled
+        )
 
 
 @pytest.mark.parametrize("same_weights", [True, False], ids=["perfect-draft", "useless-draft"])
