@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ class Running:
     stream: str | None = None
     cached: int | None = None
     tokens: int = 0
-    publishing: list[asyncio.Task] = field(default_factory=list)
 
 
 @ray.remote(num_cpus=0, max_concurrency=4096)
@@ -51,6 +50,7 @@ class EngineWorker:
         from deployments.loading import load_engine
 
         self._model, self._engine, self._root_of = load_engine(spec, progress, emit=self._emit, draft=self._draft)
+        from deployments.pool_link import PoolLink
         from serve_app.channel.sender import TokenSender
         from serve_app.engine.loop import EngineLoop
         from serve_app.kv.client import KVClient
@@ -58,13 +58,13 @@ class EngineWorker:
         from serve_app.kv.pool import get_or_create_pool
 
         context = ray.get_runtime_context()
-        layout = self._model.kv_shape.layout
-        self._exports = ExportBuffer(limit_bytes=spec.export_bytes)
-        self._pool = KVClient(context.get_node_id(), layout, use_directory=spec.several_nodes)
+        client = KVClient(context.get_node_id(), self._model.kv_shape.layout, use_directory=spec.several_nodes)
+        self._pool = PoolLink(client, ExportBuffer(spec.export_bytes), spec.export_wait_s)
         # Started with the worker, or the first request would wait for it.
         get_or_create_pool(context.get_node_id(), use_directory=spec.several_nodes)
         self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
         self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
+        self._pool.attach(self._engine, self._engine_loop)
         progress("ready")
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -95,17 +95,17 @@ class EngineWorker:
         """
         request, running = self._register(wire, prefill_only=False)
         try:
-            prefix, cached = await self._stored(request)
-            missing = len(request.tokens) - 1 - cached
+            stored = await self._pool.stored(request)
+            missing = len(request.tokens) - 1 - stored.covered
             if "prefill_above" in wire and missing >= wire["prefill_above"]:
-                return {"missing": missing, "cached": cached}
+                return {"missing": missing, "cached": stored.covered}
             if running.done.done():
                 return await running.done
             running.cached = wire.get("cached")
             if "inbox" in wire:
                 running.stream = request.id
                 self._sender.open(request.id, InboxAddress.from_wire(wire["inbox"]), request.resumed)
-            self._engine_loop.add(request, prefix)
+            self._engine_loop.add(request, stored.prefix, held=stored.held)
             result = await running.done
             # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
             result["undelivered"] = [item.to_wire() for item in self._sender.undelivered(request.id)]
@@ -118,11 +118,10 @@ class EngineWorker:
         """Computes and publishes the K/V of ``wire["ids"]``; returns once the pool holds them."""
         request, running = self._register(wire, prefill_only=True)
         try:
-            prefix, _ = await self._stored(request)
-            held = prefix.end if prefix is not None and prefix.begin == 0 else 0
-            self._engine_loop.add(request, prefix, held=held)
+            stored = await self._pool.stored(request)
+            self._engine_loop.add(request, stored.prefix, held=stored.held)
             result = await running.done
-            await asyncio.gather(*running.publishing)
+            await self._pool.published(request.id)
             return result
         finally:
             self._forget(request.id)
@@ -136,7 +135,7 @@ class EngineWorker:
 
     async def export_chunk(self, chunk_id: str) -> np.ndarray:
         """A published chunk's bytes, for the pool, which then owns the object."""
-        return self._exports.take(chunk_id)
+        return self._pool.exports.take(chunk_id)
 
     async def stats(self) -> dict[str, Any]:
         """Counters and gauges of this worker."""
@@ -154,7 +153,7 @@ class EngineWorker:
             "generated_tokens": engine.stats.generated_tokens,
             "busy_seconds": round(engine.stats.busy_seconds, 3),
             "speculation": engine.speculation.controller.stats() if engine.speculation is not None else None,
-            "pool": asdict(self._pool.stats),
+            "pool": {**asdict(self._pool.client.stats), "dropped": self._pool.exports.dropped},
             "pid": os.getpid(),
         }
 
@@ -192,33 +191,8 @@ class EngineWorker:
         if running is not None and not running.done.done():
             self._engine_loop.abort(request_id)
 
-    async def _stored(self, request: Any) -> tuple[Any, int]:
-        """What the engine's own cache does not hold but the pool does, and how many tokens both cover together."""
-        import torch
-
-        from serve_app.engine.transfer import Piece, StoredPrefix
-        from serve_app.kv.keys import BLOCK_TOKENS, block_keys, tail_key
-
-        wanted = len(request.tokens) - (0 if request.prefill_only else 1)
-        request.keys = block_keys(request.root, np.array(request.tokens[:wanted], np.int32))
-        full = len(request.keys) * BLOCK_TOKENS
-        # Reading the index from another thread is safe (the GIL) and a stale answer is only a hint.
-        own = len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
-        if own >= wanted:
-            return None, own
-        tail = request.tokens[full:wanted]
-        parent = request.keys[-1] if request.keys else request.root
-        tail_keys = [tail_key(parent, np.array(tail, np.int32))] if tail else []
-        dtype = self._model.kv_shape.dtype
-        pieces = []
-        for piece, view in await self._pool.fetch(request.keys, tail_keys, own):
-            data = torch.from_numpy(view).view(dtype).view(piece.shape)
-            data = data[:, :, piece.first_block : piece.first_block + piece.n_blocks]
-            pieces.append(Piece(piece.start_token, piece.n_tokens, data))
-        if not pieces:
-            return None, own
-        prefix = StoredPrefix(pieces)
-        return prefix, min(wanted, max(own, prefix.end))
+    def _emit(self, request_id: str, meta: Any, copy: Callable[[], np.ndarray]) -> None:
+        self._pool.emit(request_id, meta, copy)
 
     def _on_outputs(self, outputs: list) -> None:
         # Engine's thread. One wake-up of the event loop per step, whatever the batch size.
@@ -262,17 +236,6 @@ class EngineWorker:
                     self._abort_soon(request_id)
 
         asyncio.get_running_loop().call_later(INBOX_GRACE_S, give_up)
-
-    def _emit(self, request_id: str, meta: Any, payload: np.ndarray) -> None:
-        # Engine's thread: put the copy where the pool will fetch it, and let the loop tell the pool.
-        self._exports.put(meta.chunk_id, payload)
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._publish, request_id, meta)
-
-    def _publish(self, request_id: str, meta: Any) -> None:
-        task = asyncio.ensure_future(self._pool.publish([meta], ray.get_runtime_context().current_actor, self._exports))
-        if (running := self._requests.get(request_id)) is not None:
-            running.publishing.append(task)
 
 
 def _extra(output: Any, cached: int | None) -> list[Any] | None:

@@ -34,6 +34,8 @@ from serve_app.gateway.settings import GatewaySettings, hash_key
 GATEWAY = "gateway"
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
 MAX_ONGOING = 4096
+# A prefill exists to publish: rather than drop chunks it waits for the pool to take those before.
+PREFILL_EXPORT_WAIT_S = 5.0
 # As in serve_app.env; Serve wants it in both places.
 METRICS_INTERVAL_S = 2
 
@@ -80,11 +82,13 @@ def model_application(record: ModelRecord, profile: Profile, settings: Settings,
 
     prefill = draft = None
     if "prefill" in stages:
-        prefill = _sized(Prefill, stages["prefill"]).bind(spec("prefill", publish=True), stages["prefill"].num_gpus)
+        told = spec("prefill", publish=True, export_wait_s=PREFILL_EXPORT_WAIT_S)
+        prefill = _sized(Prefill, stages["prefill"]).bind(told, stages["prefill"].num_gpus)
     if "draft" in stages and record.draft is not None:
         weights = record.draft.weights.model_dump()
         draft = _sized(Draft, stages["draft"]).bind(spec("draft", weights=weights), stages["draft"].num_gpus)
-    decode = spec("decode", draft_tokens=record.draft.tokens if draft is not None and record.draft is not None else 0)
+    drafts = record.draft.tokens if draft is not None and record.draft is not None else 0
+    decode = spec("decode", draft_tokens=drafts, publish=True)
     return _sized(Decode, stages["decode"]).bind(
         decode, prefill, draft, stages["decode"].num_gpus, profile.min_remote_prefill_tokens
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from serve_app.engine.request import Request, StepOutput
+from serve_app.engine.request import Request, Status, StepOutput
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Prefix, Scheduler
 from serve_app.engine.speculate import Speculation
@@ -51,8 +51,22 @@ class Engine:
         if self.exporter is not None and held is not None:
             self.exporter.begin(request.id, held)
 
-    def abort(self, request_id: str) -> bool:
-        """Ends a request and frees its blocks at once. False if it is not here."""
+    def export_from(self, request_id: str, held: int) -> None:
+        """The pool holds only the first ``held`` tokens of a request that :meth:`add` was told more about."""
+        if self.exporter is not None and any(
+            r.id == request_id for r in (*self.scheduler.running, *self.scheduler.waiting)
+        ):
+            self.exporter.begin(request_id, held)
+
+    def abort(self, request_id: str, *, export: bool = True) -> bool:
+        """Ends a request and frees its blocks at once. False if it is not here.
+
+        What it has computed is exported as if it had ended by itself (a client that stops at a stop string ends it like
+        this); without ``export`` nothing is, because the cache cannot be trusted.
+        """
+        if export and self.exporter is not None:
+            for running in [r for r in self.scheduler.running if r.id == request_id]:
+                self.exporter.computed(running, running.blocks, running.computed, last=True)
         request = self.scheduler.remove(request_id)
         self._forget(request_id)
         return request is not None
@@ -68,20 +82,18 @@ class Engine:
         sampled = self.runner.run(step)
         prompt = sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in step.scheduled)
         before = {id(s.request): len(s.request.tokens) for s in step.scheduled}
-        if self.exporter is not None:
-            self._export(step.scheduled)
+        # Commit forgets the blocks of a request that ends, but nobody writes to them before the next step.
+        blocks = [s.request.blocks for s in step.scheduled]
         outputs = self.scheduler.commit(step, sampled)
+        if self.exporter is not None:
+            for item, of_it in zip(step.scheduled, blocks, strict=True):
+                ended = item.request.status is Status.FINISHED
+                self.exporter.computed(item.request, of_it, item.request.computed, last=ended)
         accepted = sum(max(0, len(s.request.tokens) - before[id(s.request)] - 1) for s in step.scheduled)
         if self.speculation is not None:
             self.speculation.after_step(accepted)
         self._count(prompt, outputs, time.perf_counter() - started)
         return outputs
-
-    def _export(self, scheduled: list) -> None:
-        # Before commit, which may free the blocks: what this step computed is already in them.
-        for item in scheduled:
-            computed = item.start + item.count - len(item.request.draft)
-            self.exporter.computed(item.request, min(computed, len(item.request.tokens)))  # type: ignore[union-attr]
 
     def _count(self, prompt: int, outputs: list[StepOutput], seconds: float) -> None:
         self.stats.steps += 1

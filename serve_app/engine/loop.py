@@ -141,7 +141,7 @@ class EngineLoop:
         scheduler = self._engine.scheduler
         outputs = []
         for request in [*scheduler.running, *scheduler.waiting]:
-            self._engine.abort(request.id)
+            self._engine.abort(request.id, export=False)
             outputs.append(StepOutput(request.id, request.output_len, [], FINISH_ERROR, error=reason))
         # What the failed step wrote is unknown.
         scheduler.blocks.clear_cache()

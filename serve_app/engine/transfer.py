@@ -59,9 +59,35 @@ def load_prefix(kv: Tensor, blocks: list[int], prefix: StoredPrefix, start: int,
 
 
 def take_out(kv: Tensor, blocks: list[int]) -> Tensor:
-    """A copy of ``blocks`` as one contiguous CPU tensor [L, 2, len(blocks), Hkv, 32, D]."""
+    """A copy of ``blocks`` as one contiguous tensor [L, 2, len(blocks), Hkv, 32, D] on the cache's own device."""
     index = torch.tensor(blocks, device=kv.device)
-    return kv.index_select(2, index).cpu().contiguous()
+    return kv.index_select(2, index)
+
+
+class HostCopy:
+    """Bytes of a tensor in host memory, fetched when they are asked for and from whatever thread asks.
+
+    On a GPU the copy runs on a stream of its own, beside the engine's steps, and waits there for what made the tensor.
+    """
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+        self._made = None
+        if data.is_cuda:
+            self._made = torch.cuda.Event()
+            self._made.record()
+
+    def __call__(self) -> np.ndarray:
+        """Blocks until the bytes (flat uint8) are there."""
+        if self._made is None:
+            return as_bytes(self._data.contiguous())
+        stream = torch.cuda.Stream(self._data.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._made)
+            host = torch.empty(self._data.shape, dtype=self._data.dtype, pin_memory=True)
+            host.copy_(self._data, non_blocking=True)
+            stream.synchronize()
+        return as_bytes(host)
 
 
 def as_bytes(data: Tensor) -> np.ndarray:
@@ -69,51 +95,78 @@ def as_bytes(data: Tensor) -> np.ndarray:
     return data.reshape(-1).view(torch.uint8).numpy()
 
 
+# A finished answer that adds less than this to what the pool holds is not worth an object of its own.
+MIN_NEW_TOKENS = 2 * BLOCK_TOKENS
+
+Emit = Callable[[str, ChunkMeta, HostCopy], None]
+
+
 class ChunkExporter:
     """Cuts what a request has computed into chunks for the pool, while the rest is still being computed.
 
-    ``emit(request id, meta, payload)`` is called in the engine's thread; it must not block.
+    ::
+
+        tokens   0        256        512   600      held: what the pool has of it already
+                 |---------|----------|-----|
+                 [  held       ][ new       ]       chunks end at multiples of 256; the last one where the request ends
+
+    A chunk begins at a multiple of 256 and so takes the place of shorter ones before it, if at least half of it is new;
+    otherwise it begins where the pool's tokens end, so that bytes at most double and many short answers behind one
+    long prompt stay small. Only tokens that stand are exported, never a draft's: the engine calls after its commit.
+
+    A prefill ends with its tail, which the decode worker asks for at once. A generated answer ends with its last full
+    block (if that adds :data:`MIN_NEW_TOKENS`): the conversation's next prompt goes on behind it, so that its tail's
+    key would never be asked for.
+
+    ``emit(request id, meta, copy)`` is called in the engine's thread and must not block for long; ``copy()`` gives the
+    payload, in any thread.
     """
 
-    def __init__(self, kv: Tensor, dtype_name: str, emit: Callable[[str, ChunkMeta, np.ndarray], None]) -> None:
+    def __init__(self, kv: Tensor, dtype_name: str, emit: Emit) -> None:
         self._kv = kv
         self._dtype_name = dtype_name
         self._emit = emit
         self._done: dict[str, int] = {}
 
     def begin(self, request_id: str, held: int) -> None:
-        """Starts a request of whose tokens the pool holds the first ``held`` already."""
-        self._done[request_id] = held // CHUNK_TOKENS * CHUNK_TOKENS
+        """Starts a request of whose tokens the pool holds the first ``held``; again, if it turns out to hold less."""
+        self._done[request_id] = held
 
-    def computed(self, request: Request, computed: int) -> None:
-        """Emits every chunk that ``computed`` tokens complete and, at the end of a prefill, the tail as well."""
+    def computed(self, request: Request, blocks: list[int], computed: int, *, last: bool = False) -> None:
+        """Emits every chunk that the first ``computed`` tokens, in ``blocks``, complete, and if they are the ``last``
+        ones the rest.
+        """
         done = self._done.get(request.id)
         if done is None:
             return
-        while computed - done >= CHUNK_TOKENS:
-            self._export(request, done, CHUNK_TOKENS)
-            done += CHUNK_TOKENS
-        if request.prefill_only and computed >= len(request.tokens) and computed > done:
-            self._export(request, done, computed - done)
-            done = computed
+        while (end := (done // CHUNK_TOKENS + 1) * CHUNK_TOKENS) <= computed:
+            self._export(request, blocks, done, end)
+            done = end
+        if last:
+            whole = request.prefill_only and computed >= len(request.tokens)
+            end = computed if whole else computed // BLOCK_TOKENS * BLOCK_TOKENS
+            if end - done >= (1 if whole else MIN_NEW_TOKENS):
+                self._export(request, blocks, done, end)
+                done = end
         self._done[request.id] = done
 
     def forget(self, request_id: str) -> None:
         self._done.pop(request_id, None)
 
-    def _export(self, request: Request, start: int, tokens: int) -> None:
-        end = start + tokens
+    def _export(self, request: Request, blocks: list[int], held: int, end: int) -> None:
+        floor = held // CHUNK_TOKENS * CHUNK_TOKENS
+        start = floor if end - held >= held - floor else held // BLOCK_TOKENS * BLOCK_TOKENS
         keys = block_keys(request.root, request.tokens[: end // BLOCK_TOKENS * BLOCK_TOKENS], known=request.keys)
         tail = request.tokens[end // BLOCK_TOKENS * BLOCK_TOKENS : end]
-        data = take_out(self._kv, request.blocks[start // BLOCK_TOKENS : blocks_for(end)])
+        data = take_out(self._kv, blocks[start // BLOCK_TOKENS : blocks_for(end)])
         parent = keys[-1] if keys else request.root
         meta = ChunkMeta.make(
             root=request.root,
             start_token=start,
-            n_tokens=tokens,
+            n_tokens=end - start,
             block_keys=keys[start // BLOCK_TOKENS :],
             tail_key=tail_key(parent, tail) if tail else None,
             shape=tuple(data.shape),
             dtype=self._dtype_name,
         )
-        self._emit(request.id, meta, as_bytes(data))
+        self._emit(request.id, meta, HostCopy(data))

@@ -119,6 +119,18 @@ class KVClient:
             buffer.discard(meta.chunk_id for meta in metas)
         return held
 
+    async def touch(self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = ()) -> int | None:
+        """Tokens of a prompt, from the first on, that the node's pool holds, and keeps them fresh there; None if it
+        does not answer.
+        """
+        try:
+            pool = await self._pool(self._node_id)
+            return await _within(pool.touch.remote(list(keys), list(tail_keys)), self._timeout_s)
+        except Exception as error:
+            self.stats.lookup_failures += 1
+            self._lost(self._node_id, error)
+            return None
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def fetch(

@@ -26,6 +26,9 @@ class ExportBuffer:
         self._lock = threading.Lock()
         self._items: OrderedDict[str, tuple[float, NDArray[np.uint8]]] = OrderedDict()
         self._bytes = 0
+        self._on_their_way = 0
+        self._room = threading.Condition()
+        self.dropped = 0
 
     def __len__(self) -> int:
         with self._lock:
@@ -35,6 +38,25 @@ class ExportBuffer:
     def nbytes(self) -> int:
         with self._lock:
             return self._bytes
+
+    def begin(self, nbytes: int, wait_s: float = 0.0) -> bool:
+        """Makes a place for a payload from when it is cut out until the pool has it (:meth:`end`).
+
+        False, after ``wait_s`` seconds: too much is on its way already, and this chunk is dropped.
+        """
+        with self._room:
+            fits = self._room.wait_for(lambda: self._on_their_way + nbytes <= self.limit_bytes, wait_s)
+            if fits:
+                self._on_their_way += nbytes
+            else:
+                self.dropped += 1
+            return fits
+
+    def end(self, nbytes: int) -> None:
+        """Gives the place of :meth:`begin` back."""
+        with self._room:
+            self._on_their_way -= nbytes
+            self._room.notify_all()
 
     def put(self, chunk_id: str, payload: NDArray[np.uint8]) -> bool:
         """Keeps a flat uint8 array, which must not be written to any more. False: larger than the whole

@@ -110,6 +110,7 @@ class ChunkIndex:
             return False
         self.cancel(meta)
         entry = _Entry(meta, value)
+        self._demote_replaced(meta)
         self._entries[meta.chunk_id] = entry
         for key in meta.keys:
             self._holders[key] = (*self._holders.get(key, ()), entry)
@@ -189,6 +190,13 @@ class ChunkIndex:
     def _touch(self, chunk_id: str) -> None:
         if chunk_id in self._entries:
             self._entries.move_to_end(chunk_id)
+
+    def _demote_replaced(self, meta: ChunkMeta) -> None:
+        """What begins where ``meta`` does and is shorter serves at most its tail now: it goes first."""
+        for entry in self._holders.get(meta.block_keys[0], ()) if meta.block_keys else ():
+            shorter = entry.meta.start_token == meta.start_token and len(entry.meta.block_keys) < len(meta.block_keys)
+            if shorter and entry.meta.block_keys[-1] in meta.block_keys:
+                self._entries.move_to_end(entry.meta.chunk_id, last=False)
 
     def _make_room(self, nbytes: int) -> list[ChunkMeta] | None:
         excess = self.stats.bytes + self.stats.reserved + nbytes - self.limit_bytes

@@ -165,6 +165,14 @@ class KVPool:
         if held is not None:
             self._index.unpin(held[1])
 
+    async def touch(self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = ()) -> int:
+        """Tokens of a prompt, from the first on, that the pool holds; they become most recently used.
+
+        For a reader whose engine has them as well: what is in use there must not grow old here.
+        """
+        pieces = self._index.match(keys, tail_keys)
+        return pieces[-1].end_token if pieces else 0
+
     async def report_bad(self, chunk_ids: Sequence[str]) -> None:
         """A reader could not use these (lost, or not what they claim to be): forget them."""
         removed = [meta for chunk_id in chunk_ids if (meta := self._index.remove(chunk_id))]

@@ -165,18 +165,33 @@ def model(tmp_path_factory):
     return tiny.load(tiny.write_checkpoint(tmp_path_factory.mktemp("model") / "llama", "llama"))
 
 
-def exported(model, prompt: list[int], *, held: int | None, **sampling) -> list[tuple[ChunkMeta, torch.Tensor]]:
-    chunks: list[tuple[ChunkMeta, torch.Tensor]] = []
+Chunks = list[tuple[ChunkMeta, torch.Tensor]]
 
-    def emit(name, meta, payload):
+
+def exporting(engine) -> Chunks:
+    """Plugs an exporter in; what it emits appears in the list that is returned."""
+    chunks: Chunks = []
+    dtype = engine.runner.kv.dtype
+
+    def emit(name, meta, copy):
+        payload = copy()
         assert name == "p" and payload.nbytes == meta.nbytes
-        chunks.append((meta, torch.from_numpy(payload.copy()).view(torch.float32).view(meta.shape)))
+        chunks.append((meta, torch.from_numpy(payload.copy()).view(dtype).view(meta.shape)))
 
+    engine.exporter = ChunkExporter(engine.runner.kv, str(dtype).removeprefix("torch."), emit)
+    return chunks
+
+
+def exported(model, prompt: list[int], *, held: int | None, **sampling) -> Chunks:
     engine = tiny.make_engine(model, max_batch_tokens=90)
-    engine.exporter = ChunkExporter(engine.runner.kv, "float32", emit)
+    chunks = exporting(engine)
     engine.add(tiny.make_request("p", prompt, **sampling), held=held)
     tiny.run_all(engine)
     return chunks
+
+
+def spans(chunks: Chunks) -> list[tuple[int, int]]:
+    return [(m.start_token, m.end_token) for m, _ in chunks]
 
 
 def recomputed(model, tokens: list[int]) -> torch.Tensor:
@@ -208,21 +223,116 @@ def test_what_the_pool_holds_is_not_sent_again(model, held, first):
     assert [m.start_token for m, _ in chunks] == list(range(first, 600, CHUNK_TOKENS))
 
 
-def test_a_generating_request_exports_whole_chunks_of_prompt_and_output(model):
+def test_a_generating_request_exports_its_prompt_and_its_output(model):
     prompt = random_prompt(0, 250, 256)
-    [(meta, data)] = exported(model, prompt, held=0, max_tokens=20, ignore_eos=True)
-    assert (meta.start_token, meta.n_tokens, meta.tail_key) == (0, 256, None)
-    tokens = prompt + tiny.run_all(engine_with(model, prompt))["x"]
-    assert list(meta.block_keys) == block_keys(tiny.ROOT, tokens[:256])
-    torch.testing.assert_close(
-        tokens_of(data, list(range(8)), 256), recomputed(model, tokens[:256]), atol=1e-5, rtol=1e-4
-    )
+    chunks = exported(model, prompt, held=0, max_tokens=80, ignore_eos=True)
+    # 329 tokens have K/V: the last one drawn is never computed.
+    assert spans(chunks) == [(0, 256), (256, 320)] and [m.tail_key for m, _ in chunks] == [None, None]
+    tokens = prompt + tiny.run_all(engine_with(model, prompt, max_tokens=80))["x"]
+    assert [k for m, _ in chunks for k in m.block_keys] == block_keys(tiny.ROOT, tokens[:320])
+    got = torch.cat([tokens_of(data, list(range(data.shape[2])), m.n_tokens) for m, data in chunks])
+    torch.testing.assert_close(got, recomputed(model, tokens[:320]), atol=1e-5, rtol=1e-4)
 
 
-def engine_with(model, prompt):
+def engine_with(model, prompt, max_tokens=20):
     engine = tiny.make_engine(model)
-    engine.add(tiny.make_request("x", prompt, max_tokens=20, ignore_eos=True))
+    engine.add(tiny.make_request("x", prompt, max_tokens=max_tokens, ignore_eos=True))
     return engine
+
+
+@pytest.mark.parametrize(
+    ("held", "prompt", "output", "expected"),
+    [
+        (0, 40, 20, []),  # one block: not worth an object
+        (0, 40, 25, [(0, 64)]),
+        (32, 40, 40, []),  # one block more than the pool has
+        (32, 40, 60, [(0, 96)]),  # most of it is new: it takes the place of what was there
+        (160, 170, 60, [(160, 224)]),  # most of it is there: only what is new
+        (160, 170, 200, [(160, 256), (256, 352)]),
+        (100, 170, 200, [(0, 256), (256, 352)]),
+        (250, 260, 100, [(224, 256), (256, 352)]),
+    ],
+)
+def test_short_answers_make_few_and_small_chunks(held, prompt, output, expected):
+    engine = make_engine(HistoryModel())
+    chunks = exporting(engine)
+    engine.add(request("p", random_prompt(1, prompt), max_tokens=output, ignore_eos=True), held=held)
+    collect(engine)
+    new = sum(end - max(start, held) for start, end in spans(chunks))
+    assert spans(chunks) == expected
+    assert sum(end - start for start, end in expected) <= 2 * new + 31
+
+
+class Guesses:
+    """Drafts of which the first ``right`` are what the model will say and the rest is not."""
+
+    def __init__(self, answer: list[int], prompt: int, right: int) -> None:
+        self._answer, self._prompt, self._right = answer, prompt, right
+
+    def before_step(self, running, max_model_len):
+        for one in running:
+            if one.pending == 1:
+                at = len(one.tokens) - self._prompt
+                ahead = self._answer[at : at + 5]
+                one.draft[:] = ahead[: self._right] + [(t + 1) % 32 for t in ahead[self._right :]]
+
+    def after_step(self, accepted):
+        pass
+
+    class proposer:
+        @staticmethod
+        def forget(request_id):
+            pass
+
+
+@pytest.mark.parametrize("right", [0, 2, 5])
+def test_no_rejected_draft_is_ever_published(right):
+    """The model's K are its tokens, so that a chunk shows whose they are."""
+    model, prompt = HistoryModel(), random_prompt(2, 60)
+    one = request("p", prompt, max_tokens=270, ignore_eos=True)
+    answer = answer_alone(model, prompt, one.sampling).tokens
+    engine = make_engine(model, speculation=Guesses(answer, len(prompt), right))
+    chunks = exporting(engine)
+    engine.add(one, held=0)
+    assert collect(engine)["p"].tokens == answer
+    assert spans(chunks) == [(0, 256), (256, 320)]
+    published = torch.cat([data[0, 0, :, 0, :, 0].reshape(-1) for _, data in chunks])
+    assert published.tolist() == (prompt + answer)[:320]
+    assert [k for m, _ in chunks for k in m.block_keys] == block_keys(one.root, (prompt + answer)[:320])
+
+
+def test_an_aborted_answer_is_published_but_not_after_a_failed_step():
+    for export, expected in ((True, [(0, 96)]), (False, [])):
+        engine = make_engine(HistoryModel())
+        chunks = exporting(engine)
+        engine.add(request("p", random_prompt(3, 90), max_tokens=100, ignore_eos=True), held=0)
+        for _ in range(15):
+            engine.step()
+        engine.abort("p", export=export)
+        assert spans(chunks) == expected
+
+
+def test_a_preempted_request_exports_each_token_once():
+    engine = make_engine(HistoryModel(), num_blocks=12)
+    chunks = exporting(engine)
+    engine.add(request("first", random_prompt(5, 100), max_tokens=150, ignore_eos=True))
+    one = request("p", random_prompt(4, 100), max_tokens=180, ignore_eos=True)
+    engine.add(one, held=0)
+    collect(engine)
+    assert one.preemptions > 0
+    assert spans(chunks) == [(0, 256)]
+
+
+def test_what_the_pool_has_forgotten_is_exported_after_all():
+    engine = make_engine(HistoryModel())
+    chunks = exporting(engine)
+    engine.add(request("p", random_prompt(4, 300), max_tokens=80, ignore_eos=True), held=288)
+    engine.step()
+    engine.export_from("p", 0)
+    engine.export_from("gone", 0)
+    while engine.has_work:
+        engine.step()
+    assert spans(chunks) == [(0, 256), (256, 352)]
 
 
 def test_without_held_nothing_is_exported(model):

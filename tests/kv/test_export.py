@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -42,3 +44,14 @@ def test_what_nobody_takes_expires():
     assert buffer.nbytes == 20
     buffer.discard(["b", "zzz"])
     assert buffer.nbytes == 0
+
+
+def test_what_is_on_its_way_is_bounded():
+    buffer = ExportBuffer(100)
+    assert buffer.begin(60) and not buffer.begin(60) and buffer.dropped == 1
+    released = threading.Timer(0.05, buffer.end, (60,))
+    released.start()
+    assert buffer.begin(60, wait_s=30)
+    buffer.end(60)
+    released.join()
+    assert buffer.begin(100)

@@ -88,6 +88,17 @@ def test_a_chain_is_evicted_from_its_end():
     assert kept == [128, 256, 384]
 
 
+def test_what_a_longer_chunk_replaces_goes_first():
+    tokens = PROMPT[:256]
+    shorter, longer = cut(tokens[:100], root())[0], cut(tokens[:192], root())[0]
+    other = cut([7] * 64, root())[0]
+    index = ChunkIndex(shorter.nbytes + longer.nbytes + other.nbytes)
+    add(index, other, shorter, longer)
+    assert index.chunk_ids == [shorter.chunk_id, other.chunk_id, longer.chunk_id]
+    # Its tail still serves those that ask for the same prompt again.
+    assert [p.end_token for p in index.match(*prompt_keys(tokens[:100], root()))] == [100]
+
+
 def test_no_room_beside_pinned_chunks():
     (meta,) = cut(PROMPT[:64], root())
     (other,) = cut([5] * 64, root())

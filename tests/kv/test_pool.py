@@ -139,6 +139,20 @@ async def test_part_of_a_prompt_and_part_of_a_chunk(client):
         await fetch(client, tokens, skip_tokens=5)
 
 
+async def test_touching_says_how_far_the_pool_goes_and_keeps_it_fresh(client, pool):
+    old, other = prompt(300), prompt(256)
+    await produce(client, old)
+    await produce(client, other)
+    keys, tails = prompt_keys(old, root())
+    assert await client.touch(keys, tails) == 300
+    assert await client.touch(keys) == 288 and await client.touch(prompt_keys(prompt(64), root())[0]) == 0
+    for _ in range(12):
+        await produce(client, prompt(512))
+        await client.touch(keys, tails)
+    assert await client.touch(keys, tails) == 300
+    assert await fetch(client, other) == []
+
+
 async def test_two_workers_publish_the_same_keys(client, pool):
     tokens = prompt(512)
     a, b = Worker.remote(), Worker.remote()
