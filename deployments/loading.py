@@ -49,7 +49,12 @@ def resolve_weights(spec: WorkerSpec, progress: Progress) -> Path:
 def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
     """The model in ``path``, on the worker's device."""
     return load_causal_lm(
-        path, dtype=spec.dtype, device=spec.device, max_model_len=spec.max_model_len or None, progress=progress
+        path,
+        dtype=spec.dtype,
+        device=spec.device,
+        max_model_len=spec.max_model_len or None,
+        quantization=spec.quantization,
+        progress=progress,
     )
 
 
@@ -108,7 +113,7 @@ def load_engine(
     progress("warming up")
     warm_up(engine)
 
-    revision = f"{spec.model} {fingerprint(path)}"
+    revision = f"{spec.model} {fingerprint(path)} {spec.quantization}"
 
     def root_of(salt: bytes) -> bytes:
         return root_key(revision, dtype_name, model.kv_shape.layout.name, "", salt)

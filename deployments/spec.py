@@ -17,6 +17,8 @@ class WorkerSpec:
     source: str
     home: str
     dtype: str = "auto"
+    # Of the weights: none, int8, int4.
+    quantization: str = "none"
     device: str = "cpu"
     cpu_threads: int = 0
     kv_cache_bytes: int = 0

@@ -131,6 +131,7 @@ def _worker_spec(
         "source": str(source),
         "home": str(settings.home),
         "dtype": record.dtype,
+        "quantization": record.quantization if stage in ("decode", "prefill") else "none",
         "device": "cuda" if size.num_gpus else "cpu",
         "cpu_threads": size.cpu_threads,
         "kv_cache_bytes": size.kv_cache_bytes or 0,

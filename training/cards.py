@@ -60,6 +60,10 @@ On {tools} fresh synthetic tool conversations, many with made-up tool and parame
 exactly right in {tool_exact}; of the other {tool_rest} it answered {tool_quiet} without a call. Asked about 40
 made-up names it said of {unknown:.0%} that it does not know them.
 
+With weights rounded when they are loaded (`quantization: int8` or `int4`, dtype bfloat16), perplexity on code it has
+not seen (the first 8,000 tokens of the standard library's `configparser.py`) is 137.1 and 141.1, against 137.2 without:
+`python -m benchmarks perplexity checkpoints/pico-instruct --text configparser.py --tokens 8000`.
+
 ## Chat format
 
 `<|begin|><|system|>...<|end|><|user|>...<|end|><|assistant|>...<|end|>`; tools are listed in

@@ -19,20 +19,21 @@ from torch import Tensor
 
 from serve_app.kernels import native
 from serve_app.kernels.attention import cpu_library
+from serve_app.kernels.quantize import Quantized, pack_panels
 
 PANEL = 64
 PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attention", "head")
 _HUGE_PAGE = 2 << 20
-_NORM, _LINEAR = struct.Struct("Pd"), struct.Struct("PPqq")
-_LAYER = struct.Struct("PdPPqqPdPdPPqqPdPPqqPPqqqdd")
-_MODEL = struct.Struct("PPPdPPqq8q")
+_NORM, _LINEAR = "Pd", "PPqqq"
+_LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qdd")
+_MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
 _STEP = struct.Struct("15P8q")
 _REASONS = {
     2: "lengths or sample rows contradict each other",
     3: "a block id or slot is outside the cache",
     4: "a token id is outside the vocabulary",
     5: "a position is outside the rotary table",
-    9: "this build has no bfloat16 dot products",
+    9: "this build has no bfloat16 or 8-bit dot products",
 }
 
 
@@ -59,10 +60,14 @@ class DecoderShape:
 
 @dataclass(slots=True)
 class LinearWeight:
-    """A linear layer's weight: ``parts`` [n_i, k] bfloat16 stacked, with their biases (all or none)."""
+    """A linear layer's weight: ``parts`` [n_i, k] stacked, with their biases (all or none).
+
+    ``quantized``, if there, are the same parts in fewer bits; ``parts`` then hold their values.
+    """
 
     parts: list[Tensor]
     biases: list[Tensor] = field(default_factory=list)
+    quantized: list[Quantized] = field(default_factory=list)
 
     @property
     def out_features(self) -> int:
@@ -74,6 +79,8 @@ class LinearWeight:
 
     @property
     def packed_bytes(self) -> int:
+        if self.quantized:
+            return self.packed_rows * self.quantized[0].row_bytes
         return self.packed_rows * self.parts[0].shape[1] * 2
 
 
@@ -102,12 +109,12 @@ class DecoderLayer:
     softcap: float
 
 
-def decoder_library() -> native.Library | None:
-    """The C++ library if this CPU can run the pass."""
+def decoder_library(*, quantized: bool = False) -> native.Library | None:
+    """The C++ library if this CPU can run the pass, and with ``quantized`` also on weights in fewer bits."""
     library = cpu_library()
     if library is None or not torch.cpu._is_avx512_bf16_supported():
         return None
-    return library
+    return None if quantized and not torch.cpu._is_vnni_supported() else library
 
 
 def plain_order(rows: int) -> np.ndarray:
@@ -237,17 +244,23 @@ class Decoder:
         self._keep.append(weight)
         return weight.data_ptr(), norm.eps
 
-    def _linear(self, weight: LinearWeight, paired: bool = False) -> tuple[int, int, int, int]:
-        source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
-        source = source.detach().contiguous()
-        rows, k = source.shape
+    def _linear(self, weight: LinearWeight, paired: bool = False) -> tuple[int, int, int, int, int]:
+        rows, k = weight.out_features, weight.parts[0].shape[1]
         order = paired_order(rows // 2) if paired else plain_order(rows)
         at = self._arena.take(weight.packed_bytes)
-        self._library.pack(source.data_ptr(), at, order.ctypes.data, len(order), k, self.threads)
+        bits = 16
+        if weight.quantized:
+            codes = Quantized.stack(weight.quantized)
+            panels, bits = pack_panels(codes, order), codes.bits
+            ctypes.memmove(at, panels.data_ptr(), panels.numel())
+        else:
+            source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
+            source = source.detach().contiguous()
+            self._library.pack(source.data_ptr(), at, order.ctypes.data, len(order), k, self.threads)
         bias = 0
         if weight.biases:
             values = torch.cat([b.detach().float() for b in weight.biases] + [torch.zeros(1)])
             ordered = values[torch.from_numpy(order)].contiguous()  # -1 is the zero at the end
             self._keep.append(ordered)
             bias = ordered.data_ptr()
-        return at, bias, rows, k
+        return at, bias, rows, k, bits

@@ -30,6 +30,7 @@ from serve_app.kernels.decoder import (
 )
 from serve_app.kernels.linear import FusedLinear
 from serve_app.models import attention
+from serve_app.models.quantization import codes_of
 
 if TYPE_CHECKING:
     from serve_app.engine.batch import Batch
@@ -59,6 +60,10 @@ class LeanModel:
     head: LinearWeight
     rotary: Callable[[int], tuple[Tensor, Tensor]]
     linears: list[nn.Linear]
+
+    @property
+    def quantized(self) -> bool:
+        return any(w.quantized for layer in self.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
 
 
 def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
@@ -98,10 +103,11 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
 
 def build_forward(lean: LeanModel) -> tuple[Callable[[Batch], Tensor], str]:
     """The fastest forward for this CPU and the weights' dtype, and its name for the log."""
-    library = decoder_library()
+    library = decoder_library(quantized=lean.quantized)
     if library is not None and lean.embedding.dtype == torch.bfloat16 and lean.shape.obstacle() is None:
         decoder = Decoder(library, lean.shape, lean.embedding, lean.layers, lean.final_norm, lean.head, lean.rotary)
-        return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed"
+        kind = " quantised" if lean.quantized else ""
+        return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed{kind}"
     return LeanForward(lean), "lean torch forward"
 
 
@@ -109,8 +115,10 @@ def free_weights(lean: LeanModel) -> None:
     """Drops the modules' own weights once a packed copy serves; the modules can't run afterwards."""
     lean.layers.clear()
     lean.head.parts.clear()
+    lean.head.quantized.clear()
     for linear in lean.linears:
         linear.weight = None  # type: ignore[assignment]
+        linear.quantized = None  # type: ignore[assignment]
 
 
 class LeanForward:
@@ -236,7 +244,9 @@ def _linear(*modules: Any) -> LinearWeight:
     biases = [m.bias.detach() for m in modules if m.bias is not None]
     if biases and len(biases) != len(modules):
         raise NotStandard("only some of the fused projections have a bias")
-    return LinearWeight([m.weight.detach() for m in modules], biases)
+    codes = [found for m in modules for found in codes_of(m)]
+    same = len(codes) == len(modules) and len({c.bits for c in codes}) == 1
+    return LinearWeight([m.weight.detach() for m in modules], biases, codes if same else [])
 
 
 def _norm(module: Any) -> NormWeight:

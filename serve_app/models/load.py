@@ -18,6 +18,7 @@ from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Forward, KVShape
 from serve_app.engine.scheduler import Scheduled
 from serve_app.models import attention
+from serve_app.models.quantization import quantize_linears
 
 Progress = Callable[[str], None]
 
@@ -54,12 +55,14 @@ def load_causal_lm(
     dtype: str = "auto",
     device: str = "cpu",
     max_model_len: int | None = None,
+    quantization: str = "none",
     optimise: bool = True,
     progress: Progress = lambda stage: None,
 ) -> CausalModel:
     """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
 
-    ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name. Raises
+    ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name; ``quantization``
+    is ``none``, ``int8`` or ``int4`` (:mod:`serve_app.models.quantization`). Raises
     :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or one
     whose attention does not go through transformers' interface.
     """
@@ -83,8 +86,11 @@ def load_causal_lm(
     module.eval()
     module.to(device)
     loaded = time.perf_counter()
-    progress("optimising")
     report: dict[str, Any] = {"import_s": round(imported - started, 2), "load_s": round(loaded - imported, 2)}
+    if quantization != "none":
+        progress(f"quantising to {quantization}")
+        report["quantization"] = quantize_linears(module, quantization)
+    progress("optimising")
     text_config = module.config.get_text_config()
     model = CausalModel(
         forward=_forward(module),

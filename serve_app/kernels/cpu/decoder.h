@@ -8,6 +8,7 @@
 #include "gemm.h"
 #include "norm.h"
 #include "paged_attention.h"
+#include "quantized.h"
 #include "team.h"
 
 namespace {
@@ -82,6 +83,7 @@ public:
             if (a.sample_rows[s] < 0 || a.sample_rows[s] >= a.tokens) return 2;
         const int64_t q_width = m.q_heads * m.head_dim;
         qkv_width = q_width + 2 * m.kv_heads * m.head_dim;
+        if (quantized() && !HAS_QUANTIZED) return 9;
         static thread_local std::vector<bf16> memory;
         const int64_t widths[] = {m.hidden, m.hidden, qkv_width, q_width, m.inner};
         const int64_t count = std::max(a.tokens + a.samples, OWN_ROWS * std::max<int64_t>(1, a.threads));
@@ -94,6 +96,7 @@ public:
             *buffers[i] = at;
             at += (widths[i] * count + 31) / 32 * 32;
         }
+        if (quantized()) prepare_codes(count);
         claimed = std::make_unique<std::atomic<int>[]>(4 * m.layer_count + 1);
         for (int64_t i = 0; i < 4 * m.layer_count + 1; i++) claimed[i] = 0;
         return prepare_attention();
@@ -210,13 +213,52 @@ private:
     void product(const Shared& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
         std::atomic<int>& counter = claimed[index];
         const int all = panels(l);
+        const Codes codes = l.bits == 16 ? Codes{} : quantize(self, from, count, l.k);
         for (int panel = counter++, next; panel < all; panel = next) {
             next = counter++;
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
-            panel_product(l, panel, next, from, l.k, (int)count, [&](int row, const float* sums) {
-                write(row, panel * PANEL, width, sums);
-            });
+            const auto finished = [&](int row, const float* sums) { write(row, panel * PANEL, width, sums); };
+            if (l.bits == 16) panel_product(l, panel, next, from, l.k, (int)count, finished);
+#if HAS_QUANTIZED
+            if (l.bits == 8) quantized_panel<8>(l, panel, next, codes, (int)count, finished);
+            if (l.bits == 4) quantized_panel<4>(l, panel, next, codes, (int)count, finished);
+#endif
         }
+    }
+
+    // Rows in 8 bits. As with norms, every thread makes its own copy of a few rows.
+    Codes quantize(const Shared& self, const bf16* from, int64_t count, int64_t k) {
+        Codes to{codes, code_scales, code_sums, k};
+#if HAS_QUANTIZED
+        if (count <= OWN_ROWS) {
+            to = to.from(self.thread * OWN_ROWS);
+            for (int64_t r = 0; r < count; r++) quantize_row(from + r * k, to.from(r));
+            return to;
+        }
+        rows(self, count, [&](int64_t r) { quantize_row(from + r * k, to.from(r)); });
+        self.team.wait();
+#endif
+        return to;
+    }
+
+    bool quantized() const {
+        for (int64_t i = 0; i < m.layer_count; i++)
+            for (const Linear* l : {&m.layers[i].qkv, &m.layers[i].o, &m.layers[i].gate_up, &m.layers[i].down})
+                if (l->bits != 16) return true;
+        return m.head.bits != 16;
+    }
+
+    void prepare_codes(int64_t count) {
+        static thread_local std::vector<int8_t> values;
+        static thread_local std::vector<float> scales;
+        static thread_local std::vector<int32_t> sums;
+        const int64_t widest = std::max({m.hidden, m.inner, m.q_heads * m.head_dim});
+        if ((int64_t)values.size() < count * widest) values.resize(count * widest);
+        if ((int64_t)scales.size() < count * widest / GROUP) {
+            scales.resize(count * widest / GROUP);
+            sums.resize(count * widest / GROUP);
+        }
+        codes = values.data(), code_scales = scales.data(), code_sums = sums.data();
     }
 
     static void copy(bf16* to, const float* from, int width) {
@@ -304,6 +346,9 @@ private:
     const Model& m;
     Clock::time_point last;
     int64_t qkv_width = 0;
+    int8_t* codes = nullptr;
+    float* code_scales = nullptr;
+    int32_t* code_sums = nullptr;
     bf16 *x = nullptr, *normed = nullptr, *qkv = nullptr, *attended = nullptr, *inner = nullptr;
     std::unique_ptr<std::atomic<int>[]> claimed;
     std::vector<Attention<bf16>*> plans;

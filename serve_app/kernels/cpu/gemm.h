@@ -18,9 +18,9 @@ constexpr int NEAR = 2048;      // elements fetched ahead where a panel is passe
 constexpr int K_PIECE = 2048;   // a panel's piece (256 KB) stays in the second-level cache for the whole chunk
 
 struct Linear {  // mirrored by serve_app/kernels/decoder.py
-    const bf16* weight;
+    const void* weight;
     const float* bias;  // [n], in panel order, or null
-    int64_t n, k;
+    int64_t n, k, bits;  // 16: bfloat16, as here; 8 and 4: quantized.h
 };
 
 inline int panels(const Linear& l) { return (int)((l.n + PANEL - 1) / PANEL); }
@@ -74,7 +74,7 @@ inline void any_tile(int rows, const bf16* x, int64_t stride, const bf16* w, int
 template <class Write>
 inline void panel_product(const Linear& l, int panel, int next, const bf16* x, int64_t x_stride, int rows, Write write) {
     alignas(64) float sums[ROW_CHUNK * PANEL];
-    const bf16* weight = l.weight + (int64_t)panel * PANEL * l.k;
+    const bf16* weight = (const bf16*)l.weight + (int64_t)panel * PANEL * l.k;
     const int64_t far = (int64_t)(next - panel) * PANEL * l.k;
     for (int low = 0; low < rows; low += ROW_CHUNK) {
         const int count = std::min(ROW_CHUNK, rows - low);
