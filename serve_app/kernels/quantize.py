@@ -1,8 +1,8 @@
 """Weights in 8 or 4 bits, per output and group of 64 columns.
 
-``value = scale * code + offset``: 8 bits are symmetric (codes -127 to 127, no offset), 4 bits asymmetric (codes 0 to 15;
-the offset is the group's least value). Scales and offsets are bfloat16. The C++ pass (``cpu/quantized.h``) multiplies the
-codes with activations in 8 bits; everywhere else :meth:`Quantized.dequantize` gives a weight for the usual kernels.
+``value = scale * code + offset``: 8 bits are symmetric (codes -127 to 127, no offset), 4 bits asymmetric (codes 0 to
+15; the offset is the least value). Scales and offsets are bfloat16. The C++ pass (``cpu/quantized.h``) multiplies
+the codes with activations in 8 bits; elsewhere :meth:`Quantized.dequantize` gives a weight for the usual kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8)
 
 @dataclass(slots=True)
 class Quantized:
-    """``codes`` uint8 [n, k] (8 bits: biased by 128); ``scale`` and ``offset`` bfloat16 [n, k / 64], no offset for 8."""
+    """``codes`` uint8 [n, k] (8 bits: plus 128); ``scale`` and ``offset`` bfloat16 [n, k / 64], no offset for 8."""
 
     bits: int
     codes: Tensor
@@ -95,7 +95,7 @@ def _round(grouped: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) 
 
 
 def pack_panels(weight: Quantized, order: np.ndarray) -> Tensor:
-    """The layout of ``cpu/quantized.h`` as uint8 [bytes]; packed row r is the weight's row ``order[r]``, -1 for zeros."""
+    """The layout of ``cpu/quantized.h`` as uint8 [bytes]; packed row r is row ``order[r]``, -1 stands for zeros."""
     index = torch.from_numpy(order)
     pad = index < 0
     rows, groups = index.clamp(min=0), weight.codes.shape[1] // GROUP
