@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -19,7 +21,8 @@ def quantize_linears(model: nn.Module, name: str) -> str:
     (:class:`serve_app.kernels.quantize.Quantized`).
     """
     done, left = 0, 0
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head = find_head()
     for module in model.modules():
         if type(module) is not nn.Linear:
             continue
