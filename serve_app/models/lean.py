@@ -254,7 +254,7 @@ def _norm(module: Any) -> NormWeight:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
         raise NotStandard(f"{type(module).__name__} is not an RMS norm")
-    x = torch.linspace(-2, 3, len(weight)).to(weight.dtype)
+    x = torch.linspace(-2, 3, len(weight), device=weight.device).to(weight.dtype)
     if not torch.allclose(module(x), F.rms_norm(x, (len(weight),), weight, eps), rtol=0.02, atol=1e-3):
         raise NotStandard(f"{type(module).__name__} computes something else than an RMS norm")
     return NormWeight(weight.detach(), eps)
@@ -267,7 +267,8 @@ def rotary_tables(module: Any, like: Tensor) -> Callable[[int], tuple[Tensor, Te
 
     @torch.inference_mode()
     def tables(positions: int) -> tuple[Tensor, Tensor]:
-        cos, sin = (t[0].float() for t in module(like[:1].unsqueeze(0), torch.arange(positions).unsqueeze(0)))
+        where = torch.arange(positions, device=like.device)
+        cos, sin = (t[0].float() for t in module(like[:1].unsqueeze(0), where.unsqueeze(0)))
         half = cos.shape[1] // 2
         if not torch.equal(cos[:, :half], cos[:, half:]):
             raise NotStandard("the rotary table is interleaved")

@@ -13,7 +13,7 @@ from serve_app.engine.batch import build_batch
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Forward
 from serve_app.engine.scheduler import Scheduled
-from serve_app.models import lean
+from serve_app.models import device, lean
 
 if TYPE_CHECKING:
     from serve_app.models.load import CausalModel
@@ -29,12 +29,10 @@ ALLOWED_QUANTIZED = 0.15
 
 def optimise(model: CausalModel) -> dict[str, Any]:
     """Applies what pays on the model's device and returns a report for the log."""
-    if model.device.type != "cpu":
-        return {}
     started = time.perf_counter()
     expected = probe(model, model.forward)
     report = _use_lean_forward(model, expected)
-    if "lean" not in report:
+    if "lean" not in report and model.device.type == "cpu":
         report.update(_replace_modules(model, expected))
     report["optimise_s"] = round(time.perf_counter() - started, 2)
     return report
@@ -48,7 +46,10 @@ def _use_lean_forward(model: CausalModel, expected: Tensor) -> dict[str, Any]:
         return {"standard_forward": f"kept: {reason}"}
     except (AttributeError, TypeError, RuntimeError) as failure:
         return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
-    forward, name = lean.build_forward(parts)
+    if model.device.type == "cuda":
+        forward, name = device.build_forward(parts, model.max_model_len)
+    else:
+        forward, name = lean.build_forward(parts)
     error = difference(probe(model, forward), expected)
     if not error <= (ALLOWED_QUANTIZED if parts.quantized else ALLOWED[model.kv_shape.dtype]):
         log.warning("the %s differs from the model's own by %.2g and is not used", name, error)

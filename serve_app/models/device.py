@@ -1,0 +1,141 @@
+"""The generic standard layer for GPUs: few launches, one copy of the weights, logits of sampled rows only.
+
+A layer is four matrix products and four or five small kernels. The residual sum is taken in with the norm that follows
+it, rotation with the write to the cache. Lengths are never read on the host, so that the pass can be captured in a CUDA
+graph. It runs on CPU tensors as well, where tests compare it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
+from serve_app.kernels.fused import Operators
+
+if TYPE_CHECKING:
+    from serve_app.engine.batch import Batch
+    from serve_app.models.lean import LeanModel
+
+# [T, k] -> [T, n]
+Linear = Callable[[Tensor], Tensor]
+# (weight [n, k], bias [n] or None) -> what computes with them
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]
+
+
+@dataclass(slots=True)
+class PlainLinear:
+    """``x @ weight.T + bias`` in the weight's dtype."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(slots=True)
+class DeviceLayer:
+    input_norm: NormWeight
+    qkv: Linear
+    q_norm: tuple[Tensor, float] | None
+    k_norm: tuple[Tensor, float] | None
+    o: Linear
+    post_norm: NormWeight
+    gate_up: Linear
+    down: Linear
+    options: dict[str, float | int | None]  # of attention
+
+
+class DeviceForward:
+    """The forward pass over a flat batch: logits [S, vocab] of ``batch.sample_rows``."""
+
+    def __init__(
+        self,
+        lean: LeanModel,
+        operators: Operators,
+        max_positions: int,
+        linear: MakeLinear = PlainLinear,
+    ) -> None:
+        self.operators, self.shape = operators, lean.shape
+        self.embedding, self.final_norm = lean.embedding, lean.final_norm
+        owners = {module.weight.data_ptr(): module for module in lean.linears}
+        self.layers = [_layer(layer, owners, linear) for layer in lean.layers]
+        # The head stays as it is: its rounding decides between tokens directly.
+        self.head = PlainLinear(*fuse(lean.head, owners))
+        # To the end from the start: a table that grows would move under a captured graph.
+        self.cos, self.sin = lean.rotary(max_positions)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        operators, rows = self.operators, batch.sample_rows
+        cos, sin = self.cos, self.sin
+        wanted = batch.capture.layers if batch.capture is not None else ()
+        captured: dict[int, Tensor] = {}
+        x, delta = F.embedding(batch.input_ids, self.embedding), None
+        for index, layer in enumerate(self.layers):
+            kv = batch.kv[index]
+            normed, x = operators.add_rms_norm(x, delta, layer.input_norm.weight, layer.input_norm.eps)
+            if index in wanted:
+                captured[index] = x
+            q = operators.rotate_and_write(
+                layer.qkv(normed), kv, cos, sin, batch.positions, batch.slots, layer.q_norm, layer.k_norm
+            )
+            heads = operators.attention(q, kv, batch, **layer.options).flatten(1)
+            if index == len(self.layers) - 1 and len(rows) < len(x):
+                heads, x = heads[rows], x[rows]  # behind the last attention, other rows serve nothing
+                if len(rows) == 0:
+                    break
+            normed, x = operators.add_rms_norm(x, layer.o(heads), layer.post_norm.weight, layer.post_norm.eps)
+            delta = layer.down(operators.swiglu(layer.gate_up(normed)))
+        if batch.capture is not None:
+            batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
+        if len(rows) == 0:
+            return x.new_empty((0, self.shape.vocab))
+        normed, _ = operators.add_rms_norm(x, delta, self.final_norm.weight, self.final_norm.eps)
+        return self.head(normed)
+
+
+def build_forward(lean: LeanModel, max_positions: int) -> tuple[Callable[[Batch], Tensor], str]:
+    """The pass with the operators that the weights' device gets, and its name for the log."""
+    from serve_app.kernels.gpu.backend import describe, operators
+
+    device = lean.embedding.device
+    return DeviceForward(lean, operators(device), max_positions), f"fused layers, {' '.join(describe(device))}"
+
+
+def _layer(layer: DecoderLayer, owners: dict[int, nn.Linear], linear: MakeLinear) -> DeviceLayer:
+    def norm(found: NormWeight | None) -> tuple[Tensor, float] | None:
+        return None if found is None else (found.weight, found.eps)
+
+    return DeviceLayer(
+        input_norm=layer.input_norm,
+        qkv=linear(*fuse(layer.qkv, owners)),
+        q_norm=norm(layer.q_norm),
+        k_norm=norm(layer.k_norm),
+        o=linear(*fuse(layer.o, owners)),
+        post_norm=layer.post_norm,
+        gate_up=linear(*fuse(layer.gate_up, owners)),
+        down=linear(*fuse(layer.down, owners)),
+        options={"scale": layer.scale, "window": layer.window or None, "softcap": layer.softcap or None},
+    )
+
+
+def fuse(weight: LinearWeight, owners: dict[int, nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """One tensor [sum of n_i, k] for the parts, and one bias. The modules that owned the parts (by data pointer) get
+    views of it, so that they go on working and no weight is held twice.
+    """
+    bias = torch.cat(weight.biases) if weight.biases else None
+    if len(weight.parts) == 1:
+        return weight.parts[0], bias
+    joined = torch.cat(weight.parts)
+    views = list(joined.split([len(part) for part in weight.parts]))
+    for part, view in zip(weight.parts, views, strict=True):
+        if (owner := owners.get(part.data_ptr())) is not None and owner.weight.shape == view.shape:
+            owner.weight = nn.Parameter(view, requires_grad=False)
+    weight.parts[:] = views
+    return joined, bias

@@ -1,0 +1,19 @@
+"""A whole model on the Triton kernels gives what transformers gives."""
+
+import pytest
+
+from serve_app.models import lean
+from serve_app.models.device import DeviceForward
+from serve_app.models.surgery import difference, probe
+from tests import tiny
+
+
+@pytest.mark.parametrize(("family", "dtype", "allowed"), [("qwen3", "float32", 1e-5), ("phi3", "bfloat16", 0.03)])
+def test_logits(family, dtype, allowed, device, tmp_path):
+    from serve_app.kernels.gpu.backend import triton_operators
+
+    path = tiny.write_checkpoint(tmp_path, family, num_hidden_layers=2)
+    model = tiny.load(path, dtype=dtype, device=device.type)
+    parts = lean.read_model(model, lambda: probe(model, model.forward))
+    forward = DeviceForward(parts, triton_operators(), model.max_model_len)
+    assert difference(probe(model, forward), probe(model, model.forward)) < allowed

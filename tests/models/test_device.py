@@ -1,0 +1,72 @@
+"""The layers as GPUs run them, on CPU tensors: the same results as the model's own modules, and one copy of weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from serve_app.kernels.fused import TORCH
+from serve_app.models import lean
+from serve_app.models.device import DeviceForward
+from serve_app.models.surgery import difference, probe
+from tests import tiny
+
+STANDARD = ["llama", "qwen2", "qwen3", "mistral", "phi3"]
+
+
+def build(path, **options) -> tuple:
+    model = tiny.load(path, **options)
+    parts = lean.read_model(model, lambda: probe(model, model.forward))
+    return model, DeviceForward(parts, TORCH, model.max_model_len)
+
+
+@pytest.mark.parametrize("family", STANDARD)
+def test_tokens_equal_generate(family, tmp_path):
+    path = tiny.write_checkpoint(tmp_path, family)
+    reference = tiny.load_reference(path)
+    model, forward = build(path)
+    own = probe(model, model.forward)
+    assert difference(probe(model, forward), own) < 1e-5
+    engine = tiny.make_engine(dataclasses.replace(model, forward=forward), num_blocks=200, max_batch_tokens=64)
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, 256) for _ in range(rng.randrange(1, 150))] for _ in range(8)]
+    for index, prompt in enumerate(prompts):
+        engine.add(tiny.make_request(str(index), prompt, max_tokens=24))
+    outputs = tiny.run_all(engine)
+    for index, prompt in enumerate(prompts):
+        assert outputs[str(index)] == tiny.reference_tokens(reference, prompt, 24)
+
+
+def test_weights_are_held_once(tmp_path):
+    """The fused weight is the modules' own: those still run, and changing it changes them."""
+    model, forward = build(tiny.write_checkpoint(tmp_path, "llama"))
+    before = probe(model, model.forward)
+    attention = model.module.model.layers[1].self_attn
+    fused = forward.layers[1].qkv.weight
+    assert fused.untyped_storage().data_ptr() == attention.k_proj.weight.untyped_storage().data_ptr()
+    with torch.no_grad():
+        fused *= 1.5
+    assert difference(probe(model, model.forward), before) > 0.01
+    assert difference(probe(model, forward), probe(model, model.forward)) < 1e-5
+
+
+def test_hidden_states_are_handed_out(tmp_path):
+    from serve_app.engine.batch import Capture, build_batch
+    from serve_app.engine.request import Request, SamplingParams
+    from serve_app.engine.scheduler import Scheduled
+    from serve_app.models.lean import LeanForward
+
+    model, forward = build(tiny.write_checkpoint(tmp_path, "qwen3"))
+    other = LeanForward(lean.read_model(model, lambda: probe(model, model.forward)))
+    states = []
+    for run in (forward, other):
+        request = Request("x", [5, 6, 7], 3, SamplingParams(), root=b"", blocks=[1])
+        batch = build_batch([Scheduled(request, 0, 3, 0)], model.kv_shape.allocate(2, "cpu"))
+        batch.capture = Capture((0, 2))
+        with torch.inference_mode():
+            assert run(batch).shape == (0, 256)
+        states.append(batch.capture.states)
+    torch.testing.assert_close(*states)
