@@ -17,10 +17,8 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.fields import boolean, objects, refuse, string, text
 from serve_app.api.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, parse_messages, parse_tool_choice, parse_tools
 from serve_app.api.sampling import parse_sampling, parse_stop, refuse_unsupported
+from serve_app.api.thinking import switched
 from serve_app.api.types import GenerateRequest, ModelLimits
-
-# What a model said to itself in an earlier turn, and what servers kept for it: nothing that a later turn needs.
-_SILENT_BLOCKS = ("thinking", "redacted_thinking")
 
 
 def parse_messages_request(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> GenerateRequest:
@@ -62,6 +60,8 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
         tool_choice=_tool_choice(body.get("tool_choice"), tools),
         max_tokens_given=False,
         template_kwargs=_thinking(body.get("thinking")),
+        show_reasoning=_thinks(body.get("thinking")),
+        parallel_tool_calls=not _one_call(body.get("tool_choice")),
         **_asked(body),
     )
 
@@ -138,6 +138,7 @@ def _user(role: str, blocks: list[dict[str, Any]], where: str) -> list[dict[str,
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
     said: list[str] = []
+    thought: list[str] = []
     calls: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
         here = f"{where}[{i}]"
@@ -152,9 +153,14 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
             calls.append(
                 {"id": text(block.get("id"), f"{here}.id", limit=256), "type": "function", "function": function}
             )
-        elif kind not in _SILENT_BLOCKS:
+        elif kind == "thinking":
+            thought.append(text(block.get("thinking"), f"{here}.thinking"))
+        elif kind != "redacted_thinking":
             raise _unsupported(block, here, "text and tool_use")
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(said)}
+    if any(thought):
+        # Templates decide which turns' reasoning the model sees again.
+        message["reasoning_content"] = "\n".join(thought)
     return {**message, "tool_calls": calls} if calls else message
 
 
@@ -184,7 +190,6 @@ def _tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> str | dict[s
         return None
     if not isinstance(value, dict):
         raise refuse("tool_choice", 'an object such as {"type": "auto"}', value)
-    boolean(value, "disable_parallel_tool_use")
     kind = value.get("type")
     if kind == "tool":
         name = text(value.get("name"), "tool_choice.name", limit=128)
@@ -201,10 +206,17 @@ def _output_format(body: dict[str, Any]) -> Any:
 
 
 def _thinking(value: Any) -> dict[str, Any]:
-    """``thinking`` as the switch that templates of reasoning models know; others ignore it."""
-    if value is None:
-        return {}
+    """``thinking`` as the switches that templates of reasoning models know. In this dialect models do not think unless
+    they are asked to: clients read the first block as the answer."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind not in ("enabled", "disabled", "adaptive"):
+    if value is not None and kind not in ("enabled", "disabled", "adaptive"):
         raise InvalidInput('thinking must be {"type": "enabled"} or {"type": "disabled"}.', param="thinking")
-    return {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
+    return {} if kind == "adaptive" else switched(kind == "enabled")
+
+
+def _thinks(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") != "disabled"
+
+
+def _one_call(choice: Any) -> bool:
+    return isinstance(choice, dict) and bool(boolean(choice, "disable_parallel_tool_use"))

@@ -12,7 +12,7 @@ import orjson
 from serve_app.api import sse
 from serve_app.api.errors import ApiError, as_api_error
 from serve_app.api.openai_answers import close
-from serve_app.api.types import ChoiceDone, Event, GenerateRequest, TextDelta, ToolCallDelta, Usage
+from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +66,19 @@ class _Message:
             # What is known before the first token; message_delta brings the rest.
             "usage": usage_json(Usage(prompt_tokens=prompt_tokens)),
         }
-        self._open = False
+        # The kind of the block that grows, "" between blocks.
+        self._open = ""
+        self._shows_reasoning = request.show_reasoning
+        self._arguments = ""
 
     def start(self) -> list[bytes]:
         return [_frame("message_start", message=self.body), _frame("ping")]
 
     def feed(self, event: Event) -> list[bytes]:
         if isinstance(event, TextDelta):
-            return self._text(event.text) if event.text else []
+            return self._grow("text", event.text)
+        if isinstance(event, ReasoningDelta):
+            return self._grow("thinking", event.text) if self._shows_reasoning else []
         if isinstance(event, ToolCallDelta):
             return self._call(event)
         if isinstance(event, ChoiceDone):
@@ -91,20 +96,32 @@ class _Message:
             _frame("message_stop"),
         ]
 
-    def _text(self, piece: str) -> list[bytes]:
+    def _grow(self, kind: str, piece: str) -> list[bytes]:
+        """More of a block of text or thinking."""
+        if not piece:
+            return []
         frames = []
-        if not self._open:
-            frames.append(self._start_block({"type": "text", "text": ""}))
-            self._open = True
-        self._block["text"] += piece
-        return [*frames, self._delta({"type": "text_delta", "text": piece})]
+        if self._open != kind:
+            frames += self._stop_block()
+            # Nobody signs reasoning here; clients send the field back as it came.
+            signed = {"signature": ""} if kind == "thinking" else {}
+            frames.append(self._start_block({"type": kind, kind: "", **signed}))
+        self._block[kind] += piece
+        return [*frames, self._delta({"type": f"{kind}_delta", kind: piece})]
 
     def _call(self, call: ToolCallDelta) -> list[bytes]:
-        frames = self._stop_block()
-        frames.append(self._start_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}))
-        self._block["input"] = orjson.loads(call.arguments)
-        self._open = True
-        return [*frames, self._delta({"type": "input_json_delta", "partial_json": call.arguments}), *self._stop_block()]
+        frames = []
+        if call.name:
+            frames += self._stop_block()
+            frames.append(self._start_block({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}))
+            self._arguments = ""
+        self._arguments += call.arguments
+        if call.arguments:
+            frames.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
+        if call.last:
+            self._block["input"] = _input(self._arguments)
+            frames += self._stop_block()
+        return frames
 
     @property
     def _block(self) -> dict[str, Any]:
@@ -116,6 +133,7 @@ class _Message:
 
     def _start_block(self, block: dict[str, Any]) -> bytes:
         self.body["content"].append(block)
+        self._open = block["type"]
         return _frame("content_block_start", index=self._index, content_block=block)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
@@ -124,8 +142,16 @@ class _Message:
     def _stop_block(self) -> list[bytes]:
         if not self._open:
             return []
-        self._open = False
+        self._open = ""
         return [_frame("content_block_stop", index=self._index)]
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """A tool's input; what the model broke stands where Anthropic's documentation puts invalid JSON."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {"INVALID_JSON": arguments}
 
 
 def _frame(kind: str, **body: Any) -> bytes:

@@ -7,7 +7,15 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from serve_app.api.errors import Timeout
-from serve_app.api.types import ChoiceDone, Event, FinishReason, TextDelta, TokenLogprob, ToolCallDelta, Usage
+from serve_app.api.types import (
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 
 
 @dataclass(slots=True)
@@ -15,6 +23,7 @@ class Choice:
     """One complete answer."""
 
     text: str = ""
+    reasoning: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
@@ -33,13 +42,24 @@ def collect(events: Iterable[Event]) -> tuple[list[Choice], Usage]:
         if isinstance(event, TextDelta):
             texts.setdefault(event.index, []).append(event.text)
             choice.logprobs.extend(event.logprobs or ())
+        elif isinstance(event, ReasoningDelta):
+            choice.reasoning += event.text
         elif isinstance(event, ToolCallDelta):
-            choice.tool_calls.append(event)
+            join_call(choice.tool_calls, event)
         else:
             choice.finish_reason = event.finish_reason
     for index, pieces in texts.items():
         choices[index].text = "".join(pieces)
     return [choices[index] for index in sorted(choices)] or [Choice()], usage
+
+
+def join_call(calls: list[ToolCallDelta], part: ToolCallDelta) -> ToolCallDelta:
+    """Adds ``part`` to the last of ``calls``, or as a new one, and gives that call as it is now."""
+    if not calls or calls[-1].call_index != part.call_index:
+        calls.append(part)
+    else:
+        calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.arguments, last=part.last)
+    return calls[-1]
 
 
 async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) -> AsyncIterator[Event]:
@@ -75,7 +95,8 @@ async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) 
                     total.completion_tokens += found.completion_tokens
                     total.cached_tokens += found.cached_tokens
                     total.neurons += found.neurons
-                elif isinstance(found, (TextDelta, ToolCallDelta, ChoiceDone)):
+                    total.reasoning_tokens += found.reasoning_tokens
+                else:
                     yield replace(found, index=found.index + number * choices_each)
         yield total
     finally:

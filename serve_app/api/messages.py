@@ -45,11 +45,15 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     content = message.get("content")
     if content is not None:
         out["content"] = _content(content, f"{where}.content")
+    elif out["role"] == "tool":
+        out["content"] = ""
     elif out["role"] != "assistant":
         raise InvalidInput(f"{where}.content is missing; send a string.", param=f"{where}.content")
     for key in ("name", "tool_call_id", "reasoning_content"):
         if message.get(key) is not None:
             out[key] = text(message[key], f"{where}.{key}")
+    if "reasoning_content" not in out and isinstance(message.get("reasoning"), str):
+        out["reasoning_content"] = message["reasoning"]
     return out
 
 
@@ -137,21 +141,3 @@ def parse_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> str | N
             param="tool_choice",
         )
     raise InvalidInput('tool_choice must be "auto" or "none".', param="tool_choice")
-
-
-# Clients may steer a template by these switches only: arbitrary variables have hung servers (vLLM
-# CVE-2025-61620).
-_TEMPLATE_SWITCHES = ("enable_thinking", "thinking", "clear_thinking")
-
-
-def parse_template_kwargs(value: Any) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise refuse("chat_template_kwargs", "an object", value)
-    for name, item in value.items():
-        if name not in _TEMPLATE_SWITCHES or not isinstance(item, bool):
-            allowed = ", ".join(_TEMPLATE_SWITCHES)
-            message = f"chat_template_kwargs may hold true or false for {allowed}, nothing else."
-            raise InvalidInput(message, param="chat_template_kwargs")
-    return dict(value)

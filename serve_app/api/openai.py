@@ -9,7 +9,7 @@ from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput, LoraUnsupported
 from serve_app.api.fields import boolean, choice, integer, refuse, string, text, texts
-from serve_app.api.messages import parse_messages, parse_template_kwargs, parse_tool_choice, parse_tools
+from serve_app.api.messages import parse_messages, parse_tool_choice, parse_tools
 from serve_app.api.sampling import (
     MAX_TOP_LOGPROBS,
     parse_chat_logprobs,
@@ -19,6 +19,7 @@ from serve_app.api.sampling import (
     parse_token_ids,
     refuse_unsupported,
 )
+from serve_app.api.thinking import parse_thinking
 from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits
 
 MAX_PROMPTS = 128
@@ -43,7 +44,6 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
         raise InvalidInput("messages is missing; send an array of {role, content}.", param="messages")
     sampling, given = parse_sampling(body, limits or ModelLimits(), logprobs=parse_chat_logprobs(body))
     tools = parse_tools(body.get("tools"))
-    boolean(body, "parallel_tool_calls")
     return GenerateRequest(
         model=_plain_model(model, body),
         messages=parse_messages(body["messages"]),
@@ -58,7 +58,8 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
         tool_choice=parse_tool_choice(body.get("tool_choice"), tools),
         **parse_asked(body),
         max_tokens_given=given,
-        template_kwargs=parse_template_kwargs(body.get("chat_template_kwargs")),
+        template_kwargs=parse_thinking(body, body.get("reasoning_effort")),
+        parallel_tool_calls=boolean(body, "parallel_tool_calls") is not False,
     )
 
 

@@ -20,6 +20,7 @@ from serve_app.api.types import (
     EmbedRequest,
     Event,
     GenerateRequest,
+    ReasoningDelta,
     TextDelta,
     TokenLogprob,
     ToolCallDelta,
@@ -37,12 +38,20 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "neurons": float(usage.neurons),
     }
 
 
 def tool_call_json(call: ToolCallDelta) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def tool_call_part(part: ToolCallDelta) -> dict[str, Any]:
+    """Part of a call as a stream tells it: what the call is comes once, its arguments in pieces."""
+    if part.name:
+        return {"index": part.call_index, **tool_call_json(part)}
+    return {"index": part.call_index, "function": {"arguments": part.arguments}}
 
 
 def chat_logprobs(logprobs: list[TokenLogprob]) -> dict[str, Any]:
@@ -79,6 +88,8 @@ def chat_choices(request: GenerateRequest, choices: list[Choice]) -> list[dict[s
     rendered = []
     for index, choice in enumerate(choices):
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         if choice.tool_calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [tool_call_json(call) for call in choice.tool_calls]
@@ -153,8 +164,11 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
                     None,
                     chat_logprobs(event.logprobs or []) if wanted else None,
                 )
+            elif isinstance(event, ReasoningDelta):
+                yield chunk(event.index, {"reasoning_content": event.text})
             elif isinstance(event, ToolCallDelta):
-                yield chunk(event.index, {"tool_calls": [{"index": event.call_index, **tool_call_json(event)}]})
+                if event.name or event.arguments:
+                    yield chunk(event.index, {"tool_calls": [tool_call_part(event)]})
             elif isinstance(event, ChoiceDone):
                 yield chunk(event.index, {}, event.finish_reason)
             elif request.include_usage:

@@ -15,9 +15,10 @@ from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields import boolean, integer, objects, refuse, string, text
-from serve_app.api.messages import MAX_MESSAGES, parse_messages, parse_tool_choice, parse_tools
+from serve_app.api.messages import MAX_MESSAGES, MAX_PARTS, parse_messages, parse_tool_choice, parse_tools
 from serve_app.api.openai import model_of
 from serve_app.api.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, parse_sampling, refuse_unsupported
+from serve_app.api.thinking import parse_thinking
 from serve_app.api.types import GenerateRequest, ModelLimits
 
 LOGPROBS = "message.output_text.logprobs"
@@ -64,8 +65,10 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
     previous = string(body, "previous_response_id", limit=128)
     if previous is not None:
         check_id(previous, "previous_response_id")
-    if body.get("reasoning") is not None and not isinstance(body["reasoning"], dict):
-        raise refuse("reasoning", "an object", body["reasoning"])
+    reasoning = body.get("reasoning")
+    if reasoning is not None and not isinstance(reasoning, dict):
+        raise refuse("reasoning", "an object", reasoning)
+    effort = (reasoning or {}).get("effort")
     parallel = boolean(body, "parallel_tool_calls")
     asked = parse_asked(body)
     request = ResponsesRequest(
@@ -79,6 +82,8 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             tools=tools,
             tool_choice=choice,
             max_tokens_given=given,
+            template_kwargs=parse_thinking(body, effort),
+            parallel_tool_calls=parallel is not False,
             **asked,
         ),
         turn=parse_input(body.get("input")),
@@ -93,6 +98,7 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             "max_output_tokens": sampling.max_tokens if given else None,
             "tool_choice": choice or "auto",
             "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in tools or ()],
+            "reasoning": {"effort": effort, "summary": None},
             "truncation": "disabled",
             "text": {"format": {"type": "text"}},
         },
@@ -115,6 +121,7 @@ def parse_input(value: Any) -> list[dict[str, Any]]:
     if value is None:
         raise InvalidInput("input is missing; send a string or an array of items.", param="input")
     out: list[dict[str, Any]] = []
+    thought = ""
     for i, item in enumerate(objects(value, "input", limit=MAX_MESSAGES)):
         where = f"input[{i}]"
         kind = item.get("type", "message")
@@ -132,14 +139,31 @@ def parse_input(value: Any) -> list[dict[str, Any]]:
             out[-1].setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             call_id = text(item.get("call_id"), f"{where}.call_id", limit=256)
-            out.append({"role": "tool", "tool_call_id": call_id, "content": item.get("output")})
-        elif kind != "reasoning":
+            if item.get("output") is None:
+                raise InvalidInput(f"{where}.output is missing; send a string.", param=f"{where}.output")
+            out.append({"role": "tool", "tool_call_id": call_id, "content": item["output"]})
+        elif kind == "reasoning":
+            thought = _reasoning_text(item, where)
+            continue
+        else:
             named = f'"{kind[:32]}"' if isinstance(kind, str) else "of that kind"
             message = (
                 f"{where}: items {named} are not supported; send messages, function_call and function_call_output."
             )
             raise InvalidInput(message, param=f"{where}.type")
+        if thought and out[-1]["role"] == "assistant":
+            out[-1]["reasoning_content"] = thought
+        thought = ""
     return parse_messages(out)
+
+
+def _reasoning_text(item: dict[str, Any], where: str) -> str:
+    """What a reasoning item of an earlier turn says, as far as it says it openly."""
+    parts = item.get("content")
+    if parts is None:
+        return ""
+    listed = objects(parts, f"{where}.content", limit=MAX_PARTS)
+    return "".join(text(part.get("text"), f"{where}.content.text") for part in listed)
 
 
 def _max_tokens(body: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from serve_app.api import sse
 from serve_app.api.errors import ApiError, as_api_error
 from serve_app.api.openai_answers import chat_logprobs, close
 from serve_app.api.responses import ResponsesRequest
-from serve_app.api.types import ChoiceDone, Event, TextDelta, ToolCallDelta, Usage
+from serve_app.api.types import ChoiceDone, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
         "neurons": float(usage.neurons),
     }
@@ -51,7 +51,8 @@ class _Response:
             "usage": None,
         }
         self._wants_logprobs = request.generate.sampling.logprobs is not None
-        self._open = False
+        # The type of the item that grows, "" between items.
+        self._open = ""
         self._sent = 0
         self._finish = "stop"
 
@@ -64,13 +65,17 @@ class _Response:
     def feed(self, event: Event) -> list[bytes]:
         if isinstance(event, TextDelta):
             return self._text(event)
+        if isinstance(event, ReasoningDelta):
+            return self._reason(event.text)
         if isinstance(event, ToolCallDelta):
             return self._call(event)
         if isinstance(event, ChoiceDone):
             self._finish = event.finish_reason
+            frames = self._close()
             # An empty answer is an answer: readers look for a message.
-            opened = [] if self.body["output"] else self._open_message()
-            return [*opened, *self._close_message()]
+            if all(item["type"] == "reasoning" for item in self.body["output"]):
+                frames += [*self._open_message(), *self._close()]
+            return frames
         self.body["usage"] = usage_json(event)
         self.body["status"] = "completed"
         if self._finish == "length":
@@ -109,7 +114,6 @@ class _Response:
         return self._event("response.output_item.done", output_index=self._place["output_index"], item=self._item)
 
     def _open_message(self) -> list[bytes]:
-        self._open = True
         item: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -117,42 +121,60 @@ class _Response:
             "role": "assistant",
             "content": [],
         }
-        added = self._add(item)
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return self._open_item(item, {"type": "output_text", "text": "", "annotations": [], "logprobs": []})
+
+    def _open_item(self, item: dict[str, Any], part: dict[str, Any]) -> list[bytes]:
+        frames = [*self._close(), self._add(item)]
+        self._open = item["type"]
         item["content"].append(part)
-        return [added, self._event("response.content_part.added", **self._place, content_index=0, part=part)]
+        return [*frames, self._event("response.content_part.added", **self._place, content_index=0, part=part)]
 
     def _text(self, delta: TextDelta) -> list[bytes]:
         found = chat_logprobs(delta.logprobs)["content"] if self._wants_logprobs and delta.logprobs else []
         if not delta.text and not found:
             return []
-        frames = [] if self._open else self._open_message()
+        frames = [] if self._open == "message" else self._open_message()
         part = self._item["content"][0]
         part["text"] += delta.text
         part["logprobs"] += found
         shown = {"delta": delta.text, "logprobs": found}
         return [*frames, self._event("response.output_text.delta", **self._place, content_index=0, **shown)]
 
-    def _close_message(self) -> list[bytes]:
+    def _reason(self, piece: str) -> list[bytes]:
+        frames = []
+        if self._open != "reasoning":
+            item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "status": "in_progress", "summary": []}
+            frames = self._open_item({**item, "content": []}, {"type": "reasoning_text", "text": ""})
+        self._item["content"][0]["text"] += piece
+        return [*frames, self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=piece)]
+
+    def _close(self) -> list[bytes]:
+        """Ends the message or the reasoning that grows, if one does."""
         if not self._open:
             return []
-        self._open = False
         part = self._item["content"][0]
-        shown = {"text": part["text"], "logprobs": part["logprobs"]}
+        kind, shown = "reasoning_text", {"text": part["text"]}
+        if self._open == "message":
+            kind, shown = "output_text", {**shown, "logprobs": part["logprobs"]}
+        self._open = ""
         return [
-            self._event("response.output_text.done", **self._place, content_index=0, **shown),
+            self._event(f"response.{kind}.done", **self._place, content_index=0, **shown),
             self._event("response.content_part.done", **self._place, content_index=0, part=part),
             self._done(),
         ]
 
     def _call(self, call: ToolCallDelta) -> list[bytes]:
-        frames = self._close_message()
-        head = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
-        frames.append(self._add({**head, "call_id": call.id, "name": call.name, "arguments": ""}))
-        frames.append(self._event("response.function_call_arguments.delta", **self._place, delta=call.arguments))
-        self._item["arguments"] = call.arguments
-        done = {"name": call.name, "arguments": call.arguments}
-        return [*frames, self._event("response.function_call_arguments.done", **self._place, **done), self._done()]
+        frames = self._close()
+        if call.name:
+            head = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
+            frames.append(self._add({**head, "call_id": call.id, "name": call.name, "arguments": ""}))
+        if call.arguments:
+            frames.append(self._event("response.function_call_arguments.delta", **self._place, delta=call.arguments))
+            self._item["arguments"] += call.arguments
+        if call.last:
+            done = {"name": self._item["name"], "arguments": self._item["arguments"]}
+            frames += [self._event("response.function_call_arguments.done", **self._place, **done), self._done()]
+        return frames
 
 
 def render_response(request: ResponsesRequest, events: Iterable[Event]) -> dict[str, Any]:
@@ -205,12 +227,16 @@ def render_input_items(messages: list[dict[str, Any]], response_id: str) -> dict
 def as_messages(response: dict[str, Any]) -> list[dict[str, Any]]:
     """The output of a response as messages of the conversation that goes on from it."""
     out: list[dict[str, Any]] = []
+    thought: dict[str, Any] = {}
     for item in response["output"]:
+        if item["type"] == "reasoning":
+            thought = {"reasoning_content": item["content"][0]["text"]}
+            continue
         if item["type"] == "message":
-            out.append({"role": "assistant", "content": item["content"][0]["text"]})
+            out.append({"role": "assistant", "content": item["content"][0]["text"], **thought})
             continue
         if not out:
-            out.append({"role": "assistant", "content": None})
+            out.append({"role": "assistant", "content": None, **thought})
         call = {"id": item["call_id"], "type": "function", "function": {k: item[k] for k in ("name", "arguments")}}
         out[-1].setdefault("tool_calls", []).append(call)
     return out

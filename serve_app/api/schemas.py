@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.api import asked, messages, sampling, workers_ai
+from serve_app.api import asked, messages, sampling, thinking, workers_ai
 from serve_app.api.types import ModelLimits
 
 Schema = dict[str, Any]
@@ -141,6 +141,15 @@ def asked_fields() -> Schema:
     }
 
 
+def thinking_fields() -> Schema:
+    switches: Schema = {name: {"type": "boolean"} for name in thinking.SWITCHES}
+    effort = {"type": "string", "enum": list(thinking.EFFORTS)}
+    return {
+        "reasoning_effort": {**effort, "description": "How much a reasoning model thinks; none switches it off."},
+        "chat_template_kwargs": _object({**switches, "reasoning_effort": effort}, additionalProperties=False),
+    }
+
+
 def _generate_input(limits: ModelLimits) -> Schema:
     common = {
         **_sampling_fields(limits),
@@ -157,6 +166,8 @@ def _generate_input(limits: ModelLimits) -> Schema:
             },
         },
         "tool_choice": _field("string", "Whether tools may be called.", enum=["auto", "none"]),
+        "parallel_tool_calls": _field("boolean", "False ends the answer after its first tool call.", default=True),
+        **thinking_fields(),
         **asked_fields(),
     }
     prompt = {

@@ -34,7 +34,8 @@ def _sampling(*left_out: str) -> Schema:
 
 def chat_input() -> Schema:
     chat = schemas._generate_input(ModelLimits())["oneOf"][1]["properties"]
-    fields = {"model": _MODEL, "messages": chat["messages"], "tools": chat["tools"], "tool_choice": chat["tool_choice"]}
+    same = ("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
+    fields = {"model": _MODEL, **{name: chat[name] for name in same}}
     return _object(
         {**fields, **_sampling(), **schemas.asked_fields(), "stream": _STREAM, "stream_options": _stream_options()},
         "model",
@@ -92,6 +93,8 @@ def responses_input() -> Schema:
         "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": sampling.MAX_TOKENS},
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
         "tool_choice": {"type": "string", "enum": ["auto", "none"]},
+        "parallel_tool_calls": {"type": "boolean", "default": True},
+        "reasoning": _object({"effort": schemas.thinking_fields()["reasoning_effort"]}),
         **schemas.asked_fields(),
         "temperature": {"type": "number", "minimum": 0, "maximum": 5},
         "top_p": {"type": "number", "minimum": 0, "maximum": 2},
@@ -134,6 +137,7 @@ def messages_input() -> Schema:
         "temperature": {"type": "number", "minimum": 0, "maximum": 5},
         "top_p": {"type": "number", "minimum": 0, "maximum": 2},
         "top_k": {"type": "integer", "minimum": 0, "maximum": sampling.MAX_TOP_K},
+        "thinking": _object({"type": {"type": "string", "enum": ["enabled", "disabled", "adaptive"]}}, "type"),
         "stream": _STREAM,
     }
     return _object(fields, "model", "messages", "max_tokens")

@@ -69,6 +69,9 @@ class GenerateRequest(Asked):
     prompt_ids: tuple[int, ...] | None = None
     max_tokens_given: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    parallel_tool_calls: bool = True
+    # Whether the client expects to see the reasoning of models that have one.
+    show_reasoning: bool = True
 
 
 EmbedForm = Literal["text", "contexts", "scores"]
@@ -118,14 +121,24 @@ class TextDelta:
 
 
 @dataclass(slots=True)
+class ReasoningDelta:
+    """More of what the model says to itself before choice ``index`` answers."""
+
+    index: int
+    text: str
+
+
+@dataclass(slots=True)
 class ToolCallDelta:
-    """One whole tool call of choice ``index``; ``arguments`` is the JSON text of an object."""
+    """Part of a tool call of choice ``index``. The first part has the ``name``; ``arguments`` of all parts join to the
+    JSON text of an object, unless the model broke it off or broke it; ``last`` ends the call."""
 
     index: int
     call_index: int
     id: str
     name: str
     arguments: str
+    last: bool = True
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -149,11 +162,12 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     neurons: float = 0.0
+    reasoning_tokens: int = 0  # of the completion tokens
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
 
-# A request's events: any number of the first three, then exactly one Usage, then the end.
-Event = TextDelta | ToolCallDelta | ChoiceDone | Usage
+# A request's events: any number of the first four, then exactly one Usage, then the end.
+Event = TextDelta | ReasoningDelta | ToolCallDelta | ChoiceDone | Usage

@@ -9,7 +9,7 @@ from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput, LoraUnsupported
 from serve_app.api.fields import boolean, choice, integer, objects, refuse, string, text, texts
-from serve_app.api.messages import parse_messages, parse_template_kwargs, parse_tool_choice, parse_tools
+from serve_app.api.messages import parse_messages, parse_tool_choice, parse_tools
 from serve_app.api.sampling import (
     parse_chat_logprobs,
     parse_n,
@@ -17,6 +17,7 @@ from serve_app.api.sampling import (
     parse_stop,
     refuse_unsupported,
 )
+from serve_app.api.thinking import parse_thinking
 from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits, RerankRequest
 
 # Cloudflare's schema stops at 100 texts; its own AI SDK provider sends up to 3000.
@@ -79,7 +80,8 @@ def parse_generate(
         tool_choice=tool_choice,
         **asked,
         max_tokens_given=given,
-        template_kwargs=parse_template_kwargs(body.get("chat_template_kwargs")),
+        template_kwargs=parse_thinking(body, body.get("reasoning_effort")),
+        parallel_tool_calls=boolean(body, "parallel_tool_calls") is not False,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from serve_app.api import sse
-from serve_app.api.collect import collect
+from serve_app.api.collect import collect, join_call
 from serve_app.api.errors import ApiError, as_api_error, envelope, success
 from serve_app.api.openai_answers import chat_choices, chat_logprobs, close, usage_json
 from serve_app.api.types import (
@@ -18,6 +18,7 @@ from serve_app.api.types import (
     EmbedRequest,
     Event,
     GenerateRequest,
+    ReasoningDelta,
     RerankRequest,
     TextDelta,
     ToolCallDelta,
@@ -35,9 +36,17 @@ def tool_call_item(call: ToolCallDelta) -> dict[str, Any]:
         "id": call.id,
         "type": "function",
         "name": call.name,
-        "arguments": orjson.loads(call.arguments),
+        "arguments": _parsed(call.arguments),
         "function": {"name": call.name, "arguments": call.arguments},
     }
+
+
+def _parsed(arguments: str) -> Any:
+    """Arguments as the object they are; as the text they are where the model broke them."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
 
 
 def render_generate(request: GenerateRequest, events: Iterable[Event]) -> dict[str, Any]:
@@ -61,6 +70,7 @@ async def frames(request: GenerateRequest, events: AsyncIterator[Event]) -> Asyn
     They carry ``index`` only where more than one choice was asked for. Errors pass through.
     """
     finish: dict[int, str] = {}
+    calls: dict[int, list[ToolCallDelta]] = {}
     usage = Usage()
     try:
         async for event in events:
@@ -75,8 +85,15 @@ async def frames(request: GenerateRequest, events: AsyncIterator[Event]) -> Asyn
                 if request.sampling.logprobs is not None and event.logprobs:
                     body["logprobs"] = chat_logprobs(event.logprobs)
                 yield {**body, "p": sse.padding(event.text)}
+            elif isinstance(event, ReasoningDelta):
+                # Where Cloudflare's own AI SDK provider looks for it, in native streams too.
+                delta = {"index": event.index, "delta": {"reasoning_content": event.text}}
+                yield {"response": "", **where, "choices": [delta], "p": sse.padding(event.text)}
             else:
-                yield {"response": "", **where, "tool_calls": [tool_call_item(event)]}
+                # Native readers take the arguments as an object, so a call is told once it is whole.
+                call = join_call(calls.setdefault(event.index, []), event)
+                if event.last:
+                    yield {"response": "", **where, "tool_calls": [tool_call_item(call)]}
         yield {"response": "", "finish_reason": finish.get(0, "stop"), "usage": usage_json(usage)}
     finally:
         await close(events)

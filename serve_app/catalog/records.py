@@ -175,6 +175,7 @@ class ModelRecord(Record):
     price: Price | None = None
     defaults: Defaults = Defaults()
     tool_parser: Literal["pico", "hermes", "llama3", "mistral", "none"] = "none"
+    reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "none"] = "none"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     # Weights of linears rounded when they are loaded; fast on CPUs with AVX512_VNNI and dtype bfloat16.
     quantization: Literal["none", "int8", "int4"] = "none"

@@ -19,7 +19,7 @@ from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.engine.request import TokenLogprobs
 from serve_app.gateway.models import ServedModel
-from serve_app.text.output import OutputStream
+from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 
 log = logging.getLogger("ray.serve")
@@ -87,13 +87,14 @@ class Generator:
         completion = sum(u.completion_tokens for u in usages)
         cached = usages[0].cached_tokens
         cost = neurons(model.record.price, len(ids), cached, completion)
-        yield Usage(len(ids), completion, cached, cost)
+        yield Usage(len(ids), completion, cached, cost, sum(u.reasoning_tokens for u in usages))
 
     async def _choice(
         self, model: ServedModel, request: GenerateRequest, ids: np.ndarray, salt: bytes, index: int, usage: Usage
     ) -> AsyncIterator[Event]:
-        parser = model.record.tool_parser if request.tools and model.record.tool_parser != "none" else None
-        output = OutputStream(model.tokenizer, index=index, stop=request.stop, tool_parser=parser)
+        record = model.record
+        parsers = {"tool_parser": record.tool_parser, "reasoning_parser": record.reasoning_parser}
+        output = open_output(model.tokenizer, request, ids, index=index, **parsers)
         sampling = request.sampling
         if index:
             sampling = replace(sampling, seed=sampling.seed + index)
@@ -118,6 +119,7 @@ class Generator:
             for event in output.finish(finish):
                 yield event
         finally:
+            usage.reasoning_tokens = output.reasoning_tokens
             await pieces.aclose()
 
     async def _tokens(

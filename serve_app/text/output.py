@@ -1,38 +1,82 @@
-"""What leaves the gateway for one choice: tokens -> text -> stop strings -> tool calls -> events."""
+"""What leaves the gateway for one choice: tokens -> text -> stop strings -> reasoning -> tool calls -> events."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 
-from serve_app.api.types import ChoiceDone, Event, FinishReason, TextDelta, TokenLogprob, ToolCallDelta
+import numpy as np
+
+from serve_app.api.types import (
+    ChoiceDone,
+    Event,
+    FinishReason,
+    GenerateRequest,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from serve_app.engine.request import TokenLogprobs
 from serve_app.text.detokenizer import Detokenizer
+from serve_app.text.reasoning import MARKS, TAIL_CHARS, ReasoningSplitter, opens
 from serve_app.text.stop import StopMatcher
 from serve_app.text.tokenizer import Tokenizer
-from serve_app.text.tools import PARSERS, ToolCall, ToolParser
+from serve_app.text.tools import PARSERS, CallPiece, ToolParser
+
+
+def open_output(
+    tokenizer: Tokenizer,
+    request: GenerateRequest,
+    prompt: np.ndarray,
+    *,
+    index: int = 0,
+    tool_parser: str = "none",
+    reasoning_parser: str = "none",
+) -> OutputStream:
+    """The stream of choice ``index`` of ``request``, whose ``prompt`` is given as token ids; parsers by their names in
+    the model's record."""
+    tools = request.tools if request.tool_choice != "none" else None
+    reasoning = None
+    if reasoning_parser != "none" and not request.raw:
+        marks = MARKS[reasoning_parser]
+        # Each token has a character at least; white space behind the mark may be tokens of its own.
+        tail = tokenizer.decode(prompt[-TAIL_CHARS:].tolist(), skip_special_tokens=False)
+        reasoning = ReasoningSplitter(marks, inside=opens(tail, marks))
+    keep = (MARKS[reasoning_parser].start, MARKS[reasoning_parser].end) if reasoning is not None else ()
+    return OutputStream(
+        tokenizer,
+        index=index,
+        stop=request.stop,
+        tools=PARSERS[tool_parser](tools) if tools and tool_parser != "none" else None,
+        reasoning=reasoning,
+        keep=keep,
+        one_call=not request.parallel_tool_calls,
+    )
 
 
 class OutputStream:
     """One choice of a request.
 
-    `feed` takes the tokens of an engine step and gives events; `finish` ends it. Once ``done``, a stop string
-    has ended the choice (its `ChoiceDone` was given): abort the engine's request and feed no more.
-    ``tool_parser`` is a name in `tools.PARSERS` (or "none"), and only to be given where the request offers
-    tools.
+    `feed` takes the tokens of an engine step and gives events; `finish` ends it. Once ``done``, a stop string, or the
+    only call that was allowed, has ended the choice (its `ChoiceDone` was given): abort the engine's request and feed
+    no more. ``keep``: control tokens whose text ``reasoning`` needs.
     """
 
     __slots__ = (
         "_calls",
         "_detokenizer",
         "_index",
+        "_one_call",
         "_pending",
         "_read",
+        "_reasoning",
         "_released",
         "_stop",
         "_tokenizer",
         "_tools",
         "done",
+        "reasoning_tokens",
     )
 
     def __init__(
@@ -41,12 +85,16 @@ class OutputStream:
         *,
         index: int = 0,
         stop: Sequence[str] = (),
-        tool_parser: str | None = None,
+        tools: ToolParser | None = None,
+        reasoning: ReasoningSplitter | None = None,
+        keep: Sequence[str] = (),
+        one_call: bool = False,
     ):
         self._tokenizer = tokenizer
         self._index = index
-        self._tools: ToolParser | None = PARSERS[tool_parser]() if tool_parser not in (None, "none") else None
-        markers = (tokenizer.token_id(marker) for marker in (self._tools.markers if self._tools else ()))
+        self._tools = tools
+        self._reasoning = reasoning
+        markers = (tokenizer.token_id(marker) for marker in (*keep, *(tools.markers if tools else ())))
         self._detokenizer = Detokenizer(tokenizer, keep=[marker for marker in markers if marker is not None])
         self._stop = StopMatcher(stop)
         # (characters of text after this token, id, logprob) of tokens whose text has not been given out.
@@ -54,7 +102,10 @@ class OutputStream:
         self._read = 0
         self._released = 0
         self._calls = 0
+        self._one_call = one_call
         self.done = False
+        # Output tokens that were reasoning.
+        self.reasoning_tokens = 0
 
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> list[Event]:
         """Events of the tokens of one step; ``logprobs`` parallel to ``token_ids`` where the request wants
@@ -71,7 +122,11 @@ class OutputStream:
             shown += self._stop.feed(text)
             if self._stop.matched is not None:
                 return self._end(shown, "stop")
-        return self._events(shown, self._tools.feed(shown) if self._tools else None)
+        events = self._events(shown)
+        if self._one_call and self._calls:
+            self.done = True
+            events.append(ChoiceDone(self._index, "tool_calls"))
+        return events
 
     def finish(self, reason: str = "stop") -> list[Event]:
         """The last events, for an engine request that ended with ``reason`` ("stop" or "length")."""
@@ -86,53 +141,74 @@ class OutputStream:
 
     def _end(self, shown: str, reason: FinishReason) -> list[Event]:
         self.done = True
-        events = self._events(
-            shown, [*self._tools.feed(shown), *self._tools.finish()] if self._tools else None, last=True
-        )
+        events = self._events(shown, last=True)
         if self._calls and reason == "stop":
             reason = "tool_calls"
         return [*events, ChoiceDone(self._index, reason, self._stop.matched)]
 
-    def _events(self, shown: str, parsed: list[str | ToolCall] | None, *, last: bool = False) -> list[Event]:
-        items = parsed if parsed is not None else [shown]
-        self._released += len(shown)
+    def _events(self, shown: str, *, last: bool = False) -> list[Event]:
         events: list[Event] = []
-        for item in items:
-            if isinstance(item, ToolCall):
-                events.append(ToolCallDelta(self._index, self._calls, item.id, item.name, item.arguments))
-                self._calls += 1
-            elif item:
-                events.append(TextDelta(self._index, item))
-        ids, logprobs = self._release(last)
-        if ids or logprobs:
-            carrier = next((event for event in events if isinstance(event, TextDelta)), None)
-            if carrier is None and logprobs:
-                # Log-probabilities are per token, so tokens without text of their own are told as well.
-                carrier = TextDelta(self._index, "")
-                events.insert(0, carrier)
-            if carrier is not None:
-                carrier.token_ids = ids
-                carrier.logprobs = logprobs or None
+        answer = shown
+        if self._reasoning is not None:
+            thought, answer = self._reasoning.feed(shown, final=last)
+            if thought:
+                events.append(ReasoningDelta(self._index, thought))
+        for item in self._parsed(answer, last):
+            if isinstance(item, str):
+                if item:
+                    events.append(TextDelta(self._index, item))
+                continue
+            if self._one_call and item.call:
+                break
+            events.append(ToolCallDelta(self._index, item.call, item.id, item.name, item.arguments, item.last))
+            self._calls += item.last
+        self._tell_tokens(events, shown, last)
         return events
 
-    def _release(self, last: bool) -> tuple[tuple[int, ...], list[TokenLogprob]]:
-        """The tokens whose text was given out; at the end also those without text after it, but none beyond a
-        stop string."""
+    def _parsed(self, answer: str, last: bool) -> list[str | CallPiece]:
+        if self._tools is None:
+            return [answer]
+        return [*self._tools.feed(answer), *self._tools.finish()] if last else self._tools.feed(answer)
+
+    def _tell_tokens(self, events: list[Event], shown: str, last: bool) -> None:
+        """Puts the tokens behind the text into its first event, and counts those that were reasoning."""
+        self._released += len(shown)
+        if self._reasoning is not None and not self._reasoning.decided:
+            return
         ids: list[int] = []
         logprobs: list[TokenLogprob] = []
+        for end, token_id, logprob in self._release(last):
+            if self._reasoning is not None and self._reasoning.covers(end):
+                self.reasoning_tokens += 1
+                continue
+            ids.append(token_id)
+            if logprob is not None:
+                logprobs.append(logprob)
+        if not ids:
+            return
+        carrier = next((event for event in events if isinstance(event, TextDelta)), None)
+        if carrier is None and logprobs:
+            # Log-probabilities are per token, so tokens without text of their own are told as well.
+            carrier = TextDelta(self._index, "")
+            events.insert(0, carrier)
+        if carrier is not None:
+            carrier.token_ids = tuple(ids)
+            carrier.logprobs = logprobs or None
+
+    def _release(self, last: bool) -> list[tuple[int, int, TokenLogprob | None]]:
+        """The tokens whose text was given out; at the end also those without text after it, but none beyond a
+        stop string."""
+        released: list[tuple[int, int, TokenLogprob | None]] = []
         started = 0
         while self._pending:
-            end, token_id, logprob = self._pending[0]
+            end = self._pending[0][0]
             whole = end <= self._released
             partly = last and (self._stop.matched is None or started < self._released)
             if not (whole or partly):
                 break
-            self._pending.popleft()
+            released.append(self._pending.popleft())
             started = end
-            ids.append(token_id)
-            if logprob is not None:
-                logprobs.append(logprob)
-        return tuple(ids), logprobs
+        return released
 
     def _named(self, token_id: int, found: TokenLogprobs) -> TokenLogprob:
         name = self._tokenizer.token_text

@@ -57,7 +57,8 @@ def test_native_answer():
     assert (result["response"], result["tool_calls"], result["finish_reason"]) == ("Lima.", [], "stop")
     assert result["usage"] == {
         "prompt_tokens": 21, "completion_tokens": 3, "total_tokens": 24,
-        "prompt_tokens_details": {"cached_tokens": 16}, "neurons": 0.25,
+        "prompt_tokens_details": {"cached_tokens": 16},
+        "completion_tokens_details": {"reasoning_tokens": 0}, "neurons": 0.25,
     }  # fmt: skip
     assert result["choices"][0]["message"]["content"] == "Lima."
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body))) as http:

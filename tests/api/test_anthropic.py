@@ -75,7 +75,11 @@ def test_what_the_client_sends():
     assert (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (9, 0.2, 5, 0.9)
     assert found.stop == ("END",) and found.tool_choice == "auto" and not found.max_tokens_given
     assert found.tools and found.tools[0]["function"]["parameters"] == TOOL["input_schema"]
-    assert found.template_kwargs == {"enable_thinking": False}
+    assert found.template_kwargs == {"enable_thinking": False, "thinking": False} and not found.show_reasoning
+    assert not found.parallel_tool_calls
+    asked = parse(thinking={"type": "enabled", "budget_tokens": 1024})
+    assert asked.template_kwargs["enable_thinking"] and asked.show_reasoning and asked.parallel_tool_calls
+    assert not parse().show_reasoning
     assert parse().sampling.temperature == 0.5
 
 
@@ -108,6 +112,7 @@ def test_a_conversation_with_tools():
         {
             "role": "assistant",
             "content": "Adding.",
+            "reasoning_content": "hm",
             "tool_calls": [
                 {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
                 {"id": "t2", "type": "function", "function": {"name": "add", "arguments": "{}"}},

@@ -118,7 +118,7 @@ BAD = [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, '"input_image"'),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "call_id"),
     ({"input": [{"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "name"),
-    ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "content is missing"),
+    ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "output is missing"),
     ({"input": [{"type": "item_reference", "id": "x"}]}, '"item_reference"'),
     ({"input": [{"type": 5}]}, "not supported"),
     ({"max_output_tokens": 0}, "max_output_tokens"),

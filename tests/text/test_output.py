@@ -7,11 +7,13 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.api.types import ChoiceDone, TextDelta, ToolCallDelta
-from serve_app.engine.request import TokenLogprobs
+from serve_app.api.types import ChoiceDone, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta
+from serve_app.engine.request import SamplingParams, TokenLogprobs
 from serve_app.text.detokenizer import Detokenizer
-from serve_app.text.output import OutputStream
+from serve_app.text.output import OutputStream, open_output
+from serve_app.text.reasoning import MARKS, ReasoningSplitter
 from serve_app.text.stop import StopMatcher
+from serve_app.text.tools import PARSERS
 
 words = st.text(st.sampled_from("ab <é😀日\n") | st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -123,18 +125,19 @@ def test_tokens_beyond_a_stop_string_are_not_told(tokenizers):
     assert "".join(tokens).startswith("one") and "two" not in "".join(tokens)
 
 
-def test_tool_calls_come_whole_and_change_the_finish_reason(tokenizers):
+def test_tool_calls_come_in_parts_and_change_the_finish_reason(tokenizers):
     for name in ("byte_level", "pico"):
         tokenizer = tokenizers[name]
         text = 'Sure.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>\n'
-        stream = OutputStream(tokenizer, tool_parser="hermes")
+        stream = OutputStream(tokenizer, tools=PARSERS["hermes"](()))
         events = []
         for i in tokenizer.encode(text, add_special_tokens=False):
             events += stream.feed([int(i)])
         events += stream.finish("stop")
         assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Sure."
         calls = [event for event in events if isinstance(event, ToolCallDelta)]
-        assert [(call.call_index, call.name, json.loads(call.arguments)) for call in calls] == [(0, "add", {"a": 1})]
+        assert (calls[0].call_index, calls[0].name, calls[-1].last) == (0, "add", True) and len(calls) > 1
+        assert json.loads("".join(call.arguments for call in calls)) == {"a": 1}
         assert events[-1] == ChoiceDone(0, "tool_calls")
 
 
@@ -148,7 +151,44 @@ def test_a_marker_that_is_a_control_token_reaches_the_parser(tokenizers, tmp_pat
     tokenizer = Tokenizer(tmp_path)
     ids = tokenizer.encode_prompt('<tool_call>{"name": "f"}</tool_call><|im_end|>')
     assert int(ids[0]) in tokenizer.special_ids
-    events = OutputStream(tokenizer, tool_parser="hermes").feed(ids.tolist())
+    events = OutputStream(tokenizer, tools=PARSERS["hermes"](())).feed(ids.tolist())
     assert [event.name for event in events if isinstance(event, ToolCallDelta)] == ["f"]
     plain = OutputStream(tokenizer)
     assert "".join(event.text for event in plain.feed(ids.tolist())) == '{"name": "f"}'
+
+
+def test_reasoning_is_told_apart_and_counted(tokenizers):
+    for name in ("byte_level", "pico"):
+        tokenizer = tokenizers[name]
+        thought = tokenizer.encode("<think>\nLet me see.\n</think>\n\n", add_special_tokens=False).tolist()
+        answer = tokenizer.encode("Four.", add_special_tokens=False).tolist()
+        for step in (1, 3, 100):
+            stream = OutputStream(tokenizer, reasoning=ReasoningSplitter(MARKS["qwen3"]))
+            ids = thought + answer
+            logprobs = [TokenLogprobs(-1.0, []) for _ in ids]
+            events = []
+            for at in range(0, len(ids), step):
+                events += stream.feed(ids[at : at + step], logprobs[at : at + step])
+            events += stream.finish()
+            assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == "Let me see."
+            said = [e for e in events if isinstance(e, TextDelta)]
+            assert "".join(e.text for e in said) == "Four."
+            assert [i for e in said for i in e.token_ids] == answer
+            assert sum(len(e.logprobs or ()) for e in said) == len(answer)
+            assert stream.reasoning_tokens == len(thought)
+
+
+def test_the_request_and_its_prompt_open_the_stream(tokenizers):
+    tokenizer = tokenizers["pico"]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    request = GenerateRequest("m", [], None, False, SamplingParams(), tools=[tool], parallel_tool_calls=False)
+    prompt = tokenizer.encode_prompt("<|im_start|>assistant\n<think>\n")
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    ids = tokenizer.encode(f"Hm.</think>\n{call}{call}", add_special_tokens=False).tolist()
+    stream = open_output(tokenizer, request, prompt, tool_parser="hermes", reasoning_parser="qwen3")
+    events = stream.feed(ids)
+    assert [type(e).__name__ for e in events] == ["ReasoningDelta", "ToolCallDelta", "ChoiceDone"]
+    assert stream.done and events[-1] == ChoiceDone(0, "tool_calls")
+    request.tool_choice = "none"
+    events = open_output(tokenizer, request, prompt[:-2], tool_parser="hermes", reasoning_parser="qwen3").feed(ids)
+    assert "".join(e.text for e in events) == f"Hm.</think>\n{call}{call}"

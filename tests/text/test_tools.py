@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.text.tools import PARSERS, ToolCall
+from serve_app.text.tools import PARSERS, CallPiece
 
 ADD = '{"name": "add", "arguments": {"a": 1, "s": "} </tool_call> ] \\" é"}}'
 ARGS = {"a": 1, "s": '} </tool_call> ] " é'}
@@ -23,6 +23,16 @@ CASES = [
     ("hermes", f"a <tool_call>{ADD}<|x", "a<|x", [("add", ARGS)]),
     ("hermes", "<tool_call>{bad}</tool_call> after", "<tool_call>{bad}</tool_call> after", []),
     ("hermes", f"{BAD}<tool_call>{ADD}</tool_call>", BAD, [("add", ARGS)]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f", "id": 7}</tool_call>', "", [("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "id": "x}"}</tool_call>b', "b", [("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>b', "b", [("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "a\nb"}}</tool_call>', "", [("f", {"s": "a\nb"})]),
+    ("hermes", "<tool_call></tool_call>x", "<tool_call></tool_call>x", []),
+    ("hermes", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=s>\n2\n</parameter>\n"
+     "</function>\n</tool_call>", "", [("add", {"a": 1, "s": "2"})]),
+    ("hermes", "<tool_call><function=now></function></tool_call> ok", "ok", [("now", {})]),
+    ("hermes", "<tool_call><function=add></tool_call> ok", "ok", [("add", {})]),
+    ("hermes", "<tool_call><function add></tool_call>", "<tool_call><function add></tool_call>", []),
     ("hermes", '<tool_call>{"name": "x", "argu', '<tool_call>{"name": "x", "argu', []),
     ("hermes", NO_CALL, NO_CALL, []),
     ("hermes", "a < b <tool <tool_cal \n end ", "a < b <tool <tool_cal \n end ", []),
@@ -34,25 +44,52 @@ CASES = [
     ("llama3", '{"name": "f", "parameters": {"x": [1, 2]}}', "", [("f", {"x": [1, 2]})]),
     ("llama3", ' <|python_tag|>{"name": "f", "parameters": {}}', "", [("f", {})]),
     ("llama3", TWO, "", [("f", {}), ("g", {})]),
+    ("llama3", '{"type": "function", "name": "f", "parameters": {"a": {}}}\n', "", [("f", {"a": {}})]),
+    ("llama3", '{"name": "nobody", "parameters": {}}', '{"name": "nobody", "parameters": {}}', []),
+    ("llama3", '{"name": "f", "parameters": {}} and more', "and more", [("f", {})]),
+    ("llama3", "[f(x=1, y=[True, null, -2.5], z={'k': 'it\\'s'}), g()]", "",
+     [("f", {"x": 1, "y": [True, None, -2.5], "z": {"k": "it's"}}), ("g", {})]),
+    ("llama3", '<|python_tag|>[f(s="a) ]")]', "", [("f", {"s": "a) ]"})]),
+    ("llama3", "[f(x=__import__('os'))]", "[f(x=__import__('os'))]", []),
+    ("llama3", "[nobody(x=1)]", "[nobody(x=1)]", []),
+    ("llama3", "[1, 2]", "[1, 2]", []),
+    ("llama3", "[f(1)]", "[f(1)]", []),
+    ("llama3", "[f(x=" + "[" * 100, "[f(x=" + "[" * 100, []),
     ("llama3", '{"answer": 42}', '{"answer": 42}', []),
-    ("llama3", '{"name": "f", "parameters": {"x"', '{"name": "f", "parameters": {"x"', []),
     ("llama3", "Hello {", "Hello {", []),
     ("llama3", "<|pyt", "<|pyt", []),
     ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]', "",
      [("f", {"x": 1}), ("g", {})]),
     ("mistral", 'Ok. [TOOL_CALLS] [{"name": "f", "arguments": {}}]', "Ok.", [("f", {})]),
     ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[ARGS]{}', "", [("f", {"x": 1}), ("g", {})]),
+    ("mistral", '[TOOL_CALLS]f[CALL_ID]abc123XYZ[ARGS]{"x": 1}', "", [("f", {"x": 1})]),
+    ("mistral", '[TOOL_CALLS] f[ARGS] nothing', "[TOOL_CALLS] f[ARGS] nothing", []),
     ("mistral", "[TOOL_CALLS][oops", "[TOOL_CALLS][oops", []),
     ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
     ("mistral", "a [TOOL] list [1]", "a [TOOL] list [1]", []),
 ]  # fmt: skip
 
 
-def parse(name: str, pieces: list[str]) -> tuple[str, list[ToolCall]]:
-    parser = PARSERS[name]()
+def tool(name: str, **types: str) -> dict:
+    properties = {key: {"type": kind} for key, kind in types.items()}
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+
+
+TOOLS = [tool("add", a="integer", s="string"), tool("f"), tool("g"), tool("now")]
+
+
+def parse(name: str, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The text and the calls, as a client puts the parts together."""
+    parser = PARSERS[name](TOOLS)
     items = [item for piece in pieces for item in parser.feed(piece)] + parser.finish()
     text = "".join(item for item in items if isinstance(item, str))
-    return text, [item for item in items if isinstance(item, ToolCall)]
+    parts = [item for item in items if isinstance(item, CallPiece)]
+    count = len({part.id for part in parts})
+    calls = [[part for part in parts if part.call == i] for i in range(count)]
+    for mine in calls:
+        assert mine[0].name and not any(part.name for part in mine[1:]) and len({part.id for part in mine}) == 1
+        assert [part.last for part in mine] == [False] * (len(mine) - 1) + [True]
+    return text, [(mine[0].name, "".join(part.arguments for part in mine)) for mine in calls]
 
 
 @pytest.mark.parametrize(("name", "text", "said", "calls"), CASES)
@@ -60,11 +97,43 @@ def test_formats_whole_and_character_by_character(name, text, said, calls):
     for pieces in ([text], list(text), [text[:7], text[7:]]):
         found_text, found = parse(name, pieces)
         assert found_text == said
-        assert [(call.name, json.loads(call.arguments)) for call in found] == calls
-        assert len({call.id for call in found}) == len(found)
+        assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 
-@settings(max_examples=300, deadline=None)
+BROKEN = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": oops]}</tool_call> b', "b", '{"a": oops]}'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut', "", '{"a": "cut'),
+    ("llama3", '{"name": "f", "parameters": {"x"', "", '{"x"'),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"x": 1', "", '{"x": 1'),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "said", "arguments"), BROKEN)
+def test_broken_arguments_are_told_as_they_were_written(name, text, said, arguments):
+    for pieces in ([text], list(text)):
+        assert parse(name, pieces) == (said, [("f", arguments)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 12, "s": "some text"}}</tool_call>'),
+        ("llama3", '{"name": "add", "parameters": {"a": 12, "s": "some text"}}'),
+        ("mistral", '[TOOL_CALLS][{"name": "add", "arguments": {"a": 12, "s": "some text"}}]'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a": 12, "s": "some text"}'),
+    ],
+)
+def test_arguments_are_told_as_they_are_written(name, text):
+    parser = PARSERS[name](TOOLS)
+    told = ""
+    for at, char in enumerate(text):
+        told += "".join(item.arguments for item in parser.feed(char) if isinstance(item, CallPiece))
+        if '"a": 12, "s": ' in text[:at]:
+            assert told and text[: at + 1].endswith(told) or told.endswith("}")
+    assert json.loads(told) == {"a": 12, "s": "some text"}
+
+
+@settings(max_examples=600, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(PARSERS)))
 def test_any_text_gives_the_same_whatever_way_it_is_cut(data, name):
     bits = st.sampled_from(
@@ -74,6 +143,18 @@ def test_any_text_gives_the_same_whatever_way_it_is_cut(data, name):
             "[TOOL_CALLS]",
             "[ARGS]",
             '{"name": "f", "arguments": {"a": 1}}',
+            '{"arguments": {"a": "<"}, "name": "g"}',
+            "f(a=1)",
+            "<function=f>",
+            "<parameter=a>",
+            "</parameter>",
+            "</function>",
+            "<|python_tag|>",
+            "f",
+            "}",
+            "]",
+            ",",
+            '"',
             "{",
             "[",
             " ",
@@ -82,17 +163,17 @@ def test_any_text_gives_the_same_whatever_way_it_is_cut(data, name):
             ";",
         ]
     )
-    text = "".join(data.draw(st.lists(bits, max_size=8)))
+    text = "".join(data.draw(st.lists(bits, max_size=9)))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole_text, whole_calls = parse(name, [text])
     cut_text, cut_calls = parse(name, pieces)
     assert cut_text == whole_text
-    assert [(c.name, c.arguments) for c in cut_calls] == [(c.name, c.arguments) for c in whole_calls]
+    assert cut_calls == whole_calls
 
 
 def test_text_before_a_call_streams_on():
-    parser = PARSERS["hermes"]()
+    parser = PARSERS["hermes"](TOOLS)
     assert parser.feed("Hello ") == ["Hello"]
     assert parser.feed("world <tool") == [" world"]
     assert parser.feed("bar") == [" <toolbar"]

@@ -1,0 +1,106 @@
+"""What a model says to itself before it answers, told apart from the answer; a record's ``reasoning_parser`` names the
+family.
+
+``qwen3``, ``deepseek_r1``  <think> ... </think>      Qwen3, QwQ, DeepSeek-R1 and its distillations, GLM
+``mistral``                 [THINK] ... [/THINK]      Magistral
+
+Some chat templates write the opening mark themselves, so that the answer begins behind it: the prompt tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serve_app.text.tools.base import prefix_at_end
+
+
+@dataclass(slots=True, frozen=True)
+class Marks:
+    start: str
+    end: str
+
+
+_THINK = Marks("<think>", "</think>")
+MARKS: dict[str, Marks] = {"qwen3": _THINK, "deepseek_r1": _THINK, "mistral": Marks("[THINK]", "[/THINK]")}
+# Characters at the end of a prompt in which an opening mark and white space behind it must lie.
+TAIL_CHARS = 32
+
+
+def opens(prompt_tail: str, marks: Marks) -> bool:
+    """Whether a prompt that ends with ``prompt_tail`` has the model begin inside its reasoning."""
+    return prompt_tail.rstrip().endswith(marks.start)
+
+
+class ReasoningSplitter:
+    """Splits a stream of text into reasoning, which can only come first, and the answer.
+
+    White space around the marks belongs to neither. ``ended_at``: how many characters of all text were reasoning and
+    marks; None while that goes on.
+    """
+
+    __slots__ = ("_held", "_inside", "_marks", "_read", "_seen_text", "ended_at")
+
+    def __init__(self, marks: Marks, *, inside: bool = False) -> None:
+        self._marks = marks
+        self._inside = inside
+        self._held = ""
+        self._read = 0
+        self._seen_text = False
+        self.ended_at: int | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is known which of the two the text read so far is."""
+        return self._inside or self.ended_at is not None
+
+    def covers(self, end: int) -> bool:
+        """Whether text that ends after ``end`` characters was reasoning; to be asked once ``decided``."""
+        return self.ended_at is None or 0 < end <= self.ended_at
+
+    def feed(self, text: str, *, final: bool = False) -> tuple[str, str]:
+        """(reasoning, answer): what became certain with ``text``."""
+        if self.ended_at is not None:
+            return "", text
+        self._held += text
+        self._read += len(text)
+        if not self._inside and not self._enter(final):
+            return "", self._leave("") if self.ended_at is not None else ""
+        if not self._inside:
+            return "", ""
+        at = self._held.find(self._marks.end)
+        if at >= 0:
+            thought, rest = self._held[:at], self._held[at + len(self._marks.end) :]
+            answer = rest.lstrip()
+            if not answer and not final:
+                # White space behind the mark: wait for what it belongs to.
+                self._held = self._held[at:]
+                return self._thought(thought.rstrip()), ""
+            return self._thought(thought.rstrip()), self._leave(answer)
+        keep = 0 if final else prefix_at_end(self._held, self._marks.end)
+        certain = self._held[: len(self._held) - keep].rstrip()
+        self._held = "" if final else self._held[len(certain) :]
+        return self._thought(certain), ""
+
+    def _enter(self, final: bool) -> bool:
+        """Looks for the opening mark at the very beginning; once there is none, the rest is the answer."""
+        stripped = self._held.lstrip()
+        if stripped.startswith(self._marks.start):
+            self._inside = True
+            self._held = stripped[len(self._marks.start) :]
+            return True
+        if final or not self._marks.start.startswith(stripped):
+            self.ended_at = self._read - len(self._held)
+        return False
+
+    def _thought(self, text: str) -> str:
+        text = text if self._seen_text else text.lstrip()
+        self._seen_text = self._seen_text or bool(text)
+        return text
+
+    def _leave(self, answer: str) -> str:
+        if self.ended_at is None:
+            self.ended_at = self._read - len(answer)
+            self._held = ""
+            return answer
+        answer, self._held = self._held, ""
+        return answer

@@ -1,0 +1,20 @@
+"""Tool calls in the text of a model, in the formats the open models were trained on; a record's ``tool_parser`` names
+one. Text before a call flows on, and so do the arguments of a call, as they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from serve_app.text.tools.base import CallPiece, ToolParser
+from serve_app.text.tools.llama import Llama
+from serve_app.text.tools.marked import Hermes, Mistral
+
+__all__ = ["PARSERS", "CallPiece", "ToolParser"]
+
+PARSERS: dict[str, Callable[[Sequence[dict[str, Any]]], ToolParser]] = {
+    "hermes": Hermes,
+    "pico": Hermes,
+    "llama3": Llama,
+    "mistral": Mistral,
+}

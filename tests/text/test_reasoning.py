@@ -1,0 +1,62 @@
+"""Reasoning told apart from the answer, however the text is cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.text.reasoning import MARKS, ReasoningSplitter, opens
+
+CASES = [
+    ("qwen3", False, "<think>\nLet me see.\n</think>\n\nFour.", "Let me see.", "Four."),
+    ("qwen3", False, "<think>\n\n</think>\n\nFour.", "", "Four."),
+    ("qwen3", False, "Four. <think>no</think>", "", "Four. <think>no</think>"),
+    ("qwen3", False, "<thin ice>", "", "<thin ice>"),
+    ("qwen3", False, "  \n Four", "", "  \n Four"),
+    ("qwen3", False, "<think>cut </thin", "cut </thin", ""),
+    ("qwen3", False, "<think>a < b </b>\n c</think>d", "a < b </b>\n c", "d"),
+    ("deepseek_r1", True, "Hm.\n</think>\nYes", "Hm.", "Yes"),
+    ("deepseek_r1", True, "Hm.", "Hm.", ""),
+    ("deepseek_r1", False, "<think>Hm.</think>", "Hm.", ""),
+    ("mistral", False, "[THINK]Hm.[/THINK]Yes", "Hm.", "Yes"),
+]
+
+
+def split(name: str, inside: bool, pieces: list[str]) -> tuple[str, str, int | None]:
+    splitter = ReasoningSplitter(MARKS[name], inside=inside)
+    told = [splitter.feed(piece) for piece in pieces] + [splitter.feed("", final=True)]
+    return "".join(t for t, _ in told), "".join(a for _, a in told), splitter.ended_at
+
+
+@pytest.mark.parametrize(("name", "inside", "text", "reasoning", "answer"), CASES)
+def test_families(name, inside, text, reasoning, answer):
+    for pieces in ([text], list(text), [text[:9], text[9:]]):
+        found = split(name, inside, pieces)
+        assert found[:2] == (reasoning, answer)
+        if answer:
+            assert text[found[2] :] == answer
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), inside=st.booleans())
+def test_the_same_whatever_way_it_is_cut(data, inside):
+    bits = st.sampled_from(["<think>", "</think>", "<", "/", "think>", " ", "\n", "a"])
+    text = "".join(data.draw(st.lists(bits, max_size=9)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert split("qwen3", inside, pieces) == split("qwen3", inside, [text])
+
+
+def test_reasoning_streams_on():
+    splitter = ReasoningSplitter(MARKS["qwen3"])
+    assert splitter.feed("<think>Let ") == ("Let", "")
+    assert splitter.feed("me</thi") == (" me", "")
+    assert splitter.feed("nk>\n") == ("", "")
+    assert splitter.feed("\nYes") == ("", "Yes")
+    assert splitter.feed(" it ") == ("", " it ")
+
+
+def test_the_prompt_tells_where_the_answer_begins():
+    assert opens("<|im_start|>assistant\n<think>\n", MARKS["qwen3"])
+    assert not opens("<think>\n\n</think>\n\n", MARKS["qwen3"])
