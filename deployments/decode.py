@@ -31,39 +31,18 @@ class Decode(EngineStage):
         num_gpus: float = 0,
         min_remote_prefill_tokens: int = 64,
     ) -> None:
+        EngineStage.__init__(self)
         self._prefill = prefill
         self._draft = draft
-        # With nothing missing there is nothing to prefill anywhere.
-        self._min_remote = max(1, min_remote_prefill_tokens)
+        if prefill is not None:
+            self.role = "decode"
+            self.prefill_elsewhere(prefill, min_remote_prefill_tokens)
         await self.start_worker(spec, num_gpus)
 
     async def greet(self, worker: Any) -> None:
         await super().greet(worker)
         # In the background: decoding does not wait for its draft model to load.
         self._connecting = asyncio.ensure_future(self._connect_draft(worker, DRAFT_LOAD_S))
-
-    async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire
-        form.
-        """
-        if self._prefill is not None:
-            wire = {**wire, "prefill_above": self._min_remote}
-        result = await self._generate(wire)
-        if "missing" not in result:
-            return result
-        cached = result["cached"]
-        try:
-            request = {"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]}  # all but the last int32
-            fresh = await self._prefill.prefill.remote(request)  # type: ignore[union-attr]
-            cached = max(cached, fresh["cached"])
-        except Exception as error:  # whatever it was, this worker can prefill as well
-            log.warning("prefill of %s failed (%s); computing it here", wire["id"], type(error).__name__)
-        wire = {**wire, "cached": cached}
-        del wire["prefill_above"]
-        return await self._generate(wire)
-
-    async def _generate(self, wire: dict[str, Any]) -> dict[str, Any]:
-        return await self.run_on_worker(wire["id"], lambda worker: worker.generate.remote(wire))
 
     async def check_health(self) -> None:
         state = await self.supervisor.check(lambda worker: worker.check.remote())

@@ -40,14 +40,14 @@ class Gateway:
             yield item
 
 
-async def ask_all_replicas(model: ServedModel, method: str, wire: dict[str, Any]) -> list[Any]:
-    """Calls a method on every replica of a model's first deployment; for people who look, not for requests."""
-    return await model.handle(serve.get_app_handle).broadcast(method, wire).results_async()
+async def ask_all_replicas(model: ServedModel, method: str, wire: dict[str, Any], stage: str = "") -> list[Any]:
+    """Calls a method on every replica of one of a model's stages, by default the one that requests are sent to."""
+    return await model.handle(serve.get_deployment_handle, stage).broadcast(method, wire).results_async()
 
 
-async def call_application(model: ServedModel, method: str, wire: dict[str, Any]) -> Any:
+async def call_application(model: ServedModel, method: str, wire: dict[str, Any], stage: str = "") -> Any:
     """Calls a method of a model's application. Cancelling the await cancels the call there."""
-    handle = model.handle(serve.get_app_handle)
+    handle = model.handle(serve.get_deployment_handle, stage)
     response = getattr(handle, method).remote(wire)
     try:
         return await response

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ray import serve
 
 from deployments.spec import WorkerSpec
@@ -12,9 +10,8 @@ from deployments.stage import EngineStage
 
 @serve.deployment(name="Prefill")
 class Prefill(EngineStage):
-    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
-        await self.start_worker(spec, num_gpus)
+    role = "prefill"
 
-    async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """``{"id", "ids", "salt"}`` -> ``{"cached"}`` once the pool holds the K/V of all ``ids``."""
-        return await self.run_on_worker(wire["id"], lambda worker: worker.prefill.remote(wire))
+    async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
+        EngineStage.__init__(self)
+        await self.start_worker(spec, num_gpus)

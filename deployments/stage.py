@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.hinted_router import HINT
 from deployments.spec import WorkerSpec
 from deployments.supervisor import Supervisor
 
+log = logging.getLogger("ray.serve")
+
 
 class EngineStage:
-    """A replica with one :class:`~deployments.worker.EngineWorker` of its own."""
+    """A replica with one :class:`~deployments.worker.EngineWorker` of its own.
+
+    Stages are preferences: a prefill replica can generate as well, and a decode replica compute a prompt for another.
+    """
 
     supervisor: Supervisor
+    # What the worker prefers to do, as its load reports say it; it can do both.
+    role = "mixed"
+    # Where prompts are computed that come without a choice; None: here.
+    _default_prefill: dict[str, str] | None = None
+    _min_remote = 1
+
+    def __init__(self) -> None:
+        self._peers: dict[str, DeploymentHandle] = {}
+        # Gateways that want load reports: until when, and what they sent.
+        self._gateways: dict[Any, tuple[float, dict[str, Any]]] = {}
+
+    def prefill_elsewhere(self, handle: DeploymentHandle, min_tokens: int) -> None:
+        """Has prompts that lack ``min_tokens`` or more computed by the prefill stage, unless a request says where."""
+        self._peers["prefill"] = handle
+        self._default_prefill = {"stage": "prefill", "replica": ""}
+        # With nothing missing there is nothing to prefill anywhere.
+        self._min_remote = max(1, min_tokens)
 
     async def start_worker(self, spec: WorkerSpec, num_gpus: float) -> None:
         from deployments.worker import EngineWorker
@@ -23,8 +51,58 @@ class EngineStage:
         await self.supervisor.begin()
 
     async def greet(self, worker: Any) -> None:
-        """Awaits a new worker's readiness."""
+        """Awaits a new worker's readiness, and tells it who listens to its predecessor."""
         await worker.info.remote()
+        for until, wire in list(self._gateways.values()):
+            if (left := until - time.monotonic()) > 0:
+                await worker.subscribe.remote({**wire, "lease_s": left})
+
+    async def subscribe(self, wire: dict[str, Any]) -> str:
+        """``{"inbox", "lease_s"}``: a gateway wants load reports for a while. Returns this replica's id."""
+        replica = serve.get_replica_context().replica_id.unique_id
+        wire = {**wire, "replica": replica, "role": self.role}
+        now = time.monotonic()
+        self._gateways = {key: kept for key, kept in self._gateways.items() if kept[0] > now}
+        self._gateways[(wire["inbox"]["host"], wire["inbox"]["port"])] = (now + wire["lease_s"], wire)
+        if self.supervisor.ready:
+            await self.supervisor.call(lambda worker: worker.subscribe.remote(wire))
+        return replica
+
+    async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire
+        form. ``wire["prefill"]`` may name who computes what is missing of the prompt, ``{"stage", "replica"}``, or be
+        None for this worker itself. It is a wish: the answer is the same wherever the prompt is computed.
+        """
+        where = wire.get("prefill", self._default_prefill)
+        if where is not None:
+            wire = {**wire, "prefill_above": self._min_remote}
+        result = await self._generate(wire)
+        if where is None or "missing" not in result:
+            return result
+        cached = result["cached"]
+        try:
+            request = {"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]}  # all but the last int32
+            request[HINT] = where["replica"]
+            fresh = await self._peer(where["stage"]).prefill.remote(request)
+            cached = max(cached, fresh["cached"])
+        except Exception as error:  # whatever it was, this worker can prefill as well
+            log.warning("prefill of %s failed (%s); computing it here", wire["id"], type(error).__name__)
+        wire = {**wire, "cached": cached}
+        del wire["prefill_above"]
+        return await self._generate(wire)
+
+    async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """``{"id", "ids", "salt"}`` -> ``{"cached"}`` once the pool holds the K/V of all ``ids``."""
+        return await self.run_on_worker(wire["id"], lambda worker: worker.prefill.remote(wire))
+
+    async def _generate(self, wire: dict[str, Any]) -> dict[str, Any]:
+        return await self.run_on_worker(wire["id"], lambda worker: worker.generate.remote(wire))
+
+    def _peer(self, stage: str) -> DeploymentHandle:
+        if stage not in self._peers:
+            application = serve.get_replica_context().app_name
+            self._peers[stage] = serve.get_deployment_handle(stage.capitalize(), application)
+        return self._peers[stage]
 
     async def run_on_worker(self, request_id: str, call: Callable[[Any], Awaitable[Any]]) -> Any:
         """Awaits a call on the worker. A cancelled caller (the client has gone) aborts the request there at once."""

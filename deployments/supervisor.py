@@ -42,6 +42,11 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._given_up: BaseException | None = None
 
+    @property
+    def ready(self) -> bool:
+        """Whether a call would reach a worker without waiting for it to load."""
+        return self._ready.is_set()
+
     async def begin(self) -> None:
         """Starts the first worker; its failure is the caller's (a replica that can't start says why)."""
         self._worker = self._start()

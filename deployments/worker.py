@@ -51,6 +51,7 @@ class EngineWorker:
 
         self._model, self._engine, self._root_of = load_engine(spec, progress, emit=self._emit, draft=self._draft)
         from deployments.pool_link import PoolLink
+        from deployments.worker_load import WorkerLoad
         from serve_app.channel.sender import TokenSender
         from serve_app.engine.loop import EngineLoop
         from serve_app.kv.client import KVClient
@@ -63,6 +64,7 @@ class EngineWorker:
         # Started with the worker, or the first request would wait for it.
         get_or_create_pool(context.get_node_id(), use_directory=spec.several_nodes)
         self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
+        self._load_told = WorkerLoad(spec.model, spec.stage, context.get_node_id(), self._engine, self._sender)
         self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
         self._pool.attach(self._engine, self._engine_loop)
         progress("ready")
@@ -79,6 +81,10 @@ class EngineWorker:
             "actor_id": ray.get_runtime_context().get_actor_id(),
             "pid": os.getpid(),
         }
+
+    async def subscribe(self, wire: dict[str, Any]) -> None:
+        """See :meth:`deployments.worker_load.WorkerLoad.subscribe`."""
+        self._load_told.subscribe(wire)
 
     async def use_draft(self, name: str) -> None:
         """Names the actor that drafts for this worker from now on."""
@@ -106,6 +112,7 @@ class EngineWorker:
                 running.stream = request.id
                 self._sender.open(request.id, InboxAddress.from_wire(wire["inbox"]), request.resumed)
             self._engine_loop.add(request, stored.prefix, held=stored.held)
+            self._load_told.changed()
             result = await running.done
             # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
             result["undelivered"] = [item.to_wire() for item in self._sender.undelivered(request.id)]
@@ -120,6 +127,7 @@ class EngineWorker:
         try:
             stored = await self._pool.stored(request)
             self._engine_loop.add(request, stored.prefix, held=stored.held)
+            self._load_told.changed()
             result = await running.done
             await self._pool.published(request.id)
             return result

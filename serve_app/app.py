@@ -3,7 +3,7 @@
 ::
 
     application "gateway"            Gateway                      HTTP; finds the others by name
-    application per model            Decode -> {Prefill, Draft}   text generation
+    application per model            Text -> Decode -> {Prefill, Draft}   text generation
                                      Embeddings | Reranker
 
 ``serve_app.app:gateway`` and ``serve_app.app:model`` are builders for ``serve run`` and ``serve deploy``
@@ -17,19 +17,22 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from deployments.decode import Decode
 from deployments.draft import Draft
 from deployments.encoders import Embeddings, Reranker
 from deployments.gateway import Gateway
+from deployments.hinted_router import HintedRequestRouter
 from deployments.prefill import Prefill
+from deployments.root import Text
 from deployments.spec import WorkerSpec
+from serve_app.accounts import hash_key
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import Settings, api_key, cluster_secret, load_settings
 from serve_app.gateway.models import application_name
-from serve_app.gateway.settings import GatewaySettings, hash_key
+from serve_app.gateway.settings import GatewaySettings
 
 GATEWAY = "gateway"
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
@@ -83,15 +86,22 @@ def model_application(record: ModelRecord, profile: Profile, settings: Settings,
     prefill = draft = None
     if "prefill" in stages:
         told = spec("prefill", publish=True, export_wait_s=PREFILL_EXPORT_WAIT_S)
-        prefill = _sized(Prefill, stages["prefill"]).bind(told, stages["prefill"].num_gpus)
+        prefill = _routed(Prefill, stages["prefill"]).bind(told, stages["prefill"].num_gpus)
     if "draft" in stages and record.draft is not None:
         weights = record.draft.weights.model_dump()
         draft = _sized(Draft, stages["draft"]).bind(spec("draft", weights=weights), stages["draft"].num_gpus)
     drafts = record.draft.tokens if draft is not None and record.draft is not None else 0
     decode = spec("decode", draft_tokens=drafts, publish=True)
-    return _sized(Decode, stages["decode"]).bind(
+    home = _routed(Decode, stages["decode"]).bind(
         decode, prefill, draft, stages["decode"].num_gpus, profile.min_remote_prefill_tokens
     )
+    return Text.bind(home)  # type: ignore[attr-defined]
+
+
+def _routed(deployment: Any, stage: Stage) -> Any:
+    """:func:`_sized`, for a deployment whose replica the gateway may choose."""
+    router = RequestRouterConfig(request_router_class=HintedRequestRouter)
+    return _sized(deployment, stage).options(request_router_config=router)
 
 
 def _sized(deployment: Any, stage: Stage) -> Any:

@@ -147,6 +147,13 @@ class Draft(Record):
     tokens: int = Field(default=4, ge=1, le=16)  # proposed per step
 
 
+class Targets(Record):
+    """Latencies to keep to. A request whose first token is predicted later than ``ttft_s`` is refused at once."""
+
+    ttft_s: float | None = Field(default=None, gt=0)  # seconds to the first token; None: requests wait as they must
+    itl_s: float | None = Field(default=None, gt=0)  # seconds between tokens
+
+
 class Profile(Record):
     """How one profile (`local`, `gpu`) serves the model. A stage that is not named is not started."""
 
@@ -155,6 +162,7 @@ class Profile(Record):
     draft: Stage | None = None
     embeddings: Stage | None = None
     reranker: Stage | None = None
+    targets: Targets = Targets()
     tensor_parallel: int = Field(default=1, ge=1, le=1)  # one GPU per replica until the engine can split a model
     min_remote_prefill_tokens: int = Field(default=64, ge=0)  # shorter prompts are prefilled where they are decoded
 

@@ -5,6 +5,7 @@ Never pickle.
 
     worker -> gateway   HELLO   secret, worker id          first frame of every connection
                         TOKENS  [[stream, offset, ids, finish | nil, extra | nil], ...]
+                        LOAD    a load report (serve_app.channel.load), to gateways that have subscribed
                         BYE
     gateway -> worker   ACK     [[stream, next offset, finished], ...]     cumulative, sent lazily
                         PAUSE   [stream, ...]              a reader is slow
@@ -28,7 +29,7 @@ MAX_FRAME = 4 * 1024 * 1024
 # A peer that has not said who it is gets no more memory than this.
 MAX_HELLO = 4096
 
-HELLO, TOKENS, BYE, ACK, PAUSE, RESUME, CLOSED = range(1, 8)
+HELLO, TOKENS, BYE, ACK, PAUSE, RESUME, CLOSED, LOAD = range(1, 9)
 
 
 class BadFrame(ValueError):

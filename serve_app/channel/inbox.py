@@ -7,11 +7,12 @@ import hmac
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast
 
 from serve_app.channel import frames
 from serve_app.channel.frames import BadFrame, FrameReader, InboxAddress, TokenItem
+from serve_app.channel.load import LoadReport
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +130,20 @@ class Stream:
 class TokenInbox:
     """Listens for workers. ``address`` goes into requests; workers that do not know its secret are hung
     up on.
+
+    ``on_load(worker id, report)``: a subscribed worker tells of its load; None when its connection ends.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, pause_tokens: int = PAUSE_TOKENS) -> None:
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        pause_tokens: int = PAUSE_TOKENS,
+        on_load: Callable[[str, LoadReport | None], None] | None = None,
+    ) -> None:
         self.pause_tokens = pause_tokens
+        self.on_load = on_load
         self._host = host
         self._port = port
         self._secret = secrets.token_bytes(32)
@@ -189,6 +200,13 @@ class TokenInbox:
     def authentic(self, secret: object) -> bool:
         return isinstance(secret, bytes) and hmac.compare_digest(secret, self._secret)
 
+    def disconnected(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        worker = connection.worker_id
+        # A worker that reconnects may do so before the old connection's end is noticed.
+        if worker is not None and self.on_load is not None and worker not in self.workers:
+            self.on_load(worker, None)
+
     def deliver(self, connection: _Connection, item: TokenItem) -> tuple[int, bool] | None:
         """(next offset, finished) to acknowledge; None if nobody reads the stream."""
         stream = self._streams.get(item.stream_id)
@@ -216,7 +234,7 @@ class _Connection(asyncio.Protocol):
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._inbox._connections.discard(self)
+        self._inbox.disconnected(self)
         self._transport = None
         for timer in (self._ack_timer, self._hello_timer):
             if timer is not None:
@@ -245,6 +263,10 @@ class _Connection(asyncio.Protocol):
             self._hello(kind, fields)
         elif kind == frames.TOKENS and len(fields) == 1 and isinstance(fields[0], list):
             self._tokens(TokenItem.from_wire(wire) for wire in fields[0])
+        elif kind == frames.LOAD and len(fields) == 1:
+            report = LoadReport.from_wire(fields[0])
+            if self._inbox.on_load is not None:
+                self._inbox.on_load(self.worker_id, report)
         elif kind == frames.BYE:
             self._flush_acks()
             if self._transport is not None:

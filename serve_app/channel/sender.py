@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -137,6 +138,26 @@ class TokenSender:
         connection = self._connections.get(address)
         return connection is not None and connection.connected
 
+    def subscribe(self, address: InboxAddress, lease_s: float) -> bool:
+        """Keeps a connection to a gateway for ``lease_s`` seconds, with streams or without. True if it is new."""
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = _Connection(self, address)
+        return connection.lease(lease_s)
+
+    @property
+    def subscribers(self) -> int:
+        """Gateways that want :meth:`report` at this moment."""
+        return sum(connection.leased for connection in self._connections.values())
+
+    def report(self, load: list[Any]) -> None:
+        """Sends a load report to every subscriber. Only the latest counts: where it can't be sent now, it is sent when
+        the connection is there again, unless a newer one has taken its place.
+        """
+        for connection in self._connections.values():
+            if connection.leased:
+                connection.report(load)
+
     async def aclose(self) -> None:
         for connection in list(self._connections.values()):
             await connection.aclose()
@@ -184,7 +205,7 @@ class TokenSender:
 
 
 class _Connection(asyncio.Protocol):
-    """One inbox. Reconnects while it has streams; an idle one stays until the gateway hangs up."""
+    """One inbox. Reconnects while it has streams or a lease; an idle one stays until the gateway hangs up."""
 
     def __init__(self, sender: TokenSender, address: InboxAddress) -> None:
         self.address = address
@@ -196,15 +217,41 @@ class _Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._backoff = FIRST_BACKOFF_S
         self._closing = False
+        self._leased_until = 0.0
+        self._load: list[Any] | None = None
 
     @property
     def connected(self) -> bool:
         return self._transport is not None
 
+    @property
+    def leased(self) -> bool:
+        """Whether the gateway wants load reports."""
+        return self._leased_until > time.monotonic()
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self._streams) or self.leased
+
     def add(self, stream: _Stream) -> None:
         self._streams[stream.stream_id] = stream
+        self._want()
+
+    def lease(self, seconds: float) -> bool:
+        new = not self.leased
+        self._leased_until = time.monotonic() + seconds
+        self._want()
+        return new
+
+    def _want(self) -> None:
         if self._transport is None and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._connect())
+
+    def report(self, load: list[Any]) -> None:
+        self._load = load
+        if self._transport is not None and self._writable:
+            self._transport.write(frames.encode(frames.LOAD, load))
+            self._load = None
 
     def remove(self, stream: _Stream) -> None:
         self._streams.pop(stream.stream_id, None)
@@ -250,7 +297,7 @@ class _Connection(asyncio.Protocol):
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._streams and not self._closing:
+            while self.wanted and not self._closing:
                 try:
                     connect = loop.create_connection(lambda: self, self.address.host, self.address.port)
                     await asyncio.wait_for(connect, CONNECT_TIMEOUT_S)
@@ -286,6 +333,8 @@ class _Connection(asyncio.Protocol):
         for stream in self._streams.values():
             stream.sent = 0
             stream.paused = False
+        if self._load is not None:
+            self.report(self._load)
         self.flush(list(self._streams.values()))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -293,11 +342,12 @@ class _Connection(asyncio.Protocol):
         self._writable = False
         if self._closing:
             return
-        if not self._streams:
+        if not self.wanted:
             self._sender.idle(self)
             return
         self._task = asyncio.get_running_loop().create_task(self._reconnect())
-        self._sender.lost(self.address, list(self._streams))
+        if self._streams:
+            self._sender.lost(self.address, list(self._streams))
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -314,6 +364,8 @@ class _Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable = True
+        if self._load is not None:
+            self.report(self._load)
         self.flush(list(self._streams.values()))
 
     def _handle(self, kind: int, fields: list[Any]) -> None:

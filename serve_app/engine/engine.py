@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from serve_app.engine.meter import StepMeter
 from serve_app.engine.request import Request, Status, StepOutput
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Prefix, Scheduler
@@ -40,6 +41,7 @@ class Engine:
         self.speculation = speculation
         self.exporter = exporter
         self.stats = EngineStats()
+        self.meter = StepMeter()
 
     @property
     def has_work(self) -> bool:
@@ -92,7 +94,9 @@ class Engine:
         accepted = sum(max(0, len(s.request.tokens) - before[id(s.request)] - 1) for s in step.scheduled)
         if self.speculation is not None:
             self.speculation.after_step(accepted)
-        self._count(prompt, outputs, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self.meter.record(step.scheduled, seconds)
+        self._count(prompt, outputs, seconds)
         return outputs
 
     def _count(self, prompt: int, outputs: list[StepOutput], seconds: float) -> None:

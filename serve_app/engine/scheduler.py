@@ -105,6 +105,15 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def queued_tokens(self) -> int:
+        """Known tokens that are still to be computed: neither in a block nor stored where they can be copied from."""
+        total = sum(max(0, len(r.tokens) - r.computed - 1) for r in list(self.running))
+        for request in list(self.waiting):
+            prefix = self._prefixes.get(request.id)
+            total += max(0, len(request.tokens) - 1 - (prefix.end if prefix is not None else request.computed))
+        return total
+
     def add(self, request: Request, prefix: Prefix | None = None) -> None:
         """Queues a request. ``prefix`` is stored K/V to copy in when the request is admitted."""
         if not request.tokens:

@@ -1,30 +1,31 @@
-"""Who is calling: an API key in, an account out."""
+"""Who is calling: an API key in, a caller out."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 
+from serve_app.accounts import AccountBook, Caller
 from serve_app.api.errors import AccountForbidden, AuthError
-from serve_app.gateway.settings import GatewaySettings, hash_key
 
 _MAX_KEY = 512
 
 
-def authenticate(headers: Mapping[str, str], settings: GatewaySettings, account: str | None = None) -> str:
-    """The account of the key in ``headers``. Raises :class:`AuthError`, or :class:`AccountForbidden` for another's.
+def authenticate(headers: Mapping[str, str], book: AccountBook, account: str | None = None) -> Caller:
+    """Whose key is in ``headers``. Raises :class:`AuthError`, or :class:`AccountForbidden` for another's account.
 
     Clients of Cloudflare's gateway host carry a second key (``cf-aig-authorization``); either may be ours.
     """
     presented = _presented(headers)
     if not presented:
         raise AuthError
-    # Compare with every key, so that the time tells nothing about which one came close.
-    if not any([hmac.compare_digest(hash_key(key), known) for key in presented for known in settings.key_hashes]):
+    callers = [caller for key in presented if (caller := book.find(key)) is not None]
+    if not callers:
         raise AuthError("Authentication error: this API key is not valid here.")
-    if account is not None and account != settings.account:
-        raise AccountForbidden(account)
-    return settings.account
+    if account is not None:
+        callers = [caller for caller in callers if caller.account == account]
+        if not callers:
+            raise AccountForbidden(account)
+    return callers[0]
 
 
 def _presented(headers: Mapping[str, str]) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from serve_app.accounts import FILE as ACCOUNTS_FILE
+from serve_app.accounts import AccountBook, Caller
 from serve_app.api import models as listing
 from serve_app.api import schemas, workers_ai, workers_ai_answers
 from serve_app.api.asked import with_headers
@@ -20,20 +22,25 @@ from serve_app.api.types import Event, GenerateRequest
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
+from serve_app.channel.load import LoadReport
+from serve_app.gateway import request_id
 from serve_app.gateway.encode import EncoderClient
 from serve_app.gateway.generate import Generator
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.models import Models, ServedModel
+from serve_app.gateway.paths import PathStore
 from serve_app.gateway.rate_limit import RateLimiter
 from serve_app.gateway.response_store import ResponseStore
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.gateway.subscriptions import Subscriptions
 from serve_app.text.prompt import prompt_ids
 
 log = logging.getLogger("ray.serve")
 
 STATUS_TIMEOUT_S = 8.0
 
-Call = Callable[[ServedModel, str, dict[str, Any]], Any]
+# (model, method, wire, stage); stage "" is the one that requests are sent to.
+Call = Callable[..., Any]
 Streamed = tuple[GenerateRequest, AsyncIterator[Event]]
 
 
@@ -48,13 +55,18 @@ class Gateway:
         self, settings: GatewaySettings, call: Call, ask_all: Call | None = None, host: str = "127.0.0.1"
     ) -> None:
         self.settings = settings
+        self.accounts = AccountBook(Path(settings.home) / ACCOUNTS_FILE, settings.account, settings.key_hashes)
         self._ask_all = ask_all
         home = Path(settings.home)
         self.catalog = load_catalog(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
-        self.inbox = TokenInbox(host)
+        self.inbox = TokenInbox(host, on_load=self._load)
         self.health = HealthMonitor(self.models, lambda m: call(m, "all_stats", {"stages": []}))
-        self.generator = Generator(self.inbox, lambda m, wire: call(m, "generate", wire), settings.max_inflight)
+        self.paths = PathStore(home / "paths.sqlite3")
+        self.generator = Generator(
+            self.inbox, lambda m, wire, stage: call(m, "generate", wire, stage), settings.max_inflight, self.paths
+        )
+        self._subscriptions = Subscriptions(self.models, self.inbox, ask_all) if ask_all is not None else None
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
 
         self.limiter = RateLimiter(home / "rates.sqlite3", settings.rate_limits)
@@ -63,12 +75,22 @@ class Gateway:
     async def start(self) -> None:
         await self.inbox.start()
         self.health.start()
+        if self._subscriptions is not None:
+            self._subscriptions.start()
+
+    def _load(self, process: str, report: LoadReport | None) -> None:
+        if report is None:
+            for model in self.models:
+                if model.record.task == "text-generation":
+                    self.generator.dispatcher(model).lost(process)
+        elif (told := self.models.started.get(report.model)) is not None and told.record.task == "text-generation":
+            self.generator.dispatcher(told).report(process, report)
 
     async def run(
         self,
         name: str,
         body: dict[str, Any],
-        account: str,
+        caller: Caller,
         *,
         queue_request: bool = False,
         headers: Mapping[str, str] = MappingProxyType({}),
@@ -84,22 +106,23 @@ class Gateway:
             return workers_ai_answers.render_rerank(rerank, *await self.encoder.rerank(model, rerank))
         request = workers_ai.parse_generate(body, model.id, model.limits, queue_request=queue_request)
         request = with_headers(request, headers)
-        events = await self.generate(model, request, account)
+        events = await self.generate(model, request, caller)
         if request.stream:
             return request, events
         return workers_ai_answers.render_generate(request, [e async for e in events])
 
-    async def generate(self, model: ServedModel, request: GenerateRequest, account: str) -> AsyncIterator[Event]:
+    async def generate(self, model: ServedModel, request: GenerateRequest, caller: Caller) -> AsyncIterator[Event]:
         """The events of a generation request; its prompt has been checked when this returns."""
-        events, _ = await self.open(model, request, account)
+        events, _ = await self.open(model, request, caller)
         return events
 
     async def open(
-        self, model: ServedModel, request: GenerateRequest, account: str
+        self, model: ServedModel, request: GenerateRequest, caller: Caller
     ) -> tuple[AsyncIterator[Event], int]:
         """:meth:`generate`, and how many tokens the prompt has."""
         request, ids = await self.generator.prepare(model, request)
-        events = self.generator.events(model, request, ids, self.settings.tenant_salt(account))
+        salt = self.settings.tenant_salt(caller.account)
+        events = self.generator.events(model, request, ids, salt, caller, request_id.current.get())
         return (events if request.deadline_s is None else begun_within(events, request.deadline_s)), len(ids)
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
@@ -108,26 +131,32 @@ class Gateway:
 
     async def run_handle(self, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``)."""
-        request_id = uuid.uuid4().hex
+        own_id = uuid.uuid4().hex
+        request_id.current.set(own_id)
         try:
-            result = await self.run(name, {**check_object(inputs), "stream": False}, self.settings.account)
+            result = await self.run(name, {**check_object(inputs), "stream": False}, self._own())
         except Exception as error:
-            return self._failure(error, request_id)
+            return self._failure(error, own_id)
         assert isinstance(result, dict)
         return result
 
     async def stream_handle(self, name: str, inputs: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """:meth:`run` as a stream of native frames; an error is the last frame."""
-        request_id = uuid.uuid4().hex
+        own_id = uuid.uuid4().hex
+        request_id.current.set(own_id)
         try:
-            result = await self.run(name, {**check_object(inputs), "stream": True}, self.settings.account)
+            result = await self.run(name, {**check_object(inputs), "stream": True}, self._own())
             if isinstance(result, dict):
                 yield result["result"]
                 return
             async for frame in workers_ai_answers.frames(*result):
                 yield frame
         except Exception as error:
-            yield self._failure(error, request_id)
+            yield self._failure(error, own_id)
+
+    def _own(self) -> Caller:
+        """Whoever can call the handle holds the cluster's token, and acts for the account of the settings."""
+        return Caller(self.settings.account, self.accounts.weight(self.settings.account))
 
     def _failure(self, error: Exception, request_id: str) -> dict[str, Any]:
         shown = as_api_error(error, request_id)
@@ -164,16 +193,28 @@ class Gateway:
     def _records(self) -> list[dict[str, Any]]:
         return [search_record(m.record) for m in self.models]
 
-    async def status(self) -> dict[str, Any]:
-        """Counters of every model's workers."""
+    async def status(self, account: str) -> dict[str, Any]:
+        """Counters of every model's workers and queues. The account of the settings, the operator's, sees all of them,
+        others their own requests: how busy a machine is tells of other people's work.
+        """
         models = {}
         for model in self.models:
-            entry: dict[str, Any] = {"ready": model.ready, "inflight": model.inflight}
+            entry: dict[str, Any] = {"ready": model.ready}
+            dispatcher = self.generator.dispatcher(model) if model.record.task == "text-generation" else None
+            if account != self.settings.account:
+                models[model.id] = entry | (dispatcher.stats(account) if dispatcher is not None else {})
+                continue
+            entry["inflight"] = model.inflight
+            if dispatcher is not None:
+                entry["routing"] = dispatcher.stats()
             # Asking a model that has no replica would start one.
             if model.ready and not (model.scales_to_zero and not model.inflight):
                 entry["workers"] = await self._workers(model)
             models[model.id] = entry
-        return {"gateway": {"streams": len(self.inbox)}, "models": models}
+        if account != self.settings.account:
+            return {"models": models}
+        gateway = {"streams": len(self.inbox), "accounts_problem": self.accounts.problem}
+        return {"gateway": gateway, "models": models}
 
     async def _workers(self, model: ServedModel) -> list[dict[str, Any]]:
         """One entry per worker; several decode replicas tell of the same prefill workers."""

@@ -58,7 +58,8 @@ class Exchange:
                     raise HeadersTooLarge(MAX_HEADER_BYTES)
                 if endpoint.scope == "key":
                     account = request.path_params.get("account")
-                    request.state.account = authenticate(request.headers, self.gateway.settings, account)
+                    request.state.caller = authenticate(request.headers, self.gateway.accounts, account)
+                    request.state.account = request.state.caller.account
                 response = await endpoint.handler(request)
             except ClientDisconnect:
                 raise

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from serve_app.accounts import Caller
 from serve_app.api.collect import merge
 from serve_app.api.errors import InvalidInput, OutOfCapacity
 from serve_app.api.types import Event, GenerateRequest, Usage
@@ -18,7 +19,11 @@ from serve_app.catalog.pricing import neurons
 from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.engine.request import TokenLogprobs
+from serve_app.gateway.dispatch import Dispatcher, Ticket
 from serve_app.gateway.models import ServedModel
+from serve_app.gateway.paths import Path, PathStore
+from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key
+from serve_app.routing.types import RouteRequest
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 
@@ -26,6 +31,7 @@ log = logging.getLogger("ray.serve")
 
 # A request whose worker is lost goes on with another one from the tokens it already has.
 MAX_ATTEMPTS = 3
+NOBODY = Caller("")
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
 
@@ -51,17 +57,39 @@ class Piece:
     cached: int | None = None
 
 
+@dataclass(slots=True)
+class _Job:
+    """What the choices of one request share."""
+
+    model: ServedModel
+    dispatcher: Dispatcher
+    ticket: Ticket
+
+
 class Generator:
-    """``call(model, wire)`` runs a request on a decode replica; it raises :class:`WorkerGone` where a retry may
-    help.
+    """``call(model, wire, stage)`` runs a request on a replica of a stage ("": where requests go by themselves); it
+    raises :class:`WorkerGone` where a retry may help.
     """
 
     def __init__(
-        self, inbox: TokenInbox, call: Callable[[ServedModel, dict[str, Any]], Any], max_inflight: int
+        self,
+        inbox: TokenInbox,
+        call: Callable[[ServedModel, dict[str, Any], str], Any],
+        max_inflight: int,
+        paths: PathStore | None = None,
     ) -> None:
         self._inbox = inbox
         self._call = call
         self._max_inflight = max_inflight
+        self._paths = paths
+        self._dispatchers: dict[str, Dispatcher] = {}
+
+    def dispatcher(self, model: ServedModel) -> Dispatcher:
+        """Who decides when and where the model's requests go."""
+        found = self._dispatchers.get(model.id)
+        if found is None:
+            found = self._dispatchers[model.id] = Dispatcher(model)
+        return found
 
     async def prepare(self, model: ServedModel, request: GenerateRequest) -> tuple[GenerateRequest, np.ndarray]:
         """The request with limits that fit, and its prompt as token ids. Raises what the client should see."""
@@ -76,22 +104,49 @@ class Generator:
         return request, ids
 
     async def events(
-        self, model: ServedModel, request: GenerateRequest, ids: np.ndarray, salt: bytes
+        self,
+        model: ServedModel,
+        request: GenerateRequest,
+        ids: np.ndarray,
+        salt: bytes,
+        caller: Caller = NOBODY,
+        request_id: str = "",
     ) -> AsyncIterator[Event]:
         """The request's events. Closing the iterator ends the request wherever it is."""
-        with model.place(self._max_inflight, reject_if_busy=request.reject_if_busy):
-            usages = [Usage() for _ in range(request.n)]
-            choices = [self._choice(model, request, ids, salt, i, usages[i]) for i in range(request.n)]
-            async for event in _merge_choices(choices):
-                yield event
-        completion = sum(u.completion_tokens for u in usages)
-        cached = usages[0].cached_tokens
+        path = self._paths.begin(request_id, caller.account, model.id) if self._paths is not None else Path()
+        dispatcher = self.dispatcher(model)
+        ticket = Ticket(_route_request(dispatcher, request, ids, salt, caller), caller.weight, path)
+        usages = [Usage() for _ in range(request.n)]
+        path.event("received", prompt_tokens=len(ids), max_tokens=request.sampling.max_tokens)
+        status = "left"
+        try:
+            with model.place(self._max_inflight, reject_if_busy=request.reject_if_busy):
+                await dispatcher.enter(ticket)
+                job = _Job(model, dispatcher, ticket)
+                choices = [self._choice(job, request, ids, salt, i, usages[i]) for i in range(request.n)]
+                async for event in _merge_choices(choices):
+                    yield event
+            status = "done"
+        except OutOfCapacity as refused:
+            status = "refused" if not ticket.placed else "failed"
+            path.event("answered", status=429, retry_after_s=refused.retry_after)
+            raise
+        except Exception:
+            status = "failed"
+            raise
+        finally:
+            completion = sum(u.completion_tokens for u in usages)
+            cached = usages[0].cached_tokens
+            dispatcher.finish(ticket, cached=cached, output=completion)
+            if self._paths is not None:
+                self._paths.end(path, status, cached_tokens=cached, completion_tokens=completion)
         cost = neurons(model.record.price, len(ids), cached, completion)
         yield Usage(len(ids), completion, cached, cost, sum(u.reasoning_tokens for u in usages))
 
     async def _choice(
-        self, model: ServedModel, request: GenerateRequest, ids: np.ndarray, salt: bytes, index: int, usage: Usage
+        self, job: _Job, request: GenerateRequest, ids: np.ndarray, salt: bytes, index: int, usage: Usage
     ) -> AsyncIterator[Event]:
+        model = job.model
         record = model.record
         parsers = {"tool_parser": record.tool_parser, "reasoning_parser": record.reasoning_parser}
         output = open_output(model.tokenizer, request, ids, index=index, **parsers)
@@ -104,7 +159,7 @@ class Generator:
             "sampling": sampling.to_wire(),
             "inbox": self._inbox.address.to_wire(),
         }
-        pieces = self._tokens(model, wire, ids)
+        pieces = self._tokens(job, wire, ids)
         finish = "stop"
         try:
             async for piece in pieces:
@@ -122,9 +177,7 @@ class Generator:
             usage.reasoning_tokens = output.reasoning_tokens
             await pieces.aclose()
 
-    async def _tokens(
-        self, model: ServedModel, wire: dict[str, Any], prompt: np.ndarray
-    ) -> AsyncGenerator[Piece, None]:
+    async def _tokens(self, job: _Job, wire: dict[str, Any], prompt: np.ndarray) -> AsyncGenerator[Piece, None]:
         """The request's tokens in order, each exactly once, across the loss of workers."""
         produced: list[int] = []
         for attempt in range(MAX_ATTEMPTS):
@@ -132,7 +185,10 @@ class Generator:
             request_id = secrets.token_hex(16)
             sent = {**wire, "id": request_id, "ids": resumed.tobytes(), "resumed": len(produced)}
             try:
-                async for piece in self._attempt(model, sent, len(produced)):
+                async for piece in self._attempt(job, sent, len(produced)):
+                    if not job.ticket.started:
+                        job.dispatcher.start(job.ticket)
+                        job.ticket.path.event("first token", cached_tokens=piece.cached)
                     produced += piece.ids
                     if attempt:
                         piece.cached = None  # the client's prompt was charged as the first attempt found it
@@ -141,13 +197,15 @@ class Generator:
                         return
             except WorkerGone as gone:
                 log.warning("request %s lost its worker after %d tokens: %s", request_id, len(produced), gone.__cause__)
+                job.ticket.path.event("worker lost", tokens=len(produced))
                 await asyncio.sleep(0.2 * attempt)
+                job.dispatcher.move(job.ticket)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
 
-    async def _attempt(self, model: ServedModel, wire: dict[str, Any], start: int) -> AsyncIterator[Piece]:
+    async def _attempt(self, job: _Job, wire: dict[str, Any], start: int) -> AsyncIterator[Piece]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(wire["id"], start)
-        call = asyncio.ensure_future(self._complete(model, wire, stream))
+        call = asyncio.ensure_future(self._complete(job, wire, stream))
         try:
             async for item in stream:
                 yield _piece(item)
@@ -158,9 +216,12 @@ class Generator:
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
 
-    async def _complete(self, model: ServedModel, wire: dict[str, Any], stream: Stream) -> None:
+    async def _complete(self, job: _Job, wire: dict[str, Any], stream: Stream) -> None:
         try:
-            result = await self._call(model, wire)
+            stage, hints = job.dispatcher.hints(job.ticket)
+            result = await self._call(job.model, {**wire, **hints}, stage)
+            for hop in result.get("hops", ()):
+                job.ticket.path.event(**hop)
             if "error" in result:
                 raise RefusedByEngine(result["error"]) if result["refused"] else WorkerGone(result["error"])
             for item in result["undelivered"]:
@@ -169,6 +230,27 @@ class Generator:
                 raise WorkerGone("the answer is incomplete")
         except Exception as error:
             stream.fail(error)
+
+
+def _route_request(
+    dispatcher: Dispatcher, request: GenerateRequest, ids: np.ndarray, salt: bytes, caller: Caller
+) -> RouteRequest:
+    """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's."""
+    per_key = dispatcher.router_config.chunk_tokens // BLOCK_TOKENS
+    keys = block_keys(root_key("", "", "", "", salt), ids)[per_key - 1 :: per_key]
+    now = dispatcher.now()
+    return RouteRequest(
+        id=secrets.token_hex(8),
+        prompt_tokens=len(ids),
+        keys=keys,
+        max_tokens=request.sampling.max_tokens * request.n,
+        session=None if request.session is None else f"{caller.account}\0{request.session}",
+        tenant=caller.account,
+        priority=caller.priority,
+        arrived_at=now,
+        deadline=None if request.deadline_s is None else now + request.deadline_s,
+        reject_if_busy=request.reject_if_busy,
+    )
 
 
 def _piece(item: TokenItem) -> Piece:

@@ -36,9 +36,11 @@ class ServedModel:
     ready: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
     inflight: int = 0
+    # How long the last replica took to come up when there was none, if that has been seen.
+    cold_start_s: float | None = None
     # Moving average of how long a request holds its place, for Retry-After.
     seconds_per_request: float = 1.0
-    _handle: Any = None
+    _handles: dict[str, Any] = field(default_factory=dict)
     _tokenizer: Tokenizer | None = None
 
     @property
@@ -79,10 +81,17 @@ class ServedModel:
         first = next(iter(self.profile.stages.values()))
         return first.max_num_seqs * first.max_replicas
 
-    def handle(self, connect: Callable[[str], Any]) -> Any:
-        if self._handle is None:
-            self._handle = connect(application_name(self.id))
-        return self._handle
+    @property
+    def first_stage(self) -> str:
+        """The stage that requests are sent to."""
+        return next(iter(self.profile.stages))
+
+    def handle(self, connect: Callable[[str, str], Any], stage: str = "") -> Any:
+        """``connect(deployment, application)``, once per stage; by default the stage that requests are sent to."""
+        stage = stage or self.first_stage
+        if stage not in self._handles:
+            self._handles[stage] = connect(stage.capitalize(), application_name(self.id))
+        return self._handles[stage]
 
     @contextmanager
     def place(self, limit: int, *, reject_if_busy: bool = False) -> Iterator[None]:

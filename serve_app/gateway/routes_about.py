@@ -26,6 +26,9 @@ def endpoints(exchange: Exchange, document: Callable[[], dict[str, Any]]) -> lis
         Endpoint("GET", "/health", routes.health, Operation("Which models are ready", _TAG), scope="open"),
         Endpoint("GET", "/openapi.json", routes.openapi, Operation("This API as OpenAPI 3.1", _TAG), scope="open"),
         Endpoint("GET", "/docs", routes.docs, page, scope="open"),
+        Endpoint(
+            "GET", "/v1/requests/{id}", routes.request_path, Operation("The path that one of your requests took", _TAG)
+        ),
         Endpoint("GET", "/v1/status", routes.status, Operation("Counters of every model's workers", _TAG)),
     ]
 
@@ -44,7 +47,11 @@ class AboutRoutes:
         )
 
     async def status(self, request: Request) -> Response:
-        return json_answer(await self._exchange.gateway.status())
+        return json_answer(await self._exchange.gateway.status(request.state.account))
+
+    async def request_path(self, request: Request) -> Response:
+        gateway, wanted = self._exchange.gateway, request.path_params["id"]
+        return json_answer(await gateway.paths.get(request.state.account, wanted))
 
     async def openapi(self, request: Request) -> Response:
         if self._written is None:

@@ -49,7 +49,7 @@ class AnthropicRoutes:
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
         parsed = with_headers(anthropic.parse_messages_request(body, model.limits), request.headers)
-        events, prompt_tokens = await self._exchange.gateway.open(model, parsed, request.state.account)
+        events, prompt_tokens = await self._exchange.gateway.open(model, parsed, request.state.caller)
         if parsed.stream:
             return await streamed(events, lambda e: anthropic_answers.stream_message(parsed, e, prompt_tokens))
         return json_answer(anthropic_answers.render_message(parsed, [e async for e in events]))

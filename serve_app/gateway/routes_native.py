@@ -91,7 +91,7 @@ class NativeRoutes:
         queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
         self._exchange.model(request, name)
         result = await self._exchange.gateway.run(
-            name, body, request.state.account, queue_request=queued, headers=request.headers
+            name, body, request.state.caller, queue_request=queued, headers=request.headers
         )
         if isinstance(result, dict):
             return json_answer(result)

@@ -69,7 +69,7 @@ class OpenAIRoutes:
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
         parsed = with_headers(openai.parse_chat(body, model.limits), request.headers)
-        events = await self._exchange.gateway.generate(model, parsed, request.state.account)
+        events = await self._exchange.gateway.generate(model, parsed, request.state.caller)
         if parsed.stream:
             return await streamed(events, lambda primed: openai_answers.stream_chat(parsed, primed))
         return json_answer(openai_answers.render_chat(parsed, [e async for e in events]))
@@ -78,8 +78,8 @@ class OpenAIRoutes:
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
         parsed = [with_headers(one, request.headers) for one in openai.parse_completions(body, model.limits)]
-        account = request.state.account
-        streams = [await self._exchange.gateway.generate(model, one, account) for one in parsed]
+        caller = request.state.caller
+        streams = [await self._exchange.gateway.generate(model, one, caller) for one in parsed]
         events = merge(streams, choices_each=parsed[0].n)
         if parsed[0].stream:
             return await streamed(events, lambda primed: openai_answers.stream_completion(parsed, primed))

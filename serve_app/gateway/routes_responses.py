@@ -57,7 +57,7 @@ class ResponsesRoutes:
         parsed = responses.parse_responses(body, model.limits)
         parsed.generate = with_headers(parsed.generate, request.headers)
         parsed.generate.messages = parsed.messages(await gateway.responses.conversation(account, parsed.previous))
-        events = await gateway.generate(model, parsed.generate, account)
+        events = await gateway.generate(model, parsed.generate, request.state.caller)
 
         async def keep(response: dict[str, Any]) -> None:
             if parsed.store:

@@ -31,7 +31,3 @@ class GatewaySettings:
     def tenant_salt(self, account: str) -> bytes:
         """Keeps tenants' cached prefixes apart; nobody outside the cluster can compute it."""
         return hmac.new(self.cluster_secret.encode(), account.encode(), hashlib.sha256).digest()
-
-
-def hash_key(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()

@@ -80,12 +80,13 @@ class FairQueue:
         tenant.weight = weight
         if front:
             self._refund(request.id)
-        if not kind.waiting:
+        # What was popped a moment ago never ceased to wait: it keeps its place, also as its tenant's only request.
+        if not kind.waiting and not front:
             others = [c.counter for c in self._classes.values() if c.waiting]
             if others:
                 kind.counter = max(kind.counter, min(others))
         if request.tenant not in kind.waiting:
-            if kind.waiting:
+            if kind.waiting and not front:
                 tenant.counter = max(tenant.counter, min(t.counter for t in kind.waiting.values()))
             kind.waiting[request.tenant] = tenant
         tenant.waiting[request.id] = request

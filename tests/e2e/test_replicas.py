@@ -30,7 +30,7 @@ def handle(stack):
     application = model_application(record, profile, settings, catalog.source(CHAT))
     targets = [serve.RunTarget(target=application, name=NAME, route_prefix=None)]
     serve.run_many(targets)
-    yield serve.get_app_handle(NAME), ServedModel(record, profile, catalog.source(CHAT), settings.home)
+    yield serve.get_deployment_handle("Decode", NAME), ServedModel(record, profile, catalog.source(CHAT), settings.home)
     serve.delete(NAME)
 
 
@@ -39,7 +39,7 @@ async def test_the_same_prompt_on_another_decode_replica_is_cached(handle):
     inbox = TokenInbox()
     await inbox.start()
 
-    async def call(_: ServedModel, wire: dict) -> dict:
+    async def call(_: ServedModel, wire: dict, stage: str) -> dict:
         return await remote.generate.remote(wire)
 
     generator = Generator(inbox, call, 100)

@@ -11,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.accounts import hash_key
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import Event, TextDelta
 from serve_app.config import CLOUDFLARE_RATE_LIMITS, ConfigError, load_settings
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import build_http
-from serve_app.gateway.settings import GatewaySettings, hash_key
+from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.streams import EventStream, Primed
 
 CHAT = "@cf/pico/pico-instruct"

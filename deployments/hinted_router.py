@@ -1,0 +1,41 @@
+"""A Serve request router that follows a choice made by whoever sends the request.
+
+The gateway knows loads that are a tenth of a second old and where prompts are cached; Serve knows which replicas are
+there. So the request carries a wish, and Serve keeps what it is good at: life cycle, draining, autoscaling.
+
+Serve pickles the class by value with its module's globals and runs it wherever there is a handle: this module imports
+nothing of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+# The field of a call's first argument, a dict, that names the wished replica (its `unique_id`).
+HINT = "replica"
+
+
+class HintedRequestRouter(PowerOfTwoChoicesRequestRouter):
+    """Sends a call to the replica that its first argument names; without one, or if it is gone, to one of two at
+    random with the shorter queue, as Serve does by itself.
+    """
+
+    # The default hands a free replica to whichever request waits longest; here every request has a choice of its own.
+    _fulfill_next_pending_request = RequestRouter._fulfill_next_pending_request
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        hint = _hint(pending_request)
+        wished = [r for r in candidate_replicas if r.replica_id.unique_id == hint] if hint else []
+        others = await super().choose_replicas(candidate_replicas, pending_request)
+        return [wished, *others] if wished else others
+
+
+def _hint(pending_request: PendingRequest | None) -> Any:
+    if pending_request is None or not pending_request.args or not isinstance(pending_request.args[0], dict):
+        return None
+    return pending_request.args[0].get(HINT)

@@ -1,0 +1,55 @@
+"""A worker's load as gateways hear of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.channel.frames import InboxAddress
+from serve_app.channel.load import MAX_SAMPLES, LoadReport
+from serve_app.channel.reporter import LoadReporter
+from serve_app.channel.sender import TokenSender
+
+
+class WorkerLoad:
+    """Measures one engine and tells every gateway that has subscribed; all on the worker's event loop."""
+
+    def __init__(self, model: str, stage: str, node: str, engine: Any, sender: TokenSender) -> None:
+        self._model = model
+        self._stage = stage
+        self._node = node
+        self._engine = engine
+        self._replica = ""
+        self._role = "mixed"
+        self._reporter = LoadReporter(sender, self._measure)
+
+    def subscribe(self, wire: dict[str, Any]) -> None:
+        """``{"inbox", "lease_s", "replica", "role"}``: a gateway's address, for how long, and what this worker is."""
+        self._replica = wire["replica"]
+        self._role = wire["role"]
+        self._reporter.subscribe(InboxAddress.from_wire(wire["inbox"]), float(wire["lease_s"]))
+
+    def changed(self) -> None:
+        self._reporter.changed()
+
+    def _measure(self) -> LoadReport:
+        from serve_app.engine.blocks import BLOCK_TOKENS
+
+        # Read beside the engine's thread: lists are copied in one piece, and a number may be a step old.
+        scheduler = self._engine.scheduler
+        return LoadReport(
+            replica=self._replica,
+            model=self._model,
+            stage=self._stage,
+            role=self._role,
+            node=self._node,
+            queued_tokens=scheduler.queued_tokens,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            max_seqs=scheduler.max_num_seqs,
+            used_blocks=scheduler.blocks.used_blocks,
+            total_blocks=scheduler.blocks.num_blocks - 1,
+            block_tokens=BLOCK_TOKENS,
+            max_batch_tokens=scheduler.max_batch_tokens,
+            step_seconds=self._engine.meter.mean_seconds,
+            steps=tuple(self._engine.meter.take()[-MAX_SAMPLES:]),
+        )
