@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
+from serve_app.engine.graphs import DecodeGraphs
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 
@@ -28,6 +29,7 @@ class EngineLimits:
     max_num_seqs: int = 64
     max_model_len: int = 4096
     reserved_blocks: int = 0
+    graphs: bool = True  # decode as CUDA graphs, on a GPU
 
 
 def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
@@ -48,9 +50,13 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         max_model_len=min(limits.max_model_len, model.max_model_len, (count - 1) * BLOCK_TOKENS),
         eos_token_ids=model.eos_token_ids,
     )
-    engine = Engine(
-        Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device)), scheduler
-    )
+    runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device))
+    if limits.graphs and model.device.type == "cuda":
+        graphs = DecodeGraphs(
+            model.forward, runner.kv, max_num_seqs=limits.max_num_seqs, max_model_len=scheduler.max_model_len
+        )
+        runner.forward, runner.prepare = graphs, graphs.prepare
+    engine = Engine(runner, scheduler)
     if wire is not None:
         wire(engine)
     return engine

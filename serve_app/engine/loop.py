@@ -130,8 +130,11 @@ class EngineLoop:
         """Runs queued commands, waiting for one while the engine is idle. False: stop."""
         while True:
             try:
-                command = self._commands.get(block=not self._engine.has_work)
+                busy = self._engine.has_work or self._engine.runner.prepare()
+                command = self._commands.get(block=not busy)
             except queue.Empty:
+                if not self._engine.has_work:
+                    continue
                 return True
             if command is None:
                 return False

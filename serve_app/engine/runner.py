@@ -69,6 +69,8 @@ class Runner:
         self.forward = forward
         self.kv = kv
         self.observer: StepObserver | None = None
+        # Does a piece of work that speeds up later steps, if any is left; called while the engine is idle.
+        self.prepare: Callable[[], bool] = lambda: False
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
