@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deployments.drafting import make_drafter
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.engine import Engine
-from serve_app.engine.speculate import DraftProposer, DraftTransport, Speculation, SpeculationController
+from serve_app.engine.speculate import DraftTransport, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter
 from serve_app.kv.keys import root_key
 from serve_app.models.load import CausalModel, load_causal_lm
@@ -35,15 +36,15 @@ def prepare_torch(spec: WorkerSpec) -> None:
     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
-def resolve_weights(spec: WorkerSpec, progress: Progress) -> Path:
-    """The model's directory on this node, fetched first if need be."""
+def resolve_weights(spec: WorkerSpec, progress: Progress, weights: dict[str, Any] | None = None) -> Path:
+    """The model's directory on this node (or that of other ``weights``), fetched first if need be."""
     from serve_app.catalog.records import Weights
     from serve_app.catalog.weights import resolve
 
     def fetching(name: str, done: int, total: int) -> None:
         progress(f"fetching {name}" + (f" {100 * done // total} %" if total else ""))
 
-    return resolve(Weights.model_validate(spec.weights), Path(spec.home), fetching, spec.source)
+    return resolve(Weights.model_validate(weights or spec.weights), Path(spec.home), fetching, spec.source)
 
 
 def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
@@ -99,21 +100,30 @@ def load_engine(
     prepare_torch(spec)
     path = resolve_weights(spec, progress)
     model = load_model(spec, path, progress)
+    folder = resolve_weights(spec, progress, spec.draft_weights) if spec.draft_weights else None
+    if folder is not None:
+        progress("loading draft")
+    drafter = make_drafter(spec, model, folder, draft)
     progress("allocating cache")
     dtype_name = model.kv_shape.dtype_name
 
     def plug_in(engine: Engine) -> None:
         if spec.publish:
             engine.exporter = ChunkExporter(engine.runner.kv, dtype_name, emit)
-        if spec.draft_tokens:
+        proposer = drafter.plug_in(engine) if drafter is not None else None
+        if proposer is not None and spec.draft_tokens:
             controller = SpeculationController(spec.draft_tokens, always=spec.always_draft)
-            engine.speculation = Speculation(DraftProposer(draft), controller, vocab_size=model.vocab_size)
+            engine.speculation = Speculation(proposer, controller, vocab_size=model.vocab_size)
 
-    engine = build_engine(model, limits_of(spec, model), plug_in)
+    limits = limits_of(spec, model)
+    limits.reserved_blocks = drafter.reserved_blocks if drafter is not None else 0
+    engine = build_engine(model, limits, plug_in)
     progress("warming up")
     warm_up(engine)
 
     revision = f"{spec.model} {fingerprint(path)} {spec.quantization}"
+    if drafter is not None and drafter.weights is not None:
+        revision += f" {fingerprint(drafter.weights)}"
 
     def root_of(salt: bytes) -> bytes:
         return root_key(revision, dtype_name, model.kv_shape.layout.name, "", salt)

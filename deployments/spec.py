@@ -27,6 +27,9 @@ class WorkerSpec:
     # 0: what the model's configuration says.
     max_model_len: int = 0
     draft_tokens: int = 0
+    # Who drafts: the Draft `deployment`, a `colocated` draft model, or an `eagle3` head; the last two with weights.
+    draft_method: str = "deployment"
+    draft_weights: dict[str, Any] | None = None
     always_draft: bool = False
     publish: bool = False
     # Published chunks that wait for the pool to fetch them.

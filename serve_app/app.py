@@ -85,13 +85,14 @@ def model_application(record: ModelRecord, profile: Profile, settings: Settings,
 
     prefill = draft = None
     if "prefill" in stages:
-        told = spec("prefill", publish=True, export_wait_s=PREFILL_EXPORT_WAIT_S)
+        told = spec("prefill", publish=True, export_wait_s=PREFILL_EXPORT_WAIT_S, **_own_draft(record, "prefill"))
         prefill = _routed(Prefill, stages["prefill"]).bind(told, stages["prefill"].num_gpus)
     if "draft" in stages and record.draft is not None:
         weights = record.draft.weights.model_dump()
         draft = _sized(Draft, stages["draft"]).bind(spec("draft", weights=weights), stages["draft"].num_gpus)
-    drafts = record.draft.tokens if draft is not None and record.draft is not None else 0
-    decode = spec("decode", draft_tokens=drafts, publish=True)
+    own = _own_draft(record, "decode")
+    drafts = record.draft.tokens if record.draft is not None and (draft is not None or own) else 0
+    decode = spec("decode", draft_tokens=drafts, publish=True, **own)
     home = _routed(Decode, stages["decode"]).bind(
         decode, prefill, draft, stages["decode"].num_gpus, profile.min_remote_prefill_tokens
     )
@@ -102,6 +103,16 @@ def _routed(deployment: Any, stage: Stage) -> Any:
     """:func:`_sized`, for a deployment whose replica the gateway may choose."""
     router = RequestRouterConfig(request_router_class=HintedRequestRouter)
     return _sized(deployment, stage).options(request_router_config=router)
+
+
+def _own_draft(record: ModelRecord, stage: str) -> dict[str, Any]:
+    """What a worker is told that drafts for itself; prefill has to know an EAGLE-3 head, whose K/V are in the cache."""
+    if record.draft is None or not record.draft.in_worker:
+        return {}
+    method = "eagle3" if record.draft.method == "eagle3" else "colocated"
+    if stage == "prefill" and method != "eagle3":
+        return {}
+    return {"draft_method": method, "draft_weights": record.draft.weights.model_dump()}
 
 
 def _sized(deployment: Any, stage: Stage) -> Any:

@@ -141,10 +141,17 @@ class Stage(Record):
 
 
 class Draft(Record):
-    """The draft model: same tokenizer, much smaller."""
+    """What drafts: a much smaller model with the same tokenizer, or an EAGLE-3 head of this very model."""
 
+    method: Literal["model", "eagle3"] = "model"
     weights: Weights
     tokens: int = Field(default=4, ge=1, le=16)  # proposed per step
+    colocated: bool = False  # a draft model in each decode worker's own process, instead of a Draft deployment
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether decode workers draft for themselves; an EAGLE-3 head reads its target's hidden states."""
+        return self.colocated or self.method == "eagle3"
 
 
 class Targets(Record):
@@ -225,6 +232,12 @@ class ModelRecord(Record):
             if "draft" in profile.stages and self.draft is None:
                 raise ValueError(
                     f"serving.{name}.draft is named but the record has no draft model | Add draft.weights."
+                )
+            if "draft" in profile.stages and self.draft is not None and self.draft.in_worker:
+                said = "draft.method: eagle3" if self.draft.method == "eagle3" else "draft.colocated"
+                raise ValueError(
+                    f"serving.{name}.draft is a deployment, and {said} drafts in the decode worker"
+                    f" | Remove serving.{name}.draft."
                 )
         if self.quantization != "none" and self.task != "text-generation":
             raise ValueError("only text-generation models can be quantised | Remove quantization.")

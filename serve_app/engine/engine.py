@@ -111,6 +111,8 @@ class Engine:
                 self._forget(output.request_id)
 
     def _forget(self, request_id: str) -> None:
+        if self.runner.observer is not None:
+            self.runner.observer.forget(request_id)
         if self.speculation is not None:
             self.speculation.proposer.forget(request_id)
         if self.exporter is not None:

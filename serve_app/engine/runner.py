@@ -61,6 +61,10 @@ class StepObserver(Protocol):
         """``states`` [T, len(layers), hidden] of the step's tokens, in the order of ``scheduled``."""
         ...
 
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        ...
+
 
 class Runner:
     """Runs steps; ``observer`` may be set by a feature that reads hidden states."""

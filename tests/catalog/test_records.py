@@ -47,6 +47,17 @@ def test_a_short_record_gets_the_defaults(tmp_path: Path) -> None:
         (("    decode:", "    embeddings:"), "", "does not belong to task text-generation"),
         (("    decode:", "    prefill:"), "", "has no decode stage"),
         (("    decode:", "    draft: {}\n    decode:"), "", "no draft model"),
+        (("serving:", "draft: {method: eagle2, weights: {path: x}}\nserving:"), "draft.method", "'eagle3'"),
+        (
+            ("serving:\n  local:", "draft: {method: eagle3, weights: {path: x}}\nserving:\n  local:\n    draft: {}"),
+            "",
+            "drafts in the decode worker",
+        ),
+        (
+            ("serving:\n  local:", "draft: {colocated: true, weights: {path: x}}\nserving:\n  local:\n    draft: {}"),
+            "",
+            "Remove serving.local.draft",
+        ),
         (("text-generation", "text-to-speech"), "task", "'text-embeddings'"),
         (("@cf/me/mine", "mine"), "id", "@cf/author/name"),
         (('"@cf/me/mine"', "7"), "id", "not text"),
