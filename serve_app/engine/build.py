@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
 from serve_app.engine.graphs import DecodeGraphs
+from serve_app.engine.overlap import OverlapEngine
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 
@@ -29,7 +30,9 @@ class EngineLimits:
     max_num_seqs: int = 64
     max_model_len: int = 4096
     reserved_blocks: int = 0
-    graphs: bool = True  # decode as CUDA graphs, on a GPU
+    # On a GPU only: decode as CUDA graphs; schedule a step while the one before runs.
+    graphs: bool = True
+    overlap: bool = True
 
 
 def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
@@ -56,7 +59,8 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
             model.forward, runner.kv, max_num_seqs=limits.max_num_seqs, max_model_len=scheduler.max_model_len
         )
         runner.forward, runner.prepare = graphs, graphs.prepare
-    engine = Engine(runner, scheduler)
+    on_gpu = model.device.type == "cuda"
+    engine = OverlapEngine(runner, scheduler) if limits.overlap and on_gpu else Engine(runner, scheduler)
     if wire is not None:
         wire(engine)
     return engine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from serve_app.engine.meter import StepMeter
 from serve_app.engine.request import Request, Status, StepOutput
 from serve_app.engine.runner import Runner
-from serve_app.engine.scheduler import Prefix, Scheduler
+from serve_app.engine.scheduler import Prefix, Sampled, Scheduler, Step
 from serve_app.engine.speculate import Speculation
 from serve_app.engine.transfer import ChunkExporter
 
@@ -81,7 +81,10 @@ class Engine:
         step = self.scheduler.next()
         if not step.scheduled:
             return []
-        sampled = self.runner.run(step)
+        return self._take_over(step, self.runner.run(step), started)
+
+    def _take_over(self, step: Step, sampled: list[Sampled], started: float) -> list[StepOutput]:
+        """Commits what a step computed, hands it to the features and counts it."""
         prompt = sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in step.scheduled)
         before = {id(s.request): len(s.request.tokens) for s in step.scheduled}
         # Commit forgets the blocks of a request that ends, but nobody writes to them before the next step.

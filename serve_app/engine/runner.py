@@ -79,16 +79,14 @@ class Runner:
     @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
         """Computes ``step``; one :class:`Sampled` per scheduled request, empty where no row was to be sampled."""
-        for load in step.loads:
-            assert isinstance(load.prefix, StoredPrefix)
-            load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
+        self.load(step)
         batch = build_batch(step.scheduled, self.kv)
         if self.observer is not None:
             batch.capture = Capture(self.observer.layers)
         logits = self.forward(batch)
         if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
             self.observer.observe(step.scheduled, batch.capture.states)
-        rows = [row for item in step.scheduled for row in _sample_rows(item)]
+        rows = [row for item in step.scheduled for row in sample_rows(item)]
         if not rows:
             return [Sampled([]) for _ in step.scheduled]
         token_ids, logprobs = sample(logits, rows)
@@ -100,8 +98,14 @@ class Runner:
             at += item.samples
         return results
 
+    def load(self, step: Step) -> None:
+        """Copies the stored prefixes of ``step`` into their blocks."""
+        for load in step.loads:
+            assert isinstance(load.prefix, StoredPrefix)
+            load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
 
-def _sample_rows(item: Scheduled) -> list[SampleRow]:
+
+def sample_rows(item: Scheduled) -> list[SampleRow]:
     """One row per token to draw: the next one, and one behind each draft, which then counts as output."""
     request: Request = item.request
     params = request.sampling

@@ -52,18 +52,23 @@ def sample(logits: Tensor, rows: list[SampleRow]) -> tuple[list[int], list[Token
         logits = logits.clone()
         for index, row in enumerate(rows):
             _penalise(logits[index], row)
-    drawn = [i for i, r in enumerate(rows) if not r.params.greedy]
-    tokens = logits.argmax(-1)
-    if drawn:
-        chosen = draw(logits[drawn] if len(drawn) < len(rows) else logits, [rows[i] for i in drawn])
-        tokens[drawn] = chosen
-    token_ids = tokens.tolist()
+    token_ids = choose(logits, rows).tolist()
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     if raw is not None:
         for index, row in enumerate(rows):
             if wants_logprobs[index]:
                 logprobs[index] = _token_logprobs(raw[index], token_ids[index], row.params.logprobs or 0)
     return token_ids, logprobs
+
+
+def choose(logits: Tensor, rows: list[SampleRow]) -> Tensor:
+    """The best token of greedy rows and a drawn one of the others, int64 [S]; ``logits`` [S, V] float32."""
+    drawn = [i for i, r in enumerate(rows) if not r.params.greedy]
+    tokens = logits.argmax(-1)
+    if drawn:
+        chosen = draw(logits[drawn] if len(drawn) < len(rows) else logits, [rows[i] for i in drawn])
+        tokens[drawn] = chosen
+    return tokens
 
 
 def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:

@@ -141,7 +141,7 @@ class Scheduler:
         owed = sum(wanted)
         for index, request in enumerate(order):
             owed -= wanted[index]
-            if request.status is not Status.RUNNING or budget == 0:
+            if request.status is not Status.RUNNING or budget == 0 or request.pending == 0:
                 continue
             self._trim_draft(request, budget - (len(order) - 1 - index), owed)
             count = min(request.pending, budget)
