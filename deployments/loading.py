@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.drafting import make_drafter
-from serve_app.engine.build import EngineLimits, build_engine
+from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
 from serve_app.engine.engine import Engine
 from serve_app.engine.speculate import DraftTransport, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from deployments.spec import WorkerSpec
 
 Progress = Callable[[str], None]
-# Of the memory that is free once the weights are there; the rest is for activations.
-GPU_CACHE_SHARE = 0.8
 
 
 def prepare_torch(spec: WorkerSpec) -> None:
@@ -60,14 +58,12 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
 
 
 def limits_of(spec: WorkerSpec, model: CausalModel) -> EngineLimits:
-    """What the catalogue allows the worker; a cache without a size takes what a GPU has left after the weights."""
-    import torch
-
-    cache = spec.kv_cache_bytes
-    if not cache and model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        cache = int(free * GPU_CACHE_SHARE)
-    return EngineLimits(cache, spec.max_batch_tokens, spec.max_num_seqs, spec.max_model_len or model.max_model_len)
+    """What the catalogue allows the worker; without a size the cache takes what the worker's share of a GPU leaves."""
+    length = spec.max_model_len or model.max_model_len
+    limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, length)
+    if not limits.kv_cache_bytes and model.device.type == "cuda":
+        limits.kv_cache_bytes = gpu_cache_bytes(model, limits, spec.gpu_share)
+    return limits
 
 
 def fingerprint(path: Path) -> str:
@@ -118,7 +114,7 @@ def load_engine(
     limits = limits_of(spec, model)
     limits.reserved_blocks = drafter.reserved_blocks if drafter is not None else 0
     engine = build_engine(model, limits, plug_in)
-    progress("warming up")
+    progress(f"warming up, cache of {model.report['kv_cache_tokens']} tokens")
     warm_up(engine)
 
     revision = f"{spec.model} {fingerprint(path)} {spec.quantization}"

@@ -22,6 +22,8 @@ class WorkerSpec:
     device: str = "cpu"
     cpu_threads: int = 0
     kv_cache_bytes: int = 0
+    # Share of the whole GPU that the worker may use, where kv_cache_bytes is 0.
+    gpu_share: float = 0.9
     max_batch_tokens: int = 2048
     max_num_seqs: int = 64
     # 0: what the model's configuration says.

@@ -156,6 +156,7 @@ def _worker_spec(
         "device": "cuda" if size.num_gpus else "cpu",
         "cpu_threads": size.cpu_threads,
         "kv_cache_bytes": size.kv_cache_bytes or 0,
+        "gpu_share": size.gpu_memory_utilization * min(1.0, size.num_gpus or 1.0),
         "max_batch_tokens": size.max_batch_tokens,
         "max_num_seqs": size.max_num_seqs,
         "max_model_len": record.properties.context_window or 0,

@@ -124,7 +124,9 @@ class Stage(Record):
     num_cpus: float = Field(default=1, ge=0)
     num_gpus: float = Field(default=0, ge=0)
     cpu_threads: int = Field(default=1, ge=1)
-    kv_cache_bytes: Bytes | None = None  # None: the engine takes what the device leaves after the weights
+    kv_cache_bytes: Bytes | None = None  # None: on a GPU what gpu_memory_utilization leaves
+    # Share of its part of the GPU (num_gpus) that a worker may use, weights included.
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     max_batch_tokens: int = Field(default=2048, ge=32)  # token budget of one engine step
     max_num_seqs: int = Field(default=32, ge=1)
     target_ongoing_requests: float = Field(default=8, gt=0)

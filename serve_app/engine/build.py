@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
 from serve_app.engine.graphs import DecodeGraphs
+from serve_app.engine.memory import measure
 from serve_app.engine.overlap import OverlapEngine
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
@@ -43,9 +44,23 @@ def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
     return max(least, limits.max_num_seqs * blocks_for(min(limits.max_model_len, 1024)) + 1)
 
 
+def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float) -> int:
+    """Bytes for the cache of ``model`` if it may use ``utilization`` (0..1) of its GPU; measured, see
+    :mod:`serve_app.engine.memory`. What was found goes into the model's report.
+    """
+    length = min(limits.max_model_len, model.max_model_len)
+    budget = measure(
+        model.forward, model.kv_shape, model.device, max_batch_tokens=limits.max_batch_tokens,
+        max_num_seqs=limits.max_num_seqs, max_model_len=length,
+    )  # fmt: skip
+    model.report |= {"held_mb": budget.held >> 20, "activations_mb": budget.activations >> 20}
+    return budget.cache_bytes(utilization, 2 * model.kv_shape.block_bytes)
+
+
 def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engine], None] | None = None) -> Engine:
     """An engine over ``model`` with its cache allocated; ``wire`` may plug features in."""
     count = num_blocks(limits, model.kv_shape.block_bytes)
+    model.report["kv_cache_tokens"] = (count - 1) * BLOCK_TOKENS
     scheduler = Scheduler(
         BlockPool(count + limits.reserved_blocks),
         max_batch_tokens=limits.max_batch_tokens,

@@ -74,19 +74,12 @@ def load_causal_lm(
     imported = time.perf_counter()
     attention.register()
     progress("loading weights")
-    module = model_class.from_pretrained(
-        path,
-        attn_implementation=attention.NAME,
-        dtype=_dtype(dtype, config, device),
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
+    module, report = _load_module(model_class, path, _dtype(dtype, config, device), torch.device(device), progress)
     module.requires_grad_(False)
     module.eval()
     module.to(device)
     loaded = time.perf_counter()
-    report: dict[str, Any] = {"import_s": round(imported - started, 2), "load_s": round(loaded - imported, 2)}
+    report |= {"import_s": round(imported - started, 2), "load_s": round(loaded - imported, 2)}
     if quantization != "none":
         progress(f"quantising to {quantization}")
         report["quantization"] = quantize_linears(module, quantization)
@@ -109,6 +102,31 @@ def load_causal_lm(
         report.update(improve(model))
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model
+
+
+def _load_module(
+    model_class: Any, path: Path, dtype: torch.dtype, device: torch.device, progress: Progress
+) -> tuple[Any, dict[str, Any]]:
+    """The model on ``device``: by our own reader on GPUs where the checkpoint allows it, else by transformers."""
+    report: dict[str, Any] = {}
+    if device.type == "cuda":
+        from serve_app.models import weights
+
+        try:
+            return weights.load_module(
+                model_class, path, attn_implementation=attention.NAME, dtype=dtype, device=device, progress=progress
+            )
+        except (weights.NotPlain, AttributeError, TypeError) as reason:
+            report["read_by"] = f"transformers: {reason}"
+    module = model_class.from_pretrained(
+        path,
+        attn_implementation=attention.NAME,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+    )
+    return module, report
 
 
 def require_safetensors(path: Path) -> None:

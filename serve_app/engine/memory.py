@@ -1,0 +1,86 @@
+"""How many bytes of a GPU the K/V cache may take: what one worker's share leaves after weights and activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.batch import Batch
+from serve_app.engine.blocks import BLOCK_TOKENS, TRASH_BLOCK, blocks_for
+from serve_app.engine.runner import Forward, KVShape
+
+# What CUDA graphs, cuBLAS and fragmentation take beside what is counted.
+RESERVE = 768 << 20
+
+
+class NotEnoughMemory(ValueError):
+    """The share does not hold weights, activations and a cache; the text gives the sizes and the remedy."""
+
+
+@dataclass(slots=True, frozen=True)
+class Budget:
+    """Bytes of a device: all of it, what this process holds before the cache, what a step needs at its peak."""
+
+    total: int
+    free: int
+    held: int
+    activations: int
+
+    def cache_bytes(self, utilization: float, least: int) -> int:
+        """What is left for the cache if the process may use ``utilization`` (0..1) of the device.
+
+        Raises :class:`NotEnoughMemory` where that is less than ``least``.
+        """
+        share = int(self.total * utilization) - self.held - self.activations - RESERVE
+        found = min(share, self.free - self.activations - RESERVE)
+        if found < least:
+            allowed, held, step, cache = (
+                f"{n / 2**30:.2f} GiB" for n in (self.total * utilization, self.held, self.activations, least)
+            )
+            raise NotEnoughMemory(
+                f"{allowed} of the GPU ({utilization:.0%}; {self.free / 2**30:.1f} GiB free) hold {held} of weights "
+                f"and {step} of activations, and no cache of {cache}; raise gpu_memory_utilization, or lower "
+                "max_batch_tokens or context_window"
+            )
+        return found
+
+
+def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch_tokens: int, max_num_seqs: int,
+            max_model_len: int) -> Budget:  # fmt: skip
+    """Runs the largest batch that the limits allow and reads the allocator's counters. CUDA only."""
+    kv = shape.allocate(1, device)
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    with torch.inference_mode():
+        forward(largest_batch(kv, max_batch_tokens, max_num_seqs, max_model_len))
+    torch.cuda.synchronize(device)
+    activations = torch.cuda.max_memory_allocated(device) - held
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return Budget(total, free, held, activations)
+
+
+def largest_batch(kv: Tensor, max_batch_tokens: int, max_num_seqs: int, max_model_len: int) -> Batch:
+    """``max_batch_tokens`` prompt tokens, ``max_num_seqs`` of them sampled, all in the trash block of ``kv``."""
+    lengths: list[int] = []
+    while sum(lengths) < max_batch_tokens:
+        lengths.append(min(max_model_len, max_batch_tokens - sum(lengths)))
+    device = kv.device
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    tables = torch.full((len(lengths), blocks_for(max(lengths))), TRASH_BLOCK, dtype=torch.int32)
+    return Batch(
+        input_ids=torch.zeros(max_batch_tokens, dtype=torch.int64, device=device),
+        positions=positions.to(device),
+        slots=(TRASH_BLOCK * BLOCK_TOKENS + positions % BLOCK_TOKENS).to(device),
+        query_start=torch.tensor([0, *lengths]).cumsum(0).int().to(device),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        block_tables=tables.to(device),
+        sample_rows=torch.arange(max_batch_tokens, device=device)[-max_num_seqs:],
+        max_query_len=max(lengths),
+        max_seq_len=max(lengths),
+        kv=kv,
+    )
