@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.hinted_router import HINT
+from deployments.nursery import adopt
 from deployments.spec import WorkerSpec
 from deployments.supervisor import Supervisor
 
@@ -48,7 +49,7 @@ class EngineStage:
 
         options = EngineWorker.options(num_gpus=num_gpus)  # type: ignore[attr-defined]
         self.supervisor = Supervisor(lambda: options.remote(spec), self.greet)
-        await self.supervisor.begin()
+        await self.supervisor.begin(await adopt(spec))
 
     async def greet(self, worker: Any) -> None:
         """Awaits a new worker's readiness, and tells it who listens to its predecessor."""

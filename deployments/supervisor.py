@@ -47,9 +47,9 @@ class Supervisor:
         """Whether a call would reach a worker without waiting for it to load."""
         return self._ready.is_set()
 
-    async def begin(self) -> None:
-        """Starts the first worker; its failure is the caller's (a replica that can't start says why)."""
-        self._worker = self._start()
+    async def begin(self, worker: Any = None) -> None:
+        """Starts the first worker, unless one is given; its failure is the caller's (who can't start says why)."""
+        self._worker = worker if worker is not None else self._start()
         await self._greet(self._worker)
         self._ready.set()
 

@@ -13,6 +13,7 @@ import ray
 
 from deployments.birth import begin
 from deployments.draft_link import DraftLink
+from deployments.nursery import Claim
 from deployments.spec import WorkerSpec
 from serve_app.channel.frames import InboxAddress
 
@@ -38,8 +39,11 @@ class EngineWorker:
     its own and speaks to the loop once per step.
     """
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, claim: Claim | None = None) -> None:
         progress = begin(spec)
+        self._claim = claim
+        if claim is not None:
+            claim.wait()
         self.spec = spec
         self._requests: dict[str, Running] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,6 +74,10 @@ class EngineWorker:
         progress("ready")
 
     # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def adopt(self, spec: WorkerSpec, pid: int) -> bool:
+        """A replica takes a planted worker over (:mod:`deployments.nursery`); False if it is not for it to have."""
+        return self._claim is not None and spec == self.spec and self._claim.take(pid)
 
     async def info(self) -> dict[str, Any]:
         """Facts about the loaded model that the replica's other calls and the log need."""

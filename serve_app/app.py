@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
+from deployments import nursery
 from deployments.decode import Decode
 from deployments.draft import Draft
 from deployments.encoders import Embeddings, Reranker
@@ -84,17 +85,14 @@ def model_application(record: ModelRecord, profile: Profile, settings: Settings,
         return _sized(Reranker, stages["reranker"]).bind(spec("reranker"), stages["reranker"].num_gpus)
 
     prefill = draft = None
-    if "prefill" in stages:
-        told = spec("prefill", publish=True, export_wait_s=PREFILL_EXPORT_WAIT_S, **_own_draft(record, "prefill"))
-        prefill = _routed(Prefill, stages["prefill"]).bind(told, stages["prefill"].num_gpus)
+    workers = engine_specs(record, profile, settings, source)
+    if "prefill" in workers:
+        prefill = _routed(Prefill, stages["prefill"]).bind(workers["prefill"], stages["prefill"].num_gpus)
     if "draft" in stages and record.draft is not None:
         weights = record.draft.weights.model_dump()
         draft = _sized(Draft, stages["draft"]).bind(spec("draft", weights=weights), stages["draft"].num_gpus)
-    own = _own_draft(record, "decode")
-    drafts = record.draft.tokens if record.draft is not None and (draft is not None or own) else 0
-    decode = spec("decode", draft_tokens=drafts, publish=True, **own)
     home = _routed(Decode, stages["decode"]).bind(
-        decode, prefill, draft, stages["decode"].num_gpus, profile.min_remote_prefill_tokens
+        workers["decode"], prefill, draft, stages["decode"].num_gpus, profile.min_remote_prefill_tokens
     )
     return Text.bind(home)  # type: ignore[attr-defined]
 
@@ -113,6 +111,36 @@ def _own_draft(record: ModelRecord, stage: str) -> dict[str, Any]:
     if stage == "prefill" and method != "eagle3":
         return {}
     return {"draft_method": method, "draft_weights": record.draft.weights.model_dump()}
+
+
+def engine_specs(record: ModelRecord, profile: Profile, settings: Settings, source: Path) -> dict[str, WorkerSpec]:
+    """What the engine workers of a text generation model are told, by stage."""
+    stages = profile.stages
+    own = _own_draft(record, "decode")
+    drafts = record.draft.tokens if record.draft is not None and ("draft" in stages or own) else 0
+    options: dict[str, dict[str, Any]] = {
+        "decode": {"draft_tokens": drafts, "publish": True, **own},
+        "prefill": {"publish": True, "export_wait_s": PREFILL_EXPORT_WAIT_S, **_own_draft(record, "prefill")},
+    }
+    return {
+        stage: _worker_spec(record, profile, stage, settings, source, **told)
+        for stage, told in options.items()
+        if stage in stages
+    }
+
+
+def plant_workers(settings: Settings, catalog: Catalog) -> list[Any]:
+    """Starts the engine workers that every start needs, before Serve is up; they live as long as what is returned."""
+    if not nursery.available():
+        return []
+    specs = [
+        spec
+        for record, profile in _in_order(settings, catalog)
+        if record.task == "text-generation"
+        for stage, spec in engine_specs(record, profile, settings, catalog.source(record.id)).items()
+        if profile.stages[stage].min_replicas and not profile.stages[stage].num_gpus
+    ]
+    return nursery.plant(specs)
 
 
 def _sized(deployment: Any, stage: Stage) -> Any:

@@ -74,6 +74,7 @@ class LocalCluster:
         self._scratch = Path(tempfile.mkdtemp(prefix="serve-app-"))
         self._started = False
         self._waiting: dict[str, Any] = {}
+        self._planted: list[Any] = []
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -120,6 +121,9 @@ class LocalCluster:
         """Serve and the applications on a running Ray."""
         from ray import serve
 
+        from serve_app.app import applications, plant_workers, urgent
+        from serve_app.catalog.load import load_catalog
+
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         settings = self._settings
         # Serve waits for its proxies; the applications can start meanwhile, as soon as there is a controller.
@@ -133,7 +137,9 @@ class LocalCluster:
                 },
                 logging_config={"log_level": "WARNING", "enable_access_log": False},
             )
-            built, first_names = self._applications()
+            catalog = load_catalog(settings.home)
+            self._planted = plant_workers(settings, catalog)
+            built, first_names = applications(settings, catalog), urgent(settings, catalog)
             _wait_for_controller(serving)
             self._waiting = {name: app for name, app in built.items() if name not in first_names}
             _deploy({name: app for name, app in built.items() if name in first_names})
@@ -141,13 +147,6 @@ class LocalCluster:
         if len(first_names) == 1:
             self.deploy_rest()
         self._remember()
-
-    def _applications(self) -> tuple[dict[str, Any], set[str]]:
-        from serve_app.app import applications, urgent
-        from serve_app.catalog.load import load_catalog
-
-        catalog = load_catalog(self._settings.home)
-        return applications(self._settings, catalog), urgent(self._settings, catalog)
 
     def deploy_rest(self) -> None:
         """Deploys what :meth:`start` left for later."""

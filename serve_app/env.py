@@ -39,6 +39,8 @@ SERVING: dict[str, str] = {
     # A gateway replica that leaves waits this long for HAProxy to stop choosing it; one reload takes well
     # under a second.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
+    # Serve gives HAProxy this long to come up before it starts another; its 5 s are too few on a busy machine.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "30",
     # Autoscaling sees load that is at most this old; the default of 10 s is longer than many generations.
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",

@@ -1,0 +1,77 @@
+"""Workers that are born before their replicas: on one machine a model can load while Serve is still coming up.
+
+The process that starts everything plants the workers, under names; a replica looks there before it starts a worker of
+its own. A worker ends with the replica that has adopted it, as a child would, and by itself if none comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from typing import Any
+
+import ray
+
+from deployments.spec import WorkerSpec
+
+log = logging.getLogger("ray.serve")
+
+NAMESPACE = "serve_app"
+UNCLAIMED_S = 180.0
+
+
+def available() -> bool:
+    """Whether this system can tell a process of another's end without being its parent (Linux)."""
+    return hasattr(os, "pidfd_open")
+
+
+def plant(specs: list[WorkerSpec]) -> list[Any]:
+    """Starts engine workers from a driver; they live as long as the returned handles."""
+    from deployments.worker import EngineWorker
+
+    options = EngineWorker.options  # type: ignore[attr-defined]
+    return [options(name=_name(s), namespace=NAMESPACE).remote(s, Claim()) for s in specs]
+
+
+async def adopt(spec: WorkerSpec) -> Any | None:
+    """The planted worker for ``spec`` if there is one, it has loaded and nobody else has it; called by a replica."""
+    if not available() or spec.several_nodes or spec.device != "cpu":
+        return None
+    try:
+        worker = await asyncio.to_thread(ray.get_actor, _name(spec), NAMESPACE)
+        return worker if await worker.adopt.remote(spec, os.getpid()) else None
+    except (ValueError, ray.exceptions.RayError) as error:  # none was planted, or it could not load: a new one says why
+        log.info("no planted worker for %s: %s", spec.stage, type(error).__name__)
+        return None
+
+
+class Claim:
+    """A planted worker's side. It travels to the worker unset and begins there with :meth:`wait`."""
+
+    def __init__(self) -> None:
+        self._parent: int | None = None
+
+    def wait(self) -> None:
+        """Ends this process if no replica has come in time."""
+        timer = threading.Timer(UNCLAIMED_S, self._leave)
+        timer.daemon = True
+        timer.start()
+
+    def take(self, pid: int) -> bool:
+        """Binds this process to the life of the replica ``pid``; False if it has one. Called in the event loop."""
+        if self._parent is not None:
+            return False
+        self._parent = os.pidfd_open(pid)
+        # Readable once the process has ended.
+        asyncio.get_running_loop().add_reader(self._parent, os._exit, 0)
+        return True
+
+    def _leave(self) -> None:
+        if self._parent is None:
+            os._exit(0)
+
+
+def _name(spec: WorkerSpec) -> str:
+    return f"planted:{spec.model}:{spec.stage}"

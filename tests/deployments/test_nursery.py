@@ -1,0 +1,64 @@
+"""Planted workers: adopted once, by whom they were planted for, and gone when that process goes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import ray
+
+from deployments import nursery
+from deployments.spec import WorkerSpec
+from tests import tiny
+from tests.e2e.test_faults import wait_for
+
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.skipif(not nursery.available(), reason="needs Linux"),
+]
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tiny.write_checkpoint(tmp_path / "tiny", "llama")
+    where = {"weights": {"path": str(path)}, "source": str(path), "home": str(tmp_path)}
+    return WorkerSpec(model="planted", stage="decode", dtype="float32", cpu_threads=1, **where)
+
+
+def is_gone(worker) -> bool:
+    try:
+        ray.get(worker.stats.remote(), timeout=30)
+    except ray.exceptions.RayError:
+        return True
+    return False
+
+
+async def test_one_replica_gets_it_and_it_ends_with_that_replica(spec):
+    [planted] = nursery.plant([spec])
+    replica = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        other = WorkerSpec(**{**{f: getattr(spec, f) for f in spec.__slots__}, "max_num_seqs": 7})
+        assert not await planted.adopt.remote(other, replica.pid)
+        assert await planted.adopt.remote(spec, replica.pid)
+        # The next replica of the same stage starts a worker of its own.
+        assert await nursery.adopt(spec) is None
+        assert not is_gone(planted)
+    finally:
+        replica.kill()
+        replica.wait()
+    wait_for(lambda: is_gone(planted), 30)
+    assert await nursery.adopt(spec) is None
+
+
+async def test_one_that_could_not_load_is_nobodys(spec):
+    spec.weights = {"path": "/nonexistent"}
+    spec.model = "broken"
+    held = nursery.plant([spec])
+    assert await nursery.adopt(spec) is None
+    assert is_gone(held[0])
+
+
+async def test_stages_with_several_nodes_or_gpus_do_not_look(spec):
+    spec.several_nodes = True
+    assert await nursery.adopt(spec) is None
