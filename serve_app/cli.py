@@ -1,4 +1,4 @@
-"""``serve-app serve | models | run | accounts | status | config | bench``: the command line."""
+"""``serve-app serve | models | run | accounts | status | config | train-draft | bench``: the command line."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from serve_app.accounts import PRIORITIES, AccountsError, AccountsFile, read_accounts
 from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
+from serve_app.distill.command import add_parser as add_train_draft
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,6 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("profile", choices=("local", "gpu"), help="which serving options of the catalogue to use")
     config.add_argument("--models", help="comma-separated model ids (default: all of the profile)")
     config.set_defaults(command=_config)
+
+    add_train_draft(commands)
 
     bench = commands.add_parser("bench", help="run one of the project's benchmarks", add_help=False)
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="name and options; `bench --help` lists them")

@@ -31,6 +31,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.models": {
         "numpy", "safetensors", "torch", "transformers", "serve_app.engine", "serve_app.kernels",
     },
+    "serve_app.distill": {
+        "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
+        "serve_app.models", "serve_app.text",
+    },
     "serve_app.kv": {"numpy", "ray"},
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy"},
@@ -47,6 +51,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.kernels": {"ray", "transformers"} | HTTP,
     "serve_app.engine": {"ray", "transformers"} | HTTP,
     "serve_app.models": {"ray"} | HTTP,
+    "serve_app.distill": {"ray"},
     "serve_app.gateway": {"torch", "transformers"},
     "serve_app.kv": {"torch", "transformers"},
 }

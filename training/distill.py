@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from training import loop, pretrain, tokenizer
+from serve_app.distill import loop
+from training import STATE, pretrain, tokenizer
 from training.data import Batches
 from training.export import copy_tokenizer, export
 
@@ -52,7 +52,7 @@ def main() -> None:
     batches = Batches(tok, a.seed)
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr)
-    step = loop.load_state("pico-draft", model, opts) if a.resume else 0
+    step = loop.load_state(STATE / "pico-draft.pt", model, opts) if a.resume else 0
     print(f"{sum(x.numel() for x in model.parameters()):,} parameters, from step {step}", flush=True)
     progress = loop.Progress("pico-draft", a.steps)
     while step < a.steps:
@@ -64,16 +64,13 @@ def main() -> None:
         for m in micros:
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
                 wanted = teacher.lm_head(pretrain.hidden(teacher, m)).float()
-            best = wanted.argmax(-1)
             h = pretrain.hidden(model, m)
             with torch.autocast("cpu", torch.bfloat16):
                 logits = model.lm_head(h)
-            got = F.log_softmax(logits.float(), -1)
-            kl = F.kl_div(got, F.log_softmax(wanted, -1), reduction="sum", log_target=True)
-            loss = (0.7 * kl + 0.3 * F.nll_loss(got, best, reduction="sum")) / total
-            loss.backward()
-            loss_sum += loss.item()
-            agree += (got.argmax(-1) == best).sum().item() / total
+            loss, agreed = loop.student_loss(logits, wanted)
+            (loss / total).backward()
+            loss_sum += loss.item() / total
+            agree += agreed.sum().item() / total
             seen += m.ids.numel()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for o in opts:
@@ -82,7 +79,7 @@ def main() -> None:
         progress.add(step, int(seen), loss=loss_sum, agree=agree)
         step += 1
         if step % a.save_every == 0 or step == a.steps:
-            loop.save_state("pico-draft", step, model, opts)
+            loop.save_state(STATE / "pico-draft.pt", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
             export(model, OUT, step, pretrain.generation_config())
 

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForSequenceClassification
 
-from training import loop
+from serve_app.distill import loop
+from training import STATE
 from training.export import export
 from training.passages import Examples, Passage, build_passages
 from training.phrases import ASK
@@ -147,7 +148,7 @@ def main() -> None:
     examples = Examples(passages)
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr, muon=False)
-    step = loop.load_state("pico-reranker", model, opts) if a.resume else 0
+    step = loop.load_state(STATE / "pico-reranker.pt", model, opts) if a.resume else 0
     size = sum(x.numel() for x in model.parameters())
     print(
         f"{size:,} parameters, {len(examples.pool)} passages in training, "
@@ -179,7 +180,7 @@ def main() -> None:
         progress.add(step, len(pairs), loss=loss.item(), top1=top1)
         step += 1
         if step % a.save_every == 0 or step == a.steps:
-            loop.save_state("pico-reranker", step, model, opts)
+            loop.save_state(STATE / "pico-reranker.pt", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
             export(model, OUT, step)
 

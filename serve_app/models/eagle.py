@@ -91,7 +91,9 @@ class EagleHead:
         self._embedding = self._embed(tensors, model)
         self._output = FusedLinear(self._output_weight(tensors), None)
         self._ids = self._vocabulary(tensors, model.vocab_size)
-        self._tables = rotary_tables(_rotary_module(config), torch.empty(1, config.hidden))
+        self._tables = rotary_tables(
+            rotary_module(config.hidden, config.q_heads, config.head_dim, config.rotary), torch.empty(1, config.hidden)
+        )
         self._positions = 0
 
     # -- what the engine calls -----------------------------------------------------------------------------------------
@@ -243,9 +245,10 @@ class EagleHead:
         return ids.to(self._device)
 
 
-def _rotary_module(config: HeadConfig) -> torch.nn.Module:
+def rotary_module(hidden: int, q_heads: int, head_dim: int, settings: dict[str, Any]) -> torch.nn.Module:
+    """transformers' rotary embedding for a head, from the settings of its configuration."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    sizes: dict[str, Any] = {"hidden_size": config.hidden, "num_attention_heads": config.q_heads}
-    return LlamaRotaryEmbedding(LlamaConfig(**sizes, head_dim=config.head_dim, **config.rotary))
+    sizes: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": q_heads, "head_dim": head_dim}
+    return LlamaRotaryEmbedding(LlamaConfig(**sizes, **settings))

@@ -1,4 +1,4 @@
-"""What the training scripts share: schedule, optimisers, saving and resuming, progress lines."""
+"""What all training shares: schedule, optimisers, the loss of a student, saving and resuming, progress lines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-STATE = Path(__file__).parent / ".state"
+State = dict[str, Any]
 
 
 def schedule(step: int, steps: int, warmup: int = 60, decay: float = 0.3) -> float:
@@ -46,21 +47,30 @@ def set_lr(opts: list[torch.optim.Optimizer], lr: float) -> None:
             g["lr"] = lr
 
 
-def save_state(name: str, step: int, model: nn.Module, opts: list[torch.optim.Optimizer]) -> None:
-    """Keep everything a resumed run needs under training/.state (ignored by git)."""
-    STATE.mkdir(exist_ok=True)
-    (STATE / ".gitignore").write_text("*\n")
-    part = STATE / f"{name}.part"
+def student_loss(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """What a student's ``logits`` [N, V] lose against its teacher's, summed, and where their first choices agree [N].
+
+    Kullback-Leibler divergence, and cross entropy on the teacher's first choice: greedy acceptance is what pays.
+    """
+    got, best = F.log_softmax(logits.float(), -1), wanted.argmax(-1)
+    divergence = F.kl_div(got, F.log_softmax(wanted.float(), -1), reduction="sum", log_target=True)
+    return 0.7 * divergence + 0.3 * F.nll_loss(got, best, reduction="sum"), got.argmax(-1) == best
+
+
+def save_state(path: Path, step: int, model: nn.Module, opts: list[torch.optim.Optimizer]) -> None:
+    """Keeps everything a resumed run needs in ``path``; the file there is complete at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / ".gitignore").write_text("*\n")
+    part = path.with_suffix(".part")
     torch.save({"step": step, "model": model.state_dict(), "opts": [o.state_dict() for o in opts]}, part)
-    os.replace(part, STATE / f"{name}.pt")
+    os.replace(part, path)
 
 
-def load_state(name: str, model: nn.Module, opts: list[torch.optim.Optimizer]) -> int:
-    """Restore and return the next step; 0 when there is nothing to resume."""
-    path = STATE / f"{name}.pt"
+def load_state(path: Path, model: nn.Module, opts: list[torch.optim.Optimizer]) -> int:
+    """Restores and returns the next step; 0 when there is nothing to resume."""
     if not path.exists():
         return 0
-    saved: dict[str, Any] = torch.load(path, weights_only=True)
+    saved: State = torch.load(path, weights_only=True)
     model.load_state_dict(saved["model"])
     for o, s in zip(opts, saved["opts"], strict=True):
         o.load_state_dict(s)
