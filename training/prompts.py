@@ -1,7 +1,7 @@
 """Prompts for `serve-app train-draft` on pico-instruct: `python -m training.prompts FILE`.
 
-Questions, other turns and tool conversations of the kinds it was trained on, from a seed of their own, and beginnings of
-source text to complete. The phrasings in `phrases.HELD_OUT` are left out, as in all training.
+Questions, other turns and tool conversations of the kinds it was trained on, from a seed of their own, and beginnings
+of source text to complete. The phrasings in `phrases.HELD_OUT` are left out, as in all training.
 """
 
 from __future__ import annotations
