@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.drafting import make_drafter
 from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
+from serve_app.engine.constrain import Masks
 from serve_app.engine.engine import Engine
 from serve_app.engine.speculate import DraftTransport, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter
+from serve_app.grammar.matcher import Grammars
 from serve_app.kv.keys import root_key
 from serve_app.models.load import CausalModel, load_causal_lm
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from deployments.spec import WorkerSpec
 
 Progress = Callable[[str], None]
+# Beside a GPU the processors have time for masks; on a CPU the forward pass wants them all.
+MASK_THREADS = 4
 
 
 def prepare_torch(spec: WorkerSpec) -> None:
@@ -110,6 +114,9 @@ def load_engine(
         if proposer is not None and spec.draft_tokens:
             controller = SpeculationController(spec.draft_tokens, always=spec.always_draft)
             engine.speculation = Speculation(proposer, controller, vocab_size=model.vocab_size)
+        if spec.stage == "decode":
+            threads = 1 if model.device.type == "cpu" else MASK_THREADS
+            engine.runner.masks = Masks(Grammars(path, model.vocab_size, model.eos_token_ids, threads=threads))
 
     limits = limits_of(spec, model)
     limits.reserved_blocks = drafter.reserved_blocks if drafter is not None else 0

@@ -109,6 +109,8 @@ class EngineWorker:
         """
         request, running = self._register(wire, prefill_only=False)
         try:
+            if (refused := await self._compile(request)) is not None:
+                return {"error": refused, "refused": True}
             stored = await self._pool.stored(request)
             missing = len(request.tokens) - 1 - stored.covered
             if "prefill_above" in wire and missing >= wire["prefill_above"]:
@@ -207,6 +209,17 @@ class EngineWorker:
         running = self._requests.pop(request_id, None)
         if running is not None and not running.done.done():
             self._engine_loop.abort(request_id)
+
+    async def _compile(self, request: Any) -> str | None:
+        """Gives a request its grammar, beside the event loop; the reason where that is impossible."""
+        masks = self._engine.runner.masks
+        if masks is None or request.sampling.grammar is None:
+            return None
+        try:
+            await asyncio.to_thread(masks.compile, request)
+        except ValueError as error:
+            return f"its grammar can't be used: {error}"
+        return None
 
     def _emit(self, request_id: str, meta: Any, copy: Callable[[], np.ndarray]) -> None:
         self._pool.emit(request_id, meta, copy)

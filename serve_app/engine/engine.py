@@ -49,6 +49,8 @@ class Engine:
 
     def add(self, request: Request, prefix: Prefix | None = None, *, held: int | None = None) -> None:
         """Queues a request; ``held`` (tokens the pool has already) turns on exporting what is computed beyond them."""
+        if request.sampling.grammar is not None and request.constraint is None:
+            raise ValueError("its grammar is not compiled")
         self.scheduler.add(request, prefix)
         if self.exporter is not None and held is not None:
             self.exporter.begin(request.id, held)

@@ -7,7 +7,10 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serve_app.engine.constrain import Constraint
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -38,6 +41,8 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    # What the output must look like, in llguidance's Lark; compiled by `serve_app.grammar.matcher`.
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
@@ -111,6 +116,8 @@ class Request:
     # A prefill-only request wants K/V and no token: it finishes once `tokens` are computed.
     prefill_only: bool = False
     finish_reason: str | None = None
+    # The compiled `sampling.grammar`, which has read the output so far.
+    constraint: Constraint | None = None
 
     @property
     def output_len(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from serve_app.engine.batch import Batch, Capture, build_batch
 from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.constrain import Masks
 from serve_app.engine.request import Request
 from serve_app.engine.sampling import SampleRow, sample
 from serve_app.engine.scheduler import Sampled, Scheduled, Step
@@ -75,6 +76,8 @@ class Runner:
         self.observer: StepObserver | None = None
         # Does a piece of work that speeds up later steps, if any is left; called while the engine is idle.
         self.prepare: Callable[[], bool] = lambda: False
+        # Set where requests may bring grammars.
+        self.masks: Masks | None = None
 
     @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
@@ -83,19 +86,22 @@ class Runner:
         batch = build_batch(step.scheduled, self.kv)
         if self.observer is not None:
             batch.capture = Capture(self.observer.layers)
+        masking = self.masks.begin(step.scheduled) if self.masks is not None else None
         logits = self.forward(batch)
         if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
             self.observer.observe(step.scheduled, batch.capture.states)
         rows = [row for item in step.scheduled for row in sample_rows(item)]
         if not rows:
             return [Sampled([]) for _ in step.scheduled]
-        token_ids, logprobs = sample(logits, rows)
+        token_ids, logprobs = sample(logits, rows, masking.mask(logits.device) if masking is not None else None)
         results, at = [], 0
         for item in step.scheduled:
             chosen = slice(at, at + item.samples)
             kept = [p for p in logprobs[chosen] if p is not None]
             results.append(Sampled(token_ids[chosen], kept if item.request.sampling.logprobs is not None else None))
             at += item.samples
+        if masking is not None:
+            masking.settle(results)
         return results
 
     def load(self, step: Step) -> None:

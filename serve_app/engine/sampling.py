@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from serve_app.engine.constrain import Mask
 from serve_app.engine.request import SamplingParams, TokenLogprobs
 
 # Rows are cut to this many candidates first; those whose mass does not suffice for their top_p take the full path.
@@ -39,11 +40,13 @@ def uniform(seed: int, position: int) -> float:
     return (x >> 11) / (1 << 53)
 
 
-def sample(logits: Tensor, rows: list[SampleRow]) -> tuple[list[int], list[TokenLogprobs | None]]:
+def sample(
+    logits: Tensor, rows: list[SampleRow], mask: Mask | None = None
+) -> tuple[list[int], list[TokenLogprobs | None]]:
     """Draws one token per row of ``logits`` [S, V] (any float dtype); log-probabilities for the rows that ask.
 
-    Order as in the field: bias and penalties on the logits, then temperature, top_k, top_p, min_p. Log-probabilities
-    are those of the model, before any of it.
+    Order as in the field: bias and penalties on the logits, then ``mask``, which no bias overrules, then temperature,
+    top_k, top_p, min_p. Log-probabilities are those of the model, before any of it.
     """
     logits = logits.float()
     wants_logprobs = [r.params.logprobs is not None for r in rows]
@@ -52,6 +55,8 @@ def sample(logits: Tensor, rows: list[SampleRow]) -> tuple[list[int], list[Token
         logits = logits.clone()
         for index, row in enumerate(rows):
             _penalise(logits[index], row)
+    if mask is not None:
+        logits = mask.apply(logits)
     token_ids = choose(logits, rows).tolist()
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     if raw is not None:

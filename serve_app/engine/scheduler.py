@@ -75,10 +75,15 @@ class Step:
 
 @dataclass(slots=True)
 class Sampled:
-    """The sampled tokens of one request's rows, first row first; log-probabilities only where asked for."""
+    """The sampled tokens of one request's rows, first row first; log-probabilities only where asked for.
+
+    ``finish_reason``: the last of ``token_ids`` ends the request; ``error`` then says why, where it is one.
+    """
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    error: str | None = None
 
 
 class Scheduler:
@@ -177,7 +182,7 @@ class Scheduler:
             accepted = accept(request.draft, result.token_ids)
             request.computed += item.count - len(request.draft) + accepted
             request.draft.clear()
-            new = self._append(request, result.token_ids[: accepted + 1])
+            new = self._append(request, result.token_ids[: accepted + 1], result.finish_reason)
             self._seal(request)
             outputs.append(
                 StepOutput(
@@ -187,14 +192,17 @@ class Scheduler:
                     request.finish_reason,
                     result.logprobs[: len(new)] if result.logprobs is not None else None,
                     request.cached,
+                    result.error,
                 )
             )
             if request.finish_reason is not None:
                 self._finish(request)
         return outputs
 
-    def _append(self, request: Request, token_ids: list[int]) -> list[int]:
-        """Appends tokens up to the one that ends the request; returns those appended."""
+    def _append(self, request: Request, token_ids: list[int], last: str | None) -> list[int]:
+        """Appends tokens up to the one that ends the request, which the last does with reason ``last`` where that is
+        given; returns those appended.
+        """
         sampling = request.sampling
         new: list[int] = []
         for token in token_ids:
@@ -206,6 +214,8 @@ class Scheduler:
                 request.finish_reason = FINISH_LENGTH
             if request.finish_reason is not None:
                 break
+        if last is not None and len(new) == len(token_ids) and request.finish_reason != FINISH_STOP:
+            request.finish_reason = last
         # Drafts accepted behind the last token are computed, but no token of the request.
         request.computed = min(request.computed, len(request.tokens) - 1)
         return new
@@ -318,6 +328,8 @@ def accept(draft: list[int], sampled: list[int]) -> int:
     because row j's random number is fixed by the position, even sampled output is the same as without drafts.
     """
     accepted = 0
-    while accepted < len(draft) and sampled[accepted] == draft[accepted]:
+    for drafted, drawn in zip(draft, sampled, strict=False):
+        if drawn != drafted:
+            break
         accepted += 1
     return accepted

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Protocol
 
+from serve_app.engine.constrain import allowed_draft
 from serve_app.engine.request import Request
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class Speculation:
         for request_id, draft in self._propose(ready, count).items():
             request = next(r for r in ready if r.id == request_id)
             room = min(request.sampling.max_tokens - request.output_len, max_model_len - len(request.tokens)) - 1
-            request.draft = self._known(draft[: max(0, room)])
+            request.draft = allowed_draft(request, self._known(draft[: max(0, room)]))
             self._proposed += len(request.draft)
 
     def _known(self, draft: list[int]) -> list[int]:

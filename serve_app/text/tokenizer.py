@@ -24,6 +24,31 @@ from serve_app.text.chat import ChatTemplate
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+def load_backend(folder: Path) -> Backend:
+    """The library's tokenizer of a model's folder, with the tokens that only ``tokenizer_config.json`` lists.
+
+    Raises `FileNotFoundError` where the folder has no tokenizer.json.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no tokenizer.json; only fast tokenizers can be served")
+    backend = Backend.from_file(str(path))
+    backend.no_truncation()
+    backend.no_padding()
+    known = backend.get_added_tokens_decoder()
+    listed = _json(folder, "tokenizer_config.json").get("added_tokens_decoder") or {}
+    for index in sorted(listed, key=int):
+        if int(index) not in known:
+            fields = {k: v for k, v in listed[index].items() if k != "content" and not k.startswith("__")}
+            backend.add_tokens([AddedToken(listed[index]["content"], **fields)])
+    return backend
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
 class Tokenizer:
     """``Tokenizer(folder)``; raises `FileNotFoundError` where the folder has no tokenizer.json.
 
@@ -34,11 +59,8 @@ class Tokenizer:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        self._backend = Backend.from_file(str(self._existing("tokenizer.json")))
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self.config = self._json("tokenizer_config.json")
-        self._add_missing_tokens()
+        self._backend = load_backend(self.folder)
+        self.config = _json(self.folder, "tokenizer_config.json")
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         # Characters of the longest token, which also bounds the bytes of text that one token can stand for.
         self.longest_token = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
@@ -51,23 +73,8 @@ class Tokenizer:
         self.eos_ids = self._eos_ids()
         self._make_stand_ins()
 
-    def _existing(self, name: str) -> Path:
-        path = self.folder / name
-        if not path.is_file():
-            raise FileNotFoundError(f"{self.folder} has no {name}; only fast tokenizers can be served")
-        return path
-
     def _json(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
-        return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-    def _add_missing_tokens(self) -> None:
-        known = self._backend.get_added_tokens_decoder()
-        listed = self.config.get("added_tokens_decoder") or {}
-        for index in sorted(listed, key=int):
-            if int(index) not in known:
-                fields = {k: v for k, v in listed[index].items() if k != "content" and not k.startswith("__")}
-                self._backend.add_tokens([AddedToken(listed[index]["content"], **fields)])
+        return _json(self.folder, name)
 
     def _special_tokens(self) -> dict[str, str]:
         merged = {**self._json("special_tokens_map.json"), **self.config}

@@ -1,0 +1,164 @@
+"""Constrained decoding's seam: what a grammar allows next, as bits over the vocabulary for every row to be sampled.
+
+A step's masks are computed in a thread of their own while the forward pass runs::
+
+    masking = masks.begin(step.scheduled)   # row j of a request: after its output and its first j drafts
+    logits  = forward(batch)
+    sample(logits, rows, masking.mask(device))
+    masking.settle(sampled)                 # the grammars read what was drawn; one that is complete ends its request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from serve_app.engine.request import FINISH_REFUSED, FINISH_STOP, Request
+from serve_app.engine.scheduler import Sampled, Scheduled, accept
+
+
+class Constraint(Protocol):
+    """A grammar that has read one request's output so far."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the grammar cannot go on, or None."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """Whether the output is complete and nothing can follow."""
+        ...
+
+    def allowed(self, draft: list[int]) -> int:
+        """How many of ``draft``, from the first on, may follow."""
+        ...
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow, as far as the text allows only one and tokenisation is certain."""
+        ...
+
+    def advance(self, token_ids: list[int]) -> int:
+        """Reads drawn tokens up to the one that completes the output; returns how many were read."""
+        ...
+
+
+@dataclass(slots=True)
+class MaskRows:
+    """Wanted: the masks of rows ``row`` to ``row + len(draft)``, after the output and after each token of ``draft``."""
+
+    constraint: Constraint
+    row: int
+    draft: list[int]
+
+
+class Grammars(Protocol):
+    """Compiles grammars for one model and computes their masks."""
+
+    def matcher(self, grammar: str, output: Sequence[int] = ()) -> Constraint:
+        """A constraint that has read ``output``. Any thread; raises ValueError for what is no grammar."""
+        ...
+
+    def fill(self, wanted: Sequence[MaskRows], rows: int) -> NDArray[np.int32]:
+        """Bits [rows, words], lowest token first; a zero forbids. Not for two threads at once."""
+        ...
+
+
+@dataclass(slots=True)
+class Mask:
+    """``forbidden`` [C, >= V] bool for rows ``rows`` (int64 [C]) of the logits."""
+
+    rows: Tensor
+    forbidden: Tensor
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """``logits`` [S, V] float32 with minus infinity where a token is forbidden."""
+        forbidden = self.forbidden[:, : logits.shape[1]]
+        if len(self.rows) == len(logits):
+            return logits.masked_fill(forbidden, -torch.inf)
+        return logits.index_copy(0, self.rows, logits[self.rows].masked_fill(forbidden, -torch.inf))
+
+
+def forbidden_tokens(bits: NDArray[np.int32], device: torch.device) -> Tensor:
+    """Bits [C, words] as bool [C, words * 32] on ``device``, true where a token is forbidden."""
+    if device.type == "cpu":
+        unpacked = np.unpackbits(np.bitwise_not(bits).view(np.uint8), axis=1, bitorder="little")
+        return torch.from_numpy(unpacked).view(torch.bool)
+    # Thirty-two times fewer bytes to move than the unpacked mask has.
+    packed = torch.from_numpy(bits).to(device, non_blocking=True)
+    shifts = torch.arange(32, dtype=torch.int32, device=device)
+    return ((packed.unsqueeze(-1) >> shifts) & 1).eq(0).flatten(1)
+
+
+class Masking:
+    """The masks of one step, under way."""
+
+    def __init__(self, items: list[tuple[int, Scheduled]], rows: list[int], filling: Future) -> None:
+        self._items = items
+        self._rows = rows
+        self._filling = filling
+
+    def mask(self, device: torch.device) -> Mask:
+        """Waits for the masks. The rows are those of the step's logits."""
+        bits = self._filling.result()
+        return Mask(torch.tensor(self._rows, dtype=torch.int64, device=device), forbidden_tokens(bits, device))
+
+    def settle(self, sampled: list[Sampled]) -> None:
+        """Lets the grammars read what was drawn; ``sampled`` is aligned with the step's requests and changed here."""
+        for index, item in self._items:
+            result, constraint = sampled[index], item.request.constraint
+            assert constraint is not None
+            if constraint.error is None:
+                drawn = result.token_ids[: accept(item.request.draft, result.token_ids) + 1]
+                result.token_ids = drawn[: constraint.advance(drawn)]
+            if constraint.error is not None:
+                result.token_ids = []
+                result.finish_reason = FINISH_REFUSED
+                result.error = f"its grammar leads nowhere here: {constraint.error}"
+            elif constraint.ended:
+                result.finish_reason = FINISH_STOP
+
+
+class Masks:
+    """Gives requests their constraints, and computes masks beside the forward pass."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    def compile(self, request: Request) -> None:
+        """Gives a request its constraint, off the engine's thread and before it is added. Raises ValueError."""
+        if request.sampling.grammar is not None:
+            output = request.tokens[request.prompt_len :]
+            request.constraint = self._grammars.matcher(request.sampling.grammar, output)
+
+    def begin(self, scheduled: list[Scheduled]) -> Masking | None:
+        """Starts on the masks of a step's rows; None where no request has a grammar."""
+        items: list[tuple[int, Scheduled]] = []
+        wanted: list[MaskRows] = []
+        rows: list[int] = []
+        at = 0
+        for index, item in enumerate(scheduled):
+            constraint = item.request.constraint
+            if constraint is not None and item.samples:
+                items.append((index, item))
+                wanted.append(MaskRows(constraint, len(rows), item.request.draft))
+                rows += range(at, at + item.samples)
+            at += item.samples
+        if not items:
+            return None
+        return Masking(items, rows, self._thread.submit(self._grammars.fill, wanted, len(rows)))
+
+
+def allowed_draft(request: Request, draft: list[int]) -> list[int]:
+    """``draft`` up to the first token that the request's grammar forbids: the target could not draw it either."""
+    if request.constraint is None or not draft:
+        return draft
+    return draft[: request.constraint.allowed(draft)]
