@@ -112,8 +112,8 @@ class Grammars:
 
 
 def _tokenizer(folder: Path, vocab_size: int, eos_token_ids: list[int]) -> LLTokenizer:
-    backend = load_backend(folder)
     try:
+        backend = load_backend(folder)
         known = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         return LLTokenizer(backend.to_str(), n_vocab=max(vocab_size, known), eos_token=eos_token_ids or None)
     except Exception as error:
