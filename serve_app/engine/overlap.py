@@ -10,7 +10,7 @@ Step 2 is scheduled on the assumption that every request of step 1 goes on: its 
 the step is committed as ever, and they are made again for the requests that did go on. A request that ended has then
 computed one row too much, into blocks that nobody reads. So scheduler and commit know nothing of all this.
 
-What needs a step's tokens on the host before the next one (drafts, penalties over past tokens, log-probabilities,
+What needs a step's tokens on the host before the next one (drafts, penalties, grammars, log-probabilities,
 hidden states) is run step by step, as in :class:`~serve_app.engine.engine.Engine`.
 """
 
@@ -159,7 +159,8 @@ def _goes_on(item: Scheduled) -> bool:
 def runs_ahead(request: Request) -> bool:
     """Whether a request's next step can be launched before its last token is known to the host."""
     sampling = request.sampling
-    return not (sampling.has_penalties or sampling.logit_bias or sampling.logprobs is not None or request.draft)
+    needs_tokens = sampling.has_penalties or sampling.logit_bias or sampling.logprobs is not None
+    return not (needs_tokens or request.draft or request.constraint is not None)
 
 
 @torch.inference_mode()
