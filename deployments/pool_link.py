@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from serve_app.engine.transfer import StoredPrefix
 
 
+# How long keys count as promised, and a look into the pool waits for them, before others are asked as well.
+PROMISE_S = 120.0
+ARRIVAL_WAIT_S = 0.2
+LAST_WORD_S = 1.0
+
+
 @dataclass(slots=True)
 class Stored:
     """What there is of a prompt: ``prefix`` is what the engine's own cache lacks and the pool has; ``covered`` tokens
@@ -31,6 +39,41 @@ class Stored:
     prefix: StoredPrefix | None
     covered: int
     held: int
+    path: Path = field(default_factory=lambda: Path())
+
+
+@dataclass(slots=True)
+class Path:
+    """Where a prompt's K/V came from, in tokens by tier (``own`` blocks, ``node``, ``disk``, ``remote``), and what the
+    hand-over cost: bytes moved, those among them that moved while prefill was still computing, and the seconds between
+    the end of prefill and the start here, which is what the client waits for.
+    """
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    early_bytes: int = 0
+    handover_s: float = 0.0
+
+    def took(self, found: list[Fetched], *, early: bool = False) -> None:
+        for piece, _ in found:
+            size = piece.nbytes // piece.shape[2] * piece.n_blocks
+            self.tokens[piece.tier] = self.tokens.get(piece.tier, 0) + piece.n_tokens
+            self.bytes += size
+            self.early_bytes += size if early else 0
+
+    def to_wire(self, prompt: int, ttft_s: float | None) -> dict[str, Any]:
+        """For the request's result; ``handover_share`` is the hand-over's part of the time to first token."""
+        known = {"own": 0, "node": 0, "disk": 0, "remote": 0, **self.tokens}
+        share = round(self.handover_s / ttft_s, 4) if ttft_s else None
+        return {
+            **known,
+            "computed": max(0, prompt - sum(known.values())),
+            "bytes": self.bytes,
+            "early_bytes": self.early_bytes,
+            "handover_s": round(self.handover_s, 6),
+            "handover_share": share,
+            "ttft_s": round(ttft_s, 6) if ttft_s else None,
+        }
 
 
 class PoolLink:
@@ -71,7 +114,81 @@ class PoolLink:
         pieces = [self._piece(one) for one in found or ()]
         prefix = StoredPrefix(pieces) if pieces else None
         end = prefix.end if prefix is not None else 0
-        return Stored(prefix, min(wanted, max(own, end)), held or 0 if own else end)
+        stored = Stored(prefix, min(wanted, max(own, end)), held or 0 if own else end)
+        stored.path.tokens["own"] = own
+        stored.path.took(found or [])
+        return stored
+
+    async def arriving(self, request: Request, prefilled: asyncio.Future[dict[str, Any]]) -> Stored:
+        """Like :meth:`stored` while a prefill worker computes the prompt: takes chunks as they appear in the pool and
+        copies them into the engine's cache between its steps, so that little is left to do when prefill has ended.
+
+        ``prefilled`` says how it ended: ``{"cached", "node"}``, or ``{}`` if it failed, and then what is there is what
+        there is. Whatever goes wrong, the engine computes what is missing.
+        """
+        from serve_app.engine.transfer import StoredPrefix
+
+        self._loop = asyncio.get_running_loop()
+        wanted = len(request.tokens) - 1
+        tail_keys = _name(request, wanted)
+        own = len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
+        pieces: list[Any] = []
+        path = Path({"own": own})
+        promised = [*request.keys[own // BLOCK_TOKENS :], *tail_keys]
+        await self.client.announce(promised, PROMISE_S)
+        prefilled.add_done_callback(lambda _: self._background(self.client.withdraw(promised)))
+        try:
+            told_at = await self._take_over(request, tail_keys, wanted, prefilled, pieces, path)
+            # It knows how much of the prompt was cached. If all is here and it does not say, somebody else computed it.
+            await asyncio.wait([prefilled], timeout=LAST_WORD_S)
+        finally:
+            if not prefilled.done():
+                prefilled.set_result({})
+        path.handover_s = time.perf_counter() - told_at if told_at else 0.0
+        own_now = len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
+        if pieces and pieces[0].start > own_now:
+            # What the engine held itself at first is gone.
+            again = await self.stored(request)
+            again.path = path
+            return again
+        end = pieces[-1].start + pieces[-1].tokens if pieces else own
+        return Stored(StoredPrefix(pieces) if pieces else None, end, end, path)
+
+    async def _take_over(
+        self,
+        request: Request,
+        tail_keys: list[bytes],
+        wanted: int,
+        prefilled: asyncio.Future[dict[str, Any]],
+        pieces: list[Any],
+        path: Path,
+    ) -> float:
+        """Fills ``pieces`` until they reach ``wanted`` or nothing more comes; returns when prefill was seen to have
+        ended (0: it has not).
+        """
+        from serve_app.engine.preload import preload
+
+        at, told_at = path.tokens["own"], 0.0
+        while at < wanted:
+            over = prefilled.done()
+            if over and not told_at:
+                told_at = time.perf_counter()
+            node = prefilled.result().get("node") if over else None
+            found = await self.client.fetch(
+                request.keys, tail_keys, at, wait_s=0.0 if over else ARRIVAL_WAIT_S, first=True, from_node=node
+            )
+            path.took(found, early=not prefilled.done())
+            for one in found:
+                piece = self._piece(one)
+                pieces.append(piece)
+                at = piece.start + piece.tokens
+                # One at a time, each between two steps: streams that run meanwhile get their turn.
+                await asyncio.wrap_future(self._engine_loop.call(partial(preload, keys=request.keys, piece=piece)))
+            if not found and over:
+                break
+            if not found:
+                await asyncio.wait([prefilled], timeout=ARRIVAL_WAIT_S)
+        return told_at
 
     def _piece(self, fetched: Fetched) -> Any:
         import torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -14,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.hinted_router import HINT
 from deployments.nursery import adopt
 from deployments.spec import WorkerSpec
-from deployments.supervisor import Supervisor
+from deployments.supervisor import Supervisor, WorkerLost
 
 log = logging.getLogger("ray.serve")
 
@@ -80,17 +81,37 @@ class EngineStage:
         result = await self._generate(wire)
         if where is None or "missing" not in result:
             return result
-        cached = result["cached"]
+        del wire["prefill_above"]
+        return await self._handed_over({**wire, "cached": result["cached"], "arriving": True}, where)
+
+    async def _handed_over(self, wire: dict[str, Any], where: dict[str, str]) -> dict[str, Any]:
+        """Has the prompt computed elsewhere while this replica's worker takes over what is computed already."""
+        running = asyncio.ensure_future(self._generate(wire))
+        telling = asyncio.ensure_future(self._prefill_there(wire, where))
         try:
-            request = {"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]}  # all but the last int32
-            request[HINT] = where["replica"]
-            fresh = await self._peer(where["stage"]).prefill.remote(request)
-            cached = max(cached, fresh["cached"])
+            return await running
+        finally:
+            running.cancel()
+            telling.cancel()
+
+    async def _prefill_there(self, wire: dict[str, Any], where: dict[str, str]) -> None:
+        """Calls the prefill stage and tells the worker how it ended."""
+        request = {"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]}  # all but the last int32
+        request[HINT] = where["replica"]
+        told: dict[str, Any] = {}
+        try:
+            call = self._peer(where["stage"]).prefill.remote(request)
+            try:
+                told = await call
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
         except Exception as error:  # whatever it was, this worker can prefill as well
             log.warning("prefill of %s failed (%s); computing it here", wire["id"], type(error).__name__)
-        wire = {**wire, "cached": cached}
-        del wire["prefill_above"]
-        return await self._generate(wire)
+        with contextlib.suppress(WorkerLost):
+            # Both calls are under way at once: the worker may not know the request yet.
+            while not await self.supervisor.call(lambda worker: worker.prefilled.remote(wire["id"], told)):
+                await asyncio.sleep(0.01)
 
     async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
         """``{"id", "ids", "salt"}`` -> ``{"cached"}`` once the pool holds the K/V of all ``ids``."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ class Running:
     stream: str | None = None
     cached: int | None = None
     tokens: int = 0
+    # How a prefill that goes on elsewhere has ended, where this request waits for one.
+    prefilled: asyncio.Future | None = None
+    started: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
 
 
 @ray.remote(num_cpus=0, max_concurrency=4096)
@@ -63,10 +68,11 @@ class EngineWorker:
         from serve_app.kv.pool import get_or_create_pool
 
         context = ray.get_runtime_context()
-        client = KVClient(context.get_node_id(), self._model.kv_shape.layout, use_directory=spec.several_nodes)
+        self._node_id = context.get_node_id()
+        client = KVClient(self._node_id, self._model.kv_shape.layout, use_directory=spec.several_nodes)
         self._pool = PoolLink(client, ExportBuffer(spec.export_bytes), spec.export_wait_s)
         # Started with the worker, or the first request would wait for it.
-        get_or_create_pool(context.get_node_id(), use_directory=spec.several_nodes)
+        get_or_create_pool(self._node_id, use_directory=spec.several_nodes)
         self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
         self._load_told = WorkerLoad(spec.model, spec.stage, context.get_node_id(), self._engine, self._sender)
         self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
@@ -102,22 +108,30 @@ class EngineWorker:
         """Runs one request to its end; tokens go to ``wire["inbox"]`` as they come.
 
         ``wire``: ``id``, ``ids`` (prompt, then ``resumed`` tokens generated before; int32 bytes), ``salt``,
-        ``sampling``, ``inbox``. Returns ``{"finish", "cached", "undelivered"}`` or ``{"error", "refused"}``.
+        ``sampling``, ``inbox``. Returns ``{"finish", "cached", "undelivered", "path"}`` (see
+        :meth:`deployments.pool_link.Path.to_wire`) or ``{"error", "refused"}``.
 
-        Returns ``{"missing", "cached"}`` instead if a prefill worker should first compute what neither this engine nor
-        the pool holds (``wire["prefill_above"]`` tokens or more).
+        Returns ``{"missing", "cached"}`` instead if a prefill worker should compute what neither this engine nor the
+        pool holds (``wire["prefill_above"]`` tokens or more). Called again with that ``cached`` and ``arriving``, it
+        takes over what prefill computes meanwhile, until :meth:`prefilled` says that it has ended.
         """
         request, running = self._register(wire, prefill_only=False)
         try:
             if (refused := await self._compile(request)) is not None:
                 return {"error": refused, "refused": True}
-            stored = await self._pool.stored(request)
+            if running.prefilled is not None:
+                stored = await self._pool.arriving(request, running.prefilled)
+            else:
+                stored = await self._pool.stored(request)
             missing = len(request.tokens) - 1 - stored.covered
             if "prefill_above" in wire and missing >= wire["prefill_above"]:
                 return {"missing": missing, "cached": stored.covered}
             if running.done.done():
                 return await running.done
-            running.cached = wire.get("cached")
+            if running.prefilled is not None:
+                # What prefill found stored as well was not computed for this request either.
+                told = running.prefilled.result() if running.prefilled.done() else {}
+                running.cached = max(wire["cached"], told.get("cached", 0))
             if "inbox" in wire:
                 running.stream = request.id
                 self._sender.open(request.id, InboxAddress.from_wire(wire["inbox"]), request.resumed)
@@ -125,14 +139,28 @@ class EngineWorker:
             self._load_told.changed()
             result = await running.done
             # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
+            result["path"] = stored.path.to_wire(request.prompt_len, running.first_token_s)
             result["undelivered"] = [item.to_wire() for item in self._sender.undelivered(request.id)]
             return result
         finally:
             self._sender.close(request.id)
             self._forget(request.id)
 
+    async def prefilled(self, request_id: str, told: dict[str, Any]) -> bool:
+        """Says how the prefill that a request waits for has ended: what :meth:`prefill` returned, or ``{}``. False if
+        no such request is here (yet).
+        """
+        running = self._requests.get(request_id)
+        if running is None or running.prefilled is None:
+            return False
+        if not running.prefilled.done():
+            running.prefilled.set_result(told)
+        return True
+
     async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """Computes and publishes the K/V of ``wire["ids"]``; returns once the pool holds them."""
+        """Computes and publishes the K/V of ``wire["ids"]``; returns ``{"finish", "cached", "node"}`` once the pool of
+        that node holds them.
+        """
         request, running = self._register(wire, prefill_only=True)
         try:
             stored = await self._pool.stored(request)
@@ -140,7 +168,7 @@ class EngineWorker:
             self._load_told.changed()
             result = await running.done
             await self._pool.published(request.id)
-            return result
+            return {**result, "node": self._node_id}
         finally:
             self._forget(request.id)
 
@@ -150,6 +178,8 @@ class EngineWorker:
         self._engine_loop.abort(request_id)
         if running is not None and not running.done.done():
             running.done.set_result({"error": "aborted", "refused": False})
+            if running.prefilled is not None and not running.prefilled.done():
+                running.prefilled.set_result({})
 
     async def export_chunk(self, chunk_id: str) -> np.ndarray:
         """A published chunk's bytes, for the pool, which then owns the object."""
@@ -163,6 +193,7 @@ class EngineWorker:
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "used_blocks": scheduler.blocks.used_blocks,
+            "cached_blocks": scheduler.blocks.cached_blocks,
             "total_blocks": scheduler.blocks.num_blocks - 1,
             "preemptions": scheduler.preemptions,
             "steps": engine.stats.steps,
@@ -201,6 +232,8 @@ class EngineWorker:
             prefill_only=prefill_only,
         )
         running = Running(self._loop.create_future())
+        if wire.get("arriving"):
+            running.prefilled = self._loop.create_future()
         self._requests[request.id] = running
         return request, running
 
@@ -240,6 +273,8 @@ class EngineWorker:
             if running.cached is None:
                 running.cached = output.cached
             first = running.tokens == 0
+            if first:
+                running.first_token_s = time.perf_counter() - running.started
             running.tokens += len(output.token_ids)
             if output.error is not None:
                 running.done.set_result({"error": output.error, "refused": output.finish_reason == "refused"})

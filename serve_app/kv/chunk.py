@@ -175,6 +175,8 @@ class Piece:
     n_tokens: int
     shape: tuple[int, ...]
     dtype: str
+    # Where it lay: in the node's pool ("node"), in its files ("disk") or in another node's pool ("remote").
+    tier: str = "node"
 
     @property
     def start_token(self) -> int:

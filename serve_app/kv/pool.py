@@ -186,6 +186,7 @@ class KVPool:
             "limit_bytes": self._index.limit_bytes,
             "failed_exports": self._failed_exports,
             "leases": len(self._leases),
+            "announced": sum(until > time.monotonic() for until in self._announced.values()),
             **asdict(self._index.stats),
         }
 

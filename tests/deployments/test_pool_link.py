@@ -119,3 +119,78 @@ async def test_a_prefill_publishes_again_what_only_its_engine_still_holds(actors
         if (await caller.prefill(prefill, ids))["cached"] and await held(caller, other, ids[:-1]) == 299:
             return
     pytest.fail("the new pool was not filled")
+
+
+# --- the hand-over --------------------------------------------------------------------------------
+
+
+async def handed_over(caller, decode, prefill, ids, *, prefilling=None, **sampling):
+    """What a decode replica does; ``prefilling`` stands in for the prefill worker's part."""
+    wire = caller.wire(ids, **sampling)
+    found = await decode.generate.remote({**wire, "prefill_above": 1})
+    assert "missing" in found
+    running = asyncio.ensure_future(caller.follow({**wire, "cached": found["cached"], "arriving": True}, decode))
+    told = await (prefilling or caller.prefill)(prefill, ids)
+    while not await decode.prefilled.remote(wire["id"], told) and not running.done():
+        await asyncio.sleep(0.01)
+    return await running
+
+
+async def test_decode_takes_over_what_prefill_computes(actors, caller, expected):
+    decode, _, prefill = actors
+    ids = prompt(20, 900)
+    answer, result = await handed_over(caller, decode, prefill, ids, max_tokens=20)
+    assert answer == expected(ids, 20)
+    path = result["path"]
+    # Everything but the last token, whose logits decode needs.
+    assert (path["own"], path["node"], path["computed"]) == (0, 899, 1) and result["cached"] == 0
+    assert path["early_bytes"] <= path["bytes"] and 0 <= path["handover_share"] < 1
+
+
+async def test_chunks_are_taken_while_prefill_goes_on(actors, caller, expected):
+    decode, _, prefill = actors
+    ids = prompt(21, 900)
+    before = (await decode.stats.remote())["cached_blocks"]
+
+    async def in_halves(worker, ids):
+        first = await caller.prefill(worker, ids[:513])
+        # Decode's engine has them before the rest exists.
+        while (await decode.stats.remote())["cached_blocks"] < before + 16:
+            await asyncio.sleep(0.05)
+        await caller.prefill(worker, ids)
+        return first
+
+    answer, result = await handed_over(caller, decode, prefill, ids, prefilling=in_halves, max_tokens=20)
+    assert answer == expected(ids, 20)
+    assert result["path"]["node"] == 899 and result["path"]["early_bytes"] >= result["path"]["bytes"] // 2
+
+
+async def test_decode_computes_what_a_lost_prefill_leaves(actors, caller, expected):
+    decode, _, prefill = actors
+    ids = prompt(22, 700)
+
+    async def dies_half_way(worker, ids):
+        await caller.prefill(worker, ids[:400])
+        return {}
+
+    answer, result = await handed_over(caller, decode, prefill, ids, prefilling=dies_half_way, max_tokens=20)
+    assert answer == expected(ids, 20)
+    assert result["path"]["node"] == 384 and result["path"]["computed"] == 316
+
+
+async def test_an_aborted_hand_over_leaves_nothing_behind(actors, caller):
+    decode, _, _ = actors
+    ids = prompt(23, 700)
+    wire = {**caller.wire(ids), "cached": 0, "arriving": True}
+    running = asyncio.ensure_future(decode.generate.remote(wire))
+    node = ray.get_runtime_context().get_node_id()
+    pool = ray.get_actor(f"kvpool:{node}", "serve_app")
+    while not (await pool.stats.remote())["announced"]:
+        await asyncio.sleep(0.01)
+    await decode.abort.remote(wire["id"])
+    assert (await running)["error"] == "aborted"
+    for _ in range(100):
+        if not (await pool.stats.remote())["announced"]:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("keys are still promised")

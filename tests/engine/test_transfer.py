@@ -11,11 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.blocks import blocks_for
+from serve_app.engine.preload import preload
 from serve_app.engine.transfer import ChunkExporter, Piece, StoredPrefix, as_bytes, load_prefix, take_out
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
 from tests import tiny
-from tests.engine.fake import Answer, HistoryModel, answer_alone, collect, make_engine, random_prompt, request, take
+from tests.engine.fake import (
+    ROOT,
+    Answer,
+    HistoryModel,
+    answer_alone,
+    collect,
+    make_engine,
+    random_prompt,
+    request,
+    take,
+)
 
 LAYERS, BLOCKS, HEADS, DIM = 2, 40, 2, 3
 
@@ -155,6 +166,33 @@ def test_a_prefix_waits_with_its_request_and_goes_with_it():
         take(engine.step(), answers)
     assert answers["waits"] == answer_alone(model, prompt, waits.sampling)
     assert waits.cached == 64
+
+
+def test_what_arrives_early_is_found_like_ones_own():
+    model, prompt = HistoryModel(), random_prompt(0, 100)
+    engine = make_engine(model)
+    keys = block_keys(ROOT, prompt)
+    for start, end, copied in ((0, 64, 2), (0, 64, 0), (32, 96, 1), (96, 99, 0)):
+        [piece] = fake_prefix(prompt, start, end).pieces
+        assert preload(engine, keys, piece) == copied
+        engine.scheduler.blocks.check()
+    assert engine.scheduler.blocks.used_blocks == 0
+    one = request("x", prompt)
+    engine.add(one, fake_prefix(prompt, 0, 99))
+    assert collect(engine)["x"] == answer_alone(model, prompt, one.sampling)
+    assert one.cached == 99 and engine.stats.prompt_tokens == 1
+
+
+def test_nothing_arrives_early_where_there_is_no_room():
+    model, prompt = HistoryModel(), random_prompt(0, 100)
+    engine = make_engine(model, num_blocks=5)
+    engine.add(request("busy", random_prompt(1, 90), max_tokens=10, ignore_eos=True))
+    outputs = engine.step()
+    [piece] = fake_prefix(prompt, 0, 96).pieces
+    assert preload(engine, block_keys(ROOT, prompt), piece) == 0
+    while engine.has_work:
+        outputs += engine.step()
+    assert sum(len(output.token_ids) for output in outputs) == 10
 
 
 # --- exporting ------------------------------------------------------------------------------------
