@@ -217,6 +217,7 @@ class EngineWorker:
 
     def _register(self, wire: dict[str, Any], *, prefill_only: bool) -> tuple[Any, Running]:
         from serve_app.engine.request import Request, SamplingParams
+        from serve_app.kv.keys import tenant_id
 
         self._loop = asyncio.get_running_loop()
         ids = np.frombuffer(wire["ids"], np.int32).tolist()
@@ -230,6 +231,7 @@ class EngineWorker:
             self._root_of(wire["salt"]),
             resumed=resumed,
             prefill_only=prefill_only,
+            tenant=tenant_id(wire["salt"]),
         )
         running = Running(self._loop.create_future())
         if wire.get("arriving"):

@@ -118,6 +118,8 @@ class Request:
     finish_reason: str | None = None
     # The compiled `sampling.grammar`, which has read the output so far.
     constraint: Constraint | None = None
+    # Whose request it is, as the pool knows tenants.
+    tenant: bytes = b""
 
     @property
     def output_len(self) -> int:

@@ -168,5 +168,6 @@ class ChunkExporter:
             tail_key=tail_key(parent, tail) if tail else None,
             shape=tuple(data.shape),
             dtype=self._dtype_name,
+            tenant=request.tenant,
         )
         self._emit(request.id, meta, HostCopy(data))

@@ -68,6 +68,8 @@ class ChunkMeta:
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
+    # Whose it is (:func:`serve_app.kv.keys.tenant_id`), for sharing space out. The id names it through the root.
+    tenant: bytes = b""
 
     @classmethod
     def make(
@@ -80,6 +82,7 @@ class ChunkMeta:
         tail_key: bytes | None,
         shape: Sequence[int],
         dtype: str,
+        tenant: bytes = b"",
     ) -> ChunkMeta:
         """Fills in the id and the size and checks the rest. Equal content has an equal id everywhere."""
         if dtype not in ITEM_BYTES:
@@ -99,6 +102,7 @@ class ChunkMeta:
             shape=tuple(int(n) for n in shape),
             dtype=dtype,
             nbytes=math.prod(shape) * ITEM_BYTES[dtype],
+            tenant=tenant,
         )
         meta.check()
         return meta
@@ -144,6 +148,7 @@ class ChunkMeta:
             "shape": list(self.shape),
             "dtype": self.dtype,
             "nbytes": self.nbytes,
+            "tenant": self.tenant,
         }
 
     @classmethod

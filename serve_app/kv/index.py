@@ -1,16 +1,23 @@
-"""What one node holds: keys to chunks, least recently used first out, never more bytes than allowed. No
-Ray here.
+"""What one node holds: keys to chunks, least recently used first out, never more bytes than allowed, and a share for
+every tenant. No Ray here.
 """
 
 from __future__ import annotations
 
+import heapq
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from serve_app.kv.chunk import ChunkMeta, Piece
 from serve_app.kv.keys import BLOCK_TOKENS
+
+# Of the bytes allowed, shared out equally among the active tenants; the rest is for whoever comes.
+GUARANTEED = 0.5
+# A tenant that has published or found nothing for so long has no guarantee any more.
+ACTIVE_S = 1800.0
 
 
 @dataclass(slots=True)
@@ -25,13 +32,32 @@ class IndexStats:
     bytes: int = 0
     reserved: int = 0
     chunks: int = 0
+    tenants: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    """One tenant's chunks, least recently used first."""
+
+    entries: OrderedDict[str, _Entry]
+    bytes: int = 0
+    seen: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
     meta: ChunkMeta
     value: Any
+    tenant: _Tenant
+    # Grows with every use; 0: to go first.
+    used: int = 0
     pins: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Evicted:
+    meta: ChunkMeta
+    value: Any
 
 
 @dataclass(slots=True, eq=False)
@@ -47,15 +73,25 @@ class ChunkIndex:
     Space is reserved before a payload is fetched, so bytes on their way count as well. A chunk all of
     whose keys other chunks hold adds nothing and is refused; two chunks may share some keys, and the
     longer match is used.
+
+    Room is made by dropping what was used longest ago, whoever it belongs to, except that nobody but a tenant itself
+    can push it below ``limit_bytes * guaranteed / active tenants``.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(
+        self, limit_bytes: int, guaranteed: float = GUARANTEED, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         if limit_bytes <= 0:
             raise ValueError(f"limit_bytes must be positive, got {limit_bytes}")
+        if not 0.0 <= guaranteed <= 1.0:
+            raise ValueError(f"guaranteed must be within 0..1, got {guaranteed}")
         self.limit_bytes = limit_bytes
         self.stats = IndexStats()
-        # Values are in LRU order, oldest first.
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._guaranteed = guaranteed
+        self._clock = clock
+        self._uses = 0
+        self._entries: dict[str, _Entry] = {}
+        self._tenants: dict[bytes, _Tenant] = {}
         self._holders: dict[bytes, tuple[_Entry, ...]] = {}
         self._reserved: dict[str, int] = {}
 
@@ -68,7 +104,7 @@ class ChunkIndex:
     @property
     def chunk_ids(self) -> list[str]:
         """Least recently used first."""
-        return list(self._entries)
+        return [entry.meta.chunk_id for entry in sorted(self._entries.values(), key=lambda entry: entry.used)]
 
     def meta(self, chunk_id: str) -> ChunkMeta | None:
         entry = self._entries.get(chunk_id)
@@ -83,8 +119,8 @@ class ChunkIndex:
 
     # -- filling ---------------------------------------------------------------------------------------------
 
-    def reserve(self, meta: ChunkMeta) -> list[ChunkMeta] | None:
-        """Makes room for a chunk that is about to be fetched and returns what was evicted for it.
+    def reserve(self, meta: ChunkMeta) -> list[Evicted] | None:
+        """Makes room for a chunk that is about to be fetched and returns what was evicted for it, with its value.
 
         None: do not fetch it (already held or on its way, or there is no room beside what is pinned).
         """
@@ -92,7 +128,7 @@ class ChunkIndex:
             self.stats.duplicates += 1
             self._touch(meta.chunk_id)
             return None
-        evicted = self._make_room(meta.nbytes)
+        evicted = self._make_room(meta)
         if evicted is None:
             self.stats.refused += 1
             return None
@@ -109,9 +145,11 @@ class ChunkIndex:
         if meta.chunk_id not in self._reserved:
             return False
         self.cancel(meta)
-        entry = _Entry(meta, value)
         self._demote_replaced(meta)
+        entry = _Entry(meta, value, self._tenant(meta.tenant))
         self._entries[meta.chunk_id] = entry
+        entry.tenant.bytes += meta.nbytes
+        self._use(entry)
         for key in meta.keys:
             self._holders[key] = (*self._holders.get(key, ()), entry)
         self.stats.added += 1
@@ -187,38 +225,71 @@ class ChunkIndex:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
+    def _tenant(self, name: bytes) -> _Tenant:
+        return self._tenants.setdefault(name, _Tenant(OrderedDict()))
+
     def _touch(self, chunk_id: str) -> None:
-        if chunk_id in self._entries:
-            self._entries.move_to_end(chunk_id)
+        if (entry := self._entries.get(chunk_id)) is not None:
+            self._use(entry)
+
+    def _use(self, entry: _Entry) -> None:
+        self._uses += 1
+        entry.used = self._uses
+        entry.tenant.seen = self._clock()
+        entry.tenant.entries[entry.meta.chunk_id] = entry
+        entry.tenant.entries.move_to_end(entry.meta.chunk_id)
 
     def _demote_replaced(self, meta: ChunkMeta) -> None:
         """What begins where ``meta`` does and is shorter serves at most its tail now: it goes first."""
         for entry in self._holders.get(meta.block_keys[0], ()) if meta.block_keys else ():
             shorter = entry.meta.start_token == meta.start_token and len(entry.meta.block_keys) < len(meta.block_keys)
             if shorter and entry.meta.block_keys[-1] in meta.block_keys:
-                self._entries.move_to_end(entry.meta.chunk_id, last=False)
+                entry.used = 0
+                entry.tenant.entries.move_to_end(entry.meta.chunk_id, last=False)
 
-    def _make_room(self, nbytes: int) -> list[ChunkMeta] | None:
-        excess = self.stats.bytes + self.stats.reserved + nbytes - self.limit_bytes
+    def _floors(self) -> dict[int, float]:
+        """Bytes below which others must not push a tenant, by the tenant's identity."""
+        now = self._clock()
+        for name in [n for n, t in self._tenants.items() if not t.entries and now - t.seen > ACTIVE_S]:
+            del self._tenants[name]
+        active = [t for t in self._tenants.values() if now - t.seen <= ACTIVE_S]
+        self.stats.tenants = len(active)
+        return {id(t): self.limit_bytes * self._guaranteed / len(active) for t in active}
+
+    def _make_room(self, meta: ChunkMeta) -> list[Evicted] | None:
+        mine = self._tenant(meta.tenant)
+        mine.seen = self._clock()
+        excess = self.stats.bytes + self.stats.reserved + meta.nbytes - self.limit_bytes
         if excess <= 0:
             return []
-        victims = []
-        for entry in self._entries.values():
-            if entry.pins:
+        floors = self._floors()
+        victims: list[_Entry] = []
+        # The tenants' queues are merged from their old ends.
+        queues = [(t, t.bytes, (e for e in t.entries.values() if not e.pins)) for t in self._tenants.values()]
+        heap = [(e.used, n, e) for n, (_, _, queue) in enumerate(queues) if (e := next(queue, None)) is not None]
+        heapq.heapify(heap)
+        left = [size for _, size, _ in queues]
+        while heap and excess > 0:
+            _, n, entry = heapq.heappop(heap)
+            tenant, _, queue = queues[n]
+            if tenant is not mine and left[n] - entry.meta.nbytes < floors.get(id(tenant), 0.0):
                 continue
             victims.append(entry)
+            left[n] -= entry.meta.nbytes
             excess -= entry.meta.nbytes
-            if excess <= 0:
-                break
+            if (following := next(queue, None)) is not None:
+                heapq.heappush(heap, (following.used, n, following))
         if excess > 0:
             return None
         for entry in victims:
             self._drop(entry)
             self.stats.evicted += 1
-        return [entry.meta for entry in victims]
+        return [Evicted(entry.meta, entry.value) for entry in victims]
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.meta.chunk_id]
+        del entry.tenant.entries[entry.meta.chunk_id]
+        entry.tenant.bytes -= entry.meta.nbytes
         for key in entry.meta.keys:
             rest = tuple(other for other in self._holders[key] if other is not entry)
             if rest:

@@ -24,6 +24,7 @@ CHUNK_TOKENS = 256
 KEY_BYTES = 32
 
 _ROOT = b"serve_app.kv.root.1"
+_TENANT = b"serve_app.kv.tenant.1"
 # One byte each, so that no block can be taken for a tail, whatever the tokens are.
 _BLOCK = b"\x01"
 _TAIL = b"\x02"
@@ -42,6 +43,11 @@ def root_key(model_revision: str, dtype: str, layout: str, adapter: str, tenant_
         digest.update(len(value).to_bytes(8, "little"))
         digest.update(value)
     return digest.digest()
+
+
+def tenant_id(tenant_salt: bytes) -> bytes:
+    """What the pool knows of a tenant: enough to count its bytes, and no more."""
+    return sha256(_TENANT + tenant_salt).digest()[:16]
 
 
 def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = ()) -> list[bytes]:

@@ -102,7 +102,7 @@ class KVPool:
                 evicted = self._index.reserve(meta)
                 if evicted is None:
                     return
-                self._tell_directory((), evicted)
+                self._tell_directory((), [gone.meta for gone in evicted])
                 try:
                     ref = exporter.export_chunk.remote(meta.chunk_id)
                     payload = await asyncio.wait_for(_value(ref), self._export_timeout_s)

@@ -21,7 +21,9 @@ def prompt_keys(tokens: list[int], base: bytes) -> tuple[list[bytes], list[bytes
     return keys, [tail_key(keys[-1] if keys else base, tail)] if tail else []
 
 
-def cut(tokens: list[int], base: bytes, layout: Layout = LAYOUT, size: int = CHUNK_TOKENS) -> list[ChunkMeta]:
+def cut(
+    tokens: list[int], base: bytes, layout: Layout = LAYOUT, size: int = CHUNK_TOKENS, tenant: bytes = b""
+) -> list[ChunkMeta]:
     """All chunks of a prompt, the last one with its tail."""
     keys, tails = prompt_keys(tokens, base)
     metas = []
@@ -39,6 +41,7 @@ def cut(tokens: list[int], base: bytes, layout: Layout = LAYOUT, size: int = CHU
                 tail_key=tails[0] if blocks > full else None,
                 shape=(layout.layers, 2, blocks, layout.kv_heads, BLOCK_TOKENS, layout.head_dim),
                 dtype=layout.dtype,
+                tenant=tenant,
             )
         )
     return metas

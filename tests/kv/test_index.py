@@ -157,8 +157,8 @@ class IndexMachine(RuleBasedStateMachine):
         out = self.index.reserve(meta)
         if out is not None:
             self.reserved.append(meta)
-            assert not pinned & {gone.chunk_id for gone in out}
-            assert all(gone.chunk_id not in self.index for gone in out)
+            assert not pinned & {gone.meta.chunk_id for gone in out}
+            assert all(gone.meta.chunk_id not in self.index for gone in out)
 
     @rule(data=st.data(), works=st.booleans())
     def finish(self, data, works):
