@@ -43,40 +43,40 @@ def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link
     """
     if spec.draft_method == "eagle3":
         assert folder is not None
-        return eagle_drafter(model, folder, spec.max_num_seqs)
+        return eagle_drafter(model, folder, spec)
     if not spec.draft_tokens:
         return None
     if spec.draft_method == "colocated":
         assert folder is not None
-        return model_drafter(model, folder, spec.dtype, spec.max_batch_tokens, spec.max_num_seqs)
-    return Drafter(lambda engine: DraftProposer(link))
+        return model_drafter(model, folder, spec)
+    return Drafter(lambda engine: DraftProposer(link, limit=spec.draft_tokens))
 
 
-def eagle_drafter(model: CausalModel, folder: Path, max_num_seqs: int) -> Drafter:
+def eagle_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter:
     """The EAGLE-3 head in ``folder``; makes room for its K/V in ``model.kv_shape``."""
     from serve_app.models.eagle import attach_head
 
     head = attach_head(model, folder)
     # A chain of up to 16 runs over the end of a block of 32 in about one step of four.
-    spare = max(1, -(-max_num_seqs // 4))
+    spare = max(1, -(-spec.max_num_seqs // 4))
 
     def plug_in(engine: Engine) -> Proposer:
-        proposer = EagleProposer(head, engine.runner.kv, engine.scheduler.blocks, spare)
+        proposer = EagleProposer(head, engine.runner.kv, engine.scheduler.blocks, spare, limit=spec.draft_tokens)
         engine.runner.observer = proposer
         return proposer
 
     return Drafter(plug_in, spare, folder)
 
 
-def model_drafter(model: CausalModel, folder: Path, dtype: str, max_batch_tokens: int, max_num_seqs: int) -> Drafter:
+def model_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter:
     """The draft model in ``folder``, on the target's device with a cache of its own; no call leaves the process."""
-    draft = load_causal_lm(folder, dtype=dtype, device=str(model.device), max_model_len=model.max_model_len)
-    limits = EngineLimits(0, max_batch_tokens, max_num_seqs, draft.max_model_len)
+    draft = load_causal_lm(folder, dtype=spec.dtype, device=str(model.device), max_model_len=model.max_model_len)
+    limits = EngineLimits(0, spec.max_batch_tokens, spec.max_num_seqs, draft.max_model_len)
     blocks = num_blocks(limits, draft.kv_shape.block_bytes)
     engine = DraftEngine(
         Runner(draft.forward, draft.kv_shape.allocate(blocks, draft.device)),
         BlockPool(blocks),
-        max_batch_tokens=max_batch_tokens,
+        max_batch_tokens=spec.max_batch_tokens,
         max_model_len=draft.max_model_len,
     )
-    return Drafter(lambda _: DraftProposer(engine.propose))
+    return Drafter(lambda _: DraftProposer(engine.propose, limit=spec.draft_tokens))

@@ -14,7 +14,9 @@ from deployments.drafting import make_drafter
 from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
 from serve_app.engine.constrain import Masks
 from serve_app.engine.engine import Engine
-from serve_app.engine.speculate import DraftTransport, Speculation, SpeculationController
+from serve_app.engine.ngram import NgramProposer
+from serve_app.engine.recent import RecentProposer
+from serve_app.engine.speculate import DraftTransport, Proposer, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter
 from serve_app.grammar.matcher import Grammars
 from serve_app.kv.keys import root_key
@@ -110,10 +112,10 @@ def load_engine(
     def plug_in(engine: Engine) -> None:
         if spec.publish:
             engine.exporter = ChunkExporter(engine.runner.kv, dtype_name, emit)
-        proposer = drafter.plug_in(engine) if drafter is not None else None
-        if proposer is not None and spec.draft_tokens:
-            controller = SpeculationController(spec.draft_tokens, always=spec.always_draft)
-            engine.speculation = Speculation(proposer, controller, vocab_size=model.vocab_size)
+        drafting = drafter.plug_in(engine) if drafter is not None else None
+        if proposers := _proposers(spec, drafting):
+            controller = SpeculationController(spec.speculate_tokens, always=spec.always_draft)
+            engine.speculation = Speculation(proposers, controller, vocab_size=model.vocab_size)
         if spec.stage == "decode":
             threads = 1 if model.device.type == "cpu" else MASK_THREADS
             engine.runner.masks = Masks(Grammars(path, model.vocab_size, model.eos_token_ids, threads=threads))
@@ -132,6 +134,20 @@ def load_engine(
         return root_key(revision, dtype_name, model.kv_shape.layout.name, "", salt)
 
     return model, engine, root_of
+
+
+def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:
+    """Cheapest first; none for a worker that does not speculate."""
+    found: list[Proposer] = []
+    if not spec.speculate_tokens:
+        return found
+    if spec.ngram:
+        found.append(NgramProposer())
+    if spec.recent:
+        found.append(RecentProposer())
+    if drafting is not None and spec.draft_tokens:
+        found.append(drafting)
+    return found
 
 
 def warm_up(engine: Engine) -> None:

@@ -28,7 +28,11 @@ class WorkerSpec:
     max_num_seqs: int = 64
     # 0: what the model's configuration says.
     max_model_len: int = 0
+    # Most draft tokens per request and step, and how many a draft model is asked for; 0: none.
+    speculate_tokens: int = 0
     draft_tokens: int = 0
+    ngram: bool = False
+    recent: bool = False
     # Who drafts: the Draft `deployment`, a `colocated` draft model, or an `eagle3` head; the last two with weights.
     draft_method: str = "deployment"
     draft_weights: dict[str, Any] | None = None

@@ -210,7 +210,7 @@ class EngineWorker:
         """Raises if the engine's thread has ended; says whether the draft model is wanted but out of reach."""
         if self._engine_loop.failed is not None:
             raise RuntimeError("the engine has stopped") from self._engine_loop.failed
-        wanted = self._engine.speculation is not None and self.spec.draft_method == "deployment"
+        wanted = self.spec.draft_tokens > 0 and self.spec.draft_method == "deployment"
         return {"needs_draft": wanted and not self._draft.connected}
 
     # -- inside --------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from deployments.root import Text
 from deployments.spec import WorkerSpec
 from serve_app.accounts import hash_key
 from serve_app.catalog.load import Catalog, load_catalog
+from serve_app.catalog.records import Draft as DraftRecord
 from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import Settings, api_key, cluster_secret, load_settings
 from serve_app.gateway.models import application_name
@@ -88,8 +89,8 @@ def model_application(record: ModelRecord, profile: Profile, settings: Settings,
     workers = engine_specs(record, profile, settings, source)
     if "prefill" in workers:
         prefill = _routed(Prefill, stages["prefill"]).bind(workers["prefill"], stages["prefill"].num_gpus)
-    if "draft" in stages and record.draft is not None:
-        weights = record.draft.weights.model_dump()
+    if "draft" in stages and (drafting := _drafting(record)) is not None:
+        weights = drafting.weights.model_dump()
         draft = _sized(Draft, stages["draft"]).bind(spec("draft", weights=weights), stages["draft"].num_gpus)
     home = _routed(Decode, stages["decode"]).bind(
         workers["decode"], prefill, draft, stages["decode"].num_gpus, profile.min_remote_prefill_tokens
@@ -101,6 +102,11 @@ def _routed(deployment: Any, stage: Stage) -> Any:
     """:func:`_sized`, for a deployment whose replica the gateway may choose."""
     router = RequestRouterConfig(request_router_class=HintedRequestRouter)
     return _sized(deployment, stage).options(request_router_config=router)
+
+
+def _drafting(record: ModelRecord) -> DraftRecord | None:
+    """The record's draft, unless its speculation leaves it out."""
+    return record.draft if record.speculation.draft and record.speculation.tokens else None
 
 
 def _own_draft(record: ModelRecord, stage: str) -> dict[str, Any]:
@@ -117,9 +123,11 @@ def engine_specs(record: ModelRecord, profile: Profile, settings: Settings, sour
     """What the engine workers of a text generation model are told, by stage."""
     stages = profile.stages
     own = _own_draft(record, "decode")
-    drafts = record.draft.tokens if record.draft is not None and ("draft" in stages or own) else 0
+    said, drafting = record.speculation, _drafting(record)
+    drafts = min(drafting.tokens, said.tokens) if drafting is not None and ("draft" in stages or own) else 0
+    proposers = {"speculate_tokens": said.tokens, "ngram": said.ngram, "recent": said.recent, "draft_tokens": drafts}
     options: dict[str, dict[str, Any]] = {
-        "decode": {"draft_tokens": drafts, "publish": True, **own},
+        "decode": {"publish": True, **proposers, **own},
         "prefill": {"publish": True, "export_wait_s": PREFILL_EXPORT_WAIT_S, **_own_draft(record, "prefill")},
     }
     return {

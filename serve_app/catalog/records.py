@@ -163,6 +163,15 @@ class Targets(Record):
     itl_s: float | None = Field(default=None, gt=0)  # seconds between tokens
 
 
+class Speculation(Record):
+    """Who proposes draft tokens. Drafts never change an answer, and are left out where they do not pay."""
+
+    tokens: int = Field(default=16, ge=0, le=31)  # most drafts per request and step; 0 turns speculation off
+    ngram: bool = True  # look-up in the request's own prompt and answer; costs microseconds
+    recent: bool = False  # look-up in what the same tenant was answered lately
+    draft: bool = True  # the draft model, where the record has one and the profile starts it
+
+
 class Profile(Record):
     """How one profile (`local`, `gpu`) serves the model. A stage that is not named is not started."""
 
@@ -199,6 +208,7 @@ class ModelRecord(Record):
     pooling: Literal["mean", "cls"] = "mean"
     normalize: bool = True
     draft: Draft | None = None
+    speculation: Speculation = Speculation()
     serving: dict[ProfileName, Profile] = {}
     tags: tuple[str, ...] = ()
 

@@ -9,10 +9,10 @@ import torch
 
 from serve_app.engine.batch import build_batch
 from serve_app.engine.blocks import BlockPool, blocks_for
+from serve_app.engine.draft_proposer import DraftQuery
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduled
-from serve_app.engine.speculate import DraftQuery
 
 _GREEDY = SamplingParams(temperature=0.0)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from serve_app.engine.batch import Batch, build_batch
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
+from serve_app.engine.offer import Draft
 from serve_app.engine.request import Request
 from serve_app.engine.scheduler import Scheduled
 
@@ -68,7 +69,13 @@ class EagleProposer:
     on in one of them.
     """
 
-    def __init__(self, head: Head, kv: Tensor, blocks: BlockPool, spare: int) -> None:
+    name = "eagle3"
+    free = False
+    # A chain begins with the target's own hidden states, which there are none of behind somebody else's drafts.
+    continues = False
+
+    def __init__(self, head: Head, kv: Tensor, blocks: BlockPool, spare: int, *, limit: int = 16) -> None:
+        self.limit = limit
         self._head = head
         self._kv = kv
         self._spare = blocks.allocate(spare)
@@ -96,7 +103,7 @@ class EagleProposer:
             self._failed(error)
 
     @torch.inference_mode()
-    def propose(self, requests: list[Request], count: int) -> dict[str, list[int]]:
+    def propose(self, requests: list[Request], count: int) -> dict[str, Draft]:
         ready = [r for r in requests if self._reaches_end(r)]
         if not ready or count == 0:
             return {}
@@ -114,7 +121,7 @@ class EagleProposer:
             batch.input_ids, hidden = (tokens, hidden) if len(kept) == len(tokens) else (tokens[kept], hidden[kept])
             tokens, hidden = self._head(batch, hidden)
             columns.append(tokens)
-        return self._chains(ready, tables, columns)
+        return {name: Draft(tokens) for name, tokens in self._chains(ready, tables, columns).items()}
 
     def forget(self, request_id: str) -> None:
         self._unread.pop(request_id, None)

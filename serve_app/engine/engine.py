@@ -88,7 +88,6 @@ class Engine:
     def _take_over(self, step: Step, sampled: list[Sampled], started: float) -> list[StepOutput]:
         """Commits what a step computed, hands it to the features and counts it."""
         prompt = sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in step.scheduled)
-        before = {id(s.request): len(s.request.tokens) for s in step.scheduled}
         # Commit forgets the blocks of a request that ends, but nobody writes to them before the next step.
         blocks = [s.request.blocks for s in step.scheduled]
         outputs = self.scheduler.commit(step, sampled)
@@ -96,9 +95,8 @@ class Engine:
             for item, of_it in zip(step.scheduled, blocks, strict=True):
                 ended = item.request.status is Status.FINISHED
                 self.exporter.computed(item.request, of_it, item.request.computed, last=ended)
-        accepted = sum(max(0, len(s.request.tokens) - before[id(s.request)] - 1) for s in step.scheduled)
         if self.speculation is not None:
-            self.speculation.after_step(accepted)
+            self.speculation.after_step(step)
         seconds = time.perf_counter() - started
         self.meter.record(step.scheduled, seconds)
         self._count(prompt, outputs, seconds)
@@ -119,6 +117,6 @@ class Engine:
         if self.runner.observer is not None:
             self.runner.observer.forget(request_id)
         if self.speculation is not None:
-            self.speculation.proposer.forget(request_id)
+            self.speculation.forget(request_id)
         if self.exporter is not None:
             self.exporter.forget(request_id)

@@ -25,7 +25,8 @@ def target(tmp_path_factory) -> Path:
 def load(target: Path, tmp_path: Path, *, method: str = "deployment", weights: Path | None = None, **options):
     spec = WorkerSpec(
         "@cf/me/mine", "decode", {"path": str(target)}, "record.yaml", str(tmp_path), cpu_threads=1, max_num_seqs=6,
-        draft_method=method, draft_weights={"path": str(weights)} if weights is not None else None, **options,
+        draft_method=method, draft_weights={"path": str(weights)} if weights is not None else None,
+        speculate_tokens=options.get("draft_tokens", 0), **options,
     )  # fmt: skip
     return load_engine(
         spec, lambda stage: None, emit=lambda *chunk: None, draft=lambda queries, count: {}
@@ -45,7 +46,7 @@ def plain(target, tmp_path_factory):
 def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
     head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
     model, engine, root = load(target, tmp_path, method="eagle3", weights=head, draft_tokens=3, always_draft=True)
-    assert isinstance(engine.speculation.proposer, EagleProposer)
+    assert isinstance(engine.speculation.proposers[0], EagleProposer)
     assert model.kv_shape.layers == 4 == engine.runner.kv.shape[0]
     assert answer(engine) == plain
     assert engine.speculation.controller.stats()["proposed_tokens"] > 0

@@ -197,5 +197,5 @@ def test_aborted_requests_leave_nothing():
             engine.abort(str(index))
     while engine.has_work:
         engine.step()
-    assert engine.speculation.proposer._unread == {}
+    assert engine.speculation.proposers[0]._unread == {}
     engine.scheduler.blocks.check()

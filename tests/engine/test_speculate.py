@@ -11,9 +11,11 @@ import torch
 
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.draft import DraftEngine
+from serve_app.engine.ngram import NgramProposer
+from serve_app.engine.recent import RecentProposer
 from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculate import DraftProposer, Speculation, SpeculationController
+from serve_app.engine.speculate import Draft, DraftProposer, Speculation, SpeculationController
 from tests.engine.fake import (
     SHAPE,
     HistoryModel,
@@ -36,12 +38,15 @@ WAYS = {
     "top_p": {"temperature": 0.8, "top_p": 0.7, "top_k": 9, "seed": 12},
     "penalties": {"temperature": 1.0, "repetition_penalty": 1.4, "frequency_penalty": 0.6, "presence_penalty": 0.3},
     "greedy-penalties-logprobs": {"temperature": 0.0, "frequency_penalty": 2.0, "logprobs": 0},
+    "bias": {"temperature": 1.0, "logit_bias": {4: 3.0, 9: -100.0}, "seed": 8, "logprobs": 2},
     "stop-ids": {"temperature": 1.0, "stop_token_ids": (5, 9, 14), "ignore_eos": True, "seed": 2},
 }
 
 
 class Drafts:
     """A proposer that makes its drafts from the true continuations."""
+
+    name, free, limit, continues = "drafts", False, 4, False
 
     def __init__(self, truth: dict[str, list[int]], make) -> None:
         self._truth = truth
@@ -51,7 +56,8 @@ class Drafts:
 
     def propose(self, requests, count):
         self._calls += 1
-        return {r.id: self._make(self, self._truth[r.id][r.output_len :][:count], count) for r in requests}
+        made = {r.id: self._make(self, self._truth[r.id][r.output_len :][:count], count) for r in requests}
+        return {name: Draft(tokens) for name, tokens in made.items()}
 
     def forget(self, request_id):
         pass
@@ -92,13 +98,20 @@ PROPOSERS["draft-model-other"] = lambda truth: draft_model(HistoryModel(salt=1))
 PROPOSERS["draft-model-starved"] = lambda truth: draft_model(MODEL, num_blocks=4)
 
 
+PROPOSERS["ngram"] = lambda truth: NgramProposer()
+PROPOSERS["ngram-recent-draft"] = lambda truth: [NgramProposer(limit=2), RecentProposer(), draft_model(MODEL)]
+PROPOSERS["ngram-wrong"] = lambda truth: [NgramProposer(limit=1), Drafts(truth, Drafts.wrong)]
+PROPOSERS["broken-ngram-draft"] = lambda truth: [Drafts(truth, Drafts.raises), NgramProposer(), draft_model(MODEL)]
+
+
 def draft_model(model: HistoryModel, num_blocks: int = 100) -> DraftProposer:
     runner = Runner(model.forward, SHAPE.allocate(num_blocks, "cpu"))
     return DraftProposer(DraftEngine(runner, BlockPool(num_blocks)).propose)
 
 
-def run(proposer, way: dict, **options):
-    speculation = None if proposer is None else Speculation(proposer, SpeculationController(4, always=True))
+def run(proposer, way: dict, *, controller: SpeculationController | None = None, **options):
+    controller = controller or SpeculationController(4, always=True)
+    speculation = None if proposer is None else Speculation(proposer, controller)
     engine = make_engine(MODEL, speculation=speculation, eos_token_ids=EOS, **options)
     for name, prompt in PROMPTS.items():
         engine.add(request(name, prompt, **{"max_tokens": 20 + int(name), **way}))
@@ -125,7 +138,15 @@ def test_the_output_is_the_same_as_without_drafts(way, name):
     assert answers == alone
 
 
-@pytest.mark.parametrize("name", ["perfect", "half_right", "draft-model-same"])
+@pytest.mark.parametrize("name", PROPOSERS)
+def test_the_controller_changes_nothing_either(way, name):
+    params, alone = way
+    proposer = PROPOSERS[name]({n: a.tokens for n, a in alone.items()})
+    answers, _ = run(proposer, params, controller=SpeculationController(6))
+    assert answers == alone
+
+
+@pytest.mark.parametrize("name", ["perfect", "half_right", "draft-model-same", "ngram-recent-draft"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_also_where_requests_are_preempted(name, temperature):
     params = {"temperature": temperature, "seed": 3, "max_tokens": 60, "ignore_eos": True, "frequency_penalty": 0.2}
@@ -154,7 +175,7 @@ def test_sampled_tokens_under_drafts_are_distributed_as_the_targets():
     model, prompt, count = HistoryModel(vocab=5, spread=1.0), [1, 2, 3], 2500
     params = {"temperature": 1.2, "max_tokens": 4}
     likely = Drafts({}, None)
-    likely.propose = lambda requests, n: {r.id: greedy(model, r.tokens, 2) for r in requests}
+    likely.propose = lambda requests, n: {r.id: Draft(greedy(model, r.tokens, 2)) for r in requests}
     controller = SpeculationController(2, always=True)
     engine = make_engine(model, num_blocks=300, max_num_seqs=250, speculation=Speculation(likely, controller))
     for seed in range(count):
@@ -181,8 +202,10 @@ def test_no_draft_is_longer_than_the_rest_of_the_answer():
     asked: list[int] = []
 
     class Eager:
+        name, free, limit, continues = "eager", True, 16, True
+
         def propose(self, requests, count):
-            return {r.id: [0] * 10 for r in requests}
+            return {r.id: Draft([0] * 10) for r in requests}
 
         def forget(self, request_id):
             asked.append(request_id)
@@ -236,7 +259,7 @@ def test_each_token_is_sent_once():
     for new in ([], [2, 2, 2, 9], [9], [0, 1, 2]):
         one.tokens += new
         draft = proposer.propose([one], 4)["x"]
-        assert transport.held["x"] == one.tokens + draft
+        assert transport.held["x"] == one.tokens + draft.tokens
     # The prompt; then 9 behind the accepted [2, 2, 2]; then only what differed from the drafts.
     assert transport.sent[0] == 100 and sum(transport.sent) < 110
 
@@ -249,7 +272,7 @@ def test_a_forgotten_sequence_is_sent_whole():
     one.tokens.append(1)
     transport.held.clear()
     assert proposer.propose([one], 4) == {}
-    assert proposer.propose([one], 4) == {"x": [101 % 7] * 4}
+    assert proposer.propose([one], 4) == {"x": Draft([101 % 7] * 4)}
     assert transport.sent[-1] == 101
 
 
@@ -263,61 +286,6 @@ def test_after_a_failure_everything_is_sent_again():
         speculation.before_step([one], 4096)
         assert bool(one.draft) != fail
     assert transport.sent == [50, 50]
-
-
-# --- when drafts pay ------------------------------------------------------------------------------
-
-
-def drive(
-    controller: SpeculationController, steps: int, *, batch=4, plain=1.0, drafted=1.5, accepted=2.0
-) -> list[bool]:
-    """Feeds synthetic steps, given seconds per step and accepted tokens per request. Which were drafted?"""
-    chosen = []
-    for _ in range(steps):
-        count = controller.choose(batch)
-        chosen.append(count > 0)
-        if count:
-            controller.record(batch, count * batch, round(accepted * batch), drafted)
-        else:
-            controller.record(batch, 0, 0, plain)
-    return chosen
-
-
-def test_drafts_stay_on_where_they_pay():
-    # 3 tokens in 1.5 s against 1 in 1 s.
-    assert sum(drive(SpeculationController(4), 1000)[-500:]) > 450
-
-
-def test_drafts_go_off_where_they_cost_more_than_they_give():
-    # 1.25 tokens in 1.5 s.
-    assert sum(drive(SpeculationController(4), 1000, accepted=0.25)[-500:]) < 50
-
-
-@pytest.mark.parametrize(("first", "then"), [(0.0, 3.0), (3.0, 0.0)])
-def test_a_change_is_noticed_by_probing(first, then):
-    controller = SpeculationController(4)
-    before = drive(controller, 600, accepted=first)
-    after = drive(controller, 1500, accepted=then)
-    assert (sum(before[-200:]) > 100) == (first > 0)
-    assert (sum(after[-200:]) > 100) == (then > 0)
-
-
-def test_the_loser_is_probed_but_rarely():
-    off = drive(SpeculationController(4), 5000, accepted=0.0)
-    assert 0.01 < sum(off[500:]) / len(off[500:]) < 0.06
-
-
-def test_batch_sizes_are_judged_separately():
-    controller = SpeculationController(4)
-    drive(controller, 400, batch=1, drafted=1.2)
-    drive(controller, 400, batch=32, drafted=6.0)
-    assert sum(drive(controller, 100, batch=1, drafted=1.2)) > 50
-    assert sum(drive(controller, 100, batch=32, drafted=6.0)) < 50
-
-
-def test_no_drafts_and_always_drafts():
-    assert not any(drive(SpeculationController(0), 50))
-    assert all(drive(SpeculationController(4, always=True), 300, accepted=0.0))
 
 
 def test_steps_in_which_someone_prefills_are_not_measured():

@@ -1,0 +1,293 @@
+"""Whom to ask for drafts, and how many of them to verify: what yields most tokens per second, down to none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from serve_app.engine import draft_plan
+from serve_app.engine.acceptance import Acceptance
+from serve_app.engine.draft_plan import Chances, Plan
+from serve_app.engine.ledger import Ledger
+from serve_app.engine.offer import Offer, Proposer
+from serve_app.engine.step_costs import AskCosts, StepCosts, size_class
+
+# Tokens that a proposer which takes time may be asked for.
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass(slots=True)
+class _Source:
+    """Counters of one proposer. ``tokens`` are those verified."""
+
+    asked: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    accepted: int = 0
+    # Ids of the requests it has been asked about.
+    met: set[str] = field(default_factory=set)
+
+
+class SpeculationController:
+    """Decides from measured acceptance and measured step times.
+
+    The tokens of all offers are ranked by their chance of standing; the more are verified, the more a step yields and
+    the longer it takes. The number that yields most tokens per second is taken, if it beats a plain step by ``MARGIN``.
+    Proposers that take time are asked only if that is expected to raise the rate further.
+    """
+
+    MARGIN = 1.03
+    # Drafts this unlikely to be reached are not continued by a proposer that takes time.
+    REACH = 0.2
+    # While drafts pay, one step in so many does without, so that what they are compared with stays true.
+    REFRESH = 64
+    # One drafted step in so many verifies fewer or more than seems best: costs rise in stairs.
+    VARY, VARIED = 32, (2.0, 0.5, 1.5)
+    # After so many steps with nothing worth verifying only every second one looks for drafts, then every eighth.
+    TIRED = 32
+    # Where drafts have been too dear for so many steps they are tried again, then after twice as many, and so on.
+    RETRY, RETRY_MOST = 16, 8192
+
+    def __init__(self, max_tokens: int, *, always: bool = False) -> None:
+        self.max_tokens = max_tokens
+        self.always = always
+        self.acceptance = Acceptance()
+        self.costs = StepCosts()
+        self.asking = AskCosts()
+        self.ledger = Ledger()
+        self.steps = self.drafted_steps = self.drafts = 0
+        self.choices: Counter[str] = Counter()
+        self.lengths: Counter[int] = Counter()
+        self.last: dict[str, Any] = {}
+        self._sources: dict[str, _Source] = {}
+        self._batch = 0
+        self._plain: float | None = None
+        self._why = ""
+        self._since_plain = self._paying = self._too_dear = 0
+        self._retry = self.RETRY
+        self._fruitless: dict[int, int] = {}
+        self._resting = False
+
+    # -- a step, in the order of the calls -----------------------------------------------------------------------------
+
+    def begin(self, batch: int) -> None:
+        """A step of ``batch`` generating requests begins."""
+        self._batch = batch
+        self._plain = self.costs.plain(batch) if batch else None
+        self._why = self._reason_against()
+        fruitless = self._fruitless.get(size_class(batch), 0)
+        self._resting = fruitless > self.TIRED and self.acceptance.now % (2 if fruitless < 8 * self.TIRED else 8) != 0
+        self.acceptance.tick()
+
+    def ask(self, proposer: Proposer, offers: list[Offer]) -> tuple[list[Offer], int]:
+        """The offers that a proposer should extend, and by how many tokens at most."""
+        open_offers = [o for o in offers if o.room > o.tokens]
+        if not proposer.continues:
+            open_offers = [o for o in open_offers if not o.segments]
+        if self.always:
+            return open_offers, proposer.limit
+        if self._resting or not open_offers:
+            return [], 0
+        if proposer.free:  # also where nothing will be verified: it is learned whether it would have stood
+            return [o for o in open_offers if not o.segments], proposer.limit
+        if self._why:
+            return [], 0
+        return self._ask_if_worthwhile(proposer, offers, open_offers)
+
+    def asked(self, source: str, offers: list[Offer], count: int, seconds: float) -> None:
+        """A proposer was asked for ``count`` tokens and took ``seconds``."""
+        known = self._sources.setdefault(source, _Source())
+        known.asked += 1
+        known.seconds += seconds
+        ids = {o.request.id for o in offers}
+        # Meeting a request costs a draft model its prompt, which says nothing about the next time.
+        if ids <= known.met:
+            self.asking.record(source, len(offers), count, seconds)
+        known.met |= ids
+
+    def take(self, offers: list[Offer]) -> list[int]:
+        """How many tokens of each offer to verify."""
+        if self.always:
+            return [o.tokens for o in offers]
+        kept = [0] * len(offers)
+        if not any(o.segments for o in offers):
+            self._chose(self._why or ("resting" if self._resting else "nothing proposed"), 0)
+            return kept
+        if self._why:
+            self._chose(self._why, 0)
+            return kept
+        chances = draft_plan.reach(offers, self.acceptance)
+        ranking = draft_plan.ranked(chances)
+        plan, why = self._best(ranking), "pays"
+        if not plan.drafts:
+            plan, why = self._retry_plan(ranking)
+        else:
+            self._retry = self.RETRY
+            self._paying += 1
+            if self._paying % self.VARY == 0:
+                why = "measuring drafted"
+                factor = self.VARIED[self._paying // self.VARY % len(self.VARIED)]
+                plan.drafts = max(1, min(round(plan.drafts * factor), len(ranking)))
+        if plan.drafts:
+            kept = draft_plan.kept(chances, plan.drafts)
+        self._chose(why, plan.drafts, plan)
+        return kept
+
+    def learn(self, offer: Offer, new: list[int], verified: int) -> None:
+        """``new`` are the tokens that a step gave the request of ``offer``, of which ``verified`` drafts were verified.
+
+        What was offered is compared with what came, whether it was verified or not.
+        """
+        offered = [token for segment in offer.segments for token in segment.tokens]
+        compared = min(len(offered), len(new))
+        stood = next((i for i in range(compared) if offered[i] != new[i]), compared)
+        tried = min(stood + 1, compared)
+        begin = 0
+        for segment in offer.segments:
+            end = begin + len(segment.tokens)
+            if tried > begin:
+                own = self.acceptance
+                own.learn(
+                    offer.request.id, segment.source, segment.grade, min(stood, end) - begin, min(tried, end) - begin
+                )
+            counters = self._sources.setdefault(segment.source, _Source())
+            counters.tokens += max(0, min(verified, end) - begin)
+            counters.accepted += max(0, min(stood, verified, end) - begin)
+            begin = end
+        if verified:
+            self.lengths[verified] += 1
+
+    def record(self, batch: int, rows: int, gained: int, seconds: float, proposing: float) -> None:
+        """A step in which every request generated: ``rows`` computed, ``gained`` tokens, its time without and that of
+        proposing.
+        """
+        plain = self.costs.plain(batch)
+        self.costs.record(batch, rows, seconds)
+        self.steps += 1
+        if rows > batch:
+            self.drafted_steps += 1
+            self._since_plain += 1
+        else:
+            self._since_plain = 0
+        if rows > batch or proposing:
+            if plain is not None:
+                self.ledger.drafted_step(gained / batch * plain, seconds + proposing, plain)
+        else:
+            self.ledger.plain_step(seconds)
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self.acceptance.forget(request_id)
+        for source in self._sources.values():
+            source.met.discard(request_id)
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _reason_against(self) -> str:
+        """Why no drafts are verified in this step, whatever is proposed; empty if there is no such reason."""
+        if self._plain is None or self._since_plain >= self.REFRESH:
+            return "measuring plain"
+        if self.ledger.suspended:
+            return "lost lately"
+        return ""
+
+    def _best(self, ranking: Chances, proposing: float = 0.0, doubt: float = 1.0) -> Plan:
+        return draft_plan.best(ranking, self._batch, self.costs, margin=self.MARGIN, proposing=proposing, doubt=doubt)
+
+    def _retry_plan(self, ranking: Chances) -> tuple[Plan, str]:
+        """Drafts are too dear at the measured costs; now and then what was measured is doubted."""
+        hopeful = self._best(ranking, doubt=0.5)
+        if hopeful.drafts and self._try_again():
+            hopeful.drafts = max(1, min(hopeful.drafts, self.costs.fewest_extra(self._batch) // 2))
+            return hopeful, "trying again"
+        return Plan(0, self._batch, self._plain or 1.0), "too dear" if hopeful.drafts else "unlikely to stand"
+
+    def _try_again(self) -> bool:
+        self._too_dear += 1
+        if self._too_dear < self._retry:
+            return False
+        self._too_dear = 0
+        self._retry = min(2 * self._retry, self.RETRY_MOST)
+        return True
+
+    def _ask_if_worthwhile(
+        self, proposer: Proposer, offers: list[Offer], open_offers: list[Offer]
+    ) -> tuple[list[Offer], int]:
+        """Compares the best step without this proposer with the best one with it, for a few numbers of tokens."""
+        assert self._plain is not None
+        source, limit = proposer.name, proposer.limit
+        chances = draft_plan.reach(offers, self.acceptance)
+        own = np.array([self.acceptance.chance(o.request.id, source, 0) for o in open_offers])
+        last = {id(o): chances[i, o.tokens - 1] for i, o in enumerate(offers) if o.segments}
+        reached = np.array([last.get(id(o), 1.0) for o in open_offers])
+        worth = reached * own >= self.REACH
+        if not worth.any():
+            self.choices[f"{source} not asked: unlikely to stand"] += 1
+            return [], 0
+        members = [o for o, is_worth in zip(open_offers, worth.tolist(), strict=True) if is_worth]
+        added = reached[worth, None] * own[worth, None] ** np.arange(1, limit + 1)
+        given = chances.ravel()
+        without = self._best(draft_plan.ranked(given)).rate * self.MARGIN
+
+        def best_count(doubt: float) -> int:
+            found, found_rate = 0, without
+            for count in sorted({*(c for c in COUNTS if c < limit), limit}):
+                seconds = doubt * self.asking.seconds(source, len(members), count, self._plain or 0.0)
+                ranking = draft_plan.ranked(np.concatenate((given, added[:, :count].ravel())))
+                plan = self._best(ranking, seconds, doubt)
+                if plan.rate > found_rate:
+                    found, found_rate = count, plan.rate
+            return found
+
+        if count := best_count(1.0):
+            return members, count
+        if (count := best_count(0.5)) and self._try_again():
+            return members, count
+        self.choices[f"{source} not asked: too dear"] += 1
+        return [], 0
+
+    def _chose(self, why: str, drafts: int, plan: Plan | None = None) -> None:
+        self.choices[why] += 1
+        if not self._why:
+            key = size_class(self._batch)
+            self._fruitless[key] = 0 if drafts else self._fruitless.get(key, 0) + 1
+        self.last = {"batch": self._batch, "drafts": drafts, "why": why}
+        if plan is not None and drafts and self._plain is not None:
+            self.drafts += drafts
+            gain = plan.rate * self._plain / self._batch
+            self.last |= {"expected_tokens": round(plan.tokens, 2), "expected_gain": round(gain, 3)}
+
+    # -- statistics ----------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, what was chosen and why, and what is known about costs (milliseconds) and acceptance."""
+        proposed = sum(s.tokens for s in self._sources.values())
+        accepted = sum(s.accepted for s in self._sources.values())
+        verified = sum(self.lengths.values())
+        return {
+            "steps": self.steps,
+            "drafted_steps": self.drafted_steps,
+            "proposed_tokens": proposed,
+            "accepted_tokens": accepted,
+            "acceptance_rate": accepted / proposed if proposed else 0.0,
+            # Tokens that a request gets from a step with drafts, the one that is always right among them.
+            "acceptance_length": 1 + accepted / verified if verified else 1.0,
+            "seconds_gained": round(self.ledger.gained, 3),
+            "proposers": {
+                name: {
+                    "asked": s.asked,
+                    "ms": round(1e3 * s.seconds / s.asked, 4) if s.asked else 0.0,
+                    "proposed_tokens": s.tokens,
+                    "accepted_tokens": s.accepted,
+                    "acceptance_rate": round(s.accepted / s.tokens, 4) if s.tokens else 0.0,
+                }
+                for name, s in self._sources.items()
+            },
+            "choices": dict(self.choices),
+            "lengths": {str(n): c for n, c in sorted(self.lengths.items())},
+            "last": self.last,
+            "step_ms": self.costs.table(),
+        }
