@@ -85,14 +85,15 @@ class SpeculationController:
     def ask(self, proposer: Proposer, offers: list[Offer]) -> tuple[list[Offer], int]:
         """The offers that a proposer should extend, and by how many tokens at most."""
         open_offers = [o for o in offers if o.room > o.tokens]
+        limit = min(proposer.limit, self.max_tokens)
         if not proposer.continues:
             open_offers = [o for o in open_offers if not o.segments]
         if self.always:
-            return open_offers, proposer.limit
+            return open_offers, limit
         if self._resting or not open_offers:
             return [], 0
         if proposer.free:  # also where nothing will be verified: it is learned whether it would have stood
-            return [o for o in open_offers if not o.segments], proposer.limit
+            return [o for o in open_offers if not o.segments], limit
         if self._why:
             return [], 0
         return self._ask_if_worthwhile(proposer, offers, open_offers)
@@ -218,7 +219,7 @@ class SpeculationController:
     ) -> tuple[list[Offer], int]:
         """Compares the best step without this proposer with the best one with it, for a few numbers of tokens."""
         assert self._plain is not None
-        source, limit = proposer.name, proposer.limit
+        source, limit = proposer.name, min(proposer.limit, self.max_tokens)
         chances = draft_plan.reach(offers, self.acceptance)
         own = np.array([self.acceptance.chance(o.request.id, source, 0) for o in open_offers])
         last = {id(o): chances[i, o.tokens - 1] for i, o in enumerate(offers) if o.segments}
