@@ -111,12 +111,12 @@ class Planner:
         self._wanted: dict[str, int] = {}
         self._since: dict[str, float] = {}
 
-    def needs(self, loads: Iterable[WorkerLoad], demand: Demand) -> dict[str, float]:
+    def needs(self, loads: Iterable[WorkerLoad], demand: Demand, waiting_tokens: int = 0) -> dict[str, float]:
         """Workers that each stage needs, as fractions of one."""
         config, costs = self.config, self.costs
         workers = [load for load in loads if not load.draining]
         chunk = max((w.max_batch_tokens for w in workers), default=2048)
-        backlog = sum(w.queued_prefill_tokens for w in workers) * costs.token_seconds(chunk)
+        backlog = (sum(w.queued_prefill_tokens for w in workers) + waiting_tokens) * costs.token_seconds(chunk)
         # A backlog within the target is what a queue is for.
         excess = max(backlog - 0.25 * config.ttft_target * max(len(workers), 1), 0.0)
         prefill = demand.prefill / config.prefill_use + excess / config.drain_s
@@ -136,9 +136,10 @@ class Planner:
         """Seconds of a decode step on a worker that is filled to its target."""
         return max(self.costs.d0, 0.7 * self.config.itl_target)
 
-    def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float) -> Plan:
+    def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float, *, waiting_tokens: int = 0) -> Plan:
+        """``waiting_tokens``: prompt tokens that wait in the gateways."""
         workers = [load for load in loads if not load.draining]
-        needs = self.needs(workers, demand)
+        needs = self.needs(workers, demand, waiting_tokens)
         if demand.requests > 1e-3:
             self._asked_at = now
         roles: dict[str, Role] = {w.worker: w.role for w in workers}

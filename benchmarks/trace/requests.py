@@ -1,0 +1,103 @@
+"""Traces in Mooncake's format: one JSON object a line, https://github.com/kvcache-ai/Mooncake (FAST25 release).
+
+``timestamp`` in milliseconds, ``input_length`` and ``output_length`` in tokens, ``hash_ids`` one per 512 tokens of prompt:
+equal ids mean equal prefixes. No text is in such a trace, and nothing of what was answered.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+BLOCK = 512  # tokens that one hash id stands for
+
+
+@dataclass(slots=True, frozen=True)
+class TraceRequest:
+    """``at`` in seconds from the trace's start; ``blocks`` are keys, the last one may stand for less than 512 tokens."""
+
+    id: str
+    at: float
+    prompt: int
+    output: int
+    blocks: tuple[bytes, ...]
+    tenant: str = ""
+
+
+def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
+    """Raises ValueError for a line that is not of the format."""
+    found = []
+    with path.open() as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(found) >= limit:
+                break
+            try:
+                row = json.loads(line)
+                blocks = tuple(_key(n) for n in row["hash_ids"])
+                request = TraceRequest(
+                    f"r{number}",
+                    row["timestamp"] / 1e3,
+                    max(1, row["input_length"]),
+                    max(1, row["output_length"]),
+                    blocks,
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}:{number} is not a line of a Mooncake trace: {error}") from error
+            found.append(request)
+    return sorted(found, key=lambda r: r.at)
+
+
+def write_trace(path: Path, rows: Iterable[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def synthetic_rows(
+    requests: int, *, seed: int = 0, rate: float = 3.0, turns: float = 4.0, share: float = 0.5
+) -> list[dict]:
+    """A small trace for tests: conversations that come back with a longer prompt, behind a common first block.
+
+    ``rate`` requests a second, about ``turns`` turns a conversation, ``share`` of the requests continue one.
+    """
+    draw = random.Random(seed)
+    rows, at, next_id = [], 0.0, 1
+    open_talks: list[list[int]] = []
+    for _ in range(requests):
+        at += draw.expovariate(rate)
+        if open_talks and draw.random() < share:
+            ids = open_talks.pop(draw.randrange(len(open_talks)))
+        else:
+            ids = [0]
+        grown = max(1, int(draw.lognormvariate(2.0, 0.8)))
+        ids = [*ids, *range(next_id, next_id + grown)]
+        next_id += grown
+        length = BLOCK * (len(ids) - 1) + draw.randint(1, BLOCK)
+        rows.append({"timestamp": int(at * 1000), "input_length": length,
+                     "output_length": max(1, int(draw.lognormvariate(5.3, 0.8))), "hash_ids": ids})  # fmt: skip
+        if draw.random() > 1.0 / turns:
+            # The last block was partial: the next turn has another one in its place.
+            open_talks.append(ids[:-1])
+    return rows
+
+
+def unlimited_hit_ratio(trace: list[TraceRequest]) -> float:
+    """Prompt tokens that a cache of unlimited size holds already when each request comes, over all prompt tokens."""
+    seen: set[bytes] = set()
+    hit = total = 0
+    for request in trace:
+        run = 0
+        for block in request.blocks:
+            if block not in seen:
+                break
+            run += 1
+        hit += min(run * BLOCK, request.prompt - 1)
+        total += request.prompt
+        seen.update(request.blocks)
+    return hit / max(total, 1)
+
+
+def _key(number: int) -> bytes:
+    return blake2b(int(number).to_bytes(8, "little"), digest_size=8).digest()
