@@ -10,9 +10,10 @@ _HIDDEN = {"__init__", "__main__"}
 
 
 def names() -> list[str]:
-    """Modules of this folder with a ``main``."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return [p.stem for p in files if p.stem not in _HIDDEN and "\ndef main(" in p.read_text()]
+    """Modules and packages of this folder with a ``main``."""
+    here = Path(__file__).parent
+    found = [(p.stem, p) for p in here.glob("*.py")] + [(p.parent.name, p) for p in here.glob("*/__init__.py")]
+    return sorted(name for name, path in found if name not in _HIDDEN and "\ndef main(" in path.read_text())
 
 
 def run(arguments: list[str]) -> int:

@@ -4,7 +4,7 @@ Step costs are those of NVIDIA Dynamo's mock engine, fitted there to an 8B model
 lib/mocker, perf_model: the polynomials of the default model)::
 
     prefill of n tokens, ms     4.209989e-07 n^2 + 1.518344e-02 n + 16.50142
-    decode, ms                  -25.74 u^2 + 54.01 u + 5.74           u = share of the KV cache held by running sequences
+    decode, ms                  -25.74 u^2 + 54.01 u + 5.74           u = share of the KV cache in use
 
 and a step that does both takes the sum. They are not ours: the router's cost model has another form and has to learn
 them. Simplifications, the same for every policy: a request is let into a worker only when its final length fits, so
@@ -40,6 +40,9 @@ class Job:
     cached: int = 0  # prompt tokens not computed
     computed: int = 0  # prompt tokens known to the worker, cached ones included
     fetched_at: float = 0.0  # when what is cached has arrived
+    began: float = -1.0  # its first chunk
+    prefilled: float = -1.0
+    landed: float = -1.0
     first: float = -1.0  # time of the first token
     done: float = -1.0
     published: int = 0  # blocks
@@ -188,6 +191,7 @@ class EngineModel:
             if job.computed < job.prompt:
                 continue
             self.prefilling.remove(job)
+            job.prefilled = now
             if not job.stays:
                 self.reserved -= job.prompt
                 found.prefilled.append(job)
@@ -232,6 +236,7 @@ class EngineModel:
                 break
             else:
                 self.reserved += need
+                job.began = now
                 self.prefilling.append(job)
         waiting.extend(self.queue)
         self.queue = waiting
@@ -251,7 +256,7 @@ class EngineModel:
             budget -= tokens
         return parts
 
-    # -- sums --------------------------------------------------------------------------------------------------------------
+    # -- sums ------------------------------------------------------------------------------------------------------
 
     def _decode_sum(self, k: int) -> float:
         """Seconds of the next k decode steps of the present batch; each step makes each context longer by one."""

@@ -10,7 +10,7 @@ from benchmarks.trace.requests import BLOCK, TraceRequest
 from benchmarks.trace.simulate import Cluster, ClusterSpec
 from serve_app.routing.admission import Admission, AdmissionConfig, Targets
 from serve_app.routing.costs import CostModel, CostPriors
-from serve_app.routing.fairness import FairQueue
+from serve_app.routing.fairness import FairConfig, FairQueue
 from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.planner import Demand, DemandMeter, Planner, PlannerConfig
 from serve_app.routing.router import Router, RouterConfig
@@ -44,6 +44,7 @@ class Product:
         admit: bool = True,
         window_s: float = 0.15,
         planner: PlannerConfig | None = None,
+        fair: FairConfig | None = None,
     ) -> None:
         self.name = name
         self.shared = True
@@ -53,6 +54,7 @@ class Product:
         self._router = router or RouterConfig(chunk_tokens=BLOCK)
         self._admit = admit
         self._window = window_s
+        self._fair = fair
         self._planner_config = planner or PlannerConfig(ttft_target=spec.ttft_target, itl_target=spec.itl_target)
         self._loads: dict[str, WorkerLoad] = {}
         self._next = 0
@@ -73,7 +75,7 @@ class Product:
             router = Router(
                 CostModel(priors), LocalityIndex(200_000), RouterConfig(**{**_fields(config), "seed": number})
             )
-            queue = FairQueue()
+            queue = FairQueue(self._fair, router.expected_cached)
             targets = Targets(spec.ttft_target if self._admit else None, spec.itl_target)
             admission = Admission(router, queue, AdmissionConfig(targets, window_s=self._window))
             self._gateways.append(_Gateway(router, queue, admission, DemandMeter()))

@@ -1,7 +1,7 @@
 """Traces in Mooncake's format: one JSON object a line, https://github.com/kvcache-ai/Mooncake (FAST25 release).
 
-``timestamp`` in milliseconds, ``input_length`` and ``output_length`` in tokens, ``hash_ids`` one per 512 tokens of prompt:
-equal ids mean equal prefixes. No text is in such a trace, and nothing of what was answered.
+``timestamp`` in milliseconds, ``input_length`` and ``output_length`` in tokens, ``hash_ids`` one per 512 tokens of
+prompt: equal ids mean equal prefixes. No text is in such a trace, and nothing of what was answered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 512  # tokens that one hash id stands for
 
 @dataclass(slots=True, frozen=True)
 class TraceRequest:
-    """``at`` in seconds from the trace's start; ``blocks`` are keys, the last one may stand for less than 512 tokens."""
+    """``at`` in seconds from the trace's start; ``blocks`` are keys, the last may stand for less than 512 tokens."""
 
     id: str
     at: float
@@ -67,10 +67,8 @@ def synthetic_rows(
     open_talks: list[list[int]] = []
     for _ in range(requests):
         at += draw.expovariate(rate)
-        if open_talks and draw.random() < share:
-            ids = open_talks.pop(draw.randrange(len(open_talks)))
-        else:
-            ids = [0]
+        goes_on = bool(open_talks) and draw.random() < share
+        ids = open_talks.pop(draw.randrange(len(open_talks))) if goes_on else [0]
         grown = max(1, int(draw.lognormvariate(2.0, 0.8)))
         ids = [*ids, *range(next_id, next_id + grown)]
         next_id += grown

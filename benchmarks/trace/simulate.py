@@ -1,7 +1,7 @@
 """The discrete-event simulation: a trace's arrivals, gateways with the product's policy code, modelled engines.
 
-What travels takes time as well: a worker's report reaches the gateways every ``report_s``; K/V crosses each worker's own
-link at ``link_bytes_s``, one transfer after the other.
+What travels takes time as well: a worker's report reaches the gateways every ``report_s``; K/V crosses each worker's
+own link at ``link_bytes_s``, one transfer after the other.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class ClusterSpec:
     link_bytes_s: float = 50e9  # host memory to GPU: PCIe 5.0 x16 as measured on H100 boards, one direction
     link_latency_s: float = 2e-3
     remote_bytes_s: float = 12.5e9  # from another node's pool: 100 Gbit/s
+    early_handover: bool = False  # chunks go over while prefill computes, or all at its end
     report_s: float = 0.1
     plan_s: float = 1.0
     gateways: int = 1
@@ -210,8 +211,15 @@ class Cluster:
             self._publish(job)
         for job in found.prefilled:
             target = self.workers[job.decode]
-            target.link_free = max(self.now, target.link_free) + self.spec.link_latency_s + job.prompt * self._token_s
-            self.at(target.link_free, "land", job)
+            seconds = self.spec.link_latency_s + job.prompt * self._token_s
+            if self.spec.early_handover:
+                # Chunks follow one another out of prefill; the last one can't leave before it is there.
+                target.link_free = max(job.began, target.link_free) + seconds
+                last = self.now + self.spec.link_latency_s + min(job.prompt, BLOCK) * self._token_s
+                job.landed = max(target.link_free, last)
+            else:
+                target.link_free = job.landed = max(self.now, target.link_free) + seconds
+            self.at(job.landed, "land", job)
         for job in found.started:
             self.result.ttft.append(job.first - job.at)
             self.result.cached_tokens += job.cached

@@ -5,7 +5,8 @@ A step's time is modelled as a sum over what it does (after DistServe's latency 
     seconds = p0·[prefills] + p1·n + p2·n·(c + n/2)  +  d0·[decodes] + d1·b + d2·k
 
 with n prompt tokens computed behind c tokens of context, and b sequences that decode with k tokens of context in all.
-The six numbers start as priors and follow the measured steps by recursive least squares on the relative error.
+The six numbers start as priors and follow the measured steps through a Kalman filter on the relative error: recursive
+least squares whose uncertainty grows a little with each sample, and never beyond that of the priors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from serve_app.routing.types import FetchSample, StepSample, Tier
 
 # Regression sees features of about one: a step of 1,000 prompt tokens, 10 sequences, 10,000 tokens of context.
 _SCALE = np.array([1.0, 1e3, 1e7, 1.0, 1e1, 1e5])
-_FORGET = 0.998  # a sample's weight after 350 others is one half
+_DRIFT = 3e-3  # how far a number may wander between two samples, as a share of its prior
 _FETCH_GAIN = 0.1
 
 
@@ -64,8 +65,9 @@ class CostModel:
         self.samples = 0
         self._theta = self.priors.coefficients() * _SCALE
         # How far the truth may be from the priors: a factor of about three, for each number by itself.
-        self._spread = np.diag((3.0 * self._theta) ** 2)
-        self._limit = np.trace(self._spread)
+        self._prior_spread = 3.0 * np.abs(self._theta) + 1e-12
+        self._spread = np.diag(self._prior_spread**2)
+        self._drift = np.diag((_DRIFT * self._theta) ** 2)
         self._error = 0.05  # relative, smoothed: what the model leaves unexplained
         self._fetch_latency = dict(self.priors.fetch_latency)
         self._fetch_token = dict(self.priors.fetch_token)
@@ -137,11 +139,14 @@ class CostModel:
         if self.samples > 50 and abs(innovation) > 20 * self._error:
             return  # a hiccup of the machine, not a property of the model
         spread_x = self._spread @ x
-        gain = spread_x / (self._error**2 + float(x @ spread_x))
+        noise = self._error**2
+        gain = spread_x / (noise + float(x @ spread_x))
         self._theta = self._theta + gain * innovation
-        self._spread = self._spread - np.outer(gain, spread_x)
-        if np.trace(self._spread) < _FORGET * self._limit:
-            self._spread = self._spread / _FORGET
+        # Joseph's form: stays symmetric and positive whatever is rounded.
+        keep = np.eye(6) - np.outer(gain, x)
+        spread = keep @ self._spread @ keep.T + noise * np.outer(gain, gain) + self._drift
+        shrink = np.minimum(1.0, self._prior_spread / np.sqrt(np.diag(spread)))
+        self._spread = spread * np.outer(shrink, shrink)
         self._error = max(0.02, 0.99 * self._error + 0.01 * min(1.0, abs(innovation)))
         self.samples += 1
 

@@ -8,13 +8,17 @@ one level above, by their shares, so that batch work always progresses and real-
 Locality within a bound, after the deficits of DLPM (arXiv 2501.14312): among tenants within ``slack`` tokens of the
 smallest counter, the request with the longest cached prefix goes first. For two tenants that both wait all the time,
 the difference of what they have been served stays within ``slack`` and two requests.
+
+A tenant's own requests go shortest first, by the tokens still to be computed, but a token of work is worth only so much
+time (``aging``): whoever has waited long enough goes before anything shorter that came later, so nobody starves.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from serve_app.routing.types import Priority, RouteRequest
 
@@ -27,14 +31,30 @@ class FairConfig:
     uncached_weight: float = 1.0
     cached_weight: float = 0.1
     output_weight: float = 2.0
+    aging: float = 20_000.0  # tokens of work that one second of waiting outweighs; infinite: first come, first served
     slack: float = 16_384.0  # weighted tokens that a tenant may be ahead for the sake of cached prefixes
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: RouteRequest
+    cached: int
 
 
 @dataclass(slots=True)
 class _Tenant:
     weight: float = 1.0
     counter: float = 0.0
-    waiting: OrderedDict[str, RouteRequest] = field(default_factory=OrderedDict)
+    waiting: dict[str, _Waiting] = field(default_factory=dict)
+    order: list[tuple[float, int, str]] = field(default_factory=list)  # heap; may name requests that have left
+    prompt_tokens: int = 0
+
+    @property
+    def head(self) -> _Waiting:
+        """Who is next. There must be somebody."""
+        while (found := self.waiting.get(self.order[0][2])) is None:
+            heappop(self.order)
+        return found
 
 
 @dataclass(slots=True)
@@ -64,6 +84,7 @@ class FairQueue:
         self._classes: dict[Priority, _Class] = {name: _Class() for name in self.config.shares}
         self._where: dict[str, tuple[Priority, str]] = {}
         self._charges: dict[str, _Charge] = {}
+        self._pushed = 0
 
     def __len__(self) -> int:
         return len(self._where)
@@ -89,9 +110,11 @@ class FairQueue:
             if kind.waiting and not front:
                 tenant.counter = max(tenant.counter, min(t.counter for t in kind.waiting.values()))
             kind.waiting[request.tenant] = tenant
-        tenant.waiting[request.id] = request
-        if front:
-            tenant.waiting.move_to_end(request.id, last=False)
+        cached = min(self._cached(request), request.prompt_tokens) if self._cached is not None else 0
+        tenant.waiting[request.id] = _Waiting(request, cached)
+        self._pushed += 1
+        heappush(tenant.order, (self._key(request, cached), self._pushed, request.id))
+        tenant.prompt_tokens += request.prompt_tokens
         kind.prompt_tokens += request.prompt_tokens
         self._where[request.id] = (request.priority, request.tenant)
 
@@ -102,10 +125,10 @@ class FairQueue:
             return None
         kind = self._classes[min(classes)[1]]
         floor = min(t.counter for t in kind.waiting.values())
-        request, cached = self._best(kind, floor)
-        self._take(request)
-        self._charge(request, cached)
-        return request
+        found = self._best(kind, floor)
+        self._take(found.request)
+        self._charge(found.request, found.cached)
+        return found.request
 
     def peek(self) -> RouteRequest | None:
         """What :meth:`pop` would give now."""
@@ -113,14 +136,14 @@ class FairQueue:
         if not classes:
             return None
         kind = self._classes[min(classes)[1]]
-        return self._best(kind, min(t.counter for t in kind.waiting.values()))[0]
+        return self._best(kind, min(t.counter for t in kind.waiting.values())).request
 
     def remove(self, request_id: str) -> RouteRequest | None:
         """Takes a waiting request out, uncharged: its client has left or its deadline has passed."""
         where = self._where.get(request_id)
         if where is None:
             return None
-        request = self._classes[where[0]].tenants[where[1]].waiting[request_id]
+        request = self._classes[where[0]].tenants[where[1]].waiting[request_id].request
         self._take(request)
         return request
 
@@ -145,7 +168,7 @@ class FairQueue:
         """
         kind = self._classes[request.priority]
         mine = kind.tenants.get(request.tenant)
-        own = sum(r.prompt_tokens for r in mine.waiting.values()) if mine else 0
+        own = mine.prompt_tokens if mine else 0
         weight = mine.weight if mine else 1.0
         floor = min((t.counter for t in kind.waiting.values()), default=0.0)
         counter = max(mine.counter if mine else floor, floor)
@@ -153,7 +176,7 @@ class FairQueue:
         for name, tenant in kind.waiting.items():
             if name != request.tenant:
                 credit = max(counter - tenant.counter, 0.0) + own / weight
-                total += min(sum(r.prompt_tokens for r in tenant.waiting.values()), int(credit * tenant.weight))
+                total += min(tenant.prompt_tokens, int(credit * tenant.weight))
         for name, other in self._classes.items():
             if name != request.priority and other.waiting:
                 shares = self.config.shares
@@ -174,25 +197,27 @@ class FairQueue:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _best(self, kind: _Class, floor: float) -> tuple[RouteRequest, int]:
+    def _best(self, kind: _Class, floor: float) -> _Waiting:
         if self._cached is None or len(kind.waiting) == 1:
-            tenant = min(kind.waiting.values(), key=lambda t: t.counter)
-            request = next(iter(tenant.waiting.values()))
-            return request, self._cached(request) if self._cached is not None else 0
+            return min(kind.waiting.values(), key=lambda t: t.counter).head
         near = [t for t in kind.waiting.values() if t.counter <= floor + self.config.slack]
-        heads = [(t, next(iter(t.waiting.values()))) for t in near]
-        _, request, cached = max(
-            ((-t.counter, r, self._cached(r)) for t, r in heads), key=lambda found: (found[2], found[0])
-        )
-        return request, cached
+        return max(near, key=lambda t: (t.head.cached, -t.counter)).head
+
+    def _key(self, request: RouteRequest, cached: int) -> float:
+        """Work against age: the order of two waiting requests never changes, so a heap will do."""
+        if self.config.aging == math.inf:
+            return request.arrived_at
+        return request.prompt_tokens - cached + self.config.aging * request.arrived_at
 
     def _take(self, request: RouteRequest) -> None:
         kind = self._classes[request.priority]
         tenant = kind.tenants[request.tenant]
         del tenant.waiting[request.id], self._where[request.id]
+        tenant.prompt_tokens -= request.prompt_tokens
         kind.prompt_tokens -= request.prompt_tokens
         if not tenant.waiting:
             del kind.waiting[request.tenant]
+            tenant.order.clear()
             self._trim(kind)
 
     def _cost(self, uncached: int, cached: int, output: int) -> float:

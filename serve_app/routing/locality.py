@@ -2,7 +2,7 @@
 
 A set-associative table, the layout of a processor's cache, because ten million Python objects would take gigabytes::
 
-    bucket = fingerprint mod buckets           8 ways a bucket
+    bucket = fingerprint mod buckets           16 ways a bucket
     way    = fingerprint u64 | holders 4 x u16 | stamp u32          20 bytes
 
 A key's fingerprint is its first eight bytes (keys are sha256, so uniform). A full bucket gives up its oldest way. A
@@ -17,11 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-WAYS = 8
+WAYS = 16
 HOLDERS = 4
 BYTES_PER_WAY = 8 + 2 * HOLDERS + 4
 _PLACES = np.arange(HOLDERS)
-_FILL = 0.8  # buckets fill unevenly: at 80 % a bucket of eight overflows for about one key in fifty
+_FILL = 0.8  # buckets fill unevenly: at 80 % about one key in forty finds its bucket full
 
 
 class LocalityIndex:

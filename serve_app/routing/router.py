@@ -34,6 +34,7 @@ class RouterConfig:
     sessions: int = 100_000
     split: bool = True  # False: prefill and decode always on the same worker
     strict_roles: bool = False  # True: prefill only on workers of that role, decode likewise
+    own_cache: bool = True  # workers keep blocks of their own between requests
     shared_pool: bool = True  # False: a worker has its own cache and nothing else
     early_handover: bool = False  # decode takes chunks while prefill computes
     jitter: float = 1e-3  # largest random addition to a price
@@ -103,7 +104,7 @@ class Router:
             self._sessions.move_to_end(request.session)
             while len(self._sessions) > self.config.sessions:
                 self._sessions.popitem(last=False)
-        holders = {prefill.name, decode.name}
+        holders = {prefill.name, decode.name} if self.config.own_cache else set()
         if self.config.shared_pool:
             holders |= {pool_holder(prefill.load.node), pool_holder(decode.load.node)}
         self.locality.add(request.keys, *holders)
@@ -267,6 +268,12 @@ class Router:
         )
 
     # -- the whole fleet ---------------------------------------------------------------------------------------------
+
+    def expected_cached(self, request: RouteRequest) -> int:
+        """Prompt tokens that some worker or pool probably holds."""
+        found = self.locality.match(request.keys)
+        most = max(request.prompt_tokens - 1, 0)
+        return min(max(found.values(), default=0) * self.config.chunk_tokens, most)
 
     def seconds_per_token(self) -> float:
         """One waiting prompt token's share of the time of all workers that prefill."""

@@ -1,0 +1,90 @@
+"""The index of who holds which prefix: a slow, exact one beside it."""
+
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.routing.locality import LocalityIndex
+
+HOLDERS = [f"w{i}" for i in range(4)]
+
+
+def chain(talk: int, length: int) -> list[bytes]:
+    return [sha256(b"%d %d" % (talk, at)).digest() for at in range(length)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), st.integers(0, 5), st.integers(1, 30),
+                          st.sampled_from(HOLDERS)), max_size=40))  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_it_agrees_with_a_dictionary_while_there_is_room(steps: list[tuple[str, int, int, str]]) -> None:
+    index, truth = LocalityIndex(10_000), {}
+    for kind, talk, length, holder in steps:
+        if kind == "add":
+            index.add(chain(talk, length), holder)
+            truth[talk, holder] = max(length, truth.get((talk, holder), 0))
+        else:
+            index.remove_holder(holder)
+            truth = {key: n for key, n in truth.items() if key[1] != holder}
+    for talk in range(6):
+        expected = {h: n for (t, h), n in truth.items() if t == talk}
+        assert index.match(chain(talk, 30)) == expected
+
+
+def test_a_match_ends_with_the_prompt_and_with_the_first_unknown_chunk() -> None:
+    index = LocalityIndex(1000)
+    index.add(chain(1, 10), "a")
+    index.add(chain(1, 4), "b")
+    assert index.match(chain(1, 6)) == {"a": 6, "b": 4}
+    assert index.match([*chain(1, 3), *chain(2, 3)]) == {"a": 3, "b": 3}
+    assert index.match(chain(2, 5)) == {}
+    index.discard(chain(1, 10)[7:], "a")
+    assert index.match(chain(1, 10)) == {"a": 7, "b": 4}
+
+
+def test_the_oldest_keys_go_and_the_size_in_bytes_never_grows() -> None:
+    index = LocalityIndex(2000)
+    size = index.nbytes
+    kept = chain(0, 20)
+    index.add(kept, "a")
+    for talk in range(1, 2000):
+        index.add(chain(talk, 5), "a")
+        if talk % 20 == 0:
+            assert index.match(kept) == {"a": 20}  # what is used stays
+    assert index.nbytes == size
+    assert len(index) <= 2000 / 0.8 + 8
+    assert index.match(chain(1, 5)) == {}
+
+
+def test_four_latest_holders_are_remembered() -> None:
+    index = LocalityIndex(100)
+    for name in "abcdef":
+        index.add(chain(1, 2), name)
+    assert set(index.match(chain(1, 2))) == set("cdef")
+    index.add(chain(1, 2), "d")
+    index.add(chain(1, 2), "g")
+    assert set(index.match(chain(1, 2))) == set("defg")
+
+
+def test_short_keys_and_bad_sizes() -> None:
+    index = LocalityIndex(10)
+    index.add([b"ab", b"cd"], "a")
+    assert index.match([b"ab", b"cd"]) == {"a": 2}
+    index.add([], "a")
+    assert index.match([]) == {}
+    with pytest.raises(ValueError, match="positive"):
+        LocalityIndex(0)
+
+
+def test_bytes_per_key() -> None:
+    """What docs/architecture.md states."""
+    index = LocalityIndex(100_000)
+    rng = np.random.default_rng(0)
+    keys = [rng.bytes(32) for _ in range(100_000)]
+    for at in range(0, len(keys), 50):
+        index.add(keys[at : at + 50], "a")
+    assert index.nbytes / 100_000 <= 26
+    found = sum(len(index.match([key])) for key in keys[::50])
+    assert found >= 0.95 * len(keys[::50])
