@@ -117,6 +117,10 @@ class EngineStage:
         """``{"id", "ids", "salt"}`` -> ``{"cached"}`` once the pool holds the K/V of all ``ids``."""
         return await self.run_on_worker(wire["id"], lambda worker: worker.prefill.remote(wire))
 
+    async def collect(self, wire: dict[str, Any]) -> list[list[Any]]:
+        """See :meth:`deployments.worker.EngineWorker.collect`; nothing while there is no worker."""
+        return await self.supervisor.call(lambda w: w.collect.remote(wire)) if self.supervisor.ready else []
+
     async def _generate(self, wire: dict[str, Any]) -> dict[str, Any]:
         return await self.run_on_worker(wire["id"], lambda worker: worker.generate.remote(wire))
 

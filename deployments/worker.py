@@ -22,6 +22,11 @@ from serve_app.channel.frames import InboxAddress
 INBOX_GRACE_S = 10.0
 
 
+# How long a gateway that has to ask for tokens waits for the first, and what it gets at once.
+COLLECT_WAIT_S = 1.0
+COLLECT_PERIOD_S = 0.05
+
+
 @dataclass(slots=True)
 class Running:
     """One request in this worker: what to tell its caller at the end, and where its tokens go meanwhile."""
@@ -145,6 +150,19 @@ class EngineWorker:
         finally:
             self._sender.close(request.id)
             self._forget(request.id)
+
+    async def collect(self, wire: dict[str, Any]) -> list[list[Any]]:
+        """For a gateway that the token channel does not reach: the tokens of request ``wire["id"]`` from
+        ``wire["offset"]`` on, as many as have come up, and what it says it has is forgotten. Waits a moment for the
+        first; empty where there is no such request.
+        """
+        self._sender.acknowledged([[wire["id"], wire["offset"], False]])
+        until = time.monotonic() + COLLECT_WAIT_S
+        while wire["id"] in self._requests and time.monotonic() < until:
+            await asyncio.sleep(COLLECT_PERIOD_S)
+            if items := self._sender.undelivered(wire["id"]):
+                return [item.to_wire() for item in items]
+        return []
 
     async def prefilled(self, request_id: str, told: dict[str, Any]) -> bool:
         """Says how the prefill that a request waits for has ended: what :meth:`prefill` returned, or ``{}``. False if

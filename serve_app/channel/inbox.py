@@ -91,6 +91,11 @@ class Stream:
             self._paused = True
             connection.send(frames.PAUSE, [self.stream_id])
 
+    @property
+    def connected(self) -> bool:
+        """Whether a worker has sent tokens of it over a connection that still stands."""
+        return self._source is not None and self._source.alive
+
     def fail(self, error: Exception) -> None:
         """Ends the stream; the reader gets what came before, then ``error``."""
         if self._error is None and not self.finished:
@@ -248,6 +253,10 @@ class _Connection(asyncio.Protocol):
         except BadFrame as error:
             log.warning("closing the channel of worker %s: %s", self.worker_id, error)
             self.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._transport is not None
 
     def close(self) -> None:
         transport, self._transport = self._transport, None

@@ -64,7 +64,11 @@ class Gateway:
         self.health = HealthMonitor(self.models, lambda m: call(m, "all_stats", {"stages": []}))
         self.paths = PathStore(home / "paths.sqlite3")
         self.generator = Generator(
-            self.inbox, lambda m, wire, stage: call(m, "generate", wire, stage), settings.max_inflight, self.paths
+            self.inbox,
+            lambda m, wire, stage: call(m, "generate", wire, stage),
+            settings.max_inflight,
+            self.paths,
+            None if ask_all is None else lambda m, wire, stage: ask_all(m, "collect", wire, stage),
         )
         self._subscriptions = Subscriptions(self.models, self.inbox, ask_all) if ask_all is not None else None
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)

@@ -32,6 +32,9 @@ log = logging.getLogger("ray.serve")
 # A request whose worker is lost goes on with another one from the tokens it already has.
 MAX_ATTEMPTS = 3
 NOBODY = Caller("")
+# A worker that is heard of sends over the channel; where that can't be opened, tokens are asked for instead.
+CHANNEL_PATIENCE_S = 1.0
+CHANNEL_CHECK_S = 2.0
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
 
@@ -68,7 +71,8 @@ class _Job:
 
 class Generator:
     """``call(model, wire, stage)`` runs a request on a replica of a stage ("": where requests go by themselves); it
-    raises :class:`WorkerGone` where a retry may help.
+    raises :class:`WorkerGone` where a retry may help. ``collect(model, wire, stage)`` asks all replicas of the stage
+    for tokens that the channel does not bring, and gives a list of each one's.
     """
 
     def __init__(
@@ -77,7 +81,9 @@ class Generator:
         call: Callable[[ServedModel, dict[str, Any], str], Any],
         max_inflight: int,
         paths: PathStore | None = None,
+        collect: Callable[[ServedModel, dict[str, Any], str], Any] | None = None,
     ) -> None:
+        self._collect = collect
         self._inbox = inbox
         self._call = call
         self._max_inflight = max_inflight
@@ -206,15 +212,36 @@ class Generator:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(wire["id"], start)
         call = asyncio.ensure_future(self._complete(job, wire, stream))
+        asking = asyncio.ensure_future(self._ask(job, stream)) if self._collect is not None else None
         try:
             async for item in stream:
                 yield _piece(item)
             await call
         finally:
             stream.close()
+            if asking is not None:
+                asking.cancel()
             if not call.done():
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
+
+    async def _ask(self, job: _Job, stream: Stream) -> None:
+        """While no connection brings the stream's tokens, fetches them by calls: slower, but no less right."""
+        assert self._collect is not None
+        await asyncio.sleep(CHANNEL_PATIENCE_S)
+        while not stream.finished:
+            fresh = 0
+            if not stream.connected:
+                wire = {"id": stream.stream_id, "offset": stream.next_offset}
+                try:
+                    for items in await self._collect(job.model, wire, job.dispatcher.hints(job.ticket)[0]):
+                        fresh += len(items)
+                        for item in items:
+                            stream.feed(TokenItem.from_wire(item))
+                except Exception as error:  # the call that carries the request's life says what is wrong
+                    log.info("tokens of %s can't be asked for: %s", stream.stream_id, type(error).__name__)
+            if not fresh:
+                await asyncio.sleep(CHANNEL_CHECK_S if stream.connected else CHANNEL_PATIENCE_S)
 
     async def _complete(self, job: _Job, wire: dict[str, Any], stream: Stream) -> None:
         try:

@@ -1,0 +1,72 @@
+"""A gateway that workers can't reach still streams: it asks for the tokens."""
+
+from __future__ import annotations
+
+import socket
+
+from ray import serve
+
+from serve_app.api.types import ChoiceDone, GenerateRequest, TextDelta, Usage
+from serve_app.catalog.load import load_catalog
+from serve_app.channel.frames import InboxAddress
+from serve_app.channel.inbox import TokenInbox
+from serve_app.engine.request import SamplingParams
+from serve_app.gateway.generate import Generator
+from serve_app.gateway.models import ServedModel, application_name
+from tests.e2e.conftest import CHAT, eos_id
+
+TOKENS = 3000
+
+
+class Unreachable(TokenInbox):
+    """Listens, but sends workers to a port where nobody does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = socket.socket()
+        self.closed.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+
+    @property
+    def address(self) -> InboxAddress:
+        real = super().address
+        return InboxAddress(real.host, self.closed.getsockname()[1], real.secret)
+
+
+async def test_tokens_come_by_calls_while_the_request_runs(stack):
+    catalog = load_catalog(stack.home)
+    record = catalog[CHAT]
+    model = ServedModel(record, record.serving["local"], catalog.source(CHAT), stack.home)
+    handle = serve.get_deployment_handle("Decode", application_name(CHAT))
+    ended = []
+
+    async def call(_: ServedModel, wire: dict, stage: str) -> dict:
+        result = await handle.generate.remote(wire)
+        ended.append(result)
+        return result
+
+    async def collect(_: ServedModel, wire: dict, stage: str) -> list:
+        return await handle.broadcast("collect", wire).results_async()
+
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0, logit_bias={eos_id(): -100.0})
+    request = GenerateRequest(CHAT, None, "def by_calls(tokens):", True, sampling)
+
+    async def ask(inbox: TokenInbox) -> tuple[str, Usage, int]:
+        await inbox.start()
+        generator = Generator(inbox, call, 100, collect=collect)
+        prepared, ids = await generator.prepare(model, request)
+        text, usage, early = "", None, 0
+        ended.clear()
+        async for event in generator.events(model, prepared, ids, b"a tenant"):
+            if isinstance(event, TextDelta):
+                text += event.text
+                early += not ended
+            elif not isinstance(event, ChoiceDone):
+                usage = event
+        await inbox.aclose()
+        return text, usage, early
+
+    text, usage, _ = await ask(TokenInbox())
+    asked, asked_usage, early = await ask(Unreachable())
+    assert asked == text and asked_usage.completion_tokens == usage.completion_tokens == TOKENS
+    # It did not wait for the end: several pieces came before.
+    assert early >= 2
