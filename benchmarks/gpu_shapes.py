@@ -1,0 +1,78 @@
+"""Checkpoints with random weights in the shapes of published models, written shard by shard."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHARD = 4 << 30  # bytes
+
+_LLAMA = {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+# class, configuration
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-8b": ("Llama", {
+        **_LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 16384,
+    }),
+    "qwen3-0.6b": ("Qwen3", {
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 16384,
+        "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+    }),
+    "tiny": ("Llama", {
+        **_LLAMA, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 4096,
+    }),
+}  # fmt: skip
+
+
+def write(name: str, folder: Path, device: str = "cpu") -> Path:
+    """The directory ``folder/name`` with a bfloat16 checkpoint; one that is complete is left as it is."""
+    import transformers
+    from safetensors.torch import save_file
+
+    path = folder / name
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    family, options = SHAPES[name]
+    config = getattr(transformers, f"{family}Config")(**options, bos_token_id=0, eos_token_id=None, pad_token_id=0)
+    config.architectures, config.dtype = [f"{family}ForCausalLM"], torch.bfloat16
+    with torch.device("meta"):
+        model = getattr(transformers, f"{family}ForCausalLM")(config)
+    config.save_pretrained(path)
+    generator = torch.Generator(device).manual_seed(0)
+    shard: dict[str, torch.Tensor] = {}
+    where: dict[str, str] = {}
+    size = total = 0
+
+    def flush() -> None:
+        nonlocal size
+        if shard:
+            file = f"model-{len(set(where.values())):05}.safetensors"
+            save_file(shard, path / file, metadata={"format": "pt"})
+        shard.clear()
+        size = 0
+
+    for parameter_name, like in model.named_parameters():  # a tied head is not among them
+        if like.ndim == 1:
+            tensor = torch.ones(like.shape, dtype=torch.bfloat16)
+        else:
+            noise = torch.randn(like.shape, generator=generator, device=device, dtype=torch.float32)
+            tensor = (noise * 0.02).to(torch.bfloat16).cpu()
+        if size == 0:
+            where[parameter_name] = f"model-{len(set(where.values())) + 1:05}.safetensors"
+        else:
+            where[parameter_name] = next(reversed(where.values()))
+        shard[parameter_name] = tensor
+        size += tensor.nbytes
+        total += tensor.nbytes
+        if size > SHARD:
+            flush()
+    flush()
+    index.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
+    return path

@@ -1,0 +1,261 @@
+"""What ``benchmarks/gpu.py`` measures, each side in a process of its own: prints one JSON object as its last line.
+
+python -m benchmarks.gpu_sides {machine,ours,transformers,parity} DEVICE MODEL_DIR OPTIONS_JSON
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+BORN = time.perf_counter()
+
+import torch  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(run: Callable[[], Any], device: str, rounds: int) -> float:
+    """Median of single runs after two that warm up."""
+    taken = []
+    for _ in range(rounds + 2):
+        synchronize(device)
+        started = time.perf_counter()
+        run()
+        synchronize(device)
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[2:])
+
+
+def machine(device: str, _: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """What the device can do at most, as torch measures it: bytes read per second, bfloat16 products per second."""
+    small = device == "cpu"
+    data = torch.zeros((1 << 24) if small else (1 << 31), dtype=torch.bfloat16, device=device)
+    target = torch.empty_like(data)
+    copy = 2 * data.nbytes / seconds(lambda: target.copy_(data), device, 10)
+    size = 512 if small else 8192
+    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
+    rate = 2 * size**3 / seconds(lambda: a @ b, device, 10)
+    found: dict[str, Any] = {"copy_gb_s": copy / 1e9, "matrix_tflops": rate / 1e12, "torch": torch.__version__}
+    if device == "cuda":
+        # A matrix times one vector reads as a decode step does.
+        matrix, vector = data.view(1 << 16, -1), torch.randn(1 << 15, device=device).to(torch.bfloat16)
+        read = data.nbytes / seconds(lambda: torch.mv(matrix, vector), device, 10)
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"mv_gb_s": read / 1e9, "name": properties.name, "memory_gb": properties.total_memory / 1e9,
+                  "cuda": torch.version.cuda}  # fmt: skip
+    import transformers
+
+    found |= {"transformers": transformers.__version__, "read_gb_s": max(found["copy_gb_s"], found.get("mv_gb_s", 0))}
+    try:
+        import triton
+
+        found["triton"] = triton.__version__
+    except ImportError:
+        found["triton"] = None
+    return found
+
+
+def prompts(lengths: list[int], vocab: int, seed: int) -> list[list[int]]:
+    """Random token ids; different seeds share no prefix."""
+    rng = random.Random(seed)
+    return [[rng.randrange(10, vocab) for _ in range(length)] for length in lengths]
+
+
+def mixed_lengths(count: int, scale: float) -> list[tuple[int, int]]:
+    """Prompt and answer lengths like ShareGPT's: log-normal with medians of about 110 and 150 tokens, long tails."""
+    rng = random.Random(5)
+
+    def draw(median: float, sigma: float, most: int) -> int:
+        return max(4, min(int(most * scale), int(scale * rng.lognormvariate(median, sigma))))
+
+    return [(draw(4.7, 1.1, 1024), draw(5.0, 0.8, 1024)) for _ in range(count)]
+
+
+class Ours:
+    """The engine as a worker builds it: graphs, overlap and cache size included."""
+
+    def __init__(self, device: str, path: Path, options: dict[str, Any]) -> None:
+        from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
+        from serve_app.models.load import load_causal_lm
+
+        self.device, self.count = device, 0
+        self.model = load_causal_lm(
+            path, device=device, max_model_len=options["context"], **options.get("load", {})
+        )  # fmt: skip
+        limits = EngineLimits(
+            max_batch_tokens=options["batch_tokens"], max_num_seqs=options["seqs"], max_model_len=options["context"]
+        )
+        if device == "cuda":
+            limits.kv_cache_bytes = gpu_cache_bytes(self.model, limits, 0.9)
+        self.engine = build_engine(self.model, limits)
+        self.vocab = min(self.model.vocab_size, 10000)
+
+    def run(self, wanted: list[tuple[list[int], int]]) -> dict[str, Any]:
+        """Runs (prompt, new tokens) pairs to their end; when which token was there, in seconds from the start."""
+        from serve_app.engine.request import Request, SamplingParams
+
+        self.engine.scheduler.blocks.clear_cache()
+        for prompt, new in wanted:
+            sampling = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
+            self.engine.add(Request(str(self.count), list(prompt), len(prompt), sampling, root=b"bench"))
+            self.count += 1
+        first: dict[str, float] = {}
+        tokens: dict[str, list[int]] = {}
+        started = time.perf_counter()
+        while self.engine.has_work:
+            for output in self.engine.step():
+                tokens.setdefault(output.request_id, []).extend(output.token_ids)
+                first.setdefault(output.request_id, time.perf_counter() - started)
+        return {
+            "seconds": time.perf_counter() - started,
+            "first": list(first.values()),
+            "tokens": list(tokens.values()),
+        }
+
+    def same(self, count: int, length: int, new: int, rounds: int) -> list[dict[str, Any]]:
+        return [
+            self.run([(p, new) for p in prompts([length] * count, self.vocab, 100 + number)])
+            for number in range(rounds)
+        ]
+
+
+def ours(device: str, path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    side = Ours(device, path, options)
+    side.run([(prompts([8], side.vocab, 1)[0], 2)])
+    report: dict[str, Any] = {"first_token_s": time.perf_counter() - BORN, "stages": side.model.report}
+    started = time.perf_counter()
+    while side.engine.runner.prepare():
+        pass
+    report["graphs_s"] = time.perf_counter() - started
+    report["graphs"] = getattr(side.engine.runner.forward, "captured", [])
+    rounds, kv = options["rounds"], side.model.kv_shape
+    weights = sum(f.stat().st_size for f in path.glob("*.safetensors"))
+    report |= {"weight_bytes": weights, "kv_token_bytes": kv.block_bytes // 32}
+    side.run([(p, 8) for p in prompts([64] * 8, side.vocab, 2)])  # warms up
+
+    new = options["single_new"]
+    runs = side.same(1, 128, new, rounds)
+    step = statistics.median((r["seconds"] - r["first"][0]) / (new - 1) for r in runs)
+    report["single"] = {"tokens_per_s": 1 / step, "step_ms": 1e3 * step}
+
+    new = options["together_new"]
+    runs = side.same(64 if device == "cuda" else 4, 128, new, rounds)
+    report["together"] = {"requests": len(runs[0]["tokens"]), "tokens_per_s": statistics.median(
+        sum(map(len, r["tokens"])) / r["seconds"] for r in runs)}  # fmt: skip
+
+    lengths = mixed_lengths(options["mixed"], 1.0 if device == "cuda" else 0.2)
+    inputs = prompts([n for n, _ in lengths], side.vocab, 3)
+    run = side.run([(p, new) for p, (_, new) in zip(inputs, lengths, strict=True)])
+    generated = sum(map(len, run["tokens"]))
+    report["saturated"] = {"requests": len(lengths), "prompt_tokens": sum(n for n, _ in lengths),
+                           "generated_tokens": generated, "tokens_per_s": generated / run["seconds"]}  # fmt: skip
+
+    count, length = options["prefill"]
+    runs = side.same(count, length, 1, rounds)
+    report["prefill"] = {"requests": count, "length": length,
+                         "tokens_per_s": statistics.median(count * length / r["seconds"] for r in runs)}  # fmt: skip
+    runs = side.same(32, 128, 4, rounds)
+    report["ttft_32"] = {
+        "p50_ms": 1e3 * statistics.median(t for r in runs for t in r["first"]),
+        "max_ms": 1e3 * statistics.median(max(r["first"]) for r in runs),
+    }
+    report["tokens"] = side.run([(p, 16) for p in prompts([40] * 4, side.vocab, 9)])["tokens"]
+    if device == "cuda":
+        report["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return report
+
+
+def transformers_side(device: str, path: Path, options: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    started = time.perf_counter()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(device).eval()
+    report: dict[str, Any] = {"load_s": time.perf_counter() - started}
+    vocab = min(model.config.vocab_size, 10000)
+
+    def generate(inputs: list[list[int]], new: int) -> list[list[int]]:
+        ids = torch.tensor(inputs, device=device)
+        with torch.inference_mode():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False, pad_token_id=0
+            )
+        return out[:, ids.shape[1] :].tolist()
+
+    generate(prompts([16], vocab, 1), 2)
+    report["first_token_s"] = time.perf_counter() - BORN
+    new = min(options["single_new"], 128)
+    started = time.perf_counter()
+    generate(prompts([128], vocab, 100), new)
+    report["single"] = {"tokens_per_s": new / (time.perf_counter() - started)}
+    report["tokens"] = [generate([p], 16)[0] for p in prompts([40] * 4, vocab, 9)]
+    new, count = options["together_new"], 64 if device == "cuda" else 4
+    inputs = prompts([128] * count, vocab, 100)
+    started = time.perf_counter()
+    generate(inputs, new)
+    report["generate"] = {"requests": count, "tokens_per_s": count * new / (time.perf_counter() - started)}
+    if device == "cpu":
+        report["generate_batch"] = {"error": "left out on a CPU, where it takes most of the memory for its cache"}
+        return report
+    config = GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    best = 0.0
+    try:
+        for _ in range(2):  # the second without what is compiled at first use
+            started = time.perf_counter()
+            answers = model.generate_batch(inputs=inputs, generation_config=config, progress_bar=False)
+            taken = time.perf_counter() - started
+            made = sum(len(a.generated_tokens) for a in answers.values())
+            if made < count * new:
+                raise RuntimeError(f"{made} of {count * new} tokens were generated")
+            best = max(best, made / taken)
+        report["generate_batch"] = {"requests": count, "tokens_per_s": best, "generated_tokens": made}
+    except Exception as error:  # its API is young: what it says is part of the result
+        report["generate_batch"] = {"error": f"{type(error).__name__}: {error}"[:300]}
+    return report
+
+
+def parity(device: str, _: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Greedy tokens of the pico model in float32: this device's engine, the CPU's, and transformers' ``generate``."""
+    from transformers import AutoModelForCausalLM
+
+    path = ROOT / "checkpoints" / "pico-instruct"
+    load = {"load": {"dtype": "float32"}, "context": 512, "batch_tokens": 64, "seqs": 8}
+    inputs = prompts([5, 40, 100, 3, 33, 64, 17, 90], 4000, 7)
+    sides = {}
+    for place in dict.fromkeys(("cpu", device)):
+        side = Ours(place, path, load)
+        while side.engine.runner.prepare():
+            pass
+        sides[place] = side.run([(p, 24) for p in inputs])["tokens"]
+        # In the order in which first tokens came; sorted, the same set either way.
+        sides[place].sort()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
+    model.generation_config.eos_token_id = None  # ours goes on behind it as well
+    wanted = []
+    for prompt in inputs:
+        ids = torch.tensor([prompt], device=device)
+        with torch.inference_mode():
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=0
+            )
+        wanted.append(out[0, len(prompt) :].tolist())
+    return {"equal_to_cpu": sides[device] == sides["cpu"], "equal_to_generate": sides[device] == sorted(wanted),
+            "prompts": len(inputs)}  # fmt: skip
+
+
+SIDES = {"machine": machine, "ours": ours, "transformers": transformers_side, "parity": parity}
+
+if __name__ == "__main__":
+    name, device, folder, raw = sys.argv[1:]
+    print("\n" + json.dumps(SIDES[name](device, Path(folder), json.loads(raw))))

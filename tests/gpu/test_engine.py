@@ -1,0 +1,67 @@
+"""On a GPU: the engine as a worker builds it, graphs and overlap included, gives the CPU's greedy tokens."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
+from serve_app.engine.graphs import DecodeGraphs
+from serve_app.engine.overlap import OverlapEngine
+from serve_app.models.load import load_causal_lm
+from tests import tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+PICO = Path(__file__).parents[2] / "checkpoints" / "pico-instruct"
+NEW_TOKENS = 24
+
+
+def prompts(vocab: int) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(10, vocab) for _ in range(rng.randrange(1, 150))] for _ in range(16)]
+
+
+def generate(path: Path, device: str, *, graphs: bool = True, **limits) -> list[list[int]]:
+    model = load_causal_lm(path, dtype="float32", device=device)
+    engine = build_engine(model, EngineLimits(max_batch_tokens=64, max_model_len=512, **limits))
+    if device == "cuda":
+        assert isinstance(engine, OverlapEngine) and isinstance(engine.runner.forward, DecodeGraphs)
+        while graphs and engine.runner.prepare():
+            pass
+    for index, prompt in enumerate(prompts(min(model.vocab_size, 4000))):
+        engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, ignore_eos=True))
+    outputs = tiny.run_all(engine)
+    if device == "cuda" and graphs:
+        assert engine.runner.forward.captured and engine.runner.forward.replays > 0
+    return [outputs[str(i)] for i in range(16)]
+
+
+def test_pico_gives_the_same_tokens_as_on_the_cpu():
+    expected = generate(PICO, "cpu")
+    assert generate(PICO, "cuda", max_num_seqs=8) == expected
+    assert generate(PICO, "cuda", max_num_seqs=8, graphs=False) == expected
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+def test_families_give_the_same_tokens_as_on_the_cpu(family, tmp_path):
+    path = tiny.write_checkpoint(tmp_path, family)
+    assert generate(path, "cuda", max_num_seqs=8) == generate(path, "cpu")
+
+
+def test_the_kernels_are_used(tmp_path):
+    model = load_causal_lm(tiny.write_checkpoint(tmp_path, "llama"), device="cuda")
+    assert model.report["lean"].startswith("fused layers, triton"), model.report
+
+
+def test_the_cache_takes_what_is_left():
+    model = load_causal_lm(PICO, device="cuda")
+    limits = EngineLimits(max_batch_tokens=256, max_model_len=512, max_num_seqs=8)
+    total = torch.cuda.mem_get_info()[1]
+    assert 0.1 * total < gpu_cache_bytes(model, limits, 0.3) < 0.3 * total
+    assert model.report["activations_mb"] >= 0
