@@ -42,8 +42,8 @@ def all_ready(url: str) -> bool:
         return False
 
 
-def memory_mib(pid: int) -> float:
-    """Proportional set size of a process and its descendants, in MiB: pages shared between them count once."""
+def descendants(pid: int) -> list[int]:
+    """A process and everything below it."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -52,10 +52,16 @@ def memory_mib(pid: int) -> float:
             except OSError:
                 continue
             parents.setdefault(parent, []).append(int(entry.name))
-    total, waiting = 0, [pid]
-    while waiting:
-        current = waiting.pop()
-        waiting += parents.get(current, [])
+    found = [pid]
+    for current in found:  # grows while it is walked
+        found += parents.get(current, [])
+    return found
+
+
+def memory_mib(pid: int) -> float:
+    """Proportional set size of a process and its descendants, in MiB: pages shared between them count once."""
+    total = 0
+    for current in descendants(pid):
         try:
             for line in Path(f"/proc/{current}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):

@@ -1,0 +1,220 @@
+"""The local stack under mixed traffic for as long as you like: no token lost or repeated, memory flat.
+
+    python -m benchmarks soak [--minutes 30 | --streams 1000] [--clients 32] [--kill-gateway 60] [--json]
+
+Clients ask greedy questions in a stream or at once, embed and rerank; one in five leaves in the middle. Every complete
+answer must equal the one that the quiet server gave first, and every stream that ends by itself must be complete. With
+``--kill-gateway S`` the gateway is killed every S seconds: streams then break (which is counted, not an error),
+clients come back, and what they get must be right again. Memory is the proportional set size of all processes, after a
+tenth of the time and at the end. Starts and ends its own server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.startup import MODEL, all_ready, descendants, memory_mib
+
+QUESTIONS = [
+    f"What does {name} do?" for name in ("itertools.chain", "math.sqrt", "json.dumps", "os.path.join", "re.sub")
+]
+TOKENS = (8, 48, 200)
+EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
+RERANK = "@cf/pico/pico-reranker"
+LEAVES = 0.2
+
+
+class Soak:
+    def __init__(self, url: str, key: str, seed: int) -> None:
+        self._run = f"{url}/client/v4/accounts/local/ai/run"
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._random = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[dict[str, Any]] = []
+        self._expected: dict[str, Any] = {}
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(headers=self._headers, timeout=120, limits=httpx.Limits(max_connections=500))
+
+    async def learn(self, client: httpx.AsyncClient) -> None:
+        """What each request is answered while nothing else runs."""
+        for question in QUESTIONS:
+            for tokens in TOKENS:
+                body = self._chat(question, tokens)
+                self._expected[json.dumps(body)] = (await self._ask(client, MODEL, body))["response"]
+        for model, body in self._others():
+            self._expected[json.dumps(body)] = await self._ask(client, model, body)
+
+    async def client_loop(self, client: httpx.AsyncClient, go_on: Any) -> None:
+        while go_on():
+            kind = self._random.random()
+            try:
+                if kind < 0.15:
+                    model, body = self._random.choice(self._others())
+                    self._check(body, await self._ask(client, model, body), "unary")
+                else:
+                    body = self._chat(self._random.choice(QUESTIONS), self._random.choice(TOKENS))
+                    if kind < 0.3:
+                        self._check(body, (await self._ask(client, MODEL, body))["response"], "unary")
+                    else:
+                        await self._stream(client, body)
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+                self.counts[f"refused {status}" if status else "broken connection"] += 1
+                await asyncio.sleep(0.2)
+
+    async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        leave_after = self._random.randrange(1, 20) if self._random.random() < LEAVES else None
+        text, finished, failed, frames = "", False, False, 0
+        async with client.stream("POST", f"{self._run}/{MODEL}", json={**body, "stream": True}) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    finished = True
+                elif line.startswith("data: "):
+                    frame = json.loads(line[6:])
+                    failed = failed or "errors" in frame
+                    text += frame.get("response") or ""
+                    frames += 1
+                    if leave_after is not None and frames >= leave_after:
+                        self.counts["left"] += 1
+                        return
+        if failed:
+            self.counts["honest error"] += 1
+        elif not finished:
+            self.counts["broken connection"] += 1
+        else:
+            self._check(body, text, "stream")
+
+    async def _ask(self, client: httpx.AsyncClient, model: str, body: dict[str, Any]) -> Any:
+        answer = await client.post(f"{self._run}/{model}", json=body)
+        answer.raise_for_status()
+        return answer.json()["result"]
+
+    def _check(self, body: dict[str, Any], got: Any, kind: str) -> None:
+        self.counts[kind] += 1
+        if not _same(got, self._expected[json.dumps(body)]):
+            self.counts["WRONG"] += 1
+            self.wrong.append({"body": body, "got": str(got)[:200]})
+
+    @staticmethod
+    def _chat(question: str, tokens: int) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": question}], "max_tokens": tokens, "temperature": 0}
+
+    @staticmethod
+    def _others() -> list[tuple[str, dict[str, Any]]]:
+        contexts = [{"text": "Return the square root of x."}, {"text": "Join two paths."}]
+        return [(EMBED, {"text": ["a sentence", "another"]}), (RERANK, {"query": "square root", "contexts": contexts})]
+
+
+def _same(got: Any, want: Any) -> bool:
+    """Equal; numbers may differ by rounding, since what shares a batch differs."""
+    if isinstance(want, float) and isinstance(got, float):
+        return abs(got - want) < 1e-3
+    if isinstance(want, list) and isinstance(got, list):
+        return len(got) == len(want) and all(map(_same, got, want))
+    if isinstance(want, dict) and isinstance(got, dict):
+        return got.keys() == want.keys() and all(_same(got[k], want[k]) for k in want if k != "usage")
+    return got == want
+
+
+def kill_gateway(server: int) -> bool:
+    """Kills the gateway replica's process among the server's descendants."""
+    for pid in descendants(server):
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if title.startswith(b"ray::ServeReplica:gateway"):
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False
+
+
+async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> dict[str, Any]:
+    run = Soak(url, key, options.seed)
+    async with run.client() as client:
+        await run.learn(client)
+        started = time.monotonic()
+        limit = options.minutes * 60
+        memory: dict[str, float] = {}
+        kills = 0
+
+        def share() -> float:
+            if options.streams:
+                return (run.counts["stream"] + run.counts["left"]) / options.streams
+            return (time.monotonic() - started) / limit
+
+        clients = [asyncio.ensure_future(run.client_loop(client, lambda: share() < 1)) for _ in range(options.clients)]
+        next_kill = options.kill_gateway
+        said = 0.0
+        while not all(c.done() for c in clients):
+            await asyncio.sleep(0.5)
+            if share() >= 0.1 and "after a tenth" not in memory:
+                memory["after a tenth"] = await asyncio.to_thread(memory_mib, server)
+            if options.kill_gateway and share() < 0.9 and time.monotonic() - started > next_kill:
+                kills += kill_gateway(server)
+                next_kill += options.kill_gateway
+            if share() - said >= 0.1:
+                said = share()
+                print(f"  {100 * said:3.0f} %  {dict(run.counts)}", file=sys.stderr, flush=True)
+        await asyncio.gather(*clients)
+        memory["at the end"] = await asyncio.to_thread(memory_mib, server)
+    seconds = time.monotonic() - started
+    return {
+        "benchmark": "soak",
+        "seconds": round(seconds, 1),
+        "counts": dict(run.counts),
+        "wrong": run.wrong[:5],
+        "gateway_kills": kills,
+        "memory_mib": {k: round(v) for k, v in memory.items()},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--streams", type=int, default=0, help="end after this many streams instead")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--kill-gateway", type=float, default=0, metavar="S", help="kill it every S seconds")
+    parser.add_argument("--port", type=int, default=8124)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args()
+    key = "benchmark-" + os.urandom(12).hex()
+    url = f"http://127.0.0.1:{options.port}"
+    environment = {**os.environ, "PORT": str(options.port), "SERVE_APP_API_KEY": key}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "serve_app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL
+    )
+    try:
+        while not all_ready(url):
+            if server.poll() is not None:
+                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
+            time.sleep(0.5)
+        found = asyncio.run(soak(options, url, key, server.pid))
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+    for name, value in found.items():
+        print(f"{name}: {value}")
+    if options.json:
+        print(json.dumps(found))
+    return 1 if found["counts"].get("WRONG") else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
