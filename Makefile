@@ -15,7 +15,7 @@ define step
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test lint format models bench lock clean
+.PHONY: help install install-dev serve test test-node lint format models bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ serve: $(RUNTIME)  ## serve on 127.0.0.1:8000 (PORT=... changes it); Ctrl-C ends
 test: $(DEV)  ## run the tests (ARGS="tests/engine -k draft" narrows them)
 	@$(PY) -m serve_app.catalog.fetch
 	@$(PY) -m pytest -q $(ARGS)
+
+test-node: $(DEV)  ## fetch the JavaScript clients (needs npm) and run their tests, which `make test` then runs too
+	$(call step,fetching JavaScript clients,npm ci --prefix tests/clients/node)
+	@$(PY) -m pytest -q tests/clients/test_node.py $(ARGS)
 
 lint: $(DEV)  ## ruff and mypy
 	@$(VENV)/bin/ruff check .

@@ -37,9 +37,10 @@ class EncoderWorker:
         progress("ready")
 
     async def encode(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """``{"ids", "lengths", "types"?, "pooling"?, "normalize"?, "dimensions"?}``, arrays as int32 bytes, all
-        sequences one after the other -> ``{"shape", "data"}`` with float32 bytes, or ``{"error"}`` for input the model
-        refuses."""
+        """``{"ids", "lengths", "types"?, "pooling"?, "normalize"?, "dimensions"?, "heads"?}``, arrays as int32 bytes,
+        all sequences one after the other -> ``{"shape", "data"}`` with float32 bytes (with ``heads`` ``{"sizes",
+        "width", "data"}``, rows of their own lengths that begin with a vector of that width), or ``{"error"}`` for
+        input that the model refuses."""
         from serve_app.engine.encode_types import EncodeError
 
         lengths = np.frombuffer(wire["lengths"], np.int32)
@@ -52,12 +53,17 @@ class EncoderWorker:
             for name, field in (("pooling", "pooling"), ("normalize", "normalise"), ("dimensions", "dimensions"))
             if wire.get(name) is not None
         }
+        if wire.get("heads"):
+            changes["heads"] = tuple(wire["heads"])
         try:
             future = self._batcher.submit(sequences, replace(readout, **changes), type_ids=types)
         except EncodeError as refused:
             return {"error": str(refused)}
         # Cancelling the await cancels the future, which frees the queue.
         rows = await asyncio.wrap_future(future)
+        if isinstance(rows, list):
+            sizes = np.array([len(row) for row in rows], np.int32).tobytes()
+            return {"sizes": sizes, "width": self._model.dimensions, "data": np.concatenate(rows).tobytes()}
         return {"shape": list(rows.shape), "data": np.ascontiguousarray(rows, np.float32).tobytes()}
 
     async def info(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.api import asked, messages, sampling, thinking, workers_ai
+from serve_app.api import asked, messages, multi_vector, sampling, thinking, workers_ai
 from serve_app.api.types import ModelLimits
 
 Schema = dict[str, Any]
@@ -256,14 +256,23 @@ def _embed_input() -> Schema:
         ],
     }
     pooling = _field("string", "How token vectors become one.", enum=["mean", "cls"])
-    asked = {
+    readings = {
+        "return_dense": _field("boolean", "The vector of the text.", default=True),
+        "return_sparse": _field("boolean", "lexical_weights, where the model has them.", default=False),
+        "return_colbert_vecs": _field("boolean", "A vector per token, where the model has them.", default=False),
+    }
+    weight = {"type": "number", "minimum": 0, "maximum": 1e6}
+    scored = {
         "query": _field("string", "Scores contexts against this."),
         "contexts": _contexts(),
         "pooling": pooling,
+        "score_mode": _field("string", "What scores compare.", enum=list(multi_vector.MODES), default="dense"),
+        "score_weights": _field("array", "Of dense, sparse and colbert in all.", items=weight, minItems=3, maxItems=3),
+        **readings,
     }
     return {
         "type": "object",
-        "oneOf": [_object({"text": text, "pooling": pooling}, ["text"]), _object(asked, ["contexts"])],
+        "oneOf": [_object({"text": text, "pooling": pooling, **readings}, ["text"]), _object(scored, ["contexts"])],
     }
 
 

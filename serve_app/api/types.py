@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from serve_app.api.multi_vector import WEIGHTS, ScoreMode
 from serve_app.engine.request import SamplingParams
 
 
@@ -74,13 +75,14 @@ class GenerateRequest(Asked):
     show_reasoning: bool = True
 
 
+TokenHead = Literal["sparse", "colbert"]
 EmbedForm = Literal["text", "contexts", "scores"]
 
 
 @dataclass(slots=True)
 class EmbedRequest(Asked):
     """``form`` says how to answer: vectors of texts, vectors of contexts, or scores of ``texts[1:]`` against
-    ``texts[0]``."""
+    ``texts[0]``, by ``score_mode``. ``heads``: what is wanted of each token besides, where the model has it."""
 
     model: str
     texts: list[str]
@@ -88,6 +90,10 @@ class EmbedRequest(Asked):
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     form: EmbedForm = "text"
+    heads: tuple[TokenHead, ...] = ()
+    return_dense: bool = True
+    score_mode: ScoreMode = "dense"
+    score_weights: tuple[float, ...] = WEIGHTS
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from typing import Any
 from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput, LoraUnsupported
-from serve_app.api.fields import boolean, choice, integer, objects, refuse, string, text, texts
+from serve_app.api.fields import boolean, choice, integer, number, objects, refuse, string, text, texts
 from serve_app.api.messages import parse_messages, parse_tool_choice, parse_tools
+from serve_app.api.multi_vector import MODES, WEIGHTS
 from serve_app.api.sampling import (
     parse_chat_logprobs,
     parse_n,
@@ -97,10 +98,14 @@ def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool
     body, asked = _open(body, queue_request)
     pooling = choice(body, "pooling", ("mean", "cls"))
     boolean(body, "truncate_inputs")
+    asked |= _readings(body)
     if body.get("contexts") is not None:
         found = _contexts(body["contexts"])
         query = string(body, "query")
         if query:
+            mode = choice(body, "score_mode", MODES) or "dense"
+            asked |= {"score_mode": mode, "score_weights": _weights(body.get("score_weights")), "return_dense": True}
+            asked["heads"] = {"all": ("sparse", "colbert"), "dense": ()}.get(mode, (mode,))
             return EmbedRequest(model, [query, *found], pooling, form="scores", **asked)  # type: ignore[arg-type]
         return EmbedRequest(model, found, pooling, form="contexts", **asked)  # type: ignore[arg-type]
     value = body.get("text")
@@ -113,6 +118,29 @@ def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool
     if not all(found):
         raise InvalidInput("text must not be empty.", param="text")
     return EmbedRequest(model, found, pooling, **asked)  # type: ignore[arg-type]
+
+
+def _readings(body: dict[str, Any]) -> dict[str, Any]:
+    """What to return of each text, in FlagEmbedding's words; the dense vector unless told otherwise."""
+    flags = (("sparse", "return_sparse"), ("colbert", "return_colbert_vecs"))
+    heads = tuple(head for head, name in flags if boolean(body, name))
+    dense = boolean(body, "return_dense") is not False
+    if not dense and not heads:
+        raise InvalidInput(
+            "return_dense is false and nothing else is asked for; set one to true.", param="return_dense"
+        )
+    return {"heads": heads, "return_dense": dense}
+
+
+def _weights(value: Any) -> tuple[float, ...]:
+    if value is None:
+        return WEIGHTS
+    named = {str(i): item for i, item in enumerate(value)} if isinstance(value, list) and len(value) == 3 else {}
+    found = [number(named, key, 0, 1e6) for key in named]
+    if len(found) != 3 or any(item is None for item in found) or not sum(item or 0.0 for item in found):
+        message = "score_weights must be three numbers, not all 0: of the dense, sparse and colbert scores."
+        raise InvalidInput(message, param="score_weights")
+    return tuple(item or 0.0 for item in found)
 
 
 def parse_rerank(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> RerankRequest:

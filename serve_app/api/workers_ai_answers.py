@@ -12,6 +12,7 @@ import orjson
 from serve_app.api import sse
 from serve_app.api.collect import collect, join_call
 from serve_app.api.errors import ApiError, as_api_error, envelope, success
+from serve_app.api.multi_vector import Reading, scores
 from serve_app.api.openai_answers import chat_choices, chat_logprobs, close, usage_json
 from serve_app.api.types import (
     ChoiceDone,
@@ -118,17 +119,18 @@ async def stream_generate(request: GenerateRequest, events: AsyncIterator[Event]
         await bodies.aclose()
 
 
-def render_embed(request: EmbedRequest, vectors: np.ndarray, usage: Usage) -> dict[str, Any]:
-    """``vectors``: float array [n, d]. The form ``scores`` gives cosine similarities of the contexts to the
-    query."""
-    vectors = np.asarray(vectors, dtype=np.float32)
+def render_embed(request: EmbedRequest, reading: Reading, usage: Usage) -> dict[str, Any]:
+    """Vectors, and what else was asked for; the form ``scores`` gives the contexts' scores, best first."""
     counted = _input_usage(usage)
     if request.form == "scores":
-        unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return success({"response": _ranked((unit[1:] @ unit[0]).tolist(), None), "usage": counted})
-    key = "response" if request.form == "contexts" else "data"
-    shape = list(vectors.shape)
-    return success({"shape": shape, key: vectors.tolist(), "pooling": request.pooling or "mean", "usage": counted})
+        found = scores(reading, request.score_mode, request.score_weights)
+        return success({"response": _ranked(found, None), "usage": counted})
+    answer: dict[str, Any] = {}
+    if request.return_dense:
+        key = "response" if request.form == "contexts" else "data"
+        dense = np.asarray(reading.dense, dtype=np.float32)
+        answer = {"shape": list(dense.shape), key: dense.tolist(), "pooling": request.pooling or "mean"}
+    return success({**answer, **reading.json(), "usage": counted})
 
 
 def render_rerank(request: RerankRequest, scores: Iterable[float], usage: Usage) -> dict[str, Any]:

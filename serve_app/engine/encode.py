@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -42,8 +43,8 @@ class _Call:
     type_ids: list[Ids] | None
     readout: Readout
     waiting: deque[int]  # indices into sequences, shortest first, so that a step takes equal lengths
-    future: Future[Rows] = field(default_factory=Future)
-    rows: Rows | None = None
+    future: Future[Any] = field(default_factory=Future)
+    rows: Any = None  # an array, or with token heads a list of rows
     left: int = 0
     tokens_waiting: int = 0
 
@@ -74,11 +75,12 @@ class EncodeBatcher:
         readout: Readout | None = None,
         *,
         type_ids: Sequence[Ids] | None = None,
-    ) -> Future[Rows]:
+    ) -> Future[Any]:
         """Queues token id sequences (special tokens included), each [n] int32; ``type_ids`` are the segments
         of pairs.
 
-        The future gives [n, d] float32 vectors or [n] scores in the order of ``sequences``. Cancelling it
+        The future gives [n, d] float32 vectors or [n] scores in the order of ``sequences``, with token heads a
+        list of n rows (see :class:`Readout`). Cancelling it
         frees the queue. Raises :class:`SequenceTooLong`, :class:`EncodeError` for other unusable input,
         :class:`EncoderClosed`.
         """
@@ -130,6 +132,8 @@ class EncodeBatcher:
         if (readout.pooling == "score") != (model.readout.pooling == "score"):
             usual = model.readout.pooling
             raise EncodeError(f"this model does not give {readout.pooling!r}; its readout is {usual!r}")
+        if reason := model.lacks(readout.heads) if readout.heads else "":
+            raise EncodeError(reason)
         if readout.dimensions is not None and not 1 <= readout.dimensions <= model.dimensions:
             raise EncodeError(f"dimensions is {readout.dimensions}; this model takes 1 to {model.dimensions}")
         for i, ids in enumerate(sequences):
@@ -213,16 +217,22 @@ class EncodeBatcher:
             stats.busy_s += spent
         for (call, index), row in zip(picked, rows, strict=True):
             if call.rows is None:
-                call.rows = np.empty((len(call.sequences), rows.shape[1]), np.float32)
+                count = len(call.sequences)
+                call.rows = [row] * count if call.readout.heads else np.empty((count, len(row)), np.float32)
             call.rows[index] = row
             call.left -= 1
             if call.left:
                 continue
             if call.future.set_running_or_notify_cancel():
-                call.future.set_result(call.readout.finish(call.rows))
+                call.future.set_result(self._finish(call))
             else:
                 with self._changed:
                     self._stats.cancelled_calls += 1
+
+    def _finish(self, call: _Call) -> Any:
+        if call.readout.heads:
+            return call.readout.finish_long(call.rows, self.model.dimensions)
+        return call.readout.finish(call.rows)
 
     def _fail(self, calls: set[_Call], cause: BaseException) -> None:
         with self._changed:
@@ -269,4 +279,5 @@ def _build(picked: list[tuple[_Call, int]]) -> EncodeBatch:
         type_ids=np.concatenate(kinds),
         lengths=np.array([len(s) for s in sequences], np.int64),
         pooling=[call.readout.pooling for call, _ in picked],
+        heads=[call.readout.heads for call, _ in picked] if any(call.readout.heads for call, _ in picked) else [],
     )

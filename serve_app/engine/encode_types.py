@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.float32]
 Pooling = Literal["mean", "cls", "last", "score"]
+TokenHead = Literal["sparse", "colbert"]
 
 
 class EncodeError(ValueError):
@@ -39,13 +40,15 @@ class Readout:
 
     ``pooling`` is ``mean``, ``cls``, ``last`` for vectors or ``score`` for a reranker's logit. ``normalise``
     scales vectors to unit L2 length; ``dimensions`` keeps the first values only (before normalising, as
-    Matryoshka models are trained). ``sigmoid`` maps a score's logit to (0, 1).
+    Matryoshka models are trained). ``sigmoid`` maps a score's logit to (0, 1). With ``heads`` a row goes on behind the
+    vector with what these heads say of each token (see ``serve_app.models.token_heads``).
     """
 
     pooling: Pooling = "mean"
     normalise: bool = True
     dimensions: int | None = None
     sigmoid: bool = True
+    heads: tuple[TokenHead, ...] = ()
 
     def finish(self, rows: Rows) -> Rows:
         """Pooled rows [n, d] float32 -> what the caller gets: [n, dimensions or d], or scores [n]."""
@@ -58,18 +61,24 @@ class Readout:
             return rows.copy()
         return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
+    def finish_long(self, rows: list[Rows], width: int) -> list[Rows]:
+        """The same for rows that go on behind a vector of ``width`` values: what follows it stays as it is."""
+        return [np.concatenate([self.finish(row[None, :width])[0], row[width:]]) for row in rows]
+
 
 @dataclass(slots=True)
 class EncodeBatch:
     """Sequences of one forward pass, shortest first, concatenated without padding.
 
-    ``ids`` and ``type_ids`` are [T] int32; ``lengths`` [R] int64 sums to T; ``pooling`` has R entries.
+    ``ids`` and ``type_ids`` are [T] int32; ``lengths`` [R] int64 sums to T; ``pooling`` has R entries, and so has
+    ``heads`` unless no sequence wants any.
     """
 
     ids: Ids
     type_ids: Ids
     lengths: npt.NDArray[np.int64]
     pooling: list[Pooling]
+    heads: list[tuple[TokenHead, ...]] = field(default_factory=list)
 
 
 class Encoder(Protocol):
@@ -81,8 +90,13 @@ class Encoder(Protocol):
     dimensions: int
     readout: Readout
 
-    def forward(self, batch: EncodeBatch) -> Rows:
-        """Pooled rows [R, d] float32, neither cut nor normalised; [R, 1] logits for a reranker."""
+    def forward(self, batch: EncodeBatch) -> Rows | list[Rows]:
+        """Pooled rows [R, d] float32, neither cut nor normalised; [R, 1] logits for a reranker. With heads in the
+        batch R rows of their own lengths."""
+        ...
+
+    def lacks(self, heads: tuple[TokenHead, ...]) -> str:
+        """Why the model cannot give all of ``heads``; empty if it can."""
         ...
 
     def padded_tokens(self, lengths: npt.NDArray[np.int64]) -> int:

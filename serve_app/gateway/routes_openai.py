@@ -89,8 +89,8 @@ class OpenAIRoutes:
         name, body = openai.model_of(await self._exchange.body(request))
         model = self._exchange.model(request, name, ("text-embeddings",))
         parsed = with_headers(openai.parse_embeddings(body), request.headers)
-        vectors, usage = await self._exchange.gateway.encoder.embed(model, parsed)
-        return json_answer(openai_answers.render_embeddings(parsed, vectors, usage))
+        reading, usage = await self._exchange.gateway.encoder.embed(model, parsed)
+        return json_answer(openai_answers.render_embeddings(parsed, reading.dense, usage))
 
     async def models(self, request: Request) -> Response:
         return json_answer(self._exchange.gateway.openai_models())

@@ -13,10 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from serve_app.engine.encode_types import EncodeBatch, Pooling, Readout, Rows
+from serve_app.engine.encode_types import EncodeBatch, Pooling, Readout, Rows, TokenHead
 from serve_app.models import encoder_attention
 from serve_app.models.load import UnsupportedModel, read_config, require_safetensors
 from serve_app.models.pooling import pool, read_pooling
+from serve_app.models.token_heads import TokenHeads, load_token_heads
 
 Task = Literal["embeddings", "reranker"]
 
@@ -45,13 +46,25 @@ class EncoderModel:
     first_position: int
     pad_id: int
     device: torch.device
+    heads: TokenHeads = field(default_factory=TokenHeads)
     report: dict[str, Any] = field(default_factory=dict)
 
     @torch.inference_mode()
-    def forward(self, batch: EncodeBatch) -> Rows:
-        """Pooled rows [R, dimensions] float32, neither cut nor normalised; for a reranker logits [R, 1]."""
-        run = self._run_flat if self.flat else self._run_padded
-        return run(batch).float().cpu().numpy()
+    def forward(self, batch: EncodeBatch) -> Rows | list[Rows]:
+        """Pooled rows [R, dimensions] float32, neither cut nor normalised; for a reranker logits [R, 1]. With heads in
+        the batch R rows that go on with what the heads say."""
+        found = self._run_flat(batch) if self.flat else self._run_padded(batch)
+        if isinstance(found, list):
+            return [row.float().cpu().numpy() for row in found]
+        return found.float().cpu().numpy()
+
+    def lacks(self, heads: tuple[TokenHead, ...]) -> str:
+        """Why the model cannot give all of ``heads``; empty if it can."""
+        for head in heads:
+            if head not in self.heads.linears:
+                reason = self.heads.refused.get(head, "its checkpoint has no such head")
+                return f"this model does not give {head} output: {reason}"
+        return ""
 
     def padded_tokens(self, lengths: npt.NDArray[np.int64]) -> int:
         """Token positions a pass over ``lengths`` (ascending) computes."""
@@ -59,7 +72,7 @@ class EncoderModel:
             return int(lengths.sum())
         return sum((end - start) * int(lengths[end - 1]) for start, end in _padding_runs(lengths))
 
-    def _run_flat(self, batch: EncodeBatch) -> Tensor:
+    def _run_flat(self, batch: EncodeBatch) -> Tensor | list[Tensor]:
         lengths = batch.lengths.tolist()
         starts = np.repeat(np.cumsum(batch.lengths) - batch.lengths, batch.lengths)
         positions = np.arange(len(batch.ids), dtype=np.int64) - starts + self.first_position
@@ -74,14 +87,29 @@ class EncoderModel:
         hidden = _base(self.module)(**inputs).last_hidden_state[0]
         sizes = self._tensor(batch.lengths)
         if self.task == "embeddings":
-            return pool(hidden, sizes, batch.pooling)
+            return self._read(hidden, sizes, batch.pooling, batch.heads)
         return _classify(self.module, hidden[sizes.cumsum(0) - sizes])
 
-    def _run_padded(self, batch: EncodeBatch) -> Tensor:
-        bounds = np.concatenate([[0], np.cumsum(batch.lengths)])
-        return torch.cat([self._run_block(batch, bounds, start, end) for start, end in _padding_runs(batch.lengths)])
+    def _read(
+        self, hidden: Tensor, sizes: Tensor, pooling: list[Pooling], heads: list[tuple[TokenHead, ...]]
+    ) -> Tensor | list[Tensor]:
+        """Hidden states [T, H] of sequences of ``sizes`` tokens -> their rows."""
+        pooled = pool(hidden, sizes, pooling)
+        if not heads:
+            return pooled
+        told = self.heads.read(hidden, sizes.tolist(), heads)
+        return [torch.cat([row.float(), more]) for row, more in zip(pooled, told, strict=True)]
 
-    def _run_block(self, batch: EncodeBatch, bounds: npt.NDArray[np.int64], start: int, end: int) -> Tensor:
+    def _run_padded(self, batch: EncodeBatch) -> Tensor | list[Tensor]:
+        bounds = np.concatenate([[0], np.cumsum(batch.lengths)])
+        blocks = [self._run_block(batch, bounds, start, end) for start, end in _padding_runs(batch.lengths)]
+        if batch.heads:
+            return [row for block in blocks for row in block]
+        return torch.cat(blocks)  # type: ignore[arg-type]
+
+    def _run_block(
+        self, batch: EncodeBatch, bounds: npt.NDArray[np.int64], start: int, end: int
+    ) -> Tensor | list[Tensor]:
         lengths = batch.lengths[start:end]
         mask = np.arange(lengths.max())[None, :] < lengths[:, None]
         ids = np.full(mask.shape, self.pad_id, np.int64)
@@ -95,7 +123,7 @@ class EncoderModel:
         if self.task == "reranker":
             return self.module(**inputs).logits
         hidden = self.module(**inputs).last_hidden_state
-        return pool(hidden[attended], self._tensor(lengths), batch.pooling[start:end])
+        return self._read(hidden[attended], self._tensor(lengths), batch.pooling[start:end], batch.heads[start:end])
 
     def _tensor(self, array: npt.NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -151,6 +179,8 @@ def load_encoder(
         pad_id=config.pad_token_id if config.pad_token_id is not None else 0,
         device=torch.device(device),
     )
+    if task == "embeddings":
+        model.heads = load_token_heads(path, config.hidden_size, next(module.parameters()).dtype, model.device)
     flat_reason = _try_flat(model)
     model.report = {
         "load_s": round(loaded - started, 2),
@@ -263,7 +293,7 @@ def _pack(model: EncoderModel) -> dict[str, Any]:
     return {"linears": packed}
 
 
-def _differs(expected: Rows, found: Rows, model: EncoderModel) -> str:
+def _differs(expected: Any, found: Any, model: EncoderModel) -> str:
     scale = float(np.abs(expected).max()) or 1.0
     error = float(np.abs(expected - found).max()) / scale
     # bfloat16 keeps 8 bits: more than rounding over a few layers is a wrong result.

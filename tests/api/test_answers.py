@@ -19,6 +19,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from serve_app.api import openai, openai_answers, sse, workers_ai, workers_ai_answers
 from serve_app.api.collect import merge
 from serve_app.api.errors import ContextTooLong, OutOfCapacity, UnknownModel, response_parts
+from serve_app.api.multi_vector import Reading
 from serve_app.api.types import ChoiceDone, Event, TextDelta, TokenLogprob, ToolCallDelta, Usage
 from tests.api.clients import MODEL, client, cloudflare
 
@@ -202,9 +203,9 @@ def test_openai_embeddings(encoding):
 
 def test_native_embeddings_and_rerank():
     vectors = np.ones((2, 3))
-    body = workers_ai_answers.render_embed(workers_ai.parse_embed({"text": ["a", "b"]}, MODEL), vectors, USAGE)[
-        "result"
-    ]
+    body = workers_ai_answers.render_embed(
+        workers_ai.parse_embed({"text": ["a", "b"]}, MODEL), Reading(vectors), USAGE
+    )["result"]
     assert (body["shape"], body["data"], body["pooling"]) == ([2, 3], vectors.tolist(), "mean")
     ranked = workers_ai.parse_rerank({"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2}, MODEL)
     body = workers_ai_answers.render_rerank(ranked, [0.1, 0.9, 0.5], USAGE)["result"]

@@ -6,6 +6,7 @@ import httpx
 import numpy as np
 
 from serve_app.api import openai, workers_ai, workers_ai_answers
+from serve_app.api.multi_vector import Reading
 from serve_app.api.types import ModelLimits, Usage
 from tests.api.clients import MODEL, client, cloudflare, sent_by
 
@@ -153,5 +154,5 @@ def test_bge_m3_forms():
     assert (only.form, only.texts) == ("contexts", ["a", "b"])
     scored = workers_ai.parse_embed({"query": "q", "contexts": contexts}, MODEL)
     vectors = np.array([[1, 0], [0, 2], [3, 0]], dtype=np.float32)
-    answer = workers_ai_answers.render_embed(scored, vectors, USAGE)["result"]["response"]
+    answer = workers_ai_answers.render_embed(scored, Reading(vectors), USAGE)["result"]["response"]
     assert answer == [{"id": 1, "score": 1.0}, {"id": 0, "score": 0.0}]

@@ -18,6 +18,7 @@ from starlette.routing import Match
 from serve_app.api import models, openai, openai_answers, responses, workers_ai, workers_ai_answers
 from serve_app.api.body import parse_body
 from serve_app.api.errors import InvalidInput, OutOfCapacity, UnknownModel, envelope, openai_body
+from serve_app.api.multi_vector import Reading
 from serve_app.api.types import ChoiceDone, Event, TextDelta, ToolCallDelta, Usage
 from serve_app.gateway.http import build_http
 from tests.api.clients import MODEL, client, cloudflare, sent_by
@@ -216,7 +217,9 @@ def test_the_three_forms_of_bge_m3():
     vectors = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]], np.float32)
 
     def result(body: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-        return workers_ai_answers.render_embed(workers_ai.parse_embed(body, "@cf/baai/bge-m3"), rows, USAGE)["result"]
+        return workers_ai_answers.render_embed(workers_ai.parse_embed(body, "@cf/baai/bge-m3"), Reading(rows), USAGE)[
+            "result"
+        ]
 
     contexts = [{"text": "b"}, {"text": "c"}]
     assert result({"text": ["a", "b", "c"]}, vectors)["data"] == vectors.tolist()
