@@ -23,6 +23,8 @@ from serve_app.api.thinking import parse_thinking
 from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits
 
 MAX_PROMPTS = 128
+# Of one request to /v1/completions, over all its prompts.
+MAX_ANSWERS = 128
 MAX_INPUTS = 4096
 
 
@@ -37,12 +39,13 @@ def model_of(body: bytes | dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> GenerateRequest:
-    """`POST /v1/chat/completions`. Without ``max_tokens`` the model record's default applies, as natively."""
+    """`POST /v1/chat/completions`. Without ``max_tokens`` the record's default for chats applies."""
     model, body = model_of(body)
     refuse_unsupported(body)
     if body.get("messages") is None:
         raise InvalidInput("messages is missing; send an array of {role, content}.", param="messages")
-    sampling, given = parse_sampling(body, limits or ModelLimits(), logprobs=parse_chat_logprobs(body))
+    limits = (limits or ModelLimits()).of_chat
+    sampling, given = parse_sampling(body, limits, logprobs=parse_chat_logprobs(body))
     tools = parse_tools(body.get("tools"))
     return GenerateRequest(
         model=_plain_model(model, body),
@@ -96,7 +99,11 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
         **parse_asked(body),
         max_tokens_given=given,
     )
-    return [replace(base, prompt=prompt, prompt_ids=ids) for prompt, ids in _prompts(body.get("prompt"), echo, limits)]
+    prompts = _prompts(body.get("prompt"), echo, limits)
+    if len(prompts) * base.n > MAX_ANSWERS:
+        message = f"prompt and n ask for {len(prompts) * base.n} answers; one request gives at most {MAX_ANSWERS}."
+        raise InvalidInput(message, param="n")
+    return [replace(base, prompt=prompt, prompt_ids=ids) for prompt, ids in prompts]
 
 
 def _prompts(value: Any, echo: bool, limits: ModelLimits) -> list[tuple[str | None, tuple[int, ...] | None]]:

@@ -59,7 +59,9 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
         if body.get(name) not in (None, False, "", {}):
             raise InvalidInput(f"{name}: {what} is not supported; leave the field out.", param=name)
     refuse_unsupported({"response_format": _text_format(body)})
-    sampling, given = parse_sampling({**body, **_max_tokens(body)}, limits or ModelLimits(), logprobs=_logprobs(body))
+    sampling, given = parse_sampling(
+        {**body, **_max_tokens(body)}, (limits or ModelLimits()).of_chat, logprobs=_logprobs(body)
+    )
     tools = parse_tools(body.get("tools"))
     choice = parse_tool_choice(body.get("tool_choice"), tools)
     previous = string(body, "previous_response_id", limit=128)

@@ -26,8 +26,8 @@ def _list(items: Schema, **bounds: int) -> Schema:
     return {"type": "array", "items": items, **bounds}
 
 
-def _sampling(*left_out: str) -> Schema:
-    fields = schemas._sampling_fields(ModelLimits())
+def _sampling(*left_out: str, limits: ModelLimits = ModelLimits()) -> Schema:  # noqa: B008 - frozen
+    fields = schemas._sampling_fields(limits)
     fields["max_completion_tokens"] = fields["max_tokens"]
     return {name: field for name, field in fields.items() if name not in left_out}
 
@@ -37,7 +37,13 @@ def chat_input() -> Schema:
     same = ("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
     fields = {"model": _MODEL, **{name: chat[name] for name in same}}
     return _object(
-        {**fields, **_sampling(), **schemas.asked_fields(), "stream": _STREAM, "stream_options": _stream_options()},
+        {
+            **fields,
+            **_sampling(limits=ModelLimits().of_chat),
+            **schemas.asked_fields(),
+            "stream": _STREAM,
+            "stream_options": _stream_options(),
+        },
         "model",
         "messages",
     )

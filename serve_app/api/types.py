@@ -3,7 +3,7 @@ gateway works on these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from serve_app.api.multi_vector import WEIGHTS, ScoreMode
@@ -14,12 +14,14 @@ from serve_app.engine.request import SamplingParams
 class ModelLimits:
     """What a model's record says about the values a request may carry.
 
-    ``default_max_tokens`` and the sampling fields apply when the client gives none; ``context_window`` counts
+    ``default_max_tokens`` (``default_chat_tokens`` in OpenAI's chat completions and responses) and the sampling
+    fields apply when the client gives none; ``context_window`` counts
     prompt and output tokens; ``vocab_size`` bounds token ids; ``None`` means "not known here", and leaves the
     check to whoever knows.
     """
 
     default_max_tokens: int = 256
+    default_chat_tokens: int = 4096
     context_window: int | None = None
     vocab_size: int | None = None
     temperature: float = 0.6
@@ -27,6 +29,11 @@ class ModelLimits:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+
+    @property
+    def of_chat(self) -> ModelLimits:
+        """The same for OpenAI's chat completions and responses."""
+        return replace(self, default_max_tokens=self.default_chat_tokens)
 
 
 @dataclass(slots=True, kw_only=True)

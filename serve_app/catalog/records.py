@@ -109,6 +109,8 @@ class Defaults(Record):
     """Used where a request leaves a field out. Cloudflare's own defaults unless the record says otherwise."""
 
     max_tokens: int = Field(default=256, gt=0)
+    # OpenAI's clients expect answers that end by themselves: for its chat completions and responses.
+    chat_max_tokens: int = Field(default=4096, gt=0)
     temperature: float = Field(default=0.6, ge=0, le=5)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)

@@ -66,6 +66,7 @@ class ServedModel:
         defaults = self.record.defaults
         return ModelLimits(
             default_max_tokens=defaults.max_tokens,
+            default_chat_tokens=defaults.chat_max_tokens,
             context_window=self.context_window,
             vocab_size=self.tokenizer.vocab_size,
             temperature=defaults.temperature,

@@ -5,6 +5,7 @@ notices.
 from __future__ import annotations
 
 import json
+import socket
 import time
 
 import httpx
@@ -113,3 +114,28 @@ def test_bad_requests_do_not_disturb_a_good_one(stack, http, run):
     assert stack.health()[0] == 200
     # All of them together in the time that one of them may take at most, times ten.
     assert time.monotonic() - started < len(CASES)
+
+
+def test_bodies_that_never_end_or_never_stop(stack, run):
+    """Clients that hold a connection open disturb nobody; a body without a declared length is bounded all the same."""
+    address = httpx.URL(stack.url)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {stack.key}\r\n"
+    held = [socket.create_connection((address.host, address.port), timeout=30) for _ in range(40)]
+    try:
+        for i, connection in enumerate(held):
+            rest = "Content-Length: 1000\r\n\r\n{" if i % 2 else "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"
+            connection.sendall((head + rest).encode())
+        assert run(CHAT, {"prompt": "What does len do?", "temperature": 0})["response"]
+    finally:
+        for connection in held:
+            connection.close()
+
+    def endless():
+        for _ in range(64):
+            yield b"x" * 65536
+
+    try:
+        answer = httpx.post(f"{stack.url}/v1/messages", headers=stack.headers, content=endless(), timeout=30)
+        assert answer.status_code == 413 and answer.json()["errors"][0]["code"] == 3006
+    except (httpx.WriteError, httpx.ReadError):
+        pass  # the answer came, and the connection was closed, before all was sent

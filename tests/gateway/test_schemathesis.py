@@ -22,10 +22,11 @@ from schemathesis.checks import (
     status_code_conformance,
 )
 
+from serve_app.accounts import hash_key
 from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import build_http, endpoints
-from serve_app.gateway.settings import GatewaySettings, hash_key
+from serve_app.gateway.settings import GatewaySettings
 
 KEY = "a key of this test alone"
 UNCHECKED = list(HealthCheck)
