@@ -34,7 +34,7 @@ class ClusterSpec:
     link_bytes_s: float = 50e9  # host memory to GPU: PCIe 5.0 x16 as measured on H100 boards, one direction
     link_latency_s: float = 2e-3
     remote_bytes_s: float = 12.5e9  # from another node's pool: 100 Gbit/s
-    early_handover: bool = False  # chunks go over while prefill computes, or all at its end
+    early_handover: bool = True  # chunks go over while prefill computes, or all at its end
     report_s: float = 0.1
     plan_s: float = 1.0
     gateways: int = 1

@@ -36,7 +36,7 @@ class RouterConfig:
     strict_roles: bool = False  # True: prefill only on workers of that role, decode likewise
     own_cache: bool = True  # workers keep blocks of their own between requests
     shared_pool: bool = True  # False: a worker has its own cache and nothing else
-    early_handover: bool = False  # decode takes chunks while prefill computes
+    early_handover: bool = True  # decode takes chunks while prefill computes
     jitter: float = 1e-3  # largest random addition to a price
     seed: int = 0
 
