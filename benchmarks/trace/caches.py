@@ -14,7 +14,7 @@ class PoolCache:
     """The pool of one node: :class:`serve_app.kv.index.ChunkIndex`, the pool's own code, one chunk a trace block."""
 
     def __init__(self, blocks: int) -> None:
-        self._index = ChunkIndex(blocks)
+        self._index = ChunkIndex(blocks, clock=lambda: 0.0)
 
     def match(self, blocks: Sequence[bytes]) -> int:
         """Leading blocks that are held; they become the most recently used."""
@@ -31,7 +31,7 @@ class PoolCache:
             if victims is None:
                 continue
             self._index.commit(meta, None)
-            evicted += [victim.block_keys[0] for victim in victims]
+            evicted += [victim.meta.block_keys[0] for victim in victims]
         return evicted
 
     def __len__(self) -> int:

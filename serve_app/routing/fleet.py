@@ -14,9 +14,9 @@ from serve_app.routing.types import Role, WorkerLoad
 VISIBLE_AFTER_S = 0.05
 # Up to this many workers all are priced; of more, those with the shortest queues and the fewest streams.
 PRICE_ALL = 16
-SHORTLIST = 6
+SHORTLIST = 8
 # How many decisions a shortlist of a large fleet serves before it is drawn up again.
-SHORTLIST_DECISIONS = 64
+SHORTLIST_DECISIONS = 16
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Fleet:
             by_streams = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "prefill", w.batch / w.load.max_seqs))
             by_either = nsmallest(SHORTLIST // 2, able, key=lambda w: max(w.busy_until - now, 0.0) + w.step)
             self._shortlist = list({w.name: w for w in (*by_queue, *by_streams, *by_either)}.values())
-            self._shortlist_left = min(SHORTLIST_DECISIONS, max(4, len(able) // 8))
+            self._shortlist_left = SHORTLIST_DECISIONS
         self._shortlist_left -= 1
         return [w for w in self._shortlist if not w.load.draining and w.name in self.workers]
 

@@ -128,11 +128,11 @@ class Planner:
         held = sum(w.kv_tokens_used for w in workers)
         expected = demand.tokens * config.itl_target * demand.context
         by_kv = min(max(held, 0), expected) / (config.kv_use * kv) if kv > 1 else 0.0
-        seqs = max((w.max_seqs for w in workers), default=1)
-        by_seqs = demand.tokens * self._step(demand) / seqs
+        seqs = max((w.max_seqs for w in workers), default=0)  # unknown while there is no worker
+        by_seqs = demand.tokens * self._step() / seqs if seqs else 0.0
         return {"prefill": prefill, "decode": max(by_time, by_kv, by_seqs)}
 
-    def _step(self, demand: Demand) -> float:
+    def _step(self) -> float:
         """Seconds of a decode step on a worker that is filled to its target."""
         return max(self.costs.d0, 0.7 * self.config.itl_target)
 

@@ -1,0 +1,153 @@
+"""Where requests go."""
+
+import pytest
+
+from serve_app.routing.types import Decision
+from tests.routing.fleets import load, request, router
+
+
+def place(r, req, now=0.0) -> Decision:
+    decision = r.choose(req, now)
+    r.commit(req, decision, now)
+    return decision
+
+
+def test_without_workers_there_is_no_choice_and_a_draining_one_is_none() -> None:
+    r = router()
+    assert r.choose(request(), 0.0) is None
+    r.report(load("a", draining=True))
+    assert r.choose(request(), 0.0) is None
+    r.report(load("b"))
+    assert r.choose(request(), 0.0).decode == "b"
+    r.remove("b")
+    assert r.choose(request(), 0.0) is None
+
+
+def test_a_lone_worker_does_both_whatever_its_role() -> None:
+    for strict in (False, True):
+        r = router(load("a", "decode"), strict_roles=strict)
+        assert r.choose(request(), 0.0).prefill is None
+
+
+def test_roles_are_followed_where_nothing_speaks_against_it() -> None:
+    r = router(load("p", "prefill"), load("d", "decode", running=10, kv_blocks_used=1000))
+    decision = r.choose(request(prompt=4000), 0.0)
+    assert (decision.prefill, decision.decode) == ("p", "d")
+    assert decision.ttft > 0 and decision.itl > 0 and decision.uncached == 4000
+
+
+def test_a_prompt_goes_to_a_decode_worker_when_prefill_is_far_behind() -> None:
+    r = router(load("p", "prefill", queued_prefill_tokens=400_000), load("d", "decode", running=2))
+    decision = r.choose(request(), 0.0)
+    assert (decision.prefill, decision.decode, decision.why) == (None, "d", "prefill behind")
+
+
+def test_a_full_decode_worker_leaves_the_stream_where_it_was_prefilled() -> None:
+    full = load("d", "decode", running=64, waiting=30, kv_blocks_used=39_000)
+    assert router(load("p", "prefill"), full).choose(request(), 0.0).decode == "p"
+
+
+def test_load_sent_counts_before_any_report_and_is_not_counted_twice() -> None:
+    r = router(load("a"), load("b"), split=False)
+    seen = [place(r, request(str(i)), 0.0).decode for i in range(6)]
+    assert seen.count("a") == seen.count("b") == 3
+    waits = {w.name: w.busy_until for w in r.fleet.workers.values()}
+    r.report(load("a", at=1.0, queued_prefill_tokens=6000, waiting=3))
+    after = r.fleet.workers["a"]
+    assert after.batch == 3 and after.busy_until - 1.0 < waits["a"] * 1.5
+    for i in range(6):
+        r.finished(str(i))
+    assert r.fleet.workers["a"].batch == 3 and r.fleet.workers["b"].batch == 0
+    assert r.fleet.workers["b"].busy_until == pytest.approx(0.0, abs=1e-6)
+    r.finished("never seen")
+
+
+def test_a_report_older_than_the_last_is_ignored() -> None:
+    r = router(load("a", at=5.0, running=7))
+    r.report(load("a", at=4.0, running=1))
+    assert r.fleet.workers["a"].batch == 7
+
+
+def test_a_prefix_is_sought_where_it_is_until_its_worker_is_too_busy() -> None:
+    r = router(load("a"), load("b"), shared_pool=False, split=False)
+    first = place(r, request("1", 8192, talk=1)).decode
+    r.finished("1")
+    other = "b" if first == "a" else "a"
+    again = r.choose(request("2", 8192, talk=1), 10.0)
+    assert again.decode == first and again.cached.worker > 8000 and again.uncached < 200
+    r.report(load(first, at=10.0, queued_prefill_tokens=100_000))
+    assert r.choose(request("3", 8192, talk=1), 10.0).decode == other
+
+
+def test_with_a_shared_pool_a_prefix_ties_nobody_to_a_worker() -> None:
+    r = router(load("a"), load("b"), split=False, own_cache=False)
+    first = place(r, request("1", 8192, talk=1)).decode
+    r.finished("1")
+    r.report(load(first, at=10.0, queued_prefill_tokens=20_000))
+    again = r.choose(request("2", 8192, talk=1), 10.0)
+    assert again.decode != first and again.cached.node > 8000
+
+
+def test_another_nodes_pool_is_used_where_that_is_cheaper_than_computing() -> None:
+    r = router(load("a", node="n0"), load("b", node="n1"), split=False, own_cache=False)
+    first = place(r, request("1", 8192, talk=1)).decode
+    r.report(load(first, node=r.fleet.workers[first].load.node, at=9.0, queued_prefill_tokens=200_000))
+    again = r.choose(request("2", 8192, talk=1), 10.0)
+    tier = again.cached
+    pays = r.costs.fetch_pays("remote", 8191)
+    assert again.decode != first and (tier.remote > 8000) == pays
+    from serve_app.routing.types import FetchSample
+
+    r.costs.observe(fetches=[FetchSample("remote", 1000, 1e-3 if not pays else 5.0)] * 200)
+    assert (r.choose(request("3", 8192, talk=1), 10.0).cached.remote > 8000) != pays
+
+
+def test_a_session_stays_until_staying_costs_more_than_it_saves() -> None:
+    r = router(load("a"), load("b"), load("c"), split=False)
+    home = place(r, request("1", 4000, session="s")).decode
+    r.finished("1")
+    # A little busier than the others: it stays. Far busier: it goes.
+    r.report(load(home, at=1.0, queued_prefill_tokens=1500))
+    stays = r.choose(request("2", 4000, session="s"), 1.0)
+    assert stays.decode == home and stays.why == "session"
+    assert r.choose(request("3", 4000), 1.0).decode != home
+    r.report(load(home, at=2.0, queued_prefill_tokens=300_000))
+    assert r.choose(request("4", 4000, session="s"), 2.0).decode != home
+
+
+def test_every_gateway_starts_a_session_in_the_same_place() -> None:
+    loads = [load(f"w{i}") for i in range(8)]
+    gateways = [router(*loads, seed=seed) for seed in range(3)]
+    for session in range(20):
+        req = request("1", 500, session=f"s{session}")
+        assert len({(d := g.choose(req, 0.0)).decode + str(d.prefill) for g in gateways}) == 1
+
+
+def test_an_adapter_is_sought_where_it_is_loaded() -> None:
+    r = router(load("a"), load("b", adapters=frozenset({"x"})), split=False)
+    assert r.choose(request(adapter="x"), 0.0).decode == "b"
+    r.report(load("b", at=1.0, adapters=frozenset({"x"}), queued_prefill_tokens=100_000))
+    assert r.choose(request(adapter="x"), 1.0).decode == "a"
+
+
+def test_in_a_large_fleet_the_choice_is_still_among_the_least_loaded() -> None:
+    loads = [load(f"w{i}", "prefill" if i % 2 else "decode", queued_prefill_tokens=1000 * i, running=i % 50)
+             for i in range(200)]  # fmt: skip
+    r = router(*loads)
+    decision = r.choose(request(), 0.0)
+    small, large = decision, router(*loads[:16]).choose(request(), 0.0)
+    assert small.ttft <= large.ttft * 1.1
+    # 150 at once spread out.
+    idle = router(*(load(f"w{i}", "prefill" if i % 2 else "decode") for i in range(200)))
+    used = [place(idle, request(str(i))).prefill for i in range(150)]
+    assert len(set(used)) > 50
+
+
+def test_lost_between_choice_and_commit_is_no_error() -> None:
+    r = router(load("a"))
+    req = request()
+    decision = r.choose(req, 0.0)
+    r.remove("a")
+    r.commit(req, decision, 0.0)
+    r.finished(req.id)
+    assert r.stats()["reserved"] == 0

@@ -1,0 +1,153 @@
+"""The trace simulator: nothing is lost or invented, its sums are exact, and its caches are the pool's own."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.trace.baselines import KVAware
+from benchmarks.trace.caches import PoolCache, WorkerCache
+from benchmarks.trace.command import POLICIES, build, variants
+from benchmarks.trace.engine import EngineModel, Job
+from benchmarks.trace.measure import GapHistogram, quantile
+from benchmarks.trace.requests import read_trace, synthetic_rows, unlimited_hit_ratio, write_trace
+from benchmarks.trace.simulate import Cluster, ClusterSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "small.jsonl"
+    write_trace(path, synthetic_rows(250, seed=1, rate=6.0))
+    return path
+
+
+SPEC = ClusterSpec(workers=4, blocks=4 * 300, kv_tokens=400_000)
+
+
+@pytest.mark.parametrize("name", ["product", "unlimited", "mixed", "split:2", "kv:2"])
+@pytest.mark.parametrize("rate", [1.0, 12.0])
+def test_every_request_ends_once_and_every_token_counts_once(trace, name: str, rate: float) -> None:
+    requests = [replace(r, at=r.at / rate) for r in read_trace(trace)]
+    cluster = Cluster(SPEC, build(name, SPEC, 0), rate)
+    result = cluster.run(requests)
+    assert len(result.done) + result.refused == len(requests)
+    assert len(set(result.done)) == len(result.done)
+    served = [r for r in requests if r.id in set(result.done)]
+    assert result.output_tokens == sum(r.output for r in served)
+    # A token after the first is one gap.
+    assert result.gaps.total == sum(r.output - 1 for r in served)
+    assert len(result.ttft) == len(served) and min(result.ttft) > 0
+    assert 0 < result.cached_tokens < result.prompt_tokens
+    for worker in cluster.workers:
+        assert (worker.reserved, worker.kv, worker.batch, worker.expected, worker.expected_kv) == (0, 0, 0, 0, 0)
+        assert not worker.has_work
+    if name == "product":
+        for gateway in cluster.policy._gateways:
+            assert len(gateway.queue) == 0 and gateway.router.stats()["reserved"] == 0
+            assert (gateway.admission.in_flight.prefill, gateway.admission.in_flight.decode) == (0, 0)
+
+
+def test_the_same_run_gives_the_same_figures(trace) -> None:
+    requests = [replace(r, at=r.at / 8) for r in read_trace(trace)]
+    one, two = (Cluster(SPEC, build("product", SPEC, 3), 8.0).run(requests).summary() for _ in range(2))
+    assert {**one, "wall_s": 0} == {**two, "wall_s": 0}
+
+
+def test_many_steps_at_once_are_the_same_as_one_by_one() -> None:
+    def engine(slow: bool) -> tuple[list[float], float, int]:
+        gaps = GapHistogram()
+        worker = EngineModel(0, 100_000, 16, 2048, gaps)
+        draw = random.Random(1)
+        jobs = [Job(str(i), draw.randint(10, 5000), draw.randint(1, 300), (), 0.0, 0, 0) for i in range(12)]
+        for job in jobs:
+            worker.push(job)
+        now = 0.0
+        while (ends := worker.begin(now)) is not None:
+            if slow and worker._run > 1:
+                # An interruption in the middle of the first step leaves that step alone.
+                ends = worker.interrupt(now + 1e-4)
+            now = ends
+            worker.end(now)
+        return [j.done for j in jobs], gaps.quantile(0.5), gaps.total
+
+    fast, slow = engine(False), engine(True)
+    assert fast[0] == pytest.approx(slow[0], rel=1e-9)
+    assert fast[1] == pytest.approx(slow[1], rel=0.01) and fast[2] == slow[2]
+
+
+def test_caches_hold_what_fits_and_the_front_of_a_prompt_longest() -> None:
+    blocks = [bytes([i]) * 8 for i in range(10)]
+    for cache in (PoolCache(6), WorkerCache(6)):
+        assert cache.add(blocks[:6], 0, 6) == []
+        assert cache.match(blocks[:6]) == 6
+        other = [b"x" * 8, b"y" * 8]
+        assert len(cache.add(other, 0, 2)) == 2
+        assert len(cache) == 6 and cache.match(blocks[:6]) == 4
+
+
+def test_a_pool_of_any_size_finds_no_more_than_one_without_limit(trace) -> None:
+    requests = read_trace(trace)
+    unlimited = unlimited_hit_ratio(requests)
+    found = []
+    for blocks in (200, 1000, 10**6):
+        spec = replace(SPEC, blocks=blocks)
+        found.append(Cluster(spec, build("mixed", spec, 0), 1.0).run(requests).hit_ratio)
+    assert found[0] < found[1] <= found[2] <= unlimited
+    assert found[2] == pytest.approx(unlimited, rel=0.05)
+
+
+def test_refusals_count_as_failures() -> None:
+    assert quantile([1.0] * 90, 0.9, failed=10) == 1.0
+    assert quantile([1.0] * 89, 0.9, failed=11) == float("inf")
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+
+
+def test_the_overloaded_product_refuses_and_serves_the_rest_in_time(trace) -> None:
+    spec = replace(SPEC, workers=2, ttft_target=1.0)
+    requests = [replace(r, at=r.at / 40) for r in read_trace(trace)]
+    result = Cluster(spec, build("product", spec, 0), 40.0).run(requests)
+    assert result.refused > 0.2 * len(requests)
+    late = [t for t in result.ttft if t > 1.5]
+    assert len(late) <= 0.05 * len(result.ttft)
+    everything = Cluster(spec, KVAware(spec, 2.0), 40.0).run(requests)
+    assert result.good > 2 * everything.good
+
+
+def test_two_gateways_that_know_only_their_own_requests_do_not_herd(trace) -> None:
+    requests = [replace(r, at=r.at / 3) for r in read_trace(trace)]
+    p90 = []
+    for gateways in (1, 3):
+        spec = replace(SPEC, gateways=gateways)
+        p90.append(quantile(Cluster(spec, build("product", spec, 0), 3.0).run(requests).ttft, 0.9))
+    assert p90[1] < 1.6 * p90[0]
+
+
+def test_lines_that_are_no_trace_are_named(tmp_path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"timestamp": 0}\n')
+    with pytest.raises(ValueError, match=r"bad.jsonl:1 is not a line of a Mooncake trace"):
+        read_trace(path)
+
+
+def test_every_policy_can_be_built() -> None:
+    for name in POLICIES:
+        assert [build(variant, SPEC, 0).name for variant in variants(name, SPEC)]
+    with pytest.raises(ValueError, match="no policy"):
+        build("nonsense", SPEC, 0)
+
+
+def test_the_command_prints_one_json_object_last(trace) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "trace", str(trace), "--rates", "8", "--workers", "4", "--jobs", "1",
+         "--limit", "120", "--policies", "product,mixed,kv", "--json"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["simulated"] is True and {r["policy"] for r in found["rows"]} >= {"product", "all mixed, pool"}
+    assert found["compared"]["x8"]["hit_ratio_over_unlimited"] > 0.5
