@@ -157,6 +157,10 @@ def count_output() -> Schema:
     return _object({"input_tokens": _COUNT}, "input_tokens")
 
 
+def input_tokens_output() -> Schema:
+    return _object({"object": {"const": "response.input_tokens"}, "input_tokens": _COUNT}, "object", "input_tokens")
+
+
 def generic_input() -> Schema:
     return _object({"model": _MODEL, "input": _FREE, "options": _FREE}, "model", "input")
 

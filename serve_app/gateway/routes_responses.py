@@ -25,6 +25,13 @@ CREATE = Operation(
     {"model": "@cf/pico/pico-instruct", "input": "What does math.sqrt do?"},
     streams=True,
 )
+COUNT = Operation(
+    "Count the tokens of a response's input",
+    _TAG,
+    schemas.input_tokens_output(),
+    schemas.responses_input(),
+    CREATE.example,
+)
 GET = Operation("A stored response", _TAG, schemas.response_output())
 ITEMS = Operation("What a stored response was an answer to", _TAG, schemas.openai_list())
 DELETE = Operation("Forget a stored response", _TAG)
@@ -40,6 +47,7 @@ def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
     one = prefix + "/responses/{response_id}"
     return [
         Endpoint("POST", prefix + "/responses", routes.create, CREATE, openai_body),
+        Endpoint("POST", prefix + "/responses/input_tokens", routes.count, COUNT, openai_body),
         Endpoint("GET", one, routes.get, GET, openai_body),
         Endpoint("GET", one + "/input_items", routes.input_items, ITEMS, openai_body),
         Endpoint("DELETE", one, routes.delete, DELETE, openai_body),
@@ -69,6 +77,16 @@ class ResponsesRoutes:
         response = responses_answers.render_response(parsed, [e async for e in events])
         await keep(response)
         return json_answer(response)
+
+    async def count(self, request: Request) -> Response:
+        gateway = self._exchange.gateway
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        parsed = responses.parse_responses(body, model.limits)
+        before = await gateway.responses.conversation(request.state.account, parsed.previous)
+        parsed.generate.messages = parsed.messages(before)
+        count = await gateway.count_tokens(model, parsed.generate)
+        return json_answer({"object": "response.input_tokens", "input_tokens": count})
 
     async def get(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]

@@ -1,4 +1,4 @@
-"""What leaves the gateway for one choice: tokens -> text -> stop strings -> reasoning -> tool calls -> events."""
+"""What leaves the gateway for one choice: tokens -> text -> reasoning -> stop strings -> tool calls -> events."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class OutputStream:
         "_read",
         "_reasoning",
         "_released",
+        "_shown",
         "_stop",
+        "_told",
         "_tokenizer",
         "_tools",
         "done",
@@ -100,7 +102,11 @@ class OutputStream:
         # (characters of text after this token, id, logprob) of tokens whose text has not been given out.
         self._pending: deque[tuple[int, int, TokenLogprob | None]] = deque()
         self._read = 0
+        # Characters of the answer given out; of all text, which the tokens are measured by.
+        self._shown = 0
         self._released = 0
+        # Where the last token that was told ends.
+        self._told = 0
         self._calls = 0
         self._one_call = one_call
         self.done = False
@@ -112,17 +118,19 @@ class OutputStream:
         them."""
         if self.done:
             return []
-        shown = ""
+        thought = shown = ""
         for position, token_id in enumerate(token_ids):
             text = self._detokenizer.feed(token_id)
             self._read += len(text)
             self._pending.append(
                 (self._read, token_id, self._named(token_id, logprobs[position]) if logprobs else None)
             )
-            shown += self._stop.feed(text)
+            more, answer = self._split(text)
+            thought += more
+            shown += self._stop.feed(answer)
             if self._stop.matched is not None:
-                return self._end(shown, "stop")
-        events = self._events(shown)
+                return self._end(thought, shown, "stop")
+        events = self._events(thought, shown)
         if self._one_call and self._calls:
             self.done = True
             events.append(ChoiceDone(self._index, "tool_calls"))
@@ -134,26 +142,26 @@ class OutputStream:
             return []
         rest = self._detokenizer.finish()
         self._read += len(rest)
-        shown = self._stop.feed(rest)
+        thought, answer = self._split(rest, final=True)
+        shown = self._stop.feed(answer)
         if self._stop.matched is not None:
-            return self._end(shown, "stop")
-        return self._end(shown + self._stop.finish(), "length" if reason == "length" else "stop")
+            return self._end(thought, shown, "stop")
+        return self._end(thought, shown + self._stop.finish(), "length" if reason == "length" else "stop")
 
-    def _end(self, shown: str, reason: FinishReason) -> list[Event]:
+    def _split(self, text: str, *, final: bool = False) -> tuple[str, str]:
+        """Reasoning and answer. Stop strings are for the answer: one that ends a thought would end all."""
+        return ("", text) if self._reasoning is None else self._reasoning.feed(text, final=final)
+
+    def _end(self, thought: str, shown: str, reason: FinishReason) -> list[Event]:
         self.done = True
-        events = self._events(shown, last=True)
+        events = self._events(thought, shown, last=True)
         if self._calls and reason == "stop":
             reason = "tool_calls"
         return [*events, ChoiceDone(self._index, reason, self._stop.matched)]
 
-    def _events(self, shown: str, *, last: bool = False) -> list[Event]:
-        events: list[Event] = []
-        answer = shown
-        if self._reasoning is not None:
-            thought, answer = self._reasoning.feed(shown, final=last)
-            if thought:
-                events.append(ReasoningDelta(self._index, thought))
-        for item in self._parsed(answer, last):
+    def _events(self, thought: str, shown: str, *, last: bool = False) -> list[Event]:
+        events: list[Event] = [ReasoningDelta(self._index, thought)] if thought else []
+        for item in self._parsed(shown, last):
             if isinstance(item, str):
                 if item:
                     events.append(TextDelta(self._index, item))
@@ -172,9 +180,13 @@ class OutputStream:
 
     def _tell_tokens(self, events: list[Event], shown: str, last: bool) -> None:
         """Puts the tokens behind the text into its first event, and counts those that were reasoning."""
-        self._released += len(shown)
-        if self._reasoning is not None and not self._reasoning.decided:
-            return
+        self._shown += len(shown)
+        self._released = self._shown
+        if self._reasoning is not None:
+            if not self._reasoning.decided:
+                return
+            ended = self._reasoning.ended_at
+            self._released = self._read if ended is None else ended + self._shown
         ids: list[int] = []
         logprobs: list[TokenLogprob] = []
         for end, token_id, logprob in self._release(last):
@@ -199,15 +211,14 @@ class OutputStream:
         """The tokens whose text was given out; at the end also those without text after it, but none beyond a
         stop string."""
         released: list[tuple[int, int, TokenLogprob | None]] = []
-        started = 0
         while self._pending:
             end = self._pending[0][0]
             whole = end <= self._released
-            partly = last and (self._stop.matched is None or started < self._released)
+            partly = last and (self._stop.matched is None or self._told < self._released)
             if not (whole or partly):
                 break
             released.append(self._pending.popleft())
-            started = end
+            self._told = end
         return released
 
     def _named(self, token_id: int, found: TokenLogprobs) -> TokenLogprob:

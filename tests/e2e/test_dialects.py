@@ -101,6 +101,8 @@ def test_responses_plain_streamed_and_continued(openai, expected):
     same = openai.chat.completions.create(model=CHAT, messages=history, **GREEDY)
     assert following.output_text == same.choices[0].message.content
     assert following.usage.input_tokens == same.usage.prompt_tokens
+    counted = openai.responses.input_tokens.count(model=CHAT, input="And math.cos?", previous_response_id=plain.id)
+    assert counted.input_tokens == following.usage.input_tokens
     assert openai.responses.retrieve(following.id).output_text == following.output_text
     asked_for = [item.content[0].text for item in openai.responses.input_items.list(following.id)]
     assert asked_for == [message["content"] for message in history]

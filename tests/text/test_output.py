@@ -178,6 +178,20 @@ def test_reasoning_is_told_apart_and_counted(tokenizers):
             assert stream.reasoning_tokens == len(thought)
 
 
+def test_stop_strings_are_for_the_answer(tokenizers):
+    tokenizer = tokenizers["pico"]
+    ids = tokenizer.encode("<think>one\n\nEND</think>\nFour END five", add_special_tokens=False).tolist()
+    for step in (1, 4, 100):
+        stream = OutputStream(tokenizer, stop=["END", "\n\n"], reasoning=ReasoningSplitter(MARKS["qwen3"]))
+        events = [e for at in range(0, len(ids), step) for e in stream.feed(ids[at : at + step])]
+        assert stream.done and events[-1] == ChoiceDone(0, "stop", "END")
+        assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == "one\n\nEND"
+        said = [e for e in events if isinstance(e, TextDelta)]
+        assert "".join(e.text for e in said) == "Four "
+        # The token in which the stop string begins was shown in part.
+        assert tokenizer.decode([i for e in said for i in e.token_ids]).strip() in ("Four", "Four E")
+
+
 def test_the_request_and_its_prompt_open_the_stream(tokenizers):
     tokenizer = tokenizers["pico"]
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
