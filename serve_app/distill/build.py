@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
-from torch import Tensor
-
 from serve_app.distill.answers import Sample
 from serve_app.distill.head import HeadInTraining, HeadShape, most_frequent
 from serve_app.distill.student import StudentInTraining, student_config
+from serve_app.models.eagle import output_rows
 from serve_app.models.load import CausalModel, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -41,7 +39,8 @@ def new_head(options: Options, folder: Path, model: CausalModel, samples: list[S
     ids = most_frequent(answers, shape.vocab, options.draft_vocab or None).to(model.device)
     target: Any = model.module
     embedding = target.get_input_embeddings().weight.detach()
-    return HeadInTraining(shape, embedding, ids, output_rows(folder, ids.cpu(), embedding.cpu()))
+    output = output_rows(folder, ids.cpu(), embedding.cpu())
+    return HeadInTraining(shape, embedding, ids, output, tied=options.tie_output)
 
 
 def new_model(options: Options, folder: Path, model: CausalModel, samples: list[Sample]) -> StudentInTraining:
@@ -51,15 +50,6 @@ def new_model(options: Options, folder: Path, model: CausalModel, samples: list[
     return StudentInTraining(
         student_config(config, hidden, options.layers or 2, options.inner or 4 * hidden, model.max_model_len)
     )
-
-
-def output_rows(folder: Path, ids: Tensor, embedding: Tensor) -> Tensor:
-    """The target's output weights float32 [len(ids), hidden]; its embedding's where they are tied."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as stored:
-            if "lm_head.weight" in stored.keys():  # noqa: SIM118 - safe_open is no mapping
-                return stored.get_tensor("lm_head.weight")[ids].float()
-    return embedding[ids].float()
 
 
 def _spread(count: int) -> tuple[int, int, int]:

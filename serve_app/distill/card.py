@@ -65,6 +65,9 @@ def command(options: Options) -> str:
     for item in fields(options):
         value = getattr(options, item.name)
         if item.name not in ("model", "threads", "save_every", "stop_at") and value != item.default:
+            if value is True:
+                parts.append(f"--{item.name.replace('_', '-')}")
+                continue
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             parts += [f"--{item.name.replace('_', '-')}", shown]
     return shlex.join(parts)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 HELP = {
     "prompts": "file with one prompt a line, text or JSON with prompt, messages or ids (default: built-in ones)",
@@ -21,6 +22,7 @@ HELP = {
     "heads": "query heads of an EAGLE-3 head (default: the target's)",
     "kv_heads": "key/value heads of an EAGLE-3 head (default: the target's)",
     "draft_vocab": "tokens an EAGLE-3 head can draft (default: those that make up 99.9 %% of the answers)",
+    "tie_output": "an EAGLE-3 head drafts with the target's own output weights: smaller, but read by this server only",
     "capture": "three layers of the target whose input an EAGLE-3 head reads, e.g. 2,16,29",
     "seed": "of everything random; the same command makes the same draft on the same machine",
     "threads": "CPU threads (default: torch's)",
@@ -41,7 +43,10 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, help="directory for the result; an interrupted run goes on from there")
     kinds = {"prompts": str, "temperature": float, "lr": float, "capture": _layers, "dtype": str, "device": str}
     for name, text in HELP.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=kinds.get(name, int), help=text)
+        kind: dict[str, Any] = {"type": kinds.get(name, int)}
+        if name == "tie_output":
+            kind = {"action": "store_true"}
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text, **kind)
     parser.set_defaults(command=run)
     return parser
 

@@ -70,10 +70,12 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 class HeadInTraining(nn.Module):
     """``embedding`` [vocab, hidden] is the target's and stays as it is; ``draft_ids`` [n] are the target's token ids
-    that can be drafted, ascending; ``output`` [n, hidden] is where the output layer starts from.
+    that can be drafted, ascending; ``output`` [n, hidden] is where the output layer starts from, and stays if ``tied``.
     """
 
-    def __init__(self, shape: HeadShape, embedding: Tensor, draft_ids: Tensor, output: Tensor) -> None:
+    def __init__(
+        self, shape: HeadShape, embedding: Tensor, draft_ids: Tensor, output: Tensor, *, tied: bool = False
+    ) -> None:
         super().__init__()
         self.shape = shape
         self.fc = _linear(len(shape.layers) * shape.hidden, shape.hidden)
@@ -87,6 +89,8 @@ class HeadInTraining(nn.Module):
             # Begin as the target's last captured state read by the target's own output layer.
             self.fc.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
             self.lm_head.weight.copy_(output)
+        self.lm_head.weight.requires_grad_(not tied)
+        self.tied = tied
         self.draft_ids: Tensor
         self.register_buffer("embedding", embedding.float(), persistent=False)
         self.register_buffer("draft_ids", draft_ids, persistent=False)
@@ -147,6 +151,8 @@ class HeadInTraining(nn.Module):
             name.replace("layers.0.", "midlayer."): weight.detach().to(dtype).cpu().contiguous()
             for name, weight in self.state_dict().items()
         }
+        if self.tied:
+            del tensors["lm_head.weight"]
         tensors["d2t"] = ids.cpu() - torch.arange(len(ids))
         tensors["t2d"] = torch.zeros(shape.vocab, dtype=torch.bool).index_fill(0, ids.cpu(), True)
         config = {

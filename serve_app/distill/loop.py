@@ -28,13 +28,13 @@ def second_round(step: int, first: int, last: int, warmup: int = 10) -> float:
 
 
 def optimisers(model: nn.Module, lr: float, muon: bool = True) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings, norms, biases and heads."""
+    """Muon for the matrices inside the layers (and a head's fc), AdamW for embeddings, norms, biases and outputs."""
     inner: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     for name, p in model.named_parameters():
         if not p.requires_grad:
             continue
-        (inner if muon and p.ndim == 2 and ".layers." in f".{name}" else rest).append(p)
+        (inner if muon and p.ndim == 2 and (".layers." in f".{name}" or name == "fc.weight") else rest).append(p)
     out: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)]
     if inner:
         out.append(torch.optim.Muon(inner, lr=lr, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"))

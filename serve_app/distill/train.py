@@ -47,6 +47,7 @@ class Options:
     heads: int = 0
     kv_heads: int = 0
     draft_vocab: int = 0
+    tie_output: bool = False
     capture: tuple[int, ...] = ()
     seed: int = 0
     threads: int = 0
@@ -80,7 +81,7 @@ def train(options: Options, folder: Path, say: Callable[[str], None] = print) ->
         tokens=options.answer_tokens, temperature=options.temperature, seed=options.seed, say=say,
     )  # fmt: skip
     student = make_student(options, folder, model, samples)
-    size = sum(p.numel() for p in student.parameters())
+    size = _trained(student)
     require_memory(size, options.batch_tokens, model, options.tokens)
     step = _learn(options, student, samples, model, state, say)
     student.save(out, folder if options.method == "model" else options.model)
@@ -116,14 +117,17 @@ def _learn(
     layers = student.shape.layers if options.method == "eagle3" else ()  # type: ignore[union-attr]
     longest = max(len(s.ids) for s in samples)
     teacher = Teacher(model, tuple(layers), options.batch_tokens, longest)  # type: ignore[arg-type]
-    say(f"{sum(p.numel() for p in student.parameters()):,} parameters, {batches.per_epoch} steps an epoch")
+    say(f"{_trained(student):,} parameters, {batches.per_epoch} steps an epoch")
+    device = model.device.type
+    mixed = device == "cuda" or torch.cpu._is_avx512_bf16_supported()
     last = min(options.steps, options.stop_at or options.steps)
     started, shown = time.monotonic(), _Shown()
     try:
         while step < last:
             loop.set_lr(opts, rate * loop.schedule(step, options.steps, warmup=20, decay=0.4))
             lesson = teacher.teach(batches.step(step))
-            loss, agreed = student(lesson, options.tokens)
+            with torch.autocast(device, torch.bfloat16, enabled=mixed):
+                loss, agreed = student(lesson, options.tokens)
             loss.backward()
             nn.utils.clip_grad_norm_(student.parameters(), 1.0)
             for opt in opts:
@@ -193,6 +197,10 @@ def _same_options(options: Options, state: Path) -> None:
         changed = ", ".join(sorted(k for k in told if before.get(k) != told[k]))
         raise TrainingRefused(f"{state.parent} was begun with another {changed}; use another --out, or delete {state}")
     file.write_text(json.dumps(told, indent=2) + "\n")
+
+
+def _trained(student: nn.Module) -> int:
+    return sum(p.numel() for p in student.parameters() if p.requires_grad)
 
 
 def _described(student: Any) -> dict[str, Any]:

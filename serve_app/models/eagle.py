@@ -75,6 +75,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def output_rows(folder: Path, ids: Tensor, embedding: Tensor) -> Tensor:
+    """Rows ``ids`` float32 of a model's output weights; its embedding's where they are tied."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as stored:
+            if "lm_head.weight" in stored.keys():  # noqa: SIM118 - safe_open is no mapping
+                return stored.get_tensor("lm_head.weight")[ids].float()
+    return embedding[ids].float()
+
+
 class EagleHead:
     """See the module's text. Holds its weights in the target's dtype, on the target's device."""
 
@@ -89,8 +98,8 @@ class EagleHead:
         widths = self._widths()
         self._linears = {name: self._linear(tensors, name, *widths[name]) for name in _LINEARS}
         self._embedding = self._embed(tensors, model)
-        self._output = FusedLinear(self._output_weight(tensors), None)
         self._ids = self._vocabulary(tensors, model.vocab_size)
+        self._output = FusedLinear(self._output_weight(tensors, model), None)
         self._tables = rotary_tables(
             rotary_module(config.hidden, config.q_heads, config.head_dim, config.rotary), torch.empty(1, config.hidden)
         )
@@ -225,11 +234,20 @@ class EagleHead:
             )
         return own.weight.detach()
 
-    def _output_weight(self, tensors: dict[str, Tensor]) -> Tensor:
+    def _output_weight(self, tensors: dict[str, Tensor], model: CausalModel) -> Tensor:
+        """The head's own; without one the target's, of which only the rows that can be drafted are kept."""
         config = self.config
-        if config.tied and "lm_head.weight" not in tensors and config.draft_vocab == len(self._embedding):
+        if "lm_head.weight" in tensors:
+            return self._take(tensors, "lm_head.weight", config.draft_vocab, config.hidden)
+        if config.tied and config.draft_vocab == len(self._embedding):
             return self._embedding
-        return self._take(tensors, "lm_head.weight", config.draft_vocab, config.hidden)
+        target: Any = model.module
+        rows = output_rows(
+            Path(target.config._name_or_path), self._ids.cpu(), target.get_input_embeddings().weight.cpu()
+        )
+        if rows.shape[1] != config.hidden:
+            raise UnsupportedModel(f"{self._path} has no lm_head, and the target's has another width; is it its head?")
+        return rows.to(self._device, self._dtype)
 
     def _vocabulary(self, tensors: dict[str, Tensor], target_vocab: int) -> Tensor:
         """Target ids int64 [draft vocabulary]; ``d2t`` holds each one's distance from the draft id."""

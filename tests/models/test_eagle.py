@@ -30,9 +30,24 @@ SHAPES = {
 }  # fmt: skip
 
 
+def drop(*names):
+    return lambda tensors: [tensors.pop(name) for name in names]
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
     return tiny.write_checkpoint(tmp_path_factory.mktemp("target"), "llama")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_without_an_output_layer_the_targets_serves(tied, tmp_path):
+    """Of it, the rows that can be drafted."""
+    target = tiny.write_checkpoint(tmp_path / "target", "llama", tie_word_embeddings=tied)
+    lean, plain = tiny.load(target, optimise=True), tiny.load(target)
+    path = write_head(tmp_path / "head", edit=drop("lm_head.weight"), **LAYERS)
+    head = attach_head(lean, path)
+    output = plain.module.get_output_embeddings().weight
+    assert torch.equal(head._output_weight({}, lean), output[head._ids])
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -74,10 +89,6 @@ def test_a_published_head_drafts_as_the_paper_says(name, optimise, target, tmp_p
 def test_without_layer_ids_the_papers_are_taken(tmp_path):
     deep = tiny.write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=10)
     assert attach_head(tiny.load(deep), write_head(tmp_path / "head")).layers == (2, 5, 7)
-
-
-def drop(*names):
-    return lambda tensors: [tensors.pop(name) for name in names]
 
 
 def add(name):
