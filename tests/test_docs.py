@@ -82,7 +82,7 @@ def test_make_targets_exist(document: str) -> None:
 def test_subcommands_and_their_options_exist(document: str) -> None:
     [subparsers] = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
     commands = "\n".join([*ticked(text(document)), *fences(document, "bash"), *_indented(document)])
-    for name, rest in re.findall(r"serve-app (?!-)(\w+)([^\n'`]*)", commands):
+    for name, rest in re.findall(r"serve-app (?!-)([\w-]+)([^\n'`]*)", commands):
         assert name in subparsers.choices, f"{document}: serve-app {name}"
         for option in re.findall(r"(?<!\S)(--[a-z-]+)", rest):
             assert option in subparsers.choices[name]._option_string_actions, f"{document}: serve-app {name} {option}"

@@ -52,7 +52,7 @@ def main() -> None:
     batches = Batches(tok, a.seed)
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr)
-    step = loop.load_state(STATE / "pico-draft.pt", model, opts) if a.resume else 0
+    step = loop.load_state(STATE / "pico-draft.safetensors", model, opts) if a.resume else 0
     print(f"{sum(x.numel() for x in model.parameters()):,} parameters, from step {step}", flush=True)
     progress = loop.Progress("pico-draft", a.steps)
     while step < a.steps:
@@ -79,7 +79,7 @@ def main() -> None:
         progress.add(step, int(seen), loss=loss_sum, agree=agree)
         step += 1
         if step % a.save_every == 0 or step == a.steps:
-            loop.save_state(STATE / "pico-draft.pt", step, model, opts)
+            loop.save_state(STATE / "pico-draft.safetensors", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
             export(model, OUT, step, pretrain.generation_config())
 

@@ -70,7 +70,7 @@ def main() -> None:
     batches = Batches(tok, a.seed)
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr)
-    step = loop.load_state(STATE / "pico-instruct.pt", model, opts) if a.resume else 0
+    step = loop.load_state(STATE / "pico-instruct.safetensors", model, opts) if a.resume else 0
     size = sum(x.numel() for x in model.parameters())
     print(
         f"{size:,} parameters, {len(batches.deck)} facts in the deck, from step {step}",
@@ -101,7 +101,7 @@ def main() -> None:
         progress.add(step, int(seen), loss=loss_sum)
         step += 1
         if step % a.save_every == 0 or step == a.steps:
-            loop.save_state(STATE / "pico-instruct.pt", step, model, opts)
+            loop.save_state(STATE / "pico-instruct.safetensors", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
             export(model, OUT, step, generation_config())
         if step == a.stop_at:

@@ -148,7 +148,7 @@ def main() -> None:
     examples = Examples(passages)
     model = build(tok.get_vocab_size()).train()
     opts = loop.optimisers(model, a.lr, muon=False)
-    step = loop.load_state(STATE / "pico-reranker.pt", model, opts) if a.resume else 0
+    step = loop.load_state(STATE / "pico-reranker.safetensors", model, opts) if a.resume else 0
     size = sum(x.numel() for x in model.parameters())
     print(
         f"{size:,} parameters, {len(examples.pool)} passages in training, "
@@ -180,7 +180,7 @@ def main() -> None:
         progress.add(step, len(pairs), loss=loss.item(), top1=top1)
         step += 1
         if step % a.save_every == 0 or step == a.steps:
-            loop.save_state(STATE / "pico-reranker.pt", step, model, opts)
+            loop.save_state(STATE / "pico-reranker.safetensors", step, model, opts)
         if step % a.export_every == 0 or step == a.steps:
             export(model, OUT, step)
 

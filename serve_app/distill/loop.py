@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
-
-State = dict[str, Any]
 
 
 def schedule(step: int, steps: int, warmup: int = 60, decay: float = 0.3) -> float:
@@ -61,8 +60,12 @@ def save_state(path: Path, step: int, model: nn.Module, opts: list[torch.optim.O
     """Keeps everything a resumed run needs in ``path``; the file there is complete at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     (path.parent / ".gitignore").write_text("*\n")
+    tensors = {f"model {name}": value for name, value in model.state_dict().items()}
+    for number, opt in enumerate(opts):
+        for index, values in opt.state_dict()["state"].items():
+            tensors |= {f"opt{number} {index} {name}": torch.as_tensor(value) for name, value in values.items()}
     part = path.with_suffix(".part")
-    torch.save({"step": step, "model": model.state_dict(), "opts": [o.state_dict() for o in opts]}, part)
+    save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, part, {"step": str(step)})
     os.replace(part, path)
 
 
@@ -70,11 +73,21 @@ def load_state(path: Path, model: nn.Module, opts: list[torch.optim.Optimizer]) 
     """Restores and returns the next step; 0 when there is nothing to resume."""
     if not path.exists():
         return 0
-    saved: State = torch.load(path, weights_only=True)
-    model.load_state_dict(saved["model"])
-    for o, s in zip(opts, saved["opts"], strict=True):
-        o.load_state_dict(s)
-    return int(saved["step"])
+    states: list[dict[int, dict[str, Tensor]]] = [{} for _ in opts]
+    weights = {}
+    with safe_open(path, "pt") as stored:
+        for key in stored.keys():  # noqa: SIM118 - safe_open is no mapping
+            kind, _, name = key.partition(" ")
+            if kind == "model":
+                weights[name] = stored.get_tensor(key)
+                continue
+            index, _, field = name.partition(" ")
+            states[int(kind.removeprefix("opt"))].setdefault(int(index), {})[field] = stored.get_tensor(key)
+        step = int(stored.metadata()["step"])
+    model.load_state_dict(weights)
+    for opt, state in zip(opts, states, strict=True):
+        opt.load_state_dict({**opt.state_dict(), "state": state})
+    return step
 
 
 class Threads:

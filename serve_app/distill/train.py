@@ -109,7 +109,7 @@ def _learn(
     """Trains from wherever the state is; returns the step that was reached."""
     rate = options.lr or 2e-3
     opts = loop.optimisers(student, rate)
-    file = state / "state.pt"
+    file = state / "state.safetensors"
     step = loop.load_state(file, student, opts)
     if step:
         say(f"goes on from step {step}")
