@@ -1,7 +1,9 @@
 """The shared cache on one node: publishing, finding and reading chunks between two workers.
 
 ``python -m benchmarks kv [--mib 4] [--rounds 20] [--json]``. Starts a small private Ray. Two worker actors, one that
-computes (here: random bytes) and one that reads; the pool between them is the product's own.
+computes (here: random bytes) and one that reads; the pool between them is the product's own. ``disk_...``: a chunk's
+file written, and read again with its checksum while the operating system still has it in memory; ``evict_us``: making
+room in a full index of 10,000 chunks of 100 tenants.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +36,56 @@ def keys_seconds(tokens: int) -> float:
     return best
 
 
+def chunk_of(mib: int, number: int, tenant: bytes = b"") -> Any:
+    """A chunk of 256 tokens of 8 layers and 8 heads of float16; the head size makes it as large as asked for."""
+    from serve_app.kv.chunk import ChunkMeta
+    from serve_app.kv.keys import CHUNK_TOKENS, block_keys, root_key
+
+    dim = mib * (1 << 20) // (8 * 2 * 8 * CHUNK_TOKENS * 2)
+    root = root_key("benchmark", "float16", "layout", "", tenant or b"salt")
+    keys = block_keys(root, np.arange(CHUNK_TOKENS, dtype=np.int32) + number * CHUNK_TOKENS)
+    shape = (8, 2, CHUNK_TOKENS // 32, 8, 32, dim)
+    return ChunkMeta.make(
+        root=root, start_token=0, n_tokens=CHUNK_TOKENS, block_keys=keys, tail_key=None, shape=shape,
+        dtype="float16", tenant=tenant,
+    )  # fmt: skip
+
+
+def disk_seconds(mib: int, rounds: int) -> dict[str, float]:
+    """Medians of writing and reading one chunk's file."""
+    from serve_app.kv.disk import DiskTier
+
+    written, read = [], []
+    with tempfile.TemporaryDirectory(prefix="kv-") as directory:
+        tier = DiskTier(Path(directory), 1 << 40)
+        for number in range(rounds):
+            meta = chunk_of(mib, number)
+            data = np.random.default_rng(number).integers(0, 256, meta.nbytes, dtype=np.uint8)
+            started = time.perf_counter()
+            assert tier.begin(meta) == [] and tier.commit(meta, tier.write(meta, data))
+            written.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            assert tier.read(meta).nbytes == meta.nbytes
+            read.append(time.perf_counter() - started)
+        tier.close()
+    return {"disk_write_ms": 1e3 * statistics.median(written), "disk_read_ms": 1e3 * statistics.median(read)}
+
+
+def evict_seconds(chunks: int = 10_000, tenants: int = 100, rounds: int = 200) -> float:
+    """Median of publishing one more chunk into a full index."""
+    from serve_app.kv.index import ChunkIndex
+
+    index = ChunkIndex(chunks * chunk_of(1, 0).nbytes)
+    taken = []
+    for number in range(chunks + rounds):
+        meta = chunk_of(1, number, b"%d" % (number % tenants))
+        started = time.perf_counter()
+        assert index.reserve(meta) is not None and index.commit(meta, None)
+        if number >= chunks:
+            taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
 def worker_class(mib: int) -> Any:
     import ray
 
@@ -39,6 +93,7 @@ def worker_class(mib: int) -> Any:
     from serve_app.kv.client import KVClient
     from serve_app.kv.export import ExportBuffer
     from serve_app.kv.keys import CHUNK_TOKENS, block_keys, root_key
+    from serve_app.kv.pool import PoolOptions
 
     # 256 tokens of 8 layers and 8 heads of float16; the head size makes the chunk as large as asked for.
     layers, heads = 8, 8
@@ -49,7 +104,7 @@ def worker_class(mib: int) -> Any:
     class Worker:
         def __init__(self) -> None:
             self.exports = ExportBuffer(1 << 30)
-            self.client = KVClient(ray.get_runtime_context().get_node_id(), layout, use_directory=False)
+            self.client = KVClient(ray.get_runtime_context().get_node_id(), layout, PoolOptions(use_directory=False))
 
         async def export_chunk(self, chunk_id: str) -> np.ndarray:
             return self.exports.take(chunk_id)
@@ -101,6 +156,8 @@ def main(argv: list[str] | None = None) -> None:
     import ray
 
     figures: dict[str, Any] = {"keys_65536_tokens_ms": 1000 * keys_seconds(65536)}
+    figures |= disk_seconds(arguments.mib, arguments.rounds)
+    figures["evict_us"] = 1e6 * evict_seconds()
     ray.init(
         address="local", num_cpus=4, include_dashboard=False, object_store_memory=2 << 30, namespace="serve_app",
         log_to_driver=False,

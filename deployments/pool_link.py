@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 PROMISE_S = 120.0
 ARRIVAL_WAIT_S = 0.2
 LAST_WORD_S = 1.0
+# Prompt tokens after which the engine's speed is looked at again.
+MEASURED_TOKENS = 256
 
 
 @dataclass(slots=True)
@@ -61,13 +64,16 @@ class Path:
             self.bytes += size
             self.early_bytes += size if early else 0
 
-    def to_wire(self, prompt: int, ttft_s: float | None) -> dict[str, Any]:
-        """For the request's result; ``handover_share`` is the hand-over's part of the time to first token."""
-        known = {"own": 0, "node": 0, "disk": 0, "remote": 0, **self.tokens}
+    def to_wire(self, prompt: int, cached: int, ttft_s: float | None) -> dict[str, Any]:
+        """For the request's result, of whose ``prompt`` tokens the engine did not compute ``cached``;
+        ``handover_share`` is the hand-over's part of the time to first token.
+        """
+        known = {"node": 0, "disk": 0, "remote": 0, **self.tokens}
+        known["own"] = max(0, cached - known["node"] - known["disk"] - known["remote"])
         share = round(self.handover_s / ttft_s, 4) if ttft_s else None
         return {
             **known,
-            "computed": max(0, prompt - sum(known.values())),
+            "computed": max(0, prompt - cached),
             "bytes": self.bytes,
             "early_bytes": self.early_bytes,
             "handover_s": round(self.handover_s, 6),
@@ -83,6 +89,7 @@ class PoolLink:
         self.client = client
         self.exports = exports
         self._export_wait_s = export_wait_s
+        self.hits: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing: dict[str, list[asyncio.Task[None]]] = {}
@@ -92,13 +99,32 @@ class PoolLink:
     def attach(self, engine: Engine, engine_loop: EngineLoop) -> None:
         """Whose prompts these are."""
         self._engine, self._engine_loop = engine, engine_loop
+        self._seen = (engine.stats.prefill_tokens, engine.stats.prefill_seconds)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start: of the client, of prompts' tokens by tier, of bytes handed over, and what fetching
+        and computing cost.
+        """
+        return {
+            **asdict(self.client.stats),
+            "dropped": self.exports.dropped,
+            "hits": {"own": 0, "node": 0, "disk": 0, "remote": 0, "computed": 0, **self.hits},
+            "costs": self.client.costs.report(),
+        }
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    def done(self, request: Request, stored: Stored, ttft_s: float | None) -> dict[str, Any]:
+        """What is told about a request that has ended; see :meth:`Path.to_wire`."""
+        told = stored.path.to_wire(request.prompt_len, request.cached, ttft_s)
+        self.hits.update({tier: told[tier] for tier in ("own", "node", "disk", "remote", "computed")})
+        return told
 
     async def stored(self, request: Request) -> Stored:
         """Looks into the engine's own cache, then into the pool, and sets the request's keys."""
         from serve_app.engine.transfer import StoredPrefix
 
+        self._measure_prefill()
         self._loop = asyncio.get_running_loop()
         wanted = len(request.tokens) - (0 if request.prefill_only else 1)
         tail_keys = _name(request, wanted)
@@ -115,7 +141,6 @@ class PoolLink:
         prefix = StoredPrefix(pieces) if pieces else None
         end = prefix.end if prefix is not None else 0
         stored = Stored(prefix, min(wanted, max(own, end)), held or 0 if own else end)
-        stored.path.tokens["own"] = own
         stored.path.took(found or [])
         return stored
 
@@ -133,12 +158,12 @@ class PoolLink:
         tail_keys = _name(request, wanted)
         own = len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
         pieces: list[Any] = []
-        path = Path({"own": own})
+        path = Path()
         promised = [*request.keys[own // BLOCK_TOKENS :], *tail_keys]
         await self.client.announce(promised, PROMISE_S)
         prefilled.add_done_callback(lambda _: self._background(self.client.withdraw(promised)))
         try:
-            told_at = await self._take_over(request, tail_keys, wanted, prefilled, pieces, path)
+            told_at = await self._take_over(request, tail_keys, own, wanted, prefilled, pieces, path)
             # It knows how much of the prompt was cached. If all is here and it does not say, somebody else computed it.
             await asyncio.wait([prefilled], timeout=LAST_WORD_S)
         finally:
@@ -158,17 +183,18 @@ class PoolLink:
         self,
         request: Request,
         tail_keys: list[bytes],
+        at: int,
         wanted: int,
         prefilled: asyncio.Future[dict[str, Any]],
         pieces: list[Any],
         path: Path,
     ) -> float:
-        """Fills ``pieces`` until they reach ``wanted`` or nothing more comes; returns when prefill was seen to have
-        ended (0: it has not).
+        """Fills ``pieces`` from ``at`` on until they reach ``wanted`` or nothing more comes; says when prefill was
+        seen to have ended (0: it has not).
         """
         from serve_app.engine.preload import preload
 
-        at, told_at = path.tokens["own"], 0.0
+        told_at = 0.0
         while at < wanted:
             over = prefilled.done()
             if over and not told_at:
@@ -189,6 +215,13 @@ class PoolLink:
             if not found:
                 await asyncio.wait([prefilled], timeout=ARRIVAL_WAIT_S)
         return told_at
+
+    def _measure_prefill(self) -> None:
+        stats = self._engine.stats
+        tokens, seconds = stats.prefill_tokens, stats.prefill_seconds
+        if tokens - self._seen[0] >= MEASURED_TOKENS:
+            self.client.costs.prefill.add(tokens - self._seen[0], seconds - self._seen[1])
+            self._seen = (tokens, seconds)
 
     def _piece(self, fetched: Fetched) -> Any:
         import torch

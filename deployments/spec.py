@@ -44,3 +44,7 @@ class WorkerSpec:
     export_wait_s: float = 0.0
     # With one node there is nobody else's pool to look into.
     several_nodes: bool = False
+    # The pool's files ("": in the home directory; 0 bytes: none), and the part of it that tenants have a right to.
+    kv_disk_dir: str = ""
+    kv_disk_bytes: int = 0
+    kv_guaranteed: float = 0.5

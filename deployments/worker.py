@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -74,10 +74,10 @@ class EngineWorker:
 
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
-        client = KVClient(self._node_id, self._model.kv_shape.layout, use_directory=spec.several_nodes)
+        client = KVClient(self._node_id, self._model.kv_shape.layout, _pool_options(spec))
         self._pool = PoolLink(client, ExportBuffer(spec.export_bytes), spec.export_wait_s)
         # Started with the worker, or the first request would wait for it.
-        get_or_create_pool(self._node_id, use_directory=spec.several_nodes)
+        get_or_create_pool(self._node_id, _pool_options(spec))
         self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
         self._load_told = WorkerLoad(spec.model, spec.stage, context.get_node_id(), self._engine, self._sender)
         self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
@@ -144,7 +144,7 @@ class EngineWorker:
             self._load_told.changed()
             result = await running.done
             # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
-            result["path"] = stored.path.to_wire(request.prompt_len, running.first_token_s)
+            result["path"] = self._pool.done(request, stored, running.first_token_s)
             result["undelivered"] = [item.to_wire() for item in self._sender.undelivered(request.id)]
             return result
         finally:
@@ -220,7 +220,7 @@ class EngineWorker:
             "generated_tokens": engine.stats.generated_tokens,
             "busy_seconds": round(engine.stats.busy_seconds, 3),
             "speculation": engine.speculation.controller.stats() if engine.speculation is not None else None,
-            "pool": {**asdict(self._pool.client.stats), "dropped": self._pool.exports.dropped},
+            "pool": self._pool.stats(),
             "pid": os.getpid(),
         }
 
@@ -321,6 +321,17 @@ class EngineWorker:
                     self._abort_soon(request_id)
 
         asyncio.get_running_loop().call_later(INBOX_GRACE_S, give_up)
+
+
+def _pool_options(spec: WorkerSpec) -> Any:
+    from serve_app.kv.pool import PoolOptions
+
+    return PoolOptions(
+        use_directory=spec.several_nodes,
+        disk_directory=spec.kv_disk_dir or os.path.join(spec.home, "kv"),
+        disk_bytes=spec.kv_disk_bytes,
+        guaranteed=spec.kv_guaranteed,
+    )
 
 
 def _extra(output: Any, cached: int | None) -> list[Any] | None:

@@ -197,6 +197,9 @@ def _worker_spec(
         "max_num_seqs": size.max_num_seqs,
         "max_model_len": record.properties.context_window or 0,
         "several_nodes": settings.profile != "local",
+        "kv_disk_dir": str(settings.kv_disk_dir or ""),
+        "kv_disk_bytes": settings.kv_disk_bytes,
+        "kv_guaranteed": settings.kv_guaranteed,
         **options,
     }
     return WorkerSpec(**fields)

@@ -31,6 +31,9 @@ ENVIRONMENT = {
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_RATE_LIMITS": "rate_limits",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
+    "SERVE_APP_KV_DISK_BYTES": "kv_disk_bytes",
+    "SERVE_APP_KV_DISK_DIR": "kv_disk_dir",
+    "SERVE_APP_KV_GUARANTEED": "kv_guaranteed",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
     "RAY_SERVE_HAPROXY_METRICS_PORT": "haproxy_metrics_port",
     "RAY_SERVE_HAPROXY_STATS_PORT": "haproxy_stats_port",
@@ -86,6 +89,10 @@ class Settings(BaseModel):
     max_body_bytes: Bytes = 1 << 20  # text generation
     max_embedding_body_bytes: Bytes = 10_000_000  # embeddings, reranking, batches
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
+    kv_disk_bytes: Bytes = 1 << 30  # files behind it, per node; 0: none
+    kv_disk_dir: Path | None = None  # None: home/kv
+    # The part of both that is shared out equally among the active tenants, so that nobody can flush another.
+    kv_guaranteed: float = Field(default=0.5, ge=0, le=1)
     max_inflight: int = Field(default=512, ge=1)  # requests of one model in one gateway; more get 429
     # Requests per minute and account, by task; a task that is not named is not limited, and by default none is: a
     # machine of one's own is limited by what it can do, which answers 429 by itself.

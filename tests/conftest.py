@@ -52,6 +52,7 @@ def _settings():
             "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port()),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
             "SERVE_APP_OBJECT_STORE_BYTES": "512MiB",
+            "SERVE_APP_KV_DISK_BYTES": "64MiB",
         }
     )
 

@@ -44,6 +44,10 @@ class Layout:
         """For ``layout`` of :func:`serve_app.kv.keys.root_key`."""
         return f"L{self.layers}.H{self.kv_heads}.D{self.head_dim}.B{BLOCK_TOKENS}"
 
+    @property
+    def token_bytes(self) -> int:
+        return self.layers * 2 * self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+
     def fits(self, shape: Sequence[int], dtype: str) -> bool:
         layers, two, _, heads, block, dim = shape
         mine = (self.layers, 2, self.kv_heads, BLOCK_TOKENS, self.head_dim, self.dtype)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError
 
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, Piece, payload_view
+from serve_app.kv.costs import FetchCosts
 from serve_app.kv.directory import get_or_create_directory
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
-from serve_app.kv.pool import NAMESPACE, get_or_create_pool, pool_name
+from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool, pool_name
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,14 @@ class ClientStats:
     """Counts since the start; tokens and bytes as received."""
 
     fetches: int = 0
+    # From the node's pool, of which what its disk held, and from another node's.
     local_tokens: int = 0
+    disk_tokens: int = 0
     remote_tokens: int = 0
     bytes_read: int = 0
+    disk_bytes: int = 0
+    remote_bytes: int = 0
+    published_bytes: int = 0
     lookup_failures: int = 0
     read_failures: int = 0
     bad_chunks: int = 0
@@ -48,26 +54,25 @@ class KVClient:
     misses.
 
     ``fetch`` asks the node's own pool, then ``from_node`` if given, then the best node the directory
-    knows for what is still missing, if that is at least ``min_remote_tokens``: a fetch over the network
-    must be worth it.
+    knows for what is still missing, if that is at least ``min_remote_tokens``. Nothing is fetched that is predicted to
+    be computed sooner: see :mod:`serve_app.kv.costs`.
     """
 
     def __init__(
         self,
         node_id: str,
         layout: Layout,
+        options: PoolOptions = PoolOptions(),  # noqa: B008 - frozen
         *,
-        limit_bytes: int | None = None,
         timeout_s: float = 2.0,
-        use_directory: bool = True,
         min_remote_tokens: int = CHUNK_TOKENS,
     ) -> None:
         self.stats = ClientStats()
+        self.costs = FetchCosts()
         self._node_id = node_id
         self._layout = layout
-        self._limit_bytes = limit_bytes
+        self._options = options
         self._timeout_s = timeout_s
-        self._use_directory = use_directory
         self._min_remote_blocks = max(1, min_remote_tokens // BLOCK_TOKENS)
         self._pools: dict[str, Any] = {}
         self._directory: Any = None
@@ -112,6 +117,7 @@ class KVClient:
             pool = await self._pool(self._node_id)
             held = await _within(pool.publish.remote(exporter, [meta.to_wire() for meta in metas]), timeout_s)
             self.stats.published += len(held)
+            self.stats.published_bytes += sum(meta.nbytes for meta in metas if meta.chunk_id in held)
         except Exception as error:
             self.stats.publish_failures += 1
             self._lost(self._node_id, error)
@@ -163,7 +169,7 @@ class KVClient:
             asked.add(from_node)
             at = _end(found, start)
             found += await self._fetch_from(from_node, keys, tail_keys, at, wait_s, first, deadline)
-        if self._use_directory and len(keys) - _end(found, start) >= self._min_remote_blocks:
+        if self._options.use_directory and len(keys) - _end(found, start) >= self._min_remote_blocks:
             at = _end(found, start)
             node = await self._best_node(keys, tail_keys, at, asked, deadline)
             if node:
@@ -180,9 +186,13 @@ class KVClient:
         first: bool,
         deadline: float,
     ) -> list[Fetched]:
+        tier = "node" if node_id == self._node_id else "remote"
+        at_most = (len(keys) - start) * BLOCK_TOKENS + (BLOCK_TOKENS - 1 if tail_keys else 0)
+        if not self.costs.worth(tier, at_most, at_most * self._layout.token_bytes):
+            return []
         try:
             pool = await self._pool(node_id)
-            call = pool.lookup.remote(list(keys), list(tail_keys), start, wait_s, first)
+            call = pool.lookup.remote(list(keys), list(tail_keys), start, wait_s, first, self.costs.token_seconds)
             lease, pieces, refs = await _within(call, deadline - time.monotonic())
         except Exception as error:
             self.stats.lookup_failures += 1
@@ -190,7 +200,11 @@ class KVClient:
             return []
         if not pieces:
             return []
+        if tier == "remote":
+            pieces = [replace(piece, tier=tier) for piece in pieces]
+        started = time.perf_counter()
         payloads = await _read(refs, deadline)
+        read_s = time.perf_counter() - started
         pool.release.remote(lease)
         found: list[Fetched] = []
         for piece, payload in zip(pieces, payloads, strict=True):
@@ -206,13 +220,21 @@ class KVClient:
             if not isinstance(payload, TimeoutError):
                 pool.report_bad.remote([piece.chunk_id])
             break
-        tokens = sum(piece.n_tokens for piece, _ in found)
-        self.stats.bytes_read += sum(payload.nbytes for _, payload in found)
-        if node_id == self._node_id:
-            self.stats.local_tokens += tokens
-        else:
-            self.stats.remote_tokens += tokens
+        self._count(found)
+        self.costs.tiers[tier].add(sum(payload.nbytes for _, payload in found), read_s)
         return found
+
+    def _count(self, found: list[Fetched]) -> None:
+        for piece, payload in found:
+            self.stats.bytes_read += payload.nbytes
+            if piece.tier == "remote":
+                self.stats.remote_tokens += piece.n_tokens
+                self.stats.remote_bytes += payload.nbytes
+            else:
+                self.stats.local_tokens += piece.n_tokens
+            if piece.tier == "disk":
+                self.stats.disk_tokens += piece.n_tokens
+                self.stats.disk_bytes += payload.nbytes
 
     def _usable(self, piece: Piece, payload: object) -> bool:
         try:
@@ -250,7 +272,7 @@ class KVClient:
         return pool
 
     def _own_pool(self) -> Any:
-        return get_or_create_pool(self._node_id, self._limit_bytes, use_directory=self._use_directory)
+        return get_or_create_pool(self._node_id, self._options)
 
     def _lost(self, node_id: str, error: Exception) -> None:
         log.info("the pool of node %s does not answer: %r", node_id, error)

@@ -56,8 +56,11 @@ class _Entry:
 
 @dataclass(slots=True, frozen=True)
 class Evicted:
+    """``replaced``: a longer chunk with the same beginning is held."""
+
     meta: ChunkMeta
     value: Any
+    replaced: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +116,10 @@ class ChunkIndex:
     def value(self, chunk_id: str) -> Any:
         """Raises KeyError for a chunk that is not held."""
         return self._entries[chunk_id].value
+
+    def replaced(self, chunk_id: str) -> bool:
+        """Whether a longer chunk has taken a held chunk's place, and nobody has asked for it since."""
+        return self._entries[chunk_id].used == 0
 
     def holds_all(self, keys: Sequence[bytes]) -> bool:
         return all(key in self._holders for key in keys)
@@ -284,7 +291,7 @@ class ChunkIndex:
         for entry in victims:
             self._drop(entry)
             self.stats.evicted += 1
-        return [Evicted(entry.meta, entry.value) for entry in victims]
+        return [Evicted(entry.meta, entry.value, entry.used == 0) for entry in victims]
 
     def _drop(self, entry: _Entry) -> None:
         del self._entries[entry.meta.chunk_id]

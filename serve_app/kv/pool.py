@@ -14,7 +14,8 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,7 +23,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, payload_view
 from serve_app.kv.directory import DirectoryFeed
-from serve_app.kv.index import ChunkIndex, Pins
+from serve_app.kv.disk import DiskTier
+from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
+from serve_app.kv.spill import COLD_S, Spill
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,21 @@ NAMESPACE = "serve_app"
 # chunks a while.
 DEFAULT_SHARE = 0.70
 MAX_SHARE = 0.75
+
+
+@dataclass(slots=True, frozen=True)
+class PoolOptions:
+    """What an operator decides about pools. ``limit_bytes`` None is 70 % of the node's object store; ``disk_bytes`` 0
+    turns files off; ``guaranteed`` is the part of either that is shared out equally among the active tenants.
+    """
+
+    limit_bytes: int | None = None
+    use_directory: bool = True
+    disk_directory: str = ""
+    disk_bytes: int = 0
+    disk_cold_s: float = COLD_S
+    guaranteed: float = GUARANTEED
+
 
 # lease, pieces, one reference per piece
 Lookup = tuple[int, list[Piece], list[Any]]
@@ -43,14 +61,14 @@ class KVPool:
         self,
         node_id: str,
         limit_bytes: int,
+        options: PoolOptions = PoolOptions(),  # noqa: B008 - frozen
         *,
-        use_directory: bool = True,
         export_timeout_s: float = 30.0,
         lease_s: float = 10.0,
         concurrent_exports: int = 4,
     ) -> None:
         self._node_id = node_id
-        self._index = ChunkIndex(limit_bytes)
+        self._index = ChunkIndex(limit_bytes, options.guaranteed)
         self._export_timeout_s = export_timeout_s
         self._lease_s = lease_s
         self._exports = asyncio.Semaphore(concurrent_exports)
@@ -61,7 +79,19 @@ class KVPool:
         self._changed = asyncio.Event()
         self._leases: dict[int, tuple[float, Pins]] = {}
         self._next_lease = 1
-        self._feed = DirectoryFeed(node_id, uuid.uuid4().hex, self._metas) if use_directory else None
+        self._feed = DirectoryFeed(node_id, uuid.uuid4().hex, self._metas) if options.use_directory else None
+        self._spill = self._open_files(options)
+        self._hits: Counter[str] = Counter()
+
+    def _open_files(self, options: PoolOptions) -> Spill | None:
+        if not options.disk_bytes:
+            return None
+        try:
+            tier = DiskTier(Path(options.disk_directory), options.disk_bytes, options.guaranteed)
+        except OSError as error:
+            log.warning("no files behind the pool: %s", error)
+            return None
+        return Spill(tier, self._index, self._tell_directory, options.disk_cold_s)
 
     # -- publishing ------------------------------------------------------------------------------------------
 
@@ -83,7 +113,7 @@ class KVPool:
 
         Missing ids were not needed (their keys are held already), found no room, or could not be had.
         """
-        self._start_feed()
+        self._start()
         chunks = []
         for wire in metas:
             try:
@@ -102,7 +132,7 @@ class KVPool:
                 evicted = self._index.reserve(meta)
                 if evicted is None:
                     return
-                self._tell_directory((), [gone.meta for gone in evicted])
+                self._left_memory(evicted)
                 try:
                     ref = exporter.export_chunk.remote(meta.chunk_id)
                     payload = await asyncio.wait_for(_value(ref), self._export_timeout_s)
@@ -116,6 +146,8 @@ class KVPool:
                     return
                 self._index.commit(meta, ref)
                 self._tell_directory((meta,), ())
+                if self._spill is not None:
+                    self._spill.added(meta)
         finally:
             self._in_flight.subtract(meta.keys)
             for key in meta.keys:
@@ -133,16 +165,21 @@ class KVPool:
         start_block: int = 0,
         wait_s: float = 0.0,
         first: bool = False,
+        token_seconds: float = 0.0,
     ) -> Lookup:
         """What the pool holds of a prompt from ``start_block`` on; see :meth:`ChunkIndex.match`.
+
+        What lies in files is read if that is predicted to be cheaper than computing, which takes the reader
+        ``token_seconds`` a token (0: it does not know).
 
         Waits up to ``wait_s`` seconds while the next missing key is announced or being pulled; with
         ``first`` only until there is anything. The chunks are pinned until :meth:`release` of the lease
         or until it lapses.
         """
+        self._start()
         deadline = time.monotonic() + wait_s
         while True:
-            pieces = self._index.match(keys, tail_keys, start_block)
+            pieces = self._match(keys, tail_keys, start_block)
             left = deadline - time.monotonic()
             if left <= 0 or (first and pieces) or not self._coming(keys, tail_keys, pieces, start_block):
                 break
@@ -153,11 +190,41 @@ class KVPool:
         if not pieces:
             return 0, [], []
         self._expire_leases()
-        ids = dict.fromkeys(piece.chunk_id for piece in pieces)
+        ids = dict.fromkeys(piece.chunk_id for piece in pieces if piece.tier == "node")
         lease = self._next_lease
         self._next_lease += 1
         self._leases[lease] = (time.monotonic() + self._lease_s, self._index.pin(ids))
-        return lease, pieces, [self._index.value(piece.chunk_id) for piece in pieces]
+        refs = {chunk_id: self._index.value(chunk_id) for chunk_id in ids}
+        pieces, refs = await self._bring(pieces, refs, token_seconds)
+        self._hits.update({f"{tier}_tokens": n for tier, n in _tokens(pieces).items()})
+        return lease, pieces, [refs[piece.chunk_id] for piece in pieces]
+
+    def _match(self, keys: Sequence[bytes], tail_keys: Sequence[bytes], at: int) -> list[Piece]:
+        """Alternately from memory and from files, as far as they reach."""
+        pieces: list[Piece] = []
+        while True:
+            more = self._index.match(keys, tail_keys, at)
+            if not more and self._spill is not None:
+                more = self._spill.match(keys, tail_keys, at)
+            if not more:
+                return pieces
+            pieces += more
+            at += sum(piece.n_blocks for piece in more)
+
+    async def _bring(
+        self, pieces: list[Piece], refs: dict[str, Any], token_seconds: float
+    ) -> tuple[list[Piece], dict[str, Any]]:
+        """Reads what lies in files, if it is worth it; without it the pieces behind it are of no use."""
+        at = next((n for n, piece in enumerate(pieces) if piece.tier == "disk"), None)
+        if at is None or self._spill is None:
+            return pieces, refs
+        if not self._spill.worth(pieces[at:], token_seconds):
+            return pieces[:at], refs
+        wanted = list(dict.fromkeys(piece.chunk_id for piece in pieces if piece.tier == "disk"))
+        found = await asyncio.gather(*(self._spill.bring(chunk_id) for chunk_id in wanted))
+        refs |= {chunk_id: ref for chunk_id, ref in zip(wanted, found, strict=True) if ref is not None}
+        end = next((n for n, piece in enumerate(pieces) if piece.chunk_id not in refs), len(pieces))
+        return pieces[:end], refs
 
     async def release(self, lease: int) -> None:
         """Unpins what :meth:`lookup` pinned. The reader's own references stay valid."""
@@ -170,17 +237,17 @@ class KVPool:
 
         For a reader whose engine has them as well: what is in use there must not grow old here.
         """
-        pieces = self._index.match(keys, tail_keys)
+        pieces = self._match(keys, tail_keys, 0)
         return pieces[-1].end_token if pieces else 0
 
     async def report_bad(self, chunk_ids: Sequence[str]) -> None:
         """A reader could not use these (lost, or not what they claim to be): forget them."""
         removed = [meta for chunk_id in chunk_ids if (meta := self._index.remove(chunk_id))]
-        self._tell_directory((), removed)
+        self._tell_directory((), [meta for meta in removed if not self._on_disk(meta)])
 
     async def stats(self) -> dict[str, Any]:
         """Sizes in bytes, the rest counts."""
-        self._start_feed()
+        self._start()
         return {
             "node_id": self._node_id,
             "limit_bytes": self._index.limit_bytes,
@@ -188,6 +255,8 @@ class KVPool:
             "leases": len(self._leases),
             "announced": sum(until > time.monotonic() for until in self._announced.values()),
             **asdict(self._index.stats),
+            "hits": {"node_tokens": 0, "disk_tokens": 0, **self._hits},
+            "disk": self._spill.stats() if self._spill is not None else None,
         }
 
     # -- inside ----------------------------------------------------------------------------------------------
@@ -213,18 +282,39 @@ class KVPool:
             del self._leases[lease]
             self._index.unpin(pins)
 
+    def _left_memory(self, evicted: Sequence[Evicted]) -> None:
+        if self._spill is not None:
+            self._spill.evicted(evicted)
+        self._tell_directory((), [gone.meta for gone in evicted if not self._on_disk(gone.meta)])
+
+    def _on_disk(self, meta: ChunkMeta) -> bool:
+        return self._spill is not None and meta.chunk_id in self._spill.tier.index
+
     def _metas(self) -> list[ChunkMeta]:
-        return [meta for chunk_id in self._index.chunk_ids if (meta := self._index.meta(chunk_id))]
+        held = {i: meta for i in self._index.chunk_ids if (meta := self._index.meta(i))}
+        if self._spill is not None:
+            files = self._spill.tier.index
+            held |= {i: meta for i in files.chunk_ids if (meta := files.meta(i))}
+        return list(held.values())
 
     def _tell_directory(self, added: Sequence[ChunkMeta], removed: Sequence[ChunkMeta]) -> None:
         if self._feed is not None:
             self._feed.changed(added, removed)
 
-    def _start_feed(self) -> None:
+    def _start(self) -> None:
         # Not in __init__: the actor's loop runs coroutines only after construction, and again after a
         # restart.
         if self._feed is not None:
             self._feed.start()
+        if self._spill is not None:
+            self._spill.start()
+
+
+def _tokens(pieces: Sequence[Piece]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for piece in pieces:
+        found[piece.tier] += piece.n_tokens
+    return found
 
 
 async def _value(ref: Any) -> Any:
@@ -243,16 +333,16 @@ def object_store_bytes(node_id: str) -> int:
     return 0
 
 
-def get_or_create_pool(node_id: str, limit_bytes: int | None = None, *, use_directory: bool = True) -> Any:
+def get_or_create_pool(node_id: str, options: PoolOptions = PoolOptions()) -> Any:  # noqa: B008 - frozen
     """Handle of the node's pool, which is started if need be. Blocks; in an event loop use a thread.
 
-    ``limit_bytes`` defaults to 70 % of the node's object store; more than 75 % is a ValueError.
+    A ``limit_bytes`` of more than 75 % of the node's object store is a ValueError. A pool that runs already keeps the
+    options it was started with.
     """
     store = object_store_bytes(node_id)
     if not store:
         raise ValueError(f"node {node_id} is not alive or has no object store")
-    if limit_bytes is None:
-        limit_bytes = int(store * DEFAULT_SHARE)
+    limit_bytes = int(store * DEFAULT_SHARE) if options.limit_bytes is None else options.limit_bytes
     if limit_bytes > store * MAX_SHARE:
         raise ValueError(
             f"a pool of {limit_bytes} bytes is more than {MAX_SHARE:.0%} of the object store ({store} bytes)"
@@ -267,4 +357,4 @@ def get_or_create_pool(node_id: str, limit_bytes: int | None = None, *, use_dire
         max_concurrency=1000,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
     )
-    return actor.remote(node_id, limit_bytes, use_directory=use_directory)
+    return actor.remote(node_id, limit_bytes, options)

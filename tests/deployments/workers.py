@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from deployments.spec import WorkerSpec
 from deployments.worker import EngineWorker
+from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import TokenInbox
 from serve_app.engine.request import SamplingParams
 
@@ -65,10 +67,22 @@ class Caller:
         return await self.follow(self.wire(ids, **sampling), worker)
 
     async def follow(self, wire: dict[str, Any], worker: Any) -> tuple[list[int], dict[str, Any]]:
-        stream = self._inbox.open_stream(wire["id"], 0)
-        call = worker.generate.remote(wire)
-        tokens = [token async for item in stream for token in item.ids]
-        return tokens, await call
+        stream = self._inbox.open_stream(wire["id"], wire.get("resumed", 0))
+
+        async def read() -> list[int]:
+            return [token async for item in stream for token in item.ids]
+
+        reading = asyncio.ensure_future(read())
+        try:
+            result = await worker.generate.remote(wire)
+            if "finish" not in result:
+                return [], result
+            for item in result["undelivered"]:
+                stream.feed(TokenItem.from_wire(item))
+            return await reading, result
+        finally:
+            reading.cancel()
+            self._inbox.close_stream(wire["id"])
 
     async def prefill(self, worker: Any, ids: list[int], *, salt: bytes = SALT) -> dict[str, Any]:
         wire = self.wire(ids, salt=salt)

@@ -14,7 +14,7 @@ from ray._private.internal_api import memory_summary
 from serve_app.kv.client import KVClient
 from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
 from serve_app.kv.export import ExportBuffer, ExportMixin
-from serve_app.kv.pool import KVPool, get_or_create_pool, object_store_bytes, pool_name
+from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool, object_store_bytes, pool_name
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 MB = 1024 * 1024
 # 512 KiB a block, 4 MiB a chunk of 256 tokens: like a small real model.
 BIG = type(LAYOUT)(layers=8, kv_heads=4, head_dim=128, dtype="bfloat16")
+
+ALONE = PoolOptions(limit_bytes=100 * MB, use_directory=False)
 
 
 @ray.remote(num_cpus=0, max_concurrency=4)
@@ -61,7 +63,7 @@ def node_id():
 
 @pytest.fixture
 def pool(node_id):
-    handle = get_or_create_pool(node_id, 100 * MB, use_directory=False)
+    handle = get_or_create_pool(node_id, ALONE)
     yield handle
     ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
     wait_until(lambda: not alive(node_id))
@@ -69,7 +71,7 @@ def pool(node_id):
 
 @pytest.fixture
 def client(node_id, pool):
-    client = KVClient(node_id, BIG, limit_bytes=100 * MB, use_directory=False)
+    client = KVClient(node_id, BIG, ALONE)
     yield client
     client.close()
 
@@ -183,7 +185,7 @@ async def test_an_export_nobody_made_is_a_miss(client):
 async def test_chunks_of_another_layout_are_misses(client, node_id, pool):
     tokens = prompt(256)
     await produce(client, tokens)
-    other = KVClient(node_id, LAYOUT, use_directory=False)
+    other = KVClient(node_id, LAYOUT, ALONE)
     assert await fetch(other, tokens) == []
     assert other.stats.bad_chunks == 1
     other.close()
@@ -311,7 +313,7 @@ async def test_leases_are_returned(client, pool):
 
 def test_a_pool_must_leave_room_in_the_object_store(node_id):
     with pytest.raises(ValueError, match="object store"):
-        get_or_create_pool(node_id, object_store_bytes(node_id))
+        get_or_create_pool(node_id, PoolOptions(limit_bytes=object_store_bytes(node_id)))
     with pytest.raises(ValueError, match="not alive"):
         get_or_create_pool("f" * 56)
 
@@ -326,7 +328,7 @@ async def test_another_nodes_pool_is_found_through_the_directory(node_id):
         .remote(far_node, 50 * MB)
     )
     directory = get_or_create_directory()
-    client = KVClient(node_id, BIG, limit_bytes=50 * MB)
+    client = KVClient(node_id, BIG, PoolOptions(limit_bytes=50 * MB))
     try:
         tokens = prompt(700)
         metas = cut(tokens, root(), BIG)

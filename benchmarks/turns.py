@@ -1,0 +1,185 @@
+"""The second turn of a conversation on another worker, beside the same prompt cold; and what a hand-over costs.
+
+``python -m benchmarks turns [--context 4096] [--rounds 5] [--size 7m] [--threads 1] [--json]``. Starts a small private
+Ray with the product's own workers and pool, without Serve and HTTP: two decode workers and a prefill worker of a
+random model. Each round, in alternating order, takes the time to the first token on the reader's side of
+
+* ``cold``: a prompt of ``context`` tokens that nobody has seen, computed by the decode worker it came to;
+* ``turn``: the same conversation's next turn (the answer and 64 new tokens behind it) on the *other* decode worker;
+* ``handed over``: such a cold prompt computed by the prefill worker while decode takes the chunks over.
+
+Workers that wait for nothing still share the cores: figures count only where other processes were quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ANSWER, NEW = 96, 64
+SALT = b"benchmark's salt"
+
+
+class Reader:
+    """A gateway's part: sends requests to workers and times their first tokens."""
+
+    def __init__(self, inbox: Any) -> None:
+        self._inbox = inbox
+        self._count = 0
+
+    def wire(self, ids: list[int], new: int) -> dict[str, Any]:
+        self._count += 1
+        return {
+            "id": f"turn-{self._count}",
+            "ids": np.array(ids, np.int32).tobytes(),
+            "salt": SALT,
+            "sampling": {"temperature": 0.0, "max_tokens": new, "ignore_eos": True},
+            "inbox": self._inbox.address.to_wire(),
+        }
+
+    async def ask(self, worker: Any, ids: list[int], new: int) -> tuple[float, list[int], dict[str, Any]]:
+        """(seconds to the first token, tokens, the worker's result)"""
+        return await self._follow(self.wire(ids, new), worker)
+
+    async def ask_both(self, decode: Any, prefill: Any, ids: list[int]) -> tuple[float, list[int], dict[str, Any]]:
+        """The same with the prompt computed by ``prefill``."""
+        wire = self.wire(ids, 1)
+        running = asyncio.ensure_future(self._follow({**wire, "cached": 0, "arriving": True}, decode))
+        told = await prefill.prefill.remote({"id": wire["id"], "salt": SALT, "ids": wire["ids"][:-4]})
+        while not await decode.prefilled.remote(wire["id"], told):
+            await asyncio.sleep(0.001)
+        return await running
+
+    async def _follow(self, wire: dict[str, Any], worker: Any) -> tuple[float, list[int], dict[str, Any]]:
+        stream = self._inbox.open_stream(wire["id"], 0)
+        started, first = time.perf_counter(), 0.0
+        call = worker.generate.remote(wire)
+        tokens: list[int] = []
+        async for item in stream:
+            first = first or time.perf_counter() - started
+            tokens += item.ids
+        return first, tokens, await call
+
+
+async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
+    import ray
+
+    from deployments.spec import WorkerSpec
+    from deployments.worker import EngineWorker
+    from serve_app.channel.inbox import TokenInbox
+
+    def start(stage: str) -> Any:
+        return EngineWorker.remote(  # type: ignore[attr-defined]
+            WorkerSpec(
+                model="benchmark", stage=stage, weights={"path": str(checkpoint)}, source=str(checkpoint),
+                home=str(checkpoint.parent), dtype="bfloat16", cpu_threads=arguments.threads, max_model_len=8192,
+                kv_cache_bytes=512 << 20, max_batch_tokens=1024, max_num_seqs=8, publish=True,
+                export_wait_s=5.0 if stage == "prefill" else 0.0,
+            )
+        )  # fmt: skip
+
+    one, two, prefill = start("decode"), start("decode"), start("prefill")
+    for worker in (one, two, prefill):
+        await worker.info.remote()
+    inbox = TokenInbox()
+    await inbox.start()
+    reader, rng = Reader(inbox), np.random.default_rng(0)
+    seconds: dict[str, list[float]] = {"cold": [], "turn": [], "handed_over": []}
+    paths: dict[str, dict[str, Any]] = {}
+
+    def fresh(count: int) -> list[int]:
+        return rng.integers(10, 8000, count).tolist()
+
+    async def conversation(first: Any, second: Any) -> None:
+        prompt = fresh(arguments.context)
+        cold, answer, _ = await reader.ask(first, prompt, ANSWER)
+        await settled(first)
+        turn, _, result = await reader.ask(second, prompt + answer + fresh(NEW), 1)
+        seconds["cold"].append(cold)
+        seconds["turn"].append(turn)
+        paths["turn"] = result["path"]
+
+    async def handed_over(decode: Any) -> None:
+        taken, _, result = await reader.ask_both(decode, prefill, fresh(arguments.context))
+        seconds["handed_over"].append(taken)
+        paths["handed_over"] = result["path"]
+
+    for number in range(arguments.rounds + 1):  # the first one warms up
+        first, second = (one, two) if number % 2 else (two, one)
+        if number % 2:
+            await conversation(first, second)
+            await handed_over(first)
+        else:
+            await handed_over(second)
+            await conversation(first, second)
+    stats = await one.stats.remote()
+    await inbox.aclose()
+    ray.kill(prefill)
+    median = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    return {
+        "ttft_ms": {name: round(1e3 * value, 2) for name, value in median.items()},
+        "turn_over_cold": round(median["turn"] / median["cold"], 4),
+        "handover_share_of_ttft": paths["handed_over"]["handover_share"],
+        "paths": paths,
+        "rounds_ms": {name: [round(1e3 * v, 1) for v in values[1:]] for name, values in seconds.items()},
+        "costs": stats["pool"]["costs"],
+    }
+
+
+async def settled(worker: Any) -> None:
+    """Waits until what a worker has published is in the pool: between two turns a person reads."""
+    before = -1
+    while (now := (await worker.stats.remote())["pool"]["published"]) != before:
+        before = now
+        await asyncio.sleep(0.3)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks turns", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--context", type=int, default=4096, help="tokens of the conversation's first prompt")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", default="7m", help="of the random model: see benchmarks checkpoint")
+    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args(argv)
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process reaches this Ray's work
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="turns-") as scratch:
+        checkpoint = Path(scratch) / "model"
+        write = [sys.executable, "-m", "benchmarks", "checkpoint", str(checkpoint), arguments.size]
+        subprocess.run(write, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ray.init(
+            address="local", num_cpus=4, include_dashboard=False, object_store_memory=1 << 30, namespace="serve_app",
+            log_to_driver=False,
+        )  # fmt: skip
+        try:
+            found = asyncio.run(measure(arguments, checkpoint))
+        finally:
+            ray.shutdown()
+    for name, value in found["ttft_ms"].items():
+        print(f"time to first token, {name:12} {value:9.1f} ms")
+    turn, handed = found["paths"]["turn"], found["paths"]["handed_over"]
+    print(f"a turn costs {100 * found['turn_over_cold']:.1f} % of a cold prompt ({turn['node']} tokens from the pool, "
+          f"{turn['bytes'] / 1e6:.1f} MB, {turn['computed']} computed)")  # fmt: skip
+    print(f"a hand-over is {100 * handed['handover_share']:.1f} % of the time to first token "
+          f"({handed['early_bytes'] / 1e6:.1f} of {handed['bytes'] / 1e6:.1f} MB moved while it computed)")  # fmt: skip
+    if arguments.json:
+        print(json.dumps({"benchmark": "turns", "context": arguments.context, "size": arguments.size, **found}))
+
+
+if __name__ == "__main__":
+    main()

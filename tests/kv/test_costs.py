@@ -1,0 +1,69 @@
+"""What is fetched and what is computed again."""
+
+from __future__ import annotations
+
+import pytest
+
+from serve_app.kv.costs import PRIORS, FetchCosts, Rate
+
+MIB = 1 << 20
+
+
+def test_before_anything_is_measured_everything_is_worth_a_fetch():
+    costs = FetchCosts()
+    assert costs.worth("remote", 32, 1 << 30) and costs.token_seconds == 0.0
+    assert costs.report()["prefill_tokens_per_s"] is None
+
+
+def test_the_cheaper_way_is_chosen_and_said():
+    costs = FetchCosts()
+    costs.prefill.add(1000, 1.0)
+    # 256 tokens take 256 ms; 32 MiB at the prior rates 17 ms, 69 ms and 139 ms; 128 MiB over the network 540 ms.
+    assert all(costs.worth(tier, 256, 32 * MIB) for tier in PRIORS)
+    assert not costs.worth("remote", 256, 128 * MIB)
+    assert costs.worth("node", 256, 128 * MIB)
+    assert costs.decisions == {
+        "node: fetch": 2, "disk: fetch": 1, "remote: fetch": 1, "remote: computing is cheaper": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tier", PRIORS)
+def test_a_tier_that_turns_out_slow_is_left_alone_until_it_is_fast_again(tier):
+    costs = FetchCosts()
+    costs.prefill.add(10_000, 1.0)
+    assert costs.worth(tier, 1024, 8 * MIB)
+    for _ in range(10):
+        costs.tiers[tier].add(8 * MIB, 1.0)
+    assert not costs.worth(tier, 1024, 8 * MIB)
+    for _ in range(3000):
+        costs.tiers[tier].add(8 * MIB, 0.004)
+    assert costs.worth(tier, 1024, 8 * MIB)
+
+
+def test_small_transfers_measure_latency_only():
+    costs = FetchCosts()
+    before = costs.tiers["remote"].bytes_per_s
+    for _ in range(100):
+        costs.tiers["remote"].add(4096, 0.2)
+        costs.tiers["node"].add(4096, 0.2)
+    assert costs.tiers["remote"].bytes_per_s == before
+    assert costs.tiers["remote"].latency_s == pytest.approx(0.2, rel=0.01)
+    assert costs.tiers["node"].latency_s == 0.0
+
+
+def test_a_fast_engine_computes_rather_than_waits_for_the_disk():
+    costs = FetchCosts()
+    costs.prefill.add(100_000, 1.0)
+    assert not costs.worth("disk", 64, 64 * 1024)
+    costs.prefill.add(100, 10.0)
+    assert costs.worth("disk", 64, 64 * 1024)
+
+
+def test_rates_forget_and_weigh_by_time():
+    rate = Rate(100.0)
+    rate.add(1, 0.001)
+    assert rate.value == pytest.approx(100, rel=0.1)
+    for _ in range(100):
+        rate.add(1000, 1.0)
+    assert rate.value == pytest.approx(1000, rel=0.01)
+    assert Rate().value is None
