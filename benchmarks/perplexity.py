@@ -1,6 +1,6 @@
 """What quantised weights cost in quality and bring in speed: perplexity on a text, and batch-1 decoding, side by side.
 
-    python -m benchmarks perplexity MODEL_DIR --text FILE [--quantization none,int8,int4] [--tokens 20000] [--json]
+    python -m benchmarks perplexity MODEL_DIR --text FILE [--quantization none,int8,int4,fp8,fp8+kv,kv] [--json]
 
 Perplexity is exp of the mean negative log-likelihood of each next token in windows of the text, computed by the forward
 pass that serves. Use a text the model has not seen. Decoding alternates between the variants; figures are medians.
@@ -45,6 +45,12 @@ def perplexity(model: CausalModel, ids: list[int], window: int) -> float:
     return math.exp(total / seen)
 
 
+def load_variant(path: Path, dtype: str, name: str) -> CausalModel:
+    """``none``, ``int8``, ``int4`` or ``fp8``; ``fp8+kv`` with a float8 cache, ``kv`` with nothing but that."""
+    weights = "none" if name == "kv" else name.removesuffix("+kv")
+    return load_causal_lm(path, dtype=dtype, quantization=weights, kv_cache_dtype="fp8" if "kv" in name else "auto")
+
+
 def decode_rate(model: CausalModel, prompt: list[int], salt: str) -> float:
     """Tokens per second of one greedy request behind ``prompt``, its prefill left out."""
     engine = build_engine(model, EngineLimits(max_batch_tokens=512, max_num_seqs=1, max_model_len=512))
@@ -75,7 +81,7 @@ def main() -> int:
     ids = Tokenizer(options.model_dir).encode(options.text.read_text())[: options.tokens].tolist()
     if len(ids) < 2:
         parser.error(f"{options.text} has no text")
-    models = {n: load_causal_lm(options.model_dir, dtype=options.dtype, quantization=n) for n in names}
+    models = {n: load_variant(options.model_dir, options.dtype, n) for n in names}
     found: dict[str, Any] = {n: {"perplexity": perplexity(m, ids, options.window)} for n, m in models.items()}
     rates: dict[str, list[float]] = {n: [] for n in names}
     for number in range(options.rounds):

@@ -59,6 +59,7 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
         device=spec.device,
         max_model_len=spec.max_model_len or None,
         quantization=spec.quantization,
+        kv_cache_dtype=spec.kv_cache_dtype,
         progress=progress,
     )
 

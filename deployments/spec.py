@@ -19,6 +19,7 @@ class WorkerSpec:
     dtype: str = "auto"
     # Of the weights: none, int8, int4.
     quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     device: str = "cpu"
     cpu_threads: int = 0
     kv_cache_bytes: int = 0

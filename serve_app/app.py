@@ -189,6 +189,7 @@ def _worker_spec(
         "home": str(settings.home),
         "dtype": record.dtype,
         "quantization": record.quantization if stage in ("decode", "prefill") else "none",
+        "kv_cache_dtype": record.kv_cache_dtype if stage in ("decode", "prefill") else "auto",
         "device": "cuda" if size.num_gpus else "cpu",
         "cpu_threads": size.cpu_threads,
         "kv_cache_bytes": size.kv_cache_bytes or 0,

@@ -205,8 +205,10 @@ class ModelRecord(Record):
     tool_parser: Literal["pico", "hermes", "llama3", "mistral", "none"] = "none"
     reasoning_parser: Literal["qwen3", "deepseek_r1", "mistral", "none"] = "none"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # Weights of linears rounded when they are loaded; fast on CPUs with AVX512_VNNI and dtype bfloat16.
-    quantization: Literal["none", "int8", "int4"] = "none"
+    # Weights of linears rounded when they are loaded; int8 and int4 are fast on CPUs with AVX512_VNNI and dtype
+    # bfloat16, fp8 on GPUs of compute capability 8.9 and up.
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"  # fp8: e4m3, half the bytes of bfloat16
     pooling: Literal["mean", "cls"] = "mean"
     normalize: bool = True
     draft: Draft | None = None

@@ -55,13 +55,18 @@ def load_prefix(kv: Tensor, blocks: list[int], prefix: StoredPrefix, start: int,
         count = blocks_for(last) - first // BLOCK_TOKENS
         target = torch.tensor(blocks[first // BLOCK_TOKENS :][:count], device=kv.device)
         source = piece.data[:, :, offset : offset + count].to(kv.device, non_blocking=True)
-        kv.index_copy_(2, target, source)
+        raw(kv).index_copy_(2, target, raw(source))
 
 
 def take_out(kv: Tensor, blocks: list[int]) -> Tensor:
     """A copy of ``blocks`` as one contiguous tensor [L, 2, len(blocks), Hkv, 32, D] on the cache's own device."""
     index = torch.tensor(blocks, device=kv.device)
-    return kv.index_select(2, index)
+    return raw(kv).index_select(2, index).view(kv.dtype)
+
+
+def raw(kv: Tensor) -> Tensor:
+    """Bytes instead of float8, which few of torch's operators know."""
+    return kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
 
 
 class HostCopy:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.kernels.attention import paged_attention_torch, write_kv_torch
+from serve_app.kernels.fp8 import quantize_rows
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -73,6 +74,7 @@ class Operators:
     swiglu: Callable[[Tensor], Tensor]
     attention: Callable[..., Tensor]
     write_kv: Callable[..., None]
+    quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-TORCH = Operators("torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch)
+TORCH = Operators("torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch, quantize_rows)

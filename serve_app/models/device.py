@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
+from serve_app.kernels.fp8 import Fp8Linear
 from serve_app.kernels.fused import Operators
 
 if TYPE_CHECKING:
@@ -100,12 +101,19 @@ class DeviceForward:
         return self.head(normed)
 
 
-def build_forward(lean: LeanModel, max_positions: int) -> tuple[Callable[[Batch], Tensor], str]:
-    """The pass with the operators that the weights' device gets, and its name for the log."""
+def build_forward(
+    lean: LeanModel, max_positions: int, *, fp8: bool = False
+) -> tuple[Callable[[Batch], Tensor], str]:  # fmt: skip
+    """The pass with the operators that the weights' device gets, and its name for the log. With ``fp8`` the layers'
+    linears compute in float8; raises ValueError where they can't.
+    """
     from serve_app.kernels.gpu.backend import describe, operators
 
-    device = lean.embedding.device
-    return DeviceForward(lean, operators(device), max_positions), f"fused layers, {' '.join(describe(device))}"
+    found = operators(lean.embedding.device)
+    name = f"fused layers{' in float8' if fp8 else ''}, {' '.join(describe(lean.embedding.device))}"
+    if not fp8:
+        return DeviceForward(lean, found, max_positions), name
+    return DeviceForward(lean, found, max_positions, lambda w, b: Fp8Linear(w, b, found.quantize_rows)), name
 
 
 def _layer(layer: DecoderLayer, owners: dict[int, nn.Linear], linear: MakeLinear) -> DeviceLayer:

@@ -91,7 +91,7 @@ class EagleHead:
         self, config: HeadConfig, tensors: dict[str, Tensor], model: CausalModel, first_layer: int, path: Path
     ) -> None:
         self.config, self.layers = config, config.layers
-        self._path, self._device, self._dtype = path, model.device, model.kv_shape.dtype
+        self._path, self._device, self._dtype = path, model.device, model.dtype
         self._first, self._cache_heads, self._cache_dim = first_layer, model.kv_shape.kv_heads, model.kv_shape.head_dim
         self._check_names(tensors)
         self._norms = {name: self._norm(tensors, name) for name in (*_NORMS, *self._input_norms)}

@@ -20,6 +20,7 @@ from serve_app.engine.scheduler import Scheduled
 from serve_app.models import attention
 from serve_app.models.quantization import quantize_linears
 
+KV_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn}
 Progress = Callable[[str], None]
 
 
@@ -38,6 +39,7 @@ class CausalModel:
     max_model_len: int
     eos_token_ids: frozenset[int]
     device: torch.device
+    dtype: torch.dtype  # of weights and activations; the cache has its own
     report: dict[str, Any]
 
 
@@ -56,13 +58,15 @@ def load_causal_lm(
     device: str = "cpu",
     max_model_len: int | None = None,
     quantization: str = "none",
+    kv_cache_dtype: str = "auto",
     optimise: bool = True,
     progress: Progress = lambda stage: None,
 ) -> CausalModel:
     """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
 
     ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name; ``quantization``
-    is ``none``, ``int8`` or ``int4`` (:mod:`serve_app.models.quantization`). Raises
+    is ``none``, ``int8``, ``int4`` (:mod:`serve_app.models.quantization`) or ``fp8`` (:mod:`serve_app.kernels.fp8`);
+    ``kv_cache_dtype`` is ``auto`` (the model's) or ``fp8`` (e4m3 without scales). Raises
     :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or one
     whose attention does not go through transformers' interface.
     """
@@ -80,7 +84,7 @@ def load_causal_lm(
     module.to(device)
     loaded = time.perf_counter()
     report |= {"import_s": round(imported - started, 2), "load_s": round(loaded - imported, 2)}
-    if quantization != "none":
+    if quantization not in ("none", "fp8"):
         progress(f"quantising to {quantization}")
         report["quantization"] = quantize_linears(module, quantization)
     progress("optimising")
@@ -88,18 +92,22 @@ def load_causal_lm(
     model = CausalModel(
         forward=_forward(module),
         module=module,
-        kv_shape=_kv_shape(text_config, module.dtype),
+        kv_shape=_kv_shape(text_config, KV_DTYPES[kv_cache_dtype] or module.dtype),
         vocab_size=text_config.vocab_size,
         max_model_len=min(max_model_len or 1 << 30, getattr(text_config, "max_position_embeddings", 1 << 30)),
         eos_token_ids=_eos_token_ids(module),
         device=torch.device(device),
+        dtype=module.dtype,
         report=report,
     )
     _check_coverage(model, path)
     if optimise:
         from serve_app.models.surgery import optimise as improve
 
-        report.update(improve(model))
+        try:
+            report.update(improve(model, fp8=quantization == "fp8"))
+        except ValueError as error:
+            raise UnsupportedModel(f"{path}: {error}") from error
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model
 

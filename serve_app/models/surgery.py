@@ -27,18 +27,22 @@ ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 ALLOWED_QUANTIZED = 0.15
 
 
-def optimise(model: CausalModel) -> dict[str, Any]:
-    """Applies what pays on the model's device and returns a report for the log."""
+def optimise(model: CausalModel, *, fp8: bool = False) -> dict[str, Any]:
+    """Applies what pays on the model's device and returns a report for the log; with ``fp8`` the linears of the layers
+    compute in float8, and a model whose layers can't is a ValueError.
+    """
     started = time.perf_counter()
     expected = probe(model, model.forward)
-    report = _use_lean_forward(model, expected)
+    report = _use_lean_forward(model, expected, fp8)
+    if fp8 and "lean" not in report:
+        raise ValueError(f"the layers can't compute in float8 ({report['standard_forward']}); set quantization: none")
     if "lean" not in report and model.device.type == "cpu":
         report.update(_replace_modules(model, expected))
     report["optimise_s"] = round(time.perf_counter() - started, 2)
     return report
 
 
-def _use_lean_forward(model: CausalModel, expected: Tensor) -> dict[str, Any]:
+def _use_lean_forward(model: CausalModel, expected: Tensor, fp8: bool) -> dict[str, Any]:
     """The generic layer where the model is built like it and its results agree."""
     try:
         parts = lean.read_model(model, lambda: probe(model, model.forward))
@@ -46,12 +50,13 @@ def _use_lean_forward(model: CausalModel, expected: Tensor) -> dict[str, Any]:
         return {"standard_forward": f"kept: {reason}"}
     except (AttributeError, TypeError, RuntimeError) as failure:
         return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
-    if model.device.type == "cuda":
-        forward, name = device.build_forward(parts, model.max_model_len)
+    # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
+    if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
+        forward, name = device.build_forward(parts, model.max_model_len, fp8=fp8)
     else:
         forward, name = lean.build_forward(parts)
     error = difference(probe(model, forward), expected)
-    if not error <= (ALLOWED_QUANTIZED if parts.quantized else ALLOWED[model.kv_shape.dtype]):
+    if not error <= (ALLOWED_QUANTIZED if parts.quantized or fp8 else ALLOWED[model.dtype]):
         log.warning("the %s differs from the model's own by %.2g and is not used", name, error)
         return {"standard_forward": f"kept: the {name} differs by {error:.2g}"}
     lean.free_weights(parts)
@@ -68,7 +73,7 @@ def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
         "norms": str(replace_rms_norms(model.module)),
     }
     error = difference(probe(model, model.forward), expected)
-    if not error <= ALLOWED[model.kv_shape.dtype]:
+    if not error <= ALLOWED[model.dtype]:
         raise RuntimeError(f"the optimised model differs from the original by {error:.2g}")
     return {**report, "relative_error": error}
 

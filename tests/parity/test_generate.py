@@ -145,7 +145,7 @@ def prefill(model, prompt: list[int]):
         return chunks
     kv_dtype = str(model.kv_shape.dtype).removeprefix("torch.")
     engine = tiny.make_engine(model, max_batch_tokens=100)
-    engine.exporter = ChunkExporter(engine.runner.kv, kv_dtype, lambda _, meta, data: chunks.append((meta, data)))
+    engine.exporter = ChunkExporter(engine.runner.kv, kv_dtype, lambda _, meta, data: chunks.append((meta, data())))
     engine.add(tiny.make_request("p", prompt, prefill_only=True), held=0)
     assert tiny.run_all(engine) == {"p": []}
     return chunks

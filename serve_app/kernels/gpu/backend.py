@@ -48,5 +48,11 @@ def triton_operators() -> Operators:
     from serve_app.kernels.gpu import attention, fused
 
     return Operators(
-        "triton", fused.add_rms_norm, fused.rotate_and_write, fused.swiglu, attention.paged_attention, fused.write_kv
+        "triton",
+        fused.add_rms_norm,
+        fused.rotate_and_write,
+        fused.swiglu,
+        attention.paged_attention,
+        fused.write_kv,
+        fused.quantize_rows,
     )

@@ -74,6 +74,29 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return out
 
 
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`serve_app.kernels.fp8.quantize_rows`; rows up to 65536 wide."""
+    x = x.contiguous()
+    rows, width = x.shape
+    codes = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
+    block = next_power_of_2(width)
+    _quantize_rows[(rows,)](x, codes, scale, WIDTH=width, BLOCK=block, num_warps=min(16, max(1, block // 512)))
+    return codes, scale
+
+
+@triton.jit
+def _quantize_rows(x, codes, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    value = tl.load(x + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    step = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / 448.0
+    tl.store(scale + row, step)
+    rounded = tl.minimum(tl.maximum(value / step, -448.0), 448.0).to(codes.dtype.element_ty)
+    tl.store(codes + row * WIDTH + column, rounded, mask=inside)
+
+
 @triton.jit
 def _add_rms_norm(
     x, delta, weight, normed, total, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr

@@ -57,6 +57,8 @@ def main() -> None:
     build("join", attention._join, dict(partial="*fp32", stats="*fp32", out="*bf16", sinks="*fp32"), constants)
     kinds = dict(x="*bf16", delta="*bf16", weight="*bf16", normed="*bf16", total="*bf16", gate_up="*bf16", out="*bf16")
     build("norm", fused._add_rms_norm, kinds, dict(WIDTH=4096, BLOCK=4096, ADDS=True), num_warps=8)
+    kinds |= dict(codes="*fp8e4nv", scale="*fp32")
+    build("quantize", fused._quantize_rows, kinds, dict(WIDTH=14336, BLOCK=16384), num_warps=16)
     build("swiglu", fused._swiglu, kinds, dict(WIDTH=14336, BLOCK=1024))
 
 
