@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.engine import draft_plan
+from serve_app.engine import asking, draft_plan
 from serve_app.engine.acceptance import Acceptance
 from serve_app.engine.draft_plan import Chances, Plan
 from serve_app.engine.ledger import Ledger
-from serve_app.engine.offer import Offer, Proposer
+from serve_app.engine.offer import Offer, Proposer, Segment
 from serve_app.engine.step_costs import AskCosts, StepCosts, size_class
-
-# Tokens that a proposer which takes time may be asked for.
-COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(slots=True)
@@ -40,8 +37,6 @@ class SpeculationController:
     """
 
     MARGIN = 1.03
-    # Drafts this unlikely to be reached are not continued by a proposer that takes time.
-    REACH = 0.2
     # While drafts pay, one step in so many does without, so that what they are compared with stays true.
     REFRESH = 64
     # One drafted step in so many verifies fewer or more than seems best: costs rise in stairs.
@@ -84,19 +79,15 @@ class SpeculationController:
 
     def ask(self, proposer: Proposer, offers: list[Offer]) -> tuple[list[Offer], int]:
         """The offers that a proposer should extend, and by how many tokens at most."""
-        open_offers = [o for o in offers if o.room > o.tokens]
         limit = min(proposer.limit, self.max_tokens)
-        if not proposer.continues:
-            open_offers = [o for o in open_offers if not o.segments]
-        if self.always:
-            return open_offers, limit
-        if self._resting or not open_offers:
+        behind = self.always and proposer.continues
+        if self.always or proposer.free:
+            members = [o for o in offers if o.room > o.tokens and (behind or not o.segments)]
+            # Free ones also where nothing will be verified: it is learned whether it would have stood.
+            return ([], 0) if self._resting and not self.always else (members, limit)
+        if self._resting or self._why or not offers:
             return [], 0
-        if proposer.free:  # also where nothing will be verified: it is learned whether it would have stood
-            return [o for o in open_offers if not o.segments], limit
-        if self._why:
-            return [], 0
-        return self._ask_if_worthwhile(proposer, offers, open_offers)
+        return self._ask_if_worthwhile(proposer, offers, limit)
 
     def asked(self, source: str, offers: list[Offer], count: int, seconds: float) -> None:
         """A proposer was asked for ``count`` tokens and took ``seconds``."""
@@ -142,24 +133,33 @@ class SpeculationController:
 
         What was offered is compared with what came, whether it was verified or not.
         """
-        offered = [token for segment in offer.segments for token in segment.tokens]
-        compared = min(len(offered), len(new))
-        stood = next((i for i in range(compared) if offered[i] != new[i]), compared)
-        tried = min(stood + 1, compared)
+        if offer.dropped:
+            self._learn_chances(offer.request.id, offer.dropped, new)
+        stood = self._learn_chances(offer.request.id, offer.segments, new)
         begin = 0
         for segment in offer.segments:
             end = begin + len(segment.tokens)
-            if tried > begin:
-                own = self.acceptance
-                own.learn(
-                    offer.request.id, segment.source, segment.grade, min(stood, end) - begin, min(tried, end) - begin
-                )
             counters = self._sources.setdefault(segment.source, _Source())
             counters.tokens += max(0, min(verified, end) - begin)
             counters.accepted += max(0, min(stood, verified, end) - begin)
             begin = end
         if verified:
             self.lengths[verified] += 1
+
+    def _learn_chances(self, request_id: str, segments: list[Segment], new: list[int]) -> int:
+        """Compares ``segments`` with the tokens that came; returns how many of theirs would have stood."""
+        offered = [token for segment in segments for token in segment.tokens]
+        compared = min(len(offered), len(new))
+        stood = next((i for i in range(compared) if offered[i] != new[i]), compared)
+        tried = min(stood + 1, compared)
+        begin = 0
+        for segment in segments:
+            end = begin + len(segment.tokens)
+            if tried > begin:
+                accepted = min(stood, end) - begin
+                self.acceptance.learn(request_id, segment.source, segment.grade, accepted, min(tried, end) - begin)
+            begin = end
+        return stood
 
     def record(self, batch: int, rows: int, gained: int, seconds: float, proposing: float) -> None:
         """A step in which every request generated: ``rows`` computed, ``gained`` tokens, its time without and that of
@@ -214,41 +214,37 @@ class SpeculationController:
         self._retry = min(2 * self._retry, self.RETRY_MOST)
         return True
 
-    def _ask_if_worthwhile(
-        self, proposer: Proposer, offers: list[Offer], open_offers: list[Offer]
-    ) -> tuple[list[Offer], int]:
+    def _ask_if_worthwhile(self, proposer: Proposer, offers: list[Offer], limit: int) -> tuple[list[Offer], int]:
         """Compares the best step without this proposer with the best one with it, for a few numbers of tokens."""
-        assert self._plain is not None
-        source, limit = proposer.name, min(proposer.limit, self.max_tokens)
+        source, plain = proposer.name, self._plain or 0.0
         chances = draft_plan.reach(offers, self.acceptance)
-        own = np.array([self.acceptance.chance(o.request.id, source, 0) for o in open_offers])
-        last = {id(o): chances[i, o.tokens - 1] for i, o in enumerate(offers) if o.segments}
-        reached = np.array([last.get(id(o), 1.0) for o in open_offers])
-        worth = reached * own >= self.REACH
-        if not worth.any():
+        found = asking.candidates(proposer, offers, chances, self.acceptance)
+        if not found.offers:
             self.choices[f"{source} not asked: unlikely to stand"] += 1
             return [], 0
-        members = [o for o, is_worth in zip(open_offers, worth.tolist(), strict=True) if is_worth]
-        added = reached[worth, None] * own[worth, None] ** np.arange(1, limit + 1)
-        given = chances.ravel()
-        without = self._best(draft_plan.ranked(given)).rate * self.MARGIN
+        without = self._best(draft_plan.ranked(chances)).rate * self.MARGIN
+        given = chances[[id(o) not in found.replaced for o in offers]].ravel()
 
         def best_count(doubt: float) -> int:
-            found, found_rate = 0, without
-            for count in sorted({*(c for c in COUNTS if c < limit), limit}):
-                seconds = doubt * self.asking.seconds(source, len(members), count, self._plain or 0.0)
-                ranking = draft_plan.ranked(np.concatenate((given, added[:, :count].ravel())))
+            best, best_rate = 0, without
+            for count in asking.counts(limit):
+                seconds = doubt * self.asking.seconds(source, len(found.offers), count, plain)
+                ranking = draft_plan.ranked(np.concatenate((given, found.added(count))))
                 plan = self._best(ranking, seconds, doubt)
-                if plan.rate > found_rate:
-                    found, found_rate = count, plan.rate
-            return found
+                if plan.rate > best_rate:
+                    best, best_rate = count, plan.rate
+            return best
 
-        if count := best_count(1.0):
-            return members, count
-        if (count := best_count(0.5)) and self._try_again():
-            return members, count
-        self.choices[f"{source} not asked: too dear"] += 1
-        return [], 0
+        count = best_count(1.0)
+        if not count and (hopeful := best_count(0.5)) and self._try_again():
+            count = hopeful
+        if not count:
+            self.choices[f"{source} not asked: too dear"] += 1
+            return [], 0
+        for offer in found.offers:
+            if id(offer) in found.replaced:
+                offer.drop()
+        return found.offers, count
 
     def _chose(self, why: str, drafts: int, plan: Plan | None = None) -> None:
         self.choices[why] += 1

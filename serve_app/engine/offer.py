@@ -60,6 +60,8 @@ class Offer:
     request: Request
     room: int
     segments: list[Segment] = field(default_factory=list)
+    # What a better proposer was asked instead of; whether it would have stood is still learned.
+    dropped: list[Segment] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -70,3 +72,8 @@ class Offer:
         if tokens:
             self.segments.append(Segment(source, grade, tokens))
             self.request.draft += tokens
+
+    def drop(self) -> None:
+        """Makes room for somebody who is believed more."""
+        self.dropped, self.segments = self.segments, []
+        self.request.draft.clear()

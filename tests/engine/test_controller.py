@@ -133,6 +133,17 @@ def test_a_draft_is_continued_where_that_pays():
     assert dear.run(600).asked.get("draft", 0) < 10
 
 
+def test_a_better_proposer_is_asked_instead_of_a_worse_one():
+    both = [Source("ngram", lambda _: 0.2), Source("draft", lambda _: 0.9, 2.0, limit=4)]
+    found = world("weights", both, batch=2)
+    found.run(200)
+    assert found.run(300).asked["draft"] > 250
+    proposers = found.controller.stats()["proposers"]
+    assert proposers["ngram"]["proposed_tokens"] < 0.1 * proposers["draft"]["proposed_tokens"]
+    # What was replaced is still judged.
+    assert 0.1 < found.controller.acceptance.mean("ngram", 0) < 0.3
+
+
 def test_what_was_offered_teaches_even_if_it_was_not_verified():
     found = World(SpeculationController(16), [Source("ngram", lambda _: 0.05)], lambda b, r: float(r), batch=8)
     found.run(300)
