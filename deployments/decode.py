@@ -23,6 +23,8 @@ STATS_TIMEOUT_S = 3.0
 
 @serve.deployment(name="Decode")
 class Decode(EngineStage):
+    stage = "decode"
+
     async def __init__(  # type: ignore[misc]
         self,
         spec: WorkerSpec,

@@ -10,6 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.util import get_node_ip_address
 
+from deployments.metrics import GatewayMetrics
 from deployments.supervisor import WorkerLost
 from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway as Core
@@ -26,6 +27,8 @@ class Gateway:
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
         await self._core.start()
+        self._metrics = GatewayMetrics(self._core.routing_stats)
+        self._metrics.start()
 
     async def __serve_build_asgi_app__(self) -> Any:
         return build_http(self._core)

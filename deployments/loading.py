@@ -117,9 +117,9 @@ def load_engine(
         if proposers := _proposers(spec, drafting):
             controller = SpeculationController(spec.speculate_tokens, always=spec.always_draft)
             engine.speculation = Speculation(proposers, controller, vocab_size=model.vocab_size)
-        if spec.stage == "decode":
-            threads = 1 if model.device.type == "cpu" else MASK_THREADS
-            engine.runner.masks = Masks(Grammars(path, model.vocab_size, model.eos_token_ids, threads=threads))
+        # Prefill workers as well: a request may be generated where it was prefilled, and its grammar holds there too.
+        threads = 1 if model.device.type == "cpu" else MASK_THREADS
+        engine.runner.masks = Masks(Grammars(path, model.vocab_size, model.eos_token_ids, threads=threads))
 
     limits = limits_of(spec, model)
     limits.reserved_blocks = drafter.reserved_blocks if drafter is not None else 0

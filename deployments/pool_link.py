@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -31,6 +31,7 @@ ARRIVAL_WAIT_S = 0.2
 LAST_WORD_S = 1.0
 # Prompt tokens after which the engine's speed is looked at again.
 MEASURED_TOKENS = 256
+_FARTHEST_LAST = ("node", "disk", "remote")
 
 
 @dataclass(slots=True)
@@ -91,6 +92,8 @@ class PoolLink:
         self._export_wait_s = export_wait_s
         self.hits: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Tier, tokens and seconds of the latest fetches, for whoever predicts what the next one takes.
+        self.fetches: deque[tuple[str, int, float]] = deque(maxlen=16)
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing: dict[str, list[asyncio.Task[None]]] = {}
         # Waiting for a device's copies must not hold the event loop up.
@@ -133,6 +136,7 @@ class PoolLink:
         if own >= wanted and not request.prefill_only:
             self._background(self._correct(request.id, request.keys))
             return Stored(None, own, own)
+        began = time.perf_counter()
         held, found = await asyncio.gather(
             self.client.touch(request.keys, tail_keys) if own else _nothing(),
             self.client.fetch(request.keys, tail_keys, own) if own < wanted else _nothing(),
@@ -142,6 +146,10 @@ class PoolLink:
         end = prefix.end if prefix is not None else 0
         stored = Stored(prefix, min(wanted, max(own, end)), held or 0 if own else end)
         stored.path.took(found or [])
+        if found:
+            # The farthest tier is what a fetch of several waits for.
+            tier = max((piece.tier for piece, _ in found), key=_FARTHEST_LAST.index)
+            self.fetches.append((tier, sum(piece.n_tokens for piece, _ in found), time.perf_counter() - began))
         return stored
 
     async def arriving(self, request: Request, prefilled: asyncio.Future[dict[str, Any]]) -> Stored:

@@ -10,7 +10,7 @@ from deployments.stage import EngineStage
 
 @serve.deployment(name="Prefill")
 class Prefill(EngineStage):
-    role = "prefill"
+    stage = role = "prefill"
 
     async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
         EngineStage.__init__(self)

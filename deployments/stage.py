@@ -12,6 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.autoscale import NEEDED
 from deployments.hinted_router import HINT
 from deployments.nursery import adopt
 from deployments.spec import WorkerSpec
@@ -27,6 +28,8 @@ class EngineStage:
     """
 
     supervisor: Supervisor
+    # As the catalogue has it.
+    stage = ""
     # What the worker prefers to do, as its load reports say it; it can do both.
     role = "mixed"
     # Where prompts are computed that come without a choice; None: here.
@@ -37,6 +40,11 @@ class EngineStage:
         self._peers: dict[str, DeploymentHandle] = {}
         # Gateways that want load reports: until when, and what they sent.
         self._gateways: dict[Any, tuple[float, dict[str, Any]]] = {}
+
+    @property
+    def replica_id(self) -> str:
+        """What Serve calls this replica."""
+        return serve.get_replica_context().replica_id.unique_id
 
     def prefill_elsewhere(self, handle: DeploymentHandle, min_tokens: int) -> None:
         """Has prompts that lack ``min_tokens`` or more computed by the prefill stage, unless a request says where."""
@@ -60,15 +68,16 @@ class EngineStage:
                 await worker.subscribe.remote({**wire, "lease_s": left})
 
     async def subscribe(self, wire: dict[str, Any]) -> str:
-        """``{"inbox", "lease_s"}``: a gateway wants load reports for a while. Returns this replica's id."""
-        replica = serve.get_replica_context().replica_id.unique_id
-        wire = {**wire, "replica": replica, "role": self.role}
+        """``{"inbox", "lease_s", "needed"}``: a gateway wants load reports for a while, and says how many replicas of
+        each stage its requests need. Returns this replica's id.
+        """
+        wire = {**wire, "replica": self.replica_id, "role": self.role}
         now = time.monotonic()
         self._gateways = {key: kept for key, kept in self._gateways.items() if kept[0] > now}
         self._gateways[(wire["inbox"]["host"], wire["inbox"]["port"])] = (now + wire["lease_s"], wire)
         if self.supervisor.ready:
             await self.supervisor.call(lambda worker: worker.subscribe.remote(wire))
-        return replica
+        return self.replica_id
 
     async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
         """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire
@@ -122,13 +131,23 @@ class EngineStage:
         return await self.supervisor.call(lambda w: w.collect.remote(wire)) if self.supervisor.ready else []
 
     async def _generate(self, wire: dict[str, Any]) -> dict[str, Any]:
-        return await self.run_on_worker(wire["id"], lambda worker: worker.generate.remote(wire))
+        result = await self.run_on_worker(wire["id"], lambda worker: worker.generate.remote(wire))
+        return {**result, "replica": self.replica_id}
 
     def _peer(self, stage: str) -> DeploymentHandle:
         if stage not in self._peers:
             application = serve.get_replica_context().app_name
             self._peers[stage] = serve.get_deployment_handle(stage.capitalize(), application)
         return self._peers[stage]
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For :func:`deployments.autoscale.follow_plan`: replicas of this stage that all gateways together need."""
+        now = time.monotonic()
+        plans = [wire["needed"] for until, wire in self._gateways.values() if until > now and wire.get("needed")]
+        return {NEEDED: sum(plan.get(self.stage, 0.0) for plan in plans) if plans else -1.0}
+
+    async def wake(self, wire: dict[str, Any]) -> None:
+        """Does nothing: a call to a stage that has no replica starts one."""
 
     async def run_on_worker(self, request_id: str, call: Callable[[Any], Awaitable[Any]]) -> Any:
         """Awaits a call on the worker. A cancelled caller (the client has gone) aborts the request there at once."""

@@ -79,7 +79,9 @@ class EngineWorker:
         # Started with the worker, or the first request would wait for it.
         get_or_create_pool(self._node_id, _pool_options(spec))
         self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
-        self._load_told = WorkerLoad(spec.model, spec.stage, context.get_node_id(), self._engine, self._sender)
+        self._load_told = WorkerLoad(
+            spec.model, spec.stage, self._node_id, self._engine, self._sender, self._pool.fetches
+        )
         self._engine_loop = EngineLoop(self._engine, self._on_outputs, name=f"{spec.stage}-engine")
         self._pool.attach(self._engine, self._engine_loop)
         progress("ready")

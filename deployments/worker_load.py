@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from serve_app.channel.frames import InboxAddress
@@ -13,7 +14,17 @@ from serve_app.channel.sender import TokenSender
 class WorkerLoad:
     """Measures one engine and tells every gateway that has subscribed; all on the worker's event loop."""
 
-    def __init__(self, model: str, stage: str, node: str, engine: Any, sender: TokenSender) -> None:
+    def __init__(
+        self,
+        model: str,
+        stage: str,
+        node: str,
+        engine: Any,
+        sender: TokenSender,
+        fetches: deque[tuple[str, int, float]],
+    ) -> None:
+        """``fetches`` is emptied with every report."""
+        self._fetches = fetches
         self._model = model
         self._stage = stage
         self._node = node
@@ -52,4 +63,10 @@ class WorkerLoad:
             max_batch_tokens=scheduler.max_batch_tokens,
             step_seconds=self._engine.meter.mean_seconds,
             steps=tuple(self._engine.meter.take()[-MAX_SAMPLES:]),
+            fetches=self._take_fetches(),
         )
+
+    def _take_fetches(self) -> tuple[tuple[str, int, float], ...]:
+        taken = tuple(self._fetches)[-MAX_SAMPLES:]
+        self._fetches.clear()
+        return taken

@@ -7,7 +7,7 @@
         weight: 2.0                  # share of the tokens served while others wait as well
         keys:
           - hash: 5e88...            # SHA-256 of a key, in hex; the key itself is shown once and never kept
-            priority: realtime       # or batch: served when no realtime request waits
+            priority: realtime       # or batch: a twentieth of the work while both wait
             created: 2026-11-21
 
 `serve-app accounts` writes it. Weight and priority belong to account and key: nothing that a client sends can change

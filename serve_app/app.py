@@ -17,9 +17,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from deployments import nursery
+from deployments.autoscale import follow_plan
 from deployments.decode import Decode
 from deployments.draft import Draft
 from deployments.encoders import Embeddings, Reranker
@@ -101,7 +102,9 @@ def model_application(record: ModelRecord, profile: Profile, settings: Settings,
 def _routed(deployment: Any, stage: Stage) -> Any:
     """:func:`_sized`, for a deployment whose replica the gateway may choose."""
     router = RequestRouterConfig(request_router_class=HintedRequestRouter)
-    return _sized(deployment, stage).options(request_router_config=router)
+    return _sized(deployment, stage, policy=AutoscalingPolicy(policy_function=follow_plan)).options(
+        request_router_config=router
+    )
 
 
 def _drafting(record: ModelRecord) -> DraftRecord | None:
@@ -151,7 +154,7 @@ def plant_workers(settings: Settings, catalog: Catalog) -> list[Any]:
     return nursery.plant(specs)
 
 
-def _sized(deployment: Any, stage: Stage) -> Any:
+def _sized(deployment: Any, stage: Stage, **autoscale: Any) -> Any:
     """A deployment with the resources and the autoscaling that the catalogue gives its stage."""
     autoscaling = AutoscalingConfig(
         min_replicas=stage.min_replicas,
@@ -162,6 +165,7 @@ def _sized(deployment: Any, stage: Stage) -> Any:
         downscale_delay_s=stage.downscale_delay_s,
         look_back_period_s=5,
         metrics_interval_s=METRICS_INTERVAL_S,
+        **autoscale,
     )
     options: dict[str, Any] = {
         "autoscaling_config": autoscaling,

@@ -85,7 +85,15 @@ def test_subcommands_and_their_options_exist(document: str) -> None:
     for name, rest in re.findall(r"serve-app (?!-)([\w-]+)([^\n'`]*)", commands):
         assert name in subparsers.choices, f"{document}: serve-app {name}"
         for option in re.findall(r"(?<!\S)(--[a-z-]+)", rest):
-            assert option in subparsers.choices[name]._option_string_actions, f"{document}: serve-app {name} {option}"
+            assert option in _options(subparsers.choices[name], rest), f"{document}: serve-app {name} {option}"
+
+
+def _options(parser: argparse.ArgumentParser, rest: str) -> set[str]:
+    """Options of a command, or of the one of its own commands that ``rest`` begins with."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return set(action.choices[rest.split()[0]]._option_string_actions)
+    return set(parser._option_string_actions)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

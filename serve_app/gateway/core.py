@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +33,7 @@ from serve_app.gateway.paths import PathStore
 from serve_app.gateway.rate_limit import RateLimiter
 from serve_app.gateway.response_store import ResponseStore
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.gateway.subscriptions import Subscriptions
+from serve_app.gateway.subscriptions import Subscriptions, Wake
 from serve_app.text.prompt import prompt_ids
 
 log = logging.getLogger("ray.serve")
@@ -70,7 +71,13 @@ class Gateway:
             self.paths,
             None if ask_all is None else lambda m, wire, stage: ask_all(m, "collect", wire, stage),
         )
-        self._subscriptions = Subscriptions(self.models, self.inbox, ask_all) if ask_all is not None else None
+        self._subscriptions = None
+        if ask_all is not None:
+            self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._needed)
+            self._wake = Wake(lambda m, stage: call(m, "wake", {}, stage))
+            for model in self.models:
+                if model.record.task == "text-generation":
+                    self.generator.dispatcher(model).cold_start.wake = partial(self._wake.first, model)
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
 
         self.limiter = RateLimiter(home / "rates.sqlite3", settings.rate_limits)
@@ -82,11 +89,22 @@ class Gateway:
         if self._subscriptions is not None:
             self._subscriptions.start()
 
+    def _needed(self, model: ServedModel) -> dict[str, float]:
+        workers = self.generator.dispatcher(model).workers
+        needed = workers.needed()
+        self._wake.where_needed(model, needed, workers.stages)
+        return needed
+
+    def routing_stats(self) -> dict[str, dict[str, Any]]:
+        """Of every text model, for metrics."""
+        text = (m for m in self.models if m.record.task == "text-generation")
+        return {m.id: self.generator.dispatcher(m).stats() for m in text}
+
     def _load(self, process: str, report: LoadReport | None) -> None:
         if report is None:
             for model in self.models:
                 if model.record.task == "text-generation":
-                    self.generator.dispatcher(model).lost(process)
+                    self.generator.dispatcher(model).workers.lost(process)
         elif (told := self.models.started.get(report.model)) is not None and told.record.task == "text-generation":
             self.generator.dispatcher(told).report(process, report)
 

@@ -9,27 +9,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.channel.load import LoadReport
+from serve_app.gateway.cold_start import ColdStart
 from serve_app.gateway.models import ServedModel
 from serve_app.gateway.paths import Path
+from serve_app.gateway.workers import Workers
 from serve_app.routing.admission import Admission, AdmissionConfig, Targets
-from serve_app.routing.costs import CostModel
+from serve_app.routing.costs import CostModel, CostPriors
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.locality import LocalityIndex
-from serve_app.routing.planner import DemandMeter, Plan, Planner, PlannerConfig, StageLimits
 from serve_app.routing.router import Router, RouterConfig
-from serve_app.routing.types import Decision, FetchSample, Refusal, Role, RouteRequest, StepSample, WorkerLoad
+from serve_app.routing.types import Decision, Refusal, RouteRequest
 
 # While requests wait, somebody may fit in with every step of a worker, reported or not.
 PUMP_S = 0.02
 PLAN_S = 1.0
 # A worker that has not been heard of for three heartbeats gets nothing new until it is.
 SILENT_S = 6.0
+STRICT_ROLE_COST_S = 1.0
+# Tenants that are looked at when there is no place for the one that is next.
+HEADS = 8
+# First guesses for small models on a core, seconds; measured steps correct them.
+CPU_PRIORS = CostPriors(
+    prefill_step=1.5e-3,
+    prefill_token=1e-4,
+    prefill_attention=1e-8,
+    decode_step=2e-3,
+    decode_seq=3e-4,
+    decode_kv_token=5e-7,
+    fetch_latency={"worker": 0.0, "node": 5e-3, "remote": 15e-3, "disk": 10e-3},
+    fetch_token={"worker": 0.0, "node": 3e-6, "remote": 1e-5, "disk": 1e-5},
+)
 # Chunk keys that this gateway remembers per model, about 25 bytes each.
 LOCALITY_KEYS = 200_000
 # Retry-After where nothing is known of how long a model takes to load.
@@ -58,8 +73,8 @@ class Counters:
     blind: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     why: dict[str, int] = field(default_factory=dict)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
+    # Prompt tokens by where their K/V came from: computed, the worker's own blocks, a tier of the pool.
+    sources: dict[str, int] = field(default_factory=dict)
     output_tokens: int = 0
 
 
@@ -71,80 +86,39 @@ class Dispatcher:
         targets = profile.targets
         self._model = model
         self._clock = clock
-        self.costs = CostModel()
+        on_gpu = any(stage.num_gpus for stage in profile.stages.values())
+        self.costs = CostModel(None if on_gpu else CPU_PRIORS)
         # Short prompts have few chunks: small models serve them, and their index can afford to look closer.
-        window = model.context_window or 8192
-        self.router_config = RouterConfig(chunk_tokens=64 if window <= 8192 else 256)
+        chunk_tokens = 64 if (model.context_window or 8192) <= 8192 else 256
+        # A record that wants even the shortest prompt prefilled elsewhere holds more of the roles than of a second.
+        self.router_config = RouterConfig(chunk_tokens=chunk_tokens, early_handover=True)
+        if profile.min_remote_prefill_tokens == 0:
+            self.router_config = replace(self.router_config, role_cost=STRICT_ROLE_COST_S)
         self.router = Router(self.costs, LocalityIndex(LOCALITY_KEYS), self.router_config)
-        self.queue = FairQueue(cached=self._cached)
+        self.queue = FairQueue(cached=self.router.expected_cached)
         self.admission = Admission(
             self.router, self.queue, AdmissionConfig(targets=Targets(ttft=targets.ttft_s, itl=targets.itl_s))
         )
-        limits = {
-            name: StageLimits(stage.min_replicas, stage.max_replicas)
-            for name, stage in profile.stages.items()
-            if name in ("prefill", "decode")
-        }
-        wanted = {"ttft_target": targets.ttft_s, "itl_target": targets.itl_s}
-        self.planner = Planner(
-            self.costs, PlannerConfig(limits=limits, **{k: v for k, v in wanted.items() if v is not None})
-        )
-        self.demand = DemandMeter()
-        self.plan: Plan | None = None
+        self.workers = Workers(profile, self.router, self.queue, clock)
+        self.cold_start = ColdStart(model.scales_to_zero)
         self.counters = Counters()
         self.mean_output = 256.0
-        self._stages: dict[str, str] = {}  # worker (replica id) -> the deployment it belongs to
-        self._processes: dict[str, str] = {}  # worker -> the process that reports for it now
-        self._roles: dict[str, Role] = {}
         self._waiting: dict[str, Ticket] = {}
         self._blind = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._planned_at = clock()
 
     # -- what workers say ----------------------------------------------------------------------------------------
 
     def report(self, process: str, report: LoadReport) -> None:
-        now = self._clock()
-        worker = report.replica
-        self._stages[worker] = report.stage
-        self._processes[worker] = process
-        self.router.report(_load(report, self._roles.get(worker), now))
-        if now - self._planned_at >= PLAN_S:
-            self._plan(now)
+        """A worker, known by its process, tells of its load."""
+        self.cold_start.over(self._clock())
+        self.workers.report(process, report)
         if self._waiting:
             self._pump()
-
-    def lost(self, process: str) -> None:
-        """A worker's connection has ended: nothing goes there until it, or its successor, reports again."""
-        for worker in [w for w, p in self._processes.items() if p == process]:
-            self._forget(worker)
-
-    def _forget(self, worker: str) -> None:
-        self.router.remove(worker)
-        self._processes.pop(worker, None)
 
     def now(self) -> float:
         """On the clock of deadlines."""
         return self._clock()
-
-    @property
-    def workers(self) -> list[WorkerLoad]:
-        """Those that requests can be sent to."""
-        return [worker.load for worker in self.router.fleet.workers.values()]
-
-    def _cached(self, request: RouteRequest) -> int:
-        """Prompt tokens that are somewhere in the cluster, as far as this gateway knows."""
-        chunks = max(self.router.locality.match(request.keys).values(), default=0)
-        return min(chunks * self.router_config.chunk_tokens, request.prompt_tokens - 1)
-
-    def _plan(self, now: float) -> None:
-        self._planned_at = now
-        for load in self.workers:
-            if now - load.reported_at > SILENT_S:
-                self._forget(load.worker)
-        if len(self.workers) > 1:
-            self.plan = self.planner.plan(self.workers, self.demand.demand(now), now)
-            self._roles = dict(self.plan.roles)
 
     # -- what requests go through --------------------------------------------------------------------------------
 
@@ -156,9 +130,11 @@ class Dispatcher:
         now = self._clock()
         request = ticket.request
         request.expected_output_tokens = min(request.max_tokens, max(1, round(self.mean_output)))
-        refusal = self.admission.consider(request, now)
-        if not self.workers and request.reject_if_busy and self._model.scales_to_zero:
-            refusal = Refusal(self._model.cold_start_s or COLD_START_S, "no worker is up, and it is not to wait")
+        # What is refused is demand as well.
+        cached = self.router.expected_cached(request)
+        seconds = float(self.costs.prefill_seconds(request.prompt_tokens - cached, cached))
+        self.workers.demand.arrived(now, seconds, request.expected_output_tokens, request.prompt_tokens)
+        refusal = (self.admission if self.workers.loads else self.cold_start).consider(request, now)
         if refusal is not None:
             raise self._refused(refusal)
         ticket.turn = asyncio.get_running_loop().create_future()
@@ -175,14 +151,14 @@ class Dispatcher:
             return "", {}
         prefill = None
         if decision.prefill is not None:
-            prefill = {"stage": self._stages.get(decision.prefill, "prefill"), "replica": decision.prefill}
-        return self._stages.get(decision.decode, ""), {"replica": decision.decode, "prefill": prefill}
+            prefill = {"stage": self.workers.stage(decision.prefill) or "prefill", "replica": decision.prefill}
+        return self.workers.stage(decision.decode), {"replica": decision.decode, "prefill": prefill}
 
     def move(self, ticket: Ticket) -> None:
         """The request's worker is gone: chooses another. It has had its turn and does not wait again."""
         now = self._clock()
         if ticket.decision is not None:
-            self._forget(ticket.decision.decode)
+            self.workers.forget(ticket.decision.decode)
         self.admission.finished(ticket.request.id)
         ticket.decision = self.router.choose(ticket.request, now)
         if ticket.decision is not None:
@@ -207,32 +183,49 @@ class Dispatcher:
             uncached = max(0, request.prompt_tokens - cached) if ticket.started else 0
             self.queue.settle(request.id, uncached, cached, output)
             if ticket.started:
-                self.counters.prompt_tokens += request.prompt_tokens
-                self.counters.cached_tokens += cached
                 self.counters.output_tokens += output
                 self.mean_output += 0.05 * (output - self.mean_output)
         if self._waiting:
             self._pump()
 
+    def count_prompt(self, sources: dict[str, int]) -> None:
+        """Where a prompt's K/V came from, in tokens by source."""
+        for source, tokens in sources.items():
+            if tokens > 0:
+                self.counters.sources[source] = self.counters.sources.get(source, 0) + tokens
+
     def _pump(self) -> None:
         """Gives turns to those who may go now, in the queue's order."""
         now = self._clock()
-        while (request := self.queue.pop(now)) is not None:
-            ticket = self._waiting[request.id]
-            outcome = self._place(ticket, now)
-            if outcome is None:
-                self.queue.push(request, ticket.weight, front=True)
-                break
-            del self._waiting[request.id]
-            assert ticket.turn is not None
-            if ticket.turn.done():
-                continue  # it has just left; finish() is under way
-            if isinstance(outcome, Refusal):
-                ticket.turn.set_exception(self._refused(outcome))
-            else:
-                ticket.turn.set_result(None)
+        while any(self._turn(r, now) for r in self._candidates()):
+            pass
         if self._waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PUMP_S, self._again)
+
+    def _candidates(self) -> Iterator[RouteRequest]:
+        """Who is next; and, should there be no place for it, whoever has fewer streams than others."""
+        for number, request in enumerate(self.queue.heads(HEADS)):
+            if number == 0 or self.admission.below_share(request.tenant):
+                yield request
+
+    def _turn(self, request: RouteRequest, now: float) -> bool:
+        """Gives a waiting request its turn, or its refusal; False if there is no place for it yet."""
+        ticket = self._waiting[request.id]
+        assert ticket.turn is not None
+        outcome = self._place(ticket, now)
+        if outcome is None:
+            return False
+        del self._waiting[request.id]
+        if isinstance(outcome, Refusal):
+            self.queue.remove(request.id)
+        else:
+            self.queue.take(request.id)
+        # Whose turn is done has just left, and finish() is under way.
+        if not ticket.turn.done() and isinstance(outcome, Refusal):
+            ticket.turn.set_exception(self._refused(outcome))
+        elif not ticket.turn.done():
+            ticket.turn.set_result(None)
+        return True
 
     def _again(self) -> None:
         self._timer = None
@@ -240,12 +233,13 @@ class Dispatcher:
             self._pump()
 
     def _place(self, ticket: Ticket, now: float) -> Refusal | Ticket | None:
-        if not self.workers:
+        if not self.workers.loads:
             # Nobody has reported: let Serve choose, or start a first replica, as far as it has places.
             if self._blind >= self._model.slots:
                 return None
             self._blind += 1
             self.counters.blind += 1
+            self.cold_start.begun(now)
             ticket.blind = ticket.placed = True
             ticket.path.event("routed", why="no worker has reported yet")
             return ticket
@@ -255,9 +249,6 @@ class Dispatcher:
         ticket.decision = outcome
         ticket.placed = True
         self.counters.placed += 1
-        request = ticket.request
-        seconds = float(self.costs.prefill_seconds(outcome.uncached, request.prompt_tokens - outcome.uncached))
-        self.demand.arrived(now, seconds, request.expected_output_tokens, request.prompt_tokens)
         self._tell(ticket)
         return ticket
 
@@ -289,7 +280,6 @@ class Dispatcher:
         waiting = self.queue.lengths()
         if account is not None:
             return {"waiting": {account: waiting.get(account, 0)}}
-        now = self._clock()
         return {
             "waiting": waiting,
             "waiting_tokens": self.queue.waiting_tokens(),
@@ -299,47 +289,8 @@ class Dispatcher:
             "placed_by_serve": self.counters.blind,
             "why": dict(self.counters.why),
             "refused": dict(self.counters.refused),
-            "prompt_tokens": self.counters.prompt_tokens,
-            "cached_tokens": self.counters.cached_tokens,
+            "prompt_tokens_by_source": dict(self.counters.sources),
             "output_tokens": self.counters.output_tokens,
-            "workers": [
-                {
-                    "replica": load.worker,
-                    "stage": self._stages.get(load.worker, ""),
-                    "role": load.role,
-                    "queued_tokens": load.queued_prefill_tokens,
-                    "running": load.running,
-                    "waiting": load.waiting,
-                    "kv_use": round(load.kv_blocks_used / max(1, load.kv_blocks_total), 3),
-                    "step_ms": round(load.step_seconds * 1e3, 2),
-                    "age_s": round(now - load.reported_at, 2),
-                }
-                for load in self.workers
-            ],
-            "plan": None if self.plan is None else {"replicas": self.plan.replicas, "why": self.plan.why},
+            "workers": self.workers.stats(),
+            "plan": self.workers.planned(),
         }
-
-
-def _load(report: LoadReport, role: Role | None, now: float) -> WorkerLoad:
-    return WorkerLoad(
-        worker=report.replica,
-        node=report.node,
-        role=role or _role(report.role),
-        queued_prefill_tokens=report.queued_tokens,
-        running=report.running,
-        waiting=report.waiting,
-        max_seqs=max(1, report.max_seqs),
-        kv_blocks_used=report.used_blocks,
-        kv_blocks_total=max(1, report.total_blocks),
-        block_tokens=max(1, report.block_tokens),
-        max_batch_tokens=max(1, report.max_batch_tokens),
-        step_seconds=report.step_seconds,
-        draining=report.draining,
-        steps=tuple(StepSample(*sample) for sample in report.steps),
-        fetches=tuple(FetchSample(*sample) for sample in report.fetches),  # type: ignore[arg-type]
-        reported_at=now,
-    )
-
-
-def _role(name: str) -> Role:
-    return name if name in ("prefill", "decode", "mixed") else "mixed"  # type: ignore[return-value]

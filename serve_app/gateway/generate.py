@@ -35,6 +35,8 @@ NOBODY = Caller("")
 # A worker that is heard of sends over the channel; where that can't be opened, tokens are asked for instead.
 CHANNEL_PATIENCE_S = 1.0
 CHANNEL_CHECK_S = 2.0
+# Where a prompt's K/V may come from, as workers tell it (`deployments.pool_link.Path`).
+SOURCES = ("own", "node", "disk", "remote", "computed")
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
 
@@ -89,6 +91,7 @@ class Generator:
         self._max_inflight = max_inflight
         self._paths = paths
         self._dispatchers: dict[str, Dispatcher] = {}
+        self._calls: set[asyncio.Task[None]] = set()
 
     def dispatcher(self, model: ServedModel) -> Dispatcher:
         """Who decides when and where the model's requests go."""
@@ -211,8 +214,11 @@ class Generator:
     async def _attempt(self, job: _Job, wire: dict[str, Any], start: int) -> AsyncIterator[Piece]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(wire["id"], start)
+        job.ticket.path.users += 1
         call = asyncio.ensure_future(self._complete(job, wire, stream))
         asking = asyncio.ensure_future(self._ask(job, stream)) if self._collect is not None else None
+        self._calls.add(call)
+        call.add_done_callback(lambda _: self._called(job, call))
         try:
             async for item in stream:
                 yield _piece(item)
@@ -221,7 +227,8 @@ class Generator:
             stream.close()
             if asking is not None:
                 asking.cancel()
-            if not call.done():
+            # A stream that has ended is followed by its call, which tells of the way the request took.
+            if not call.done() and not stream.finished:
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
 
@@ -247,8 +254,7 @@ class Generator:
         try:
             stage, hints = job.dispatcher.hints(job.ticket)
             result = await self._call(job.model, {**wire, **hints}, stage)
-            for hop in result.get("hops", ()):
-                job.ticket.path.event(**hop)
+            self._follow(job, result)
             if "error" in result:
                 raise RefusedByEngine(result["error"]) if result["refused"] else WorkerGone(result["error"])
             for item in result["undelivered"]:
@@ -257,6 +263,17 @@ class Generator:
                 raise WorkerGone("the answer is incomplete")
         except Exception as error:
             stream.fail(error)
+
+    def _follow(self, job: _Job, result: dict[str, Any]) -> None:
+        """Adds to the request's path where it was decoded, and counts where its prompt came from."""
+        path = result.get("path", {})
+        job.ticket.path.event("decoded", replica=result.get("replica"), **path)
+        job.dispatcher.count_prompt({source: path.get(source, 0) for source in SOURCES})
+
+    def _called(self, job: _Job, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if self._paths is not None:
+            self._paths.release(job.ticket.path)
 
 
 def _route_request(

@@ -36,8 +36,6 @@ class ServedModel:
     ready: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
     inflight: int = 0
-    # How long the last replica took to come up when there was none, if that has been seen.
-    cold_start_s: float | None = None
     # Moving average of how long a request holds its place, for Retry-After.
     seconds_per_request: float = 1.0
     _handles: dict[str, Any] = field(default_factory=dict)

@@ -40,7 +40,8 @@ class Path:
     ) -> None:
         self.id = request_id
         self.account = account
-        # A request may be several generations: a path ends with the last of them.
+        # A request may be several generations; and calls may have something to tell after the last token.
+        self.generations = 0
         self.users = 0
         self._clock = clock
         self._began = clock()
@@ -78,18 +79,26 @@ class PathStore:
     def begin(self, request_id: str, account: str, model: str) -> Path:
         """The path of a request, which several generations may share. Without an id it is not kept."""
         path = self._running.get((account, request_id)) or Path(request_id, account, model)
+        path.generations += 1
         path.users += 1
         if request_id:
             self._running[(account, request_id)] = path
         return path
 
     def end(self, path: Path, status: str, **facts: Any) -> None:
-        """A generation has ended; with the last one its path can be looked up for a while."""
+        """A generation has ended; with the last one the request has."""
+        path.generations -= 1
+        if path.generations > 0:
+            path.event(status, **facts)
+        else:
+            path.end(status, **facts)
+        self.release(path)
+
+    def release(self, path: Path) -> None:
+        """One user less; with the last one the path is complete, and can be looked up for a while."""
         path.users -= 1
         if path.users > 0:
-            path.event(status, **facts)
             return
-        path.end(status, **facts)
         key = (path.account, path.id)
         if self._running.pop(key, None) is None:
             return

@@ -18,15 +18,22 @@ PERIOD_S = 4.0
 # While a model has replicas that have not been asked yet.
 EAGER_S = 0.5
 TIMEOUT_S = 5.0
+# Of a replica's time, before a stage without replicas gets its first.
+WAKE_ABOVE = 0.1
 STAGES = ("decode", "prefill")
 
 AskAll = Callable[[ServedModel, str, dict[str, Any], str], Awaitable[list[Any]]]
 
 
 class Subscriptions:
-    """``ask_all(model, "subscribe", wire, stage)`` reaches every replica of a stage."""
+    """``ask_all(model, "subscribe", wire, stage)`` reaches every replica of a stage. ``needed(model)``: what its
+    requests need, in replicas by stage, for the autoscaler.
+    """
 
-    def __init__(self, models: Models, inbox: TokenInbox, ask_all: AskAll) -> None:
+    def __init__(
+        self, models: Models, inbox: TokenInbox, ask_all: AskAll, needed: Callable[[ServedModel], dict[str, float]]
+    ) -> None:
+        self._needed = needed
         self._models = models
         self._inbox = inbox
         self._ask_all = ask_all
@@ -47,10 +54,41 @@ class Subscriptions:
             await asyncio.sleep(EAGER_S if missing or unready else PERIOD_S)
 
     async def _subscribe(self, model: ServedModel, stage: str) -> None:
-        wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S}
+        wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S, "needed": self._needed(model)}
         try:
             await asyncio.wait_for(self._ask_all(model, "subscribe", wire, stage), TIMEOUT_S)
             self._reached.add((model.id, stage))
         except Exception as error:  # no replica, or one that is going; the next round asks again
             self._reached.discard((model.id, stage))
             log.debug("no load reports from %s %s for now (%s)", model.id, stage, type(error).__name__)
+
+
+class Wake:
+    """Starts the first replica of a stage that has none. Decode is started by requests; nothing is sent to a prefill
+    stage that nobody hears of, so it would stay away for ever.
+    """
+
+    def __init__(self, call: Callable[[ServedModel, str], Awaitable[Any]]) -> None:
+        self._call = call
+        self._calls: dict[tuple[str, str], asyncio.Task[Any]] = {}
+
+    def first(self, model: ServedModel) -> None:
+        """Starts the model's first worker: a request was turned away because there is none."""
+        self._start(model, model.first_stage)
+
+    def where_needed(self, model: ServedModel, needed: dict[str, float], present: set[str]) -> None:
+        """``present``: stages of which a worker reports."""
+        for stage, replicas in needed.items():
+            if replicas > WAKE_ABOVE and present and stage not in present:
+                self._start(model, stage)
+
+    def _start(self, model: ServedModel, stage: str) -> None:
+        running = self._calls.get((model.id, stage))
+        if running is None or running.done():
+            self._calls[(model.id, stage)] = asyncio.ensure_future(self._quietly(model, stage))
+
+    async def _quietly(self, model: ServedModel, stage: str) -> None:
+        try:
+            await self._call(model, stage)
+        except Exception as error:  # the next round tries again
+            log.debug("%s %s does not start (%s)", model.id, stage, type(error).__name__)

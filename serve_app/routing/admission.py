@@ -6,6 +6,7 @@ can't be placed without queueing on a worker waits in the gateway, where order c
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from serve_app.routing.fairness import FairQueue
@@ -31,6 +32,34 @@ class AdmissionConfig:
     # Refused above this whatever the target: a bound on the gateway's memory.
     max_waiting_tokens: int = 50_000_000
     retry_cap_s: float = 600.0
+    # Of the target between tokens, for a tenant below its share of the streams.
+    stretch: float = 1.25
+
+
+class DrainMeter:
+    """How fast waiting requests get their turns, whatever holds them up."""
+
+    GAIN = 0.05
+    # After this long without a turn what was measured says nothing of now.
+    FRESH_S = 30.0
+
+    def __init__(self) -> None:
+        self._seconds = 0.0  # from one turn to the next while others wait
+        self._last: float | None = None
+        self._others = False
+
+    def turn(self, now: float, waiting: int) -> None:
+        """A request has its turn, and ``waiting`` others have not. Turns given together count as such: 0 seconds."""
+        if self._others and self._last is not None and now - self._last < self.FRESH_S:
+            interval = now - self._last
+            self._seconds = interval if not self._seconds else self._seconds + self.GAIN * (interval - self._seconds)
+        self._last, self._others = now, waiting > 0
+
+    def seconds(self, requests: float, now: float) -> float:
+        """Until ``requests`` that wait have had their turns; 0 while nothing is known."""
+        if self._last is None or now - self._last > self.FRESH_S:
+            return 0.0
+        return requests * self._seconds
 
 
 @dataclass(slots=True)
@@ -43,6 +72,7 @@ class InFlight:
 
 @dataclass(slots=True)
 class _Admitted:
+    tenant: str
     prefill: int
     decode: int
 
@@ -60,13 +90,15 @@ class Admission:
         self.config = config or AdmissionConfig()
         self.in_flight = InFlight()
         self._admitted: dict[str, _Admitted] = {}
+        self._streams: Counter[str] = Counter()  # by tenant; those without any are not in it
+        self._drain = DrainMeter()
 
     def consider(self, request: RouteRequest, now: float) -> Refusal | None:
         """At arrival: None if the request may wait its turn, or why it can't and when to try again."""
         decision = self.router.choose(request, now)
         if decision is None:
             return None  # no worker up yet: whether to wait for a cold start is the caller's choice
-        queued = self.queued_seconds(request)
+        queued = self.queued_seconds(request, now)
         wait = queued + decision.wait
         if self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens:
             return self._refusal(wait, "too many tokens wait for this model")
@@ -83,12 +115,14 @@ class Admission:
         late = self._late(request, now, decision.ttft, wait)
         if late is not None:
             return late
-        if wait > self.config.window_s:
+        if wait > self.config.window_s or self._crowded(request, decision):
             return None
+        self._drain.turn(now, len(self.queue) - (request.id in self.queue))
         self.router.commit(request, decision, now)
         output = min(request.expected_output_tokens, request.max_tokens)
         self._forget(request.id)
-        self._admitted[request.id] = _Admitted(decision.uncached, output)
+        self._admitted[request.id] = _Admitted(request.tenant, decision.uncached, output)
+        self._streams[request.tenant] += 1
         self.in_flight.prefill += decision.uncached
         self.in_flight.decode += output
         return decision
@@ -105,12 +139,31 @@ class Admission:
         self._forget(request_id)
         self.router.finished(request_id)
 
-    def queued_seconds(self, request: RouteRequest) -> float:
-        """How long the requests that would go before this one keep the workers busy, about."""
+    def queued_seconds(self, request: RouteRequest, now: float = 0.0) -> float:
+        """How long the requests that would go before this one keep the workers busy, about: by the prompts they bring,
+        and by how fast others that waited got their turns.
+        """
         ahead = self.queue.ahead(request)
-        return ahead * self.router.seconds_per_token() if ahead else 0.0
+        if not ahead:
+            return 0.0
+        requests = ahead * len(self.queue) / max(self.queue.waiting_tokens(), 1)
+        return max(ahead * self.router.seconds_per_token(), self._drain.seconds(requests, now))
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def below_share(self, tenant: str) -> bool:
+        """Whether others have more streams than a tenant that has a request."""
+        others = len(self._streams) - (tenant in self._streams)
+        return self._streams[tenant] < self._streams.total() / (others + 1)
+
+    def _crowded(self, request: RouteRequest, decision: Decision) -> bool:
+        """Whether one more stream would slow those on the worker beyond the target between tokens. A tenant with fewer
+        streams than others may stretch it a little: it need not wait until one of theirs ends.
+        """
+        target = self.config.targets.itl
+        if target is None or not self._streams:
+            return False
+        return decision.itl > target * (self.config.stretch if self.below_share(request.tenant) else 1.0)
 
     def _late(self, request: RouteRequest, now: float, ttft: float, wait: float) -> Refusal | None:
         deadline = request.deadline
@@ -130,3 +183,4 @@ class Admission:
         if admitted is not None:
             self.in_flight.prefill -= admitted.prefill
             self.in_flight.decode -= admitted.decode
+            self._streams -= Counter((admitted.tenant,))

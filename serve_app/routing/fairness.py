@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 
 from serve_app.routing.types import Priority, RouteRequest
 
@@ -137,6 +137,23 @@ class FairQueue:
             return None
         kind = self._classes[min(classes)[1]]
         return self._best(kind, min(t.counter for t in kind.waiting.values())).request
+
+    def heads(self, limit: int) -> list[RouteRequest]:
+        """What :meth:`pop` would give now, and behind it the first request of other tenants, least served first."""
+        first = self.peek()
+        if first is None:
+            return []
+        kinds = sorted((kind for kind in self._classes.values() if kind.waiting), key=lambda kind: kind.counter)
+        tenants = [t for kind in kinds for t in nsmallest(limit, kind.waiting.values(), key=lambda t: t.counter)]
+        found = [first, *(t.head.request for t in tenants if t.head.request is not first)]
+        return found[:limit]
+
+    def take(self, request_id: str) -> None:
+        """Gives a waiting request its turn, charged as :meth:`pop` does."""
+        kind, tenant = self._where[request_id]
+        found = self._classes[kind].tenants[tenant].waiting[request_id]
+        self._take(found.request)
+        self._charge(found.request, found.cached)
 
     def remove(self, request_id: str) -> RouteRequest | None:
         """Takes a waiting request out, uncharged: its client has left or its deadline has passed."""

@@ -11,6 +11,7 @@ from ray import serve
 
 from serve_app.app import model_application
 from serve_app.catalog.load import load_catalog
+from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
 from tests.e2e.conftest import CHAT
@@ -111,6 +112,23 @@ async def test_stages_are_preferences(application, inbox):
         assert answer["finish"] == "length"
         assert sum((await made(prefill) - before[0]).values()) >= 3
         assert sum((await made(decode) - before[1]).values()) == (299 if where else 0)
+
+
+async def test_a_grammar_holds_in_every_stage(application, inbox):
+    """A request that is generated where it was prefilled is no less bound."""
+    written = []
+    for number, handle in enumerate(application):
+        sampling = {"max_tokens": 20, "temperature": 0.0, "grammar": 'start: "yes" | "no"'}
+        told = wire(f"grammar{number}", prefill=None, sampling=sampling, inbox=inbox.address.to_wire())
+        ids = wire("the same prompt")["ids"]
+        stream = inbox.open_stream(told["id"])
+        answer = await handle.generate.remote({**told, "ids": ids})
+        assert answer["finish"] == "stop"
+        for item in answer["undelivered"]:
+            stream.feed(TokenItem.from_wire(item))
+        written.append([token for item in [i async for i in stream] for token in item.ids])
+        stream.close()
+    assert written[0] == written[1] and 1 <= len(written[0]) <= 5
 
 
 async def test_a_wish_for_a_replica_that_is_not_there_changes_nothing(application):

@@ -196,7 +196,7 @@ async def test_waiting_requests_survive_the_loss_of_all_workers(dispatcher):
     tasks = await entered(dispatcher, *tickets)
     waiting = [t for t in tickets if not t.placed]
     assert waiting
-    dispatcher.lost("process of d1")
+    dispatcher.workers.lost("process of d1")
     moved = tickets[0]
     dispatcher.move(moved)
     assert moved.decision is None and dispatcher.hints(moved) == ("", {})
@@ -221,10 +221,10 @@ async def test_waiting_requests_survive_the_loss_of_all_workers(dispatcher):
 async def test_a_replaced_worker_takes_its_replicas_name_over(dispatcher):
     slow_worker(dispatcher)
     dispatcher.report("its successor", IDLE)
-    dispatcher.lost("process of d1")  # told late: the replica has another worker already
-    assert [w.worker for w in dispatcher.workers] == ["d1"]
-    dispatcher.lost("its successor")
-    assert dispatcher.workers == []
+    dispatcher.workers.lost("process of d1")  # told late: the replica has another worker already
+    assert [w.worker for w in dispatcher.workers.loads] == ["d1"]
+    dispatcher.workers.lost("its successor")
+    assert dispatcher.workers.loads == []
 
 
 async def test_silent_workers_get_nothing_new(dispatcher, clock):
@@ -232,7 +232,7 @@ async def test_silent_workers_get_nothing_new(dispatcher, clock):
     slow_worker(dispatcher, "d2")
     clock.now += 10
     dispatcher.report("process of d2", replace(IDLE, replica="d2"))
-    assert [w.worker for w in dispatcher.workers] == ["d2"]
+    assert [w.worker for w in dispatcher.workers.loads] == ["d2"]
 
 
 async def test_an_account_sees_its_own_queue_only(dispatcher):
@@ -267,7 +267,7 @@ async def test_nothing_is_left_behind_whatever_happens(dispatcher, clock):
         elif event < 0.95:
             slow_worker(dispatcher, rng.choice(("d1", "d2", "p1")), queued_tokens=rng.randrange(2000))
         else:
-            dispatcher.lost(f"process of {rng.choice(('d1', 'd2', 'p1'))}")
+            dispatcher.workers.lost(f"process of {rng.choice(('d1', 'd2', 'p1'))}")
     for done, task in live:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -275,3 +275,86 @@ async def test_nothing_is_left_behind_whatever_happens(dispatcher, clock):
     assert not dispatcher._waiting and not len(dispatcher.queue) and dispatcher._blind == 0
     assert dispatcher.admission.in_flight.prefill == dispatcher.admission.in_flight.decode == 0
     assert dispatcher.router.stats()["reserved"] == 0
+
+
+async def test_a_target_between_tokens_bounds_the_streams_of_a_worker(model, clock):
+    profile = model.profile.model_copy(update={"targets": model.profile.targets.model_copy(update={"itl_s": 0.005})})
+    dispatcher = Dispatcher(replace(model, profile=profile), clock)
+    # Two milliseconds a step, and a half more for each sequence: five of them take 4.5.
+    steps = tuple((0, 0, b, 40 * b, 0.002 + 0.0005 * b) for b in range(1, 9)) * 2
+    for _ in range(8):
+        clock.now += 0.1
+        dispatcher.report("process of d1", replace(IDLE, steps=steps))
+    tickets = [ticket(i, 33) for i in range(8)]
+    tasks = await entered(dispatcher, *tickets)
+    placed = [t for t in tickets if t.placed]
+    assert 1 <= len(placed) <= 5
+    assert await drain(dispatcher, tickets, tasks) == [t.request.id for t in tickets]
+
+
+async def test_a_deadline_counts_the_turns_of_those_ahead(dispatcher, clock):
+    """Short prompts and full places: how long others' turns took tells how long the queue is."""
+    slow_worker(dispatcher)
+    tickets = [ticket(i, 33) for i in range(60)]
+    for t in tickets:
+        t.request.max_tokens = 400
+    tasks = await entered(dispatcher, *tickets)
+    assert dispatcher.stats()["waiting"]["a"] > 30
+    open_ = [t for t in tickets if t.placed]
+    for _ in range(20):
+        dispatcher.start(open_[0])
+        dispatcher.finish(open_.pop(0), output=400)
+        clock.now += 4.0
+        dispatcher.report("process of d1", replace(IDLE, running=7))
+        open_ += [t for t in tickets if t.placed and t not in open_ and not t.started]
+    waits = dispatcher.stats()["waiting"]["a"]
+    assert waits > 10
+    hasty = ticket(99, 33, deadline=clock.now + 10.0)
+    with pytest.raises(OutOfCapacity) as refused:
+        await dispatcher.enter(hasty)
+    dispatcher.finish(hasty)
+    assert 10 < refused.value.retry_after < 8 * waits
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_model_that_has_scaled_to_zero_says_when_to_come_back(model, clock):
+    none = model.profile.model_copy(update={"decode": model.profile.decode.model_copy(update={"min_replicas": 0})})
+    dispatcher = Dispatcher(replace(model, profile=none), clock)
+    woken = []
+    dispatcher.cold_start.wake = lambda: woken.append(clock.now)
+    for asks in ({"reject_if_busy": True}, {"deadline": clock.now + 3.0}):
+        with pytest.raises(OutOfCapacity) as refused:
+            await dispatcher.enter(turned_away := ticket(1, **asks))
+        dispatcher.finish(turned_away)
+        assert refused.value.retry_after == 10.0
+    assert len(woken) == 1  # who comes back shall find a worker
+    await dispatcher.enter(patient := ticket(2))
+    assert patient.blind
+    clock.now += 4.0
+    slow_worker(dispatcher)
+    dispatcher.finish(patient)
+    dispatcher.workers.lost("process of d1")
+    with pytest.raises(OutOfCapacity) as refused:
+        await dispatcher.enter(turned_away := ticket(3, reject_if_busy=True))
+    assert refused.value.retry_after == 4.0  # as long as it took the last time
+    dispatcher.finish(turned_away)
+
+
+async def test_who_has_fewer_streams_may_stretch_the_target_a_little(model, clock):
+    profile = model.profile.model_copy(update={"targets": model.profile.targets.model_copy(update={"itl_s": 0.005})})
+    dispatcher = Dispatcher(replace(model, profile=profile), clock)
+    steps = tuple((0, 0, b, 40 * b, 0.002 + 0.0005 * b) for b in range(1, 9)) * 2
+    for _ in range(30):
+        clock.now += 0.1
+        dispatcher.report("process of d1", replace(IDLE, steps=steps))
+    heavy = [ticket(i, 33, tenant="heavy") for i in range(10)]
+    tasks = await entered(dispatcher, *heavy)
+    running = sum(t.placed for t in heavy)
+    assert 1 <= running < 8
+    light = [ticket(i, 33, tenant="light") for i in range(6)]
+    tasks += await entered(dispatcher, *light)
+    assert 1 <= sum(t.placed for t in light) <= 3 and sum(t.placed for t in heavy) == running
+    await drain(dispatcher, [*heavy, *light], tasks)
+    dispatcher.finish(heavy[0])
+    assert dispatcher.stats()["waiting"] == {}

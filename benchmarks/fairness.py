@@ -1,0 +1,254 @@
+"""A light tenant beside one that overloads the machine, and goodput under overload.
+
+``python -m benchmarks fairness [--rounds 3] [--itl-ms 6] [--json]``. Starts a server of its own with the pico model
+(no draft, one worker a stage; the target between tokens is ``--itl-ms``) in a temporary home, and two accounts.
+
+* *light*: how long its requests take alone, and while another tenant has ten times as many under way; the rounds of
+  the two alternate, so what else the machine does hits both alike.
+* *goodput*: requests per second that began within their deadline and ended, at 1x and 4x the load the server sustains.
+  What is refused or late counts as failed. Beside it how long a refusal took, at the client and in the gateway alone
+  (from the tokenised prompt to the refusal, as ``GET /v1/requests/{id}`` tells it).
+
+Load and server share the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from serve_app.accounts import AccountsFile
+from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
+
+MODEL = "@cf/pico/pico-instruct"
+LIGHT_STREAMS = 2
+HEAVY_STREAMS = 20
+TOKENS = 48
+DEADLINE_MS = 1500
+
+
+@dataclass(slots=True)
+class Tally:
+    """Outcomes of one phase; seconds."""
+
+    good: int = 0
+    late: int = 0
+    refused: list[float] = field(default_factory=list)
+    refused_ids: list[str] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Tenant:
+    def __init__(self, url: str, home: Path, name: str) -> None:
+        key = AccountsFile(home).add(name)
+        self.path = f"/client/v4/accounts/{name}/ai/run/{MODEL}"
+        self.client = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=120,
+            limits=httpx.Limits(max_connections=400, max_keepalive_connections=400),
+        )
+        self._number = 0
+
+    def body(self, **options: Any) -> dict[str, Any]:
+        self._number += 1
+        prompt = f"{time.time_ns()} {self._number}: " + "some words about Python " * 8
+        return {"prompt": prompt, "raw": True, "max_tokens": TOKENS, "temperature": 0, "options": options}
+
+    async def ask(self, tally: Tally, **options: Any) -> int:
+        began = time.perf_counter()
+        answer = await self.client.post(self.path, json=self.body(**options))
+        took = time.perf_counter() - began
+        if answer.status_code == 200:
+            tally.good += 1
+            tally.latencies.append(took)
+        elif answer.status_code == 429:
+            tally.refused.append(took)
+            tally.refused_ids.append(answer.headers["cf-ray"])
+        else:
+            tally.late += answer.status_code == 408
+        return answer.status_code
+
+
+def start_server(home: Path, port: int, itl_ms: float) -> subprocess.Popen:
+    record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
+    record["weights"]["path"] = str(PROJECT_ROOT / record["weights"]["path"])
+    record["draft"] = None
+    local = record["serving"]["local"]
+    del local["draft"]
+    for stage in ("decode", "prefill"):
+        local[stage] |= {"max_replicas": 1}
+    local["targets"] = {"itl_s": itl_ms / 1e3}
+    (home / "models").mkdir()
+    (home / "models" / "pico-instruct.yaml").write_text(yaml.safe_dump(record))
+    environment = {**os.environ, "SERVE_APP_HOME": str(home), "PORT": str(port)}
+    for offset, name in enumerate(("METRICS_PORT", "STATS_PORT"), 1):
+        environment[f"RAY_SERVE_HAPROXY_{name}"] = str(port + offset)
+    environment["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(port + 3)
+    command = [sys.executable, "-m", "serve_app.cli", "serve", "--models", MODEL]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=PROJECT_ROOT)
+
+
+async def ready(url: str, server: subprocess.Popen) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=5) as client:
+        until = time.monotonic() + 240
+        while time.monotonic() < until:
+            if server.poll() is not None:
+                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
+            try:
+                if (await client.get("/health")).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            await asyncio.sleep(0.5)
+    raise SystemExit("the server did not become ready")
+
+
+async def closed(tenant: Tenant, streams: int, until: asyncio.Event, tally: Tally, **options: Any) -> None:
+    """``streams`` clients that each ask again as soon as they are answered."""
+
+    async def client() -> None:
+        while not until.is_set():
+            await tenant.ask(tally, **options)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(streams)))
+    tally.seconds = time.perf_counter() - began
+
+
+async def run_for(seconds: float, tenant: Tenant, streams: int, **options: Any) -> Tally:
+    tally, end = Tally(), asyncio.Event()
+    task = asyncio.create_task(closed(tenant, streams, end, tally, **options))
+    await asyncio.sleep(seconds)
+    end.set()
+    await task
+    return tally
+
+
+async def light_rounds(light: Tenant, heavy: Tenant, rounds: int, seconds: float) -> dict[str, Any]:
+    """Medians of the light tenant's latencies, alone and beside ten times its streams."""
+    ratios, alone_ms, beside_ms, heavy_served = [], [], [], []
+    for _ in range(rounds):
+        alone = await run_for(seconds, light, LIGHT_STREAMS)
+        end, flood = asyncio.Event(), Tally()
+        task = asyncio.create_task(closed(heavy, HEAVY_STREAMS, end, flood))
+        await asyncio.sleep(1.0)
+        beside = await run_for(seconds, light, LIGHT_STREAMS)
+        end.set()
+        await task
+        alone_ms.append(1e3 * statistics.median(alone.latencies))
+        beside_ms.append(1e3 * statistics.median(beside.latencies))
+        ratios.append(beside_ms[-1] / alone_ms[-1])
+        heavy_served.append(flood.good / flood.seconds)
+        print(f"light: alone {alone_ms[-1]:.1f} ms, beside {beside_ms[-1]:.1f} ms, ratio {ratios[-1]:.2f}; "
+              f"heavy {heavy_served[-1]:.1f} requests/s", flush=True)  # fmt: skip
+    return {
+        "alone_ms": statistics.median(alone_ms),
+        "beside_ms": statistics.median(beside_ms),
+        "ratio": statistics.median(ratios),
+        "heavy_requests_per_s": statistics.median(heavy_served),
+    }
+
+
+async def open_load(tenant: Tenant, rate: float, seconds: float) -> Tally:
+    """Requests at ``rate`` per second whatever becomes of them, each with the same deadline for its first token."""
+    tally, tasks = Tally(), []
+    began = time.perf_counter()
+    for number in range(int(rate * seconds)):
+        await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        tasks.append(asyncio.create_task(tenant.ask(tally, deadlineMs=DEADLINE_MS)))
+    await asyncio.gather(*tasks)
+    tally.seconds = time.perf_counter() - began
+    return tally
+
+
+async def in_gateway_ms(tenant: Tenant, ids: list[str]) -> list[float]:
+    """From the tokenised prompt to the refusal."""
+    found = []
+    for request_id in ids:
+        events = (await tenant.client.get(f"/v1/requests/{request_id}")).json()["events"]
+        if not any(e["event"] == "queued" for e in events):
+            found.append(next(e["ms"] for e in events if e["event"] == "refused"))
+    return found
+
+
+async def goodput_rounds(tenant: Tenant, rounds: int, seconds: float) -> dict[str, Any]:
+    capacity = statistics.median([(t := await run_for(seconds, tenant, HEAVY_STREAMS)).good / t.seconds
+                                  for _ in range(2)])  # fmt: skip
+    one, four, refused, at_once = [], [], [], []
+    shares = []
+    for _ in range(rounds):
+        at_1 = await open_load(tenant, capacity, seconds)
+        at_4 = await open_load(tenant, 4 * capacity, seconds)
+        one.append(at_1.good / at_1.seconds)
+        four.append(at_4.good / at_4.seconds)
+        refused += at_4.refused
+        at_once += await in_gateway_ms(tenant, at_4.refused_ids[:200])
+        shares.append(four[-1] / one[-1])
+        print(f"goodput: 1x {one[-1]:.1f}/s ({len(at_1.refused)} refused, {at_1.late} late), 4x {four[-1]:.1f}/s "
+              f"({len(at_4.refused)} refused, {at_4.late} late), share {shares[-1]:.2f}", flush=True)  # fmt: skip
+    return {
+        "capacity_requests_per_s": capacity,
+        "goodput_1x_per_s": statistics.median(one),
+        "goodput_4x_per_s": statistics.median(four),
+        "share": statistics.median(shares),
+        "refusal_client_p50_ms": 1e3 * statistics.median(refused) if refused else None,
+        "refusal_gateway_p50_ms": statistics.median(at_once) if at_once else None,
+        "refusal_gateway_p99_ms": sorted(at_once)[int(0.99 * (len(at_once) - 1))] if at_once else None,
+        "refused_at_once_share": len(at_once) / max(1, rounds * min(200, len(refused) // max(1, rounds))),
+    }
+
+
+async def measure(url: str, home: Path, server: subprocess.Popen, rounds: int, seconds: float) -> dict[str, Any]:
+    await ready(url, server)
+    light, heavy = Tenant(url, home, "light"), Tenant(url, home, "heavy")
+    await asyncio.sleep(2.0)  # until the gateway has read the keys
+    await run_for(3.0, heavy, HEAVY_STREAMS)  # learns what steps cost
+    await run_for(1.0, light, LIGHT_STREAMS)
+    found = {"light": await light_rounds(light, heavy, rounds, seconds)}
+    found["goodput"] = await goodput_rounds(heavy, rounds, seconds)
+    for tenant in (light, heavy):
+        await tenant.client.aclose()
+    return found
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks fairness", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each phase")
+    parser.add_argument("--itl-ms", type=float, default=6.0, help="the model's target between tokens")
+    parser.add_argument("--port", type=int, default=8131)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="serve-app-fairness-") as folder:
+        home = Path(folder)
+        server = start_server(home, arguments.port, arguments.itl_ms)
+        try:
+            url = f"http://127.0.0.1:{arguments.port}"
+            found = asyncio.run(measure(url, home, server, arguments.rounds, arguments.seconds))
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(90)
+    for part, figures in found.items():
+        print(f"{part}: " + ", ".join(f"{n} {v:.2f}" for n, v in figures.items() if v is not None))
+    if arguments.json:
+        print(json.dumps({"benchmark": "fairness", "model": MODEL, "itl_ms": arguments.itl_ms, **found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Several accounts on one machine: shares, refusals, deadlines, paths of requests, and waiting through a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import pytest
+
+from serve_app.accounts import AccountsFile
+from tests.e2e.conftest import CHAT, eos_id
+from tests.e2e.test_faults import kill, replaced, wait_for
+from tests.e2e.test_load import idle
+
+# More than the places of a worker, so that some have to wait in the gateway.
+MANY = 56
+
+
+def body(n: int, tokens: int, **more) -> dict:
+    prompt = f"Number {n}: " + "say it again " * 6
+    return {
+        "prompt": prompt,
+        "raw": True,
+        "temperature": 0,
+        "max_tokens": tokens,
+        "logit_bias": {eos_id(): -100},
+        **more,
+    }
+
+
+class Tenant:
+    """An account with a client of its own."""
+
+    def __init__(self, stack, name: str, **options) -> None:
+        self.name = name
+        key = AccountsFile(stack.home).add(name, **options)
+        self.url = f"{stack.url}/client/v4/accounts/{name}/ai/run/{CHAT}"
+        self.client = httpx.AsyncClient(
+            base_url=stack.url,
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=300,
+            limits=httpx.Limits(max_connections=200),
+        )
+        self.done = 0
+
+    async def ask(self, request: dict) -> httpx.Response:
+        answer = await self.client.post(self.url, json=request)
+        self.done += 1
+        return answer
+
+    async def path(self, answer: httpx.Response) -> dict:
+        """As it is once the call behind the answer has told where it has been, a moment after the last token."""
+        async with asyncio.timeout(20):
+            while True:
+                found = await self.client.get(f"/v1/requests/{answer.headers['cf-ray']}")
+                assert found.status_code == 200, found.text
+                if answer.is_error or any(e["event"] == "decoded" for e in found.json()["events"]):
+                    return found.json()
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def tenants(stack):
+    made: list[Tenant] = []
+
+    async def make(name: str, **options) -> Tenant:
+        made.append(Tenant(stack, name, **options))
+        until = time.monotonic() + 20
+        while (await made[-1].client.get("/v1/models")).status_code == 401:
+            assert time.monotonic() < until, "the gateway does not take the new key up"
+            await asyncio.sleep(0.1)
+        return made[-1]
+
+    yield make
+    for tenant in made:
+        await tenant.client.aclose()
+        AccountsFile(stack.home).remove(tenant.name)
+
+
+def routing(stack) -> dict:
+    status = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30).json()
+    return status["models"][CHAT]["routing"]
+
+
+def waiting(stack) -> dict[str, int]:
+    return routing(stack)["waiting"]
+
+
+async def until_waiting(stack, tenant: Tenant) -> None:
+    async with asyncio.timeout(60):
+        while not (await asyncio.to_thread(waiting, stack)).get(tenant.name):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_light_tenant_passes_a_hostile_ones_queue(stack, tenants):
+    light, hostile = await tenants("light"), await tenants("hostile")
+    flood = [asyncio.create_task(hostile.ask(body(i, 60 + i * 7 % 90))) for i in range(2 * MANY)]
+    await until_waiting(stack, hostile)
+    answers = [await light.ask(body(1000 + i, 8)) for i in range(3)]
+    assert [a.status_code for a in answers] == [200] * 3, answers[-1].text
+    # First come, first served would have let the whole flood pass before.
+    left = sum(not task.done() for task in flood)
+    assert left >= MANY // 4, f"only {left} of the hostile tenant's requests were still to be served"
+    events = {e["event"]: e for e in (await light.path(answers[0]))["events"]}
+    assert events["queued"]["ahead_tokens"] < 20 * 512
+    assert all(answer.status_code == 200 for answer in await asyncio.gather(*flood))
+    await asyncio.to_thread(wait_for, lambda: idle(stack), 30)
+
+
+async def test_weights_and_classes_come_from_the_key_and_from_nothing_else(stack, tenants):
+    hostile = await tenants("hostile")
+    later = await tenants("later", priority="batch")
+    flood = [asyncio.create_task(hostile.ask(body(i, 100))) for i in range(MANY + 40)]
+    await until_waiting(stack, hostile)
+    claims = {"service_tier": "priority", "metadata": {"priority": "realtime", "weight": "1000"}}
+    batch = await asyncio.gather(*(later.ask(body(2000 + i, 100, **claims)) for i in range(3)))
+    assert [answer.status_code for answer in batch] == [200] * 3
+    # A batch key has a twentieth of the work while others wait, whatever the client claims: about nineteen requests of
+    # this size pass before each. Three of a realtime key would be through with those that were running.
+    assert sum(task.done() for task in flood) > MANY - 6
+    await asyncio.gather(*flood)
+
+
+async def test_who_would_be_late_is_refused_at_once(stack, tenants):
+    tenant = await tenants("impatient")
+    flood = [asyncio.create_task(tenant.ask(body(i, 200))) for i in range(MANY)]
+    await until_waiting(stack, tenant)
+    refused = await tenant.ask(body(3000, 8, options={"deadlineMs": 1}))
+    assert refused.status_code == 429, refused.text
+    told = refused.json()
+    assert told["success"] is False and told["errors"][0]["code"] == 3040
+    assert "too late" in told["errors"][0]["message"] and int(refused.headers["retry-after"]) >= 1
+    path = await tenant.path(refused)
+    assert path["status"] == "refused" and path["events"][-2]["status"] == 429
+    assert "routed" not in {e["event"] for e in path["events"]}  # nothing was sent anywhere
+    openai = await tenant.client.post(
+        "/v1/chat/completions",
+        json={"model": CHAT, "messages": [{"role": "user", "content": "x"}], "options": {"deadlineMs": 1}},
+    )
+    assert openai.status_code == 429 and openai.json()["error"]["code"] == "3040" and openai.headers["retry-after"]
+    busy = await tenant.ask(body(3001, 8, options={"rejectIfBusy": True}))
+    assert busy.status_code == 429 and busy.json()["errors"][0]["code"] == 3040
+    patient = await tenant.ask(body(3002, 8, options={"deadlineMs": 200_000}))
+    assert patient.status_code == 200
+    await asyncio.gather(*flood)
+
+
+async def test_waiting_requests_survive_the_loss_of_their_workers(stack, tenants):
+    tenant = await tenants("patient")
+    alone = (await tenant.ask(body(7, 60))).json()["result"]["response"]
+    flood = [asyncio.create_task(tenant.ask(body(7 if i % 8 == 0 else i, 60))) for i in range(2 * MANY)]
+    await until_waiting(stack, tenant)
+    killed = await asyncio.to_thread(kill, stack, "decode")
+    answers = await asyncio.gather(*flood)
+    assert [a.status_code for a in answers] == [200] * len(answers), [a.text for a in answers if a.is_error][:3]
+    results = [a.json()["result"] for a in answers]
+    assert all(r["usage"]["completion_tokens"] == 60 for r in results)
+    assert {r["response"] for r in results[::8]} == {alone}
+    await asyncio.to_thread(replaced, stack, "decode", killed)
+
+    def reports_again() -> bool:
+        return "decode" in {worker["stage"] for worker in routing(stack)["workers"]}
+
+    await asyncio.to_thread(wait_for, reports_again, 30)
+
+
+async def test_clients_that_leave_leave_the_queue(stack, tenants):
+    tenant = await tenants("restless")
+    flood = [asyncio.create_task(tenant.ask(body(i, 150))) for i in range(MANY + 20)]
+    await until_waiting(stack, tenant)
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+
+    def gone() -> bool:
+        return not waiting(stack) and idle(stack)
+
+    await asyncio.to_thread(wait_for, gone, 60)
+
+
+async def test_the_path_of_a_request_is_its_own_accounts(stack, tenants):
+    one, other = await tenants("one"), await tenants("other")
+    answer = await one.ask({"prompt": "What does os.path.split do, in a sentence?", "max_tokens": 5})
+    path = await one.path(answer)
+    usage = answer.json()["result"]["usage"]
+    assert path["status"] == "done" and path["model"] == CHAT and path["id"] == answer.headers["cf-ray"]
+    events = {e["event"]: e for e in path["events"]}
+    assert [e["ms"] for e in path["events"]] == sorted(e["ms"] for e in path["events"])
+    assert events["received"]["prompt_tokens"] == usage["prompt_tokens"]
+    assert events["routed"]["why"] and events["routed"]["decode"] == events["decoded"]["replica"]
+    assert events["done"]["completion_tokens"] == usage["completion_tokens"]
+    decoded = events["decoded"]
+    assert (
+        decoded["own"] + decoded["node"] + decoded["disk"] + decoded["remote"] + decoded["computed"]
+        == usage["prompt_tokens"]
+    )
+    assert events["done"]["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+    assert {"queued", "first token"} <= set(events)
+    foreign = await other.client.get(f"/v1/requests/{answer.headers['cf-ray']}")
+    unknown = await other.client.get("/v1/requests/0123456789abcdef0123456789abcdef")
+    assert foreign.status_code == unknown.status_code == 404 and foreign.content == unknown.content
+    # Nor does the status tell of others.
+    status = (await other.client.get("/v1/status")).json()
+    assert status["models"][CHAT] == {"ready": True, "waiting": {"other": 0}}
+    # A key opens its own account's paths only.
+    assert (await other.client.post(one.url, json={"prompt": "x"})).status_code == 403
