@@ -11,6 +11,7 @@ from typing import Any
 from serve_app.api import sse
 from serve_app.api.errors import ApiError, as_api_error
 from serve_app.api.openai_answers import chat_logprobs, close
+from serve_app.api.response_items import item_id
 from serve_app.api.responses import ResponsesRequest
 from serve_app.api.types import ChoiceDone, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
@@ -97,6 +98,9 @@ class _Response:
         self._sent += 1
         return frame
 
+    def _new_id(self, kind: str) -> str:
+        return item_id(kind, self.body["id"], len(self.body["output"]))
+
     @property
     def _item(self) -> dict[str, Any]:
         return self.body["output"][-1]
@@ -115,7 +119,7 @@ class _Response:
 
     def _open_message(self) -> list[bytes]:
         item: dict[str, Any] = {
-            "id": f"msg_{uuid.uuid4().hex}",
+            "id": self._new_id("msg"),
             "type": "message",
             "status": "in_progress",
             "role": "assistant",
@@ -143,7 +147,7 @@ class _Response:
     def _reason(self, piece: str) -> list[bytes]:
         frames = []
         if self._open != "reasoning":
-            item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "status": "in_progress", "summary": []}
+            item = {"id": self._new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": []}
             frames = self._open_item({**item, "content": []}, {"type": "reasoning_text", "text": ""})
         self._item["content"][0]["text"] += piece
         return [*frames, self._event("response.reasoning_text.delta", **self._place, content_index=0, delta=piece)]
@@ -166,7 +170,7 @@ class _Response:
     def _call(self, call: ToolCallDelta) -> list[bytes]:
         frames = self._close()
         if call.name:
-            head = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
+            head = {"id": self._new_id("fc"), "type": "function_call", "status": "in_progress"}
             frames.append(self._add({**head, "call_id": call.id, "name": call.name, "arguments": ""}))
         if call.arguments:
             frames.append(self._event("response.function_call_arguments.delta", **self._place, delta=call.arguments))

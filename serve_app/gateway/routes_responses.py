@@ -12,6 +12,7 @@ from serve_app.api import schemas_dialects as schemas
 from serve_app.api.asked import with_headers
 from serve_app.api.errors import openai_body
 from serve_app.api.openapi import Operation
+from serve_app.api.response_items import resolve_references
 from serve_app.gateway.exchange import TEXT, Endpoint, Exchange, json_answer
 from serve_app.gateway.routes_openai import PREFIXES
 from serve_app.gateway.streams import streamed
@@ -62,6 +63,7 @@ class ResponsesRoutes:
         gateway, account = self._exchange.gateway, request.state.account
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
+        body = await resolve_references(body, lambda named: gateway.responses.get(account, named))
         parsed = responses.parse_responses(body, model.limits)
         parsed.generate = with_headers(parsed.generate, request.headers)
         parsed.generate.messages = parsed.messages(await gateway.responses.conversation(account, parsed.previous))
@@ -79,11 +81,12 @@ class ResponsesRoutes:
         return json_answer(response)
 
     async def count(self, request: Request) -> Response:
-        gateway = self._exchange.gateway
+        gateway, account = self._exchange.gateway, request.state.account
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
+        body = await resolve_references(body, lambda named: gateway.responses.get(account, named))
         parsed = responses.parse_responses(body, model.limits)
-        before = await gateway.responses.conversation(request.state.account, parsed.previous)
+        before = await gateway.responses.conversation(account, parsed.previous)
         parsed.generate.messages = parsed.messages(before)
         count = await gateway.count_tokens(model, parsed.generate)
         return json_answer({"object": "response.input_tokens", "input_tokens": count})

@@ -1,5 +1,6 @@
 // The AI SDK, with Cloudflare's provider (its hosts are built in: fetch takes them here) and with the OpenAI one.
 import assert from "node:assert/strict";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { embedMany, generateText, isStepCount, jsonSchema, rerank as rank, streamText, tool } from "ai";
 import { createWorkersAI } from "workers-ai-provider";
@@ -20,6 +21,9 @@ const models = {
   "workers-ai": direct(chat),
   "workers-ai with affinity": direct(chat, { sessionAffinity: "s1" }),
   "workers-ai behind a gateway": createWorkersAI({ accountId: account, apiKey: key, gateway: { id: "default" } })(chat),
+  // Its conversations refer to the items of earlier responses, by their ids.
+  "openai responses": createOpenAI({ apiKey: key, baseURL: `${url}/v1` })(chat),
+  "openai chat": createOpenAI({ apiKey: key, baseURL: `${url}/v1` }).chat(chat),
   "openai-compatible": createOpenAICompatible({ name: "here", apiKey: key, baseURL: `${url}/v1`, includeUsage: true })(chat),
 };
 for (const [name, model] of Object.entries(models)) {

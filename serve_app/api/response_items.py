@@ -1,0 +1,66 @@
+"""Ids of a response's items: each names the response and its place there, so that a reference needs no index.
+
+resp_0123...  ->  msg_0123...0000, fc_0123...0001
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from serve_app.api.errors import ApiError, InvalidInput
+
+MAX_REFERRED = 64
+_ITEM_ID = re.compile(r"(?:msg|fc|rs)_([0-9a-f]{32})([0-9a-f]{4})", re.ASCII)
+
+Fetch = Callable[[str], Awaitable[dict[str, Any]]]
+
+
+def item_id(kind: str, response_id: str, index: int) -> str:
+    return f"{kind}_{response_id.removeprefix('resp_')}{index:04x}"
+
+
+async def resolve_references(body: dict[str, Any], fetch: Fetch) -> dict[str, Any]:
+    """``body`` with the items that `item_reference` items of its input name in their places.
+
+    ``fetch`` gives a stored response by its id. Raises `InvalidInput` for a reference to what is not stored.
+    """
+    listed = body.get("input")
+    if not isinstance(listed, list) or not any(_is_reference(item) for item in listed):
+        return body
+    stored: dict[str, dict[str, Any]] = {}
+    out = []
+    for i, item in enumerate(listed):
+        out.append(await _item(item.get("id"), f"input[{i}]", stored, fetch) if _is_reference(item) else item)
+    return {**body, "input": out}
+
+
+def _is_reference(item: Any) -> bool:
+    """The type may be left out where there is nothing but an id."""
+    return isinstance(item, dict) and (item.get("type") == "item_reference" or item.keys() == {"id"})
+
+
+async def _item(named: Any, where: str, stored: dict[str, dict[str, Any]], fetch: Fetch) -> dict[str, Any]:
+    found = _ITEM_ID.fullmatch(named) if isinstance(named, str) else None
+    if found is None:
+        raise InvalidInput(f"{where}.id must be the id of an item of a response.", param=f"{where}.id")
+    response_id = f"resp_{found[1]}"
+    if response_id not in stored:
+        if len(stored) >= MAX_REFERRED:
+            message = f"input refers to more than {MAX_REFERRED} responses; send their items, or previous_response_id."
+            raise InvalidInput(message, param="input")
+        try:
+            stored[response_id] = await fetch(response_id)
+        except ApiError:
+            raise _gone(named, where) from None
+    output, index = stored[response_id]["output"], int(found[2], 16)
+    if index >= len(output) or output[index]["id"] != named:
+        raise _gone(named, where)
+    return output[index]
+
+
+def _gone(named: str, where: str) -> InvalidInput:
+    return InvalidInput(
+        f"{where}: item {named} is not here (deleted, expired, or never stored). Send the item itself.", param=where
+    )
