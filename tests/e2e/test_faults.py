@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import httpx
 import pytest
 import ray
 
+from benchmarks.soak import kill_gateway
 from tests.e2e.conftest import CHAT, eos_id
 
 PROMPT = "Write something long about Python. " * 8
@@ -147,3 +149,32 @@ def test_pool_killed(stack, run, undisturbed):
         return run(CHAT, body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
     wait_for(cached_again, 30)
+
+
+def test_gateway_killed_in_the_middle_of_a_stream(stack, run, undisturbed):
+    """Its connections break; whoever asks meanwhile is told to come back, and the engine's places are free again."""
+    long = {"prompt": "on and on", "raw": True, "max_tokens": 3000, "stream": True, "logit_bias": {eos_id(): -100}}
+    with (
+        httpx.Client(headers=stack.headers, timeout=60) as client,
+        client.stream("POST", f"{stack.api}/run/{CHAT}", json=long) as answer,
+        contextlib.suppress(httpx.HTTPError),
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        assert kill_gateway(os.getpid())
+        assert "data: [DONE]" not in list(lines)
+    said = set()
+
+    def answers() -> bool:
+        try:
+            answer = httpx.post(f"{stack.api}/run/{CHAT}", headers=stack.headers, json=BODY, timeout=60)
+        except httpx.TransportError:
+            return False
+        said.add(answer.status_code)
+        if answer.status_code == 503:
+            assert int(answer.headers["retry-after"]) >= 1 and answer.json()["errors"][0]["code"] == 3040
+        return answer.status_code == 200 and answer.json()["result"]["response"] == undisturbed
+
+    wait_for(answers, 90)
+    assert said <= {200, 503}
+    wait_for(lambda: workers(stack)["decode"]["running"] == 0, 60)

@@ -1,0 +1,22 @@
+"""What HAProxy answers by itself, when no gateway can be reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from serve_app.api.errors import ModelLoading, openai_body
+
+FILE = Path(__file__).parents[1] / "serve_app" / "unavailable.http"
+
+
+def test_its_own_answer_is_one_of_ours():
+    head, _, body = FILE.read_bytes().partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "HTTP/1.1 503 Service Unavailable"
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    assert headers["Content-Type"] == "application/json" and headers["Retry-After"].isdigit()
+    assert int(headers["Content-Length"]) == len(body)
+    shown, like = json.loads(body), openai_body(ModelLoading("@cf/a/b", retry_after=2.0))
+    assert shown.keys() == like.keys() and shown["error"].keys() == like["error"].keys()
+    assert shown["errors"][0]["code"] == like["errors"][0]["code"]
