@@ -41,8 +41,8 @@ class SpeculationController:
     REFRESH = 64
     # One drafted step in so many verifies fewer or more than seems best: costs rise in stairs.
     VARY, VARIED = 32, (2.0, 0.5, 1.5)
-    # After so many steps with nothing worth verifying only every second one looks for drafts, then every eighth.
-    TIRED = 32
+    # Up to so many steps in a row with nothing worth verifying each one, each second, each eighth looks for drafts.
+    TIRED, ASLEEP = ((32, 1), (256, 2), (2048, 8)), 32
     # Where drafts have been too dear for so many steps they are tried again, then after twice as many, and so on.
     RETRY, RETRY_MOST = 16, 8192
 
@@ -73,9 +73,23 @@ class SpeculationController:
         self._batch = batch
         self._plain = self.costs.plain(batch) if batch else None
         self._why = self._reason_against()
-        fruitless = self._fruitless.get(size_class(batch), 0)
-        self._resting = fruitless > self.TIRED and self.acceptance.now % (2 if fruitless < 8 * self.TIRED else 8) != 0
+        self._resting = self._rests(batch)
         self.acceptance.tick()
+
+    def steps_aside(self, batch: int) -> bool:
+        """Whether a step of ``batch`` requests that begins now would have no drafts, whatever is proposed."""
+        if self.always:
+            return False
+        self._plain = self.costs.plain(batch) if batch else None
+        return not self.max_tokens or bool(self._reason_against()) or self._rests(batch)
+
+    def stepped_aside(self, batch: int, seconds: float) -> None:
+        """A step was run without asking; it was a plain one of ``batch`` requests unless that is 0."""
+        self._batch, self._why, self._resting = batch, "", True
+        self.acceptance.tick()
+        if batch:
+            self._chose("stepped aside", 0)
+            self.record(batch, batch, batch, seconds, 0.0)
 
     def ask(self, proposer: Proposer, offers: list[Offer]) -> tuple[list[Offer], int]:
         """The offers that a proposer should extend, and by how many tokens at most."""
@@ -186,6 +200,12 @@ class SpeculationController:
             source.met.discard(request_id)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _rests(self, batch: int) -> bool:
+        """Whether this step does not look for drafts because so many before it found nothing worth verifying."""
+        fruitless = self._fruitless.get(size_class(batch), 0) if batch else 0
+        rhythm = next((every for most, every in self.TIRED if fruitless <= most), self.ASLEEP)
+        return self.acceptance.now % rhythm != 0
 
     def _reason_against(self) -> str:
         """Why no drafts are verified in this step, whatever is proposed; empty if there is no such reason."""

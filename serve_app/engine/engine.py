@@ -100,7 +100,7 @@ class Engine:
                 ended = item.request.status is Status.FINISHED
                 self.exporter.computed(item.request, of_it, item.request.computed, last=ended)
         if self.speculation is not None:
-            self.speculation.after_step(step)
+            self.speculation.after_step(step, started)
         seconds = time.perf_counter() - started
         self.meter.record(step.scheduled, seconds)
         self._count(prompt, outputs, seconds)

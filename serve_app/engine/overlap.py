@@ -123,7 +123,9 @@ class OverlapEngine(Engine):
         return outputs + self._land(following)
 
     def _may_run_ahead(self) -> bool:
-        if self.speculation is not None or self.runner.observer is not None:
+        if self.runner.observer is not None:
+            return False
+        if self.speculation is not None and not self.speculation.steps_aside(self.scheduler.running):
             return False
         return all(runs_ahead(r) for r in self.scheduler.running) and all(runs_ahead(r) for r in self.scheduler.waiting)
 

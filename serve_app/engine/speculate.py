@@ -79,9 +79,20 @@ class Speculation:
         pending.started = time.perf_counter()
         self._pending = pending
 
-    def after_step(self, step: Step) -> None:
-        """Compares what was offered with what the target chose, and what the step took with what it yielded."""
+    def steps_aside(self, running: list[Request]) -> bool:
+        """Whether the next step would have no drafts anyway, so that it may be run without asking."""
+        return self.controller.steps_aside(len(running))
+
+    def after_step(self, step: Step, started: float) -> None:
+        """Compares what was offered with what the target chose, and what the step took with what it yielded.
+
+        A step that began at ``started`` without :meth:`before_step` teaches what a plain one takes.
+        """
         pending, self._pending = self._pending, _Pending()
+        if not pending.started:
+            plain = all(s.count == s.samples == 1 for s in step.scheduled)
+            self.controller.stepped_aside(len(step.scheduled) if plain else 0, time.perf_counter() - started)
+            return
         seconds = time.perf_counter() - pending.started
         verified = {id(s.request): s.samples - 1 for s in step.scheduled if s.samples}
         gained = 0

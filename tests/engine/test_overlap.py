@@ -6,7 +6,9 @@ import random
 
 import pytest
 
+from serve_app.engine.ngram import NgramProposer
 from serve_app.engine.overlap import PLACEHOLDER, OverlapEngine
+from serve_app.engine.speculate import Draft, Speculation, SpeculationController
 from tests import tiny
 from tests.engine.fake import HistoryModel, make_engine
 from tests.engine.fake import request as make_request
@@ -59,6 +61,42 @@ def test_same_tokens_as_step_by_step(seed, blocks):
         assert engine.scheduler.preemptions > 0
     for request in requests(seed):
         assert PLACEHOLDER not in request.tokens
+
+
+class Foretold:
+    """Knows the answers, but speaks only about every other request."""
+
+    name, free, limit, continues = "foretold", True, 4, False
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def propose(self, requests, count):
+        spoken = [r for r in requests if int(r.id) % 2]
+        return {r.id: Draft(self.answers[r.id][r.output_len :][:count]) for r in spoken}
+
+    def forget(self, request_id):
+        pass
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("blocks", [60, 9], ids=["room", "preemption"])
+def test_steps_run_ahead_where_there_are_no_drafts_and_step_by_step_where_they_pay(seed, blocks):
+    options = {"num_blocks": blocks, "max_batch_tokens": 40, "max_num_seqs": 3}
+    expected = run(make_engine(HistoryModel(), **options), requests(seed, 40))
+    engine = ahead(make_engine(HistoryModel(), **options))
+    engine.speculation = Speculation(Foretold(expected), SpeculationController(4))
+    assert run(engine, requests(seed, 40), random.Random(seed)) == expected
+    choices = engine.speculation.controller.choices
+    assert choices["stepped aside"] and engine.speculation.controller.lengths
+
+
+def test_look_ups_that_find_nothing_do_not_keep_steps_from_running_ahead():
+    engine = ahead(make_engine(HistoryModel(spread=3.0)))
+    engine.speculation = Speculation(NgramProposer(), SpeculationController(4))
+    run(engine, [make_request("a", [1, 2, 3], max_tokens=900, temperature=1.0)])
+    choices = engine.speculation.controller.choices
+    assert choices["stepped aside"] > 0.3 * sum(choices.values())
 
 
 def test_a_step_is_in_flight_and_its_tokens_come_with_the_next_call():
