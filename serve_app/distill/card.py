@@ -41,11 +41,17 @@ Greedy answers to {held} held-out prompts ({measured:,} tokens), one at a time, 
 
 - **{length:.2f} tokens** come out of each step of the target, its own token counted (1.00 without drafts);
 - {rate:.1%} of the drafts are accepted.
-"""
+{other}"""
 
 
 def write_card(
-    out: Path, options: Options, size: int, samples: list[Sample], found: Acceptance, details: dict[str, Any]
+    out: Path,
+    options: Options,
+    size: int,
+    samples: list[Sample],
+    found: Acceptance,
+    other: Acceptance | None,
+    details: dict[str, Any],
 ) -> None:
     """Writes README.md and figures.json into ``out``."""
     kinds = {"eagle3": "EAGLE-3 head (arXiv 2503.01840)", "model": "Draft model"}
@@ -54,6 +60,7 @@ def write_card(
         method="method: eagle3, " if options.method == "eagle3" else "", tokens=options.tokens,
         command=command(options), prompts=len(samples), answers=sum(len(s.ids) - s.prompt for s in samples),
         details=_details(details), held=found.prompts, measured=found.tokens, length=found.length, rate=found.rate,
+        other=_compared(options.compare, other),
     )  # fmt: skip
     (out / "README.md").write_text(text)
     (out / "figures.json").write_text(json.dumps({**asdict(found), "parameters": size}, indent=2) + "\n")
@@ -64,13 +71,19 @@ def command(options: Options) -> str:
     parts = ["serve-app", "train-draft", options.model]
     for item in fields(options):
         value = getattr(options, item.name)
-        if item.name not in ("model", "threads", "save_every", "stop_at") and value != item.default:
+        if item.name not in ("model", "threads", "save_every", "stop_at", "compare") and value != item.default:
             if value is True:
                 parts.append(f"--{item.name.replace('_', '-')}")
                 continue
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             parts += [f"--{item.name.replace('_', '-')}", shown]
     return shlex.join(parts)
+
+
+def _compared(name: str, other: Acceptance | None) -> str:
+    if other is None:
+        return ""
+    return f"\nOn the same prompts `{name}` has {other.length:.2f} tokens a step and {other.rate:.1%}.\n"
 
 
 def _details(details: dict[str, Any]) -> str:

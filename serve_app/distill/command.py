@@ -24,6 +24,7 @@ HELP = {
     "draft_vocab": "tokens an EAGLE-3 head can draft (default: those that make up 99.9 %% of the answers)",
     "tie_output": "an EAGLE-3 head drafts with the target's own output weights: smaller, but read by this server only",
     "capture": "three layers of the target whose input an EAGLE-3 head reads, e.g. 2,16,29",
+    "compare": "another draft's directory, to be measured on the same prompts",
     "seed": "of everything random; the same command makes the same draft on the same machine",
     "threads": "CPU threads (default: torch's)",
     "dtype": "the target's: auto, float32, bfloat16",
@@ -41,7 +42,15 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     parser.add_argument("model", help="a directory in Hugging Face format, or a catalogue id")
     parser.add_argument("--method", choices=("model", "eagle3"), required=True, help="what to train")
     parser.add_argument("--out", required=True, help="directory for the result; an interrupted run goes on from there")
-    kinds = {"prompts": str, "temperature": float, "lr": float, "capture": _layers, "dtype": str, "device": str}
+    kinds = {
+        "prompts": str,
+        "temperature": float,
+        "lr": float,
+        "compare": str,
+        "capture": _layers,
+        "dtype": str,
+        "device": str,
+    }
     for name, text in HELP.items():
         kind: dict[str, Any] = {"type": kinds.get(name, int)}
         if name == "tie_output":

@@ -16,7 +16,7 @@ from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculate import DraftProposer, Speculation, SpeculationController
 from serve_app.models.eagle import attach_head
-from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.models.load import CausalModel, load_causal_lm, read_config
 
 if TYPE_CHECKING:
     from serve_app.distill.train import Options
@@ -38,8 +38,7 @@ def measure(folder: Path, draft: Path, options: Options, prompts: list[list[int]
     """Loads both again from their folders, as a worker would, and answers ``prompts`` one by one."""
     model = load_causal_lm(folder, dtype=options.dtype, device=options.device)
     model = replace(model, max_model_len=min(model.max_model_len, 4096))
-    # Most answers do not use all of the tokens they may.
-    if options.method == "eagle3":
+    if "draft_vocab_size" in read_config(draft):
         engine = eagle_engine(model, draft, prompts, options.answer_tokens, options.tokens)
     else:
         engine = draft_engine(model, draft, prompts, options.answer_tokens, options.tokens)

@@ -55,6 +55,7 @@ class Options:
     device: str = "cpu"
     save_every: int = 50
     stop_at: int = 0
+    compare: str = ""
 
 
 def train(options: Options, folder: Path, say: Callable[[str], None] = print) -> Acceptance | None:
@@ -89,8 +90,11 @@ def train(options: Options, folder: Path, say: Callable[[str], None] = print) ->
         say(f"stopped at step {step}; the same command goes on from there")
         return None
     found = measure(folder, out, options, prompts.held_out)
+    other = measure(folder, Path(options.compare), options, prompts.held_out) if options.compare else None
     say(f"{found.length:.2f} tokens a step of the target at {options.tokens} drafts, {found.rate:.1%} of them accepted")
-    write_card(out, options, size, samples, found, _described(student))
+    if other is not None:
+        say(f"{options.compare}: {other.length:.2f} tokens a step, {other.rate:.1%} accepted")
+    write_card(out, options, size, samples, found, other, _described(student))
     return found
 
 
@@ -182,6 +186,8 @@ def _check(options: Options, folder: Path, out: Path) -> None:
     read_config(folder)
     if out.resolve() == folder.resolve():
         raise TrainingRefused("--out is the model's own directory; give another one")
+    if options.compare and not (Path(options.compare) / "config.json").is_file():
+        raise TrainingRefused(f"--compare {options.compare}: there is no draft; give its directory")
     if (out / "config.json").exists() and not (out / STATE).exists():
         raise TrainingRefused(f"{out} holds a model already; give an empty directory")
     if options.steps < 1 or not 1 <= options.tokens <= 16 or options.answer_tokens < 4:
@@ -190,7 +196,7 @@ def _check(options: Options, folder: Path, out: Path) -> None:
 
 def _same_options(options: Options, state: Path) -> None:
     """What an interrupted run was started with must not change, except where it may."""
-    free = ("out", "threads", "save_every", "stop_at")
+    free = ("out", "threads", "save_every", "stop_at", "compare")
     told = {k: v for k, v in json.loads(json.dumps(asdict(options))).items() if k not in free}
     file = state / "options.json"
     if file.exists() and (before := json.loads(file.read_text())) != told:

@@ -49,13 +49,16 @@ def run(target, prompts, out, method="eagle3", **options):
 @pytest.mark.parametrize("method", ["eagle3", "model"])
 def test_what_is_trained_drafts_better_than_chance(method, target, prompts, tmp_path):
     before, _ = run(target, prompts, tmp_path / "fresh", method, steps=1, lr=1e-9)
-    found, lines = run(target, prompts, tmp_path / "trained", method, steps=60, lr=8e-3)
+    found, lines = run(
+        target, prompts, tmp_path / "trained", method, steps=60, lr=8e-3, compare=str(tmp_path / "fresh")
+    )
     assert found.length > before.length + 0.1 and found.length > 1.15
     assert found.prompts == 3 and any("answers 27/27" in line for line in lines)
     out = tmp_path / "trained"
     assert json.loads((out / "figures.json").read_text())["length"] == found.length
     card = (out / "README.md").read_text()
     assert f"{found.length:.2f} tokens" in card and f"--method {method}" in card and "--steps 60" in card
+    assert f"`{tmp_path / 'fresh'}` has {before.length:.2f} tokens a step" in card
     assert (out / ".train" / ".gitignore").read_text() == "*\n"
 
 
