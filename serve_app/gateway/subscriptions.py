@@ -15,7 +15,7 @@ log = logging.getLogger("ray.serve")
 LEASE_S = 15.0
 # A worker that has just come up is found this soon; three renewals may fail before a lease ends.
 PERIOD_S = 4.0
-# While a model has replicas that have not been asked yet.
+# Where replicas are expected and none has answered yet.
 EAGER_S = 0.5
 TIMEOUT_S = 5.0
 # Of a replica's time, before a stage without replicas gets its first.
@@ -37,7 +37,7 @@ class Subscriptions:
         self._models = models
         self._inbox = inbox
         self._ask_all = ask_all
-        self._reached: set[tuple[str, str]] = set()
+        self._due: dict[tuple[str, str], float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -45,22 +45,22 @@ class Subscriptions:
 
     async def _watch(self) -> None:
         while True:
-            wanted = [(m, stage) for m in self._models for stage in STAGES if m.ready and stage in m.profile.stages]
-            await asyncio.gather(*(self._subscribe(model, stage) for model, stage in wanted))
-            missing = any(
-                (m.id, stage) not in self._reached and (m.inflight or not m.scales_to_zero) for m, stage in wanted
-            )
-            unready = any(not m.ready for m in self._models if m.record.task == "text-generation")
-            await asyncio.sleep(EAGER_S if missing or unready else PERIOD_S)
+            now = asyncio.get_running_loop().time()
+            stages = [(m, stage) for m in self._models for stage in STAGES if m.ready and stage in m.profile.stages]
+            due = [(m, stage) for m, stage in stages if self._due.get((m.id, stage), 0.0) <= now]
+            await asyncio.gather(*(self._subscribe(model, stage) for model, stage in due))
+            await asyncio.sleep(EAGER_S)
 
     async def _subscribe(self, model: ServedModel, stage: str) -> None:
         wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S, "needed": self._needed(model)}
+        again = PERIOD_S
         try:
             await asyncio.wait_for(self._ask_all(model, "subscribe", wire, stage), TIMEOUT_S)
-            self._reached.add((model.id, stage))
-        except Exception as error:  # no replica, or one that is going; the next round asks again
-            self._reached.discard((model.id, stage))
+        except Exception as error:  # no replica, or one that is going
+            if model.inflight or model.profile.stages[stage].min_replicas:
+                again = EAGER_S
             log.debug("no load reports from %s %s for now (%s)", model.id, stage, type(error).__name__)
+        self._due[(model.id, stage)] = asyncio.get_running_loop().time() + again
 
 
 class Wake:
