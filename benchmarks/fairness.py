@@ -111,8 +111,11 @@ async def ready(url: str, server: subprocess.Popen) -> None:
             if server.poll() is not None:
                 raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
             try:
-                if (await client.get("/health")).status_code == 200:
+                answer = await client.get("/health")
+                if answer.status_code == 200:
                     return
+                if "deploy_failed" in answer.text:
+                    raise SystemExit(f"the model does not start: {answer.text}")
             except httpx.HTTPError:
                 pass
             await asyncio.sleep(0.5)
