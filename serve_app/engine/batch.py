@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.staging import to_device
 
 
 @dataclass(slots=True)
@@ -73,17 +73,16 @@ def build_batch(scheduled: Sequence[Scheduled], kv: Tensor) -> Batch:
     )
     seq_lens = (starts + counts).astype(np.int32)
 
-    def put(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(kv.device, non_blocking=True)
-
+    arrays = [input_ids, positions, slots, query_start, seq_lens, tables, sample_rows.astype(np.int64)]
+    ids, where, places, borders, lengths, blocks, rows = to_device(arrays, kv.device)
     return Batch(
-        input_ids=put(input_ids),
-        positions=put(positions),
-        slots=put(slots),
-        query_start=put(query_start),
-        seq_lens=put(seq_lens),
-        block_tables=put(tables),
-        sample_rows=put(sample_rows.astype(np.int64)),
+        input_ids=ids,
+        positions=where,
+        slots=places,
+        query_start=borders,
+        seq_lens=lengths,
+        block_tables=blocks,
+        sample_rows=rows,
         max_query_len=int(counts.max()),
         max_seq_len=int(seq_lens.max()),
         kv=kv,

@@ -20,6 +20,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from serve_app.engine.request import Request, Status, StepOutput
 from serve_app.engine.runner import Runner, sample_rows
 from serve_app.engine.sampling import choose
 from serve_app.engine.scheduler import Sampled, Scheduled, Step
+from serve_app.engine.staging import to_device
 
 PLACEHOLDER = -1
 
@@ -178,8 +180,8 @@ def launch(runner: Runner, step: Step, before: Flight | None, started: float) ->
             places.append(at - 1)
             sources.append(before.rows[id(item.request)])
     if before is not None and places:
-        index = torch.tensor([places, sources]).to(batch.input_ids.device, non_blocking=True)
-        batch.input_ids.index_copy_(0, index[0], before.token_ids.index_select(0, index[1]))
+        at_rows, from_rows = to_device([np.array(places), np.array(sources)], batch.input_ids.device)
+        batch.input_ids.index_copy_(0, at_rows, before.token_ids.index_select(0, from_rows))
     logits = runner.forward(batch)
     rows = [row for item in step.scheduled for row in sample_rows(item)]
     token_ids = choose(logits.float(), rows) if rows else batch.sample_rows

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from serve_app.engine.constrain import Mask
 from serve_app.engine.request import SamplingParams, TokenLogprobs
+from serve_app.engine.staging import to_device
 
 # Rows are cut to this many candidates first; those whose mass does not suffice for their top_p take the full path.
 CANDIDATES = 64
@@ -69,50 +71,70 @@ def sample(
 def choose(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     """The best token of greedy rows and a drawn one of the others, int64 [S]; ``logits`` [S, V] float32."""
     drawn = [i for i, r in enumerate(rows) if not r.params.greedy]
+    if len(drawn) == len(rows):
+        return draw(logits, rows)
     tokens = logits.argmax(-1)
     if drawn:
-        chosen = draw(logits[drawn] if len(drawn) < len(rows) else logits, [rows[i] for i in drawn])
-        tokens[drawn] = chosen
+        [index] = to_device([np.array(drawn, np.int64)], logits.device)
+        tokens[index] = draw(logits[index], [rows[i] for i in drawn])
     return tokens
 
 
 def draw(logits: Tensor, rows: list[SampleRow]) -> Tensor:
     """Samples rows of ``logits`` [S, V] float32 by inverse transform of one uniform number per row; int64 [S]."""
-    device = logits.device
-
-    def column(values: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)
-
-    points = column([uniform(r.params.seed, r.position) for r in rows], torch.float64)
-    # Less the best first: neither a tiny temperature nor huge logits may overflow.
-    temperature = column([max(r.params.temperature, 1e-30) for r in rows])
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     vocab = logits.shape[1]
-    plain = [i for i, r in enumerate(rows) if r.params.top_k <= 0 and r.params.top_p >= 1.0 and r.params.min_p <= 0.0]
-    result = torch.empty(len(rows), dtype=torch.int64, device=device)
-    if plain:
-        result[plain] = _invert(torch.softmax(logits[plain], -1), points[plain])
-    cut = sorted(set(range(len(rows))) - set(plain))
-    if cut:
-        top_k = torch.tensor(
-            [[min(k, vocab) if (k := rows[i].params.top_k) > 0 else vocab] for i in cut], device=device
+    every = [r.params for r in rows]
+    is_plain = [p.top_k <= 0 and p.top_p >= 1.0 and p.min_p <= 0.0 for p in every]
+    points, temperature, top_p, min_p, top_k, plain, cut = (
+        t.unsqueeze(1)
+        for t in to_device(
+            [
+                np.array([uniform(r.params.seed, r.position) for r in rows], np.float64),
+                np.array([max(p.temperature, 1e-30) for p in every], np.float32),
+                np.array([p.top_p for p in every], np.float32),
+                np.array([p.min_p for p in every], np.float32),
+                np.array([min(p.top_k, vocab) if p.top_k > 0 else vocab for p in every], np.int64),
+                np.array([i for i, found in enumerate(is_plain) if found], np.int64),
+                np.array([i for i, found in enumerate(is_plain) if not found], np.int64),
+            ],
+            logits.device,
         )
-        top_p = column([rows[i].params.top_p for i in cut])
-        min_p = column([rows[i].params.min_p for i in cut])
-        logits, points = logits[cut], points[cut]
+    )
+    # Less the best first: neither a tiny temperature nor huge logits may overflow.
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+    plain, cut = plain.squeeze(1), cut.squeeze(1)
+    result = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    if len(plain):
+        result[plain] = _invert(torch.softmax(logits[plain], -1), points[plain])
+    if len(cut):
+        logits, points, top_k, top_p, min_p = logits[cut], points[cut], top_k[cut], top_p[cut], min_p[cut]
         probs = torch.softmax(logits, -1)
         best, indices = probs.topk(min(vocab, CANDIDATES), dim=-1)
         chosen = indices.gather(1, _invert(_truncate(best, top_k, top_p, min_p), points).unsqueeze(1)).squeeze(1)
         # Which path a row takes follows from the row alone: the two may order equal logits differently.
         enough = (best.sum(-1, keepdim=True) >= top_p) | (best[:, -1:] < min_p * best[:, :1])
-        held = (top_k <= CANDIDATES) | (top_k == vocab) & enough
-        full = (~held).squeeze(1).nonzero().squeeze(1)
-        if vocab > CANDIDATES and len(full):
-            ordered, indices = probs[full].sort(dim=-1, descending=True)
-            index = _invert(_truncate(ordered, top_k[full], top_p[full], min_p[full]), points[full])
-            chosen[full] = indices.gather(1, index.unsqueeze(1)).squeeze(1)
+        held = ((top_k <= CANDIDATES) | (top_k == vocab) & enough).squeeze(1)
+        if vocab > CANDIDATES:
+            _draw_from_all(probs, held, chosen, top_k, top_p, min_p, points)
         result[cut] = chosen
     return result
+
+
+def _draw_from_all(
+    probs: Tensor, held: Tensor, chosen: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, points: Tensor
+) -> None:  # fmt: skip
+    """Overwrites ``chosen`` [S] in the rows that are not ``held`` [S]: their first candidates were too few."""
+    if probs.is_cuda:
+        from serve_app.kernels.gpu.backend import operators
+
+        if (draw_truncated := operators(probs.device).draw_truncated) is not None:
+            draw_truncated(probs, held, chosen, top_k, top_p, min_p, points)
+            return
+    full = (~held).nonzero().squeeze(1)
+    if len(full):
+        ordered, indices = probs[full].sort(dim=-1, descending=True)
+        index = _invert(_truncate(ordered, top_k[full], top_p[full], min_p[full]), points[full])
+        chosen[full] = indices.gather(1, index.unsqueeze(1)).squeeze(1)
 
 
 def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

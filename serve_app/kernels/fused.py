@@ -75,6 +75,10 @@ class Operators:
     attention: Callable[..., Tensor]
     write_kv: Callable[..., None]
     quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]]
+    # What replaces a sort when tokens are drawn; None: there is nothing better.
+    draw_truncated: Callable[..., None] | None
 
 
-TORCH = Operators("torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch, quantize_rows)
+TORCH = Operators(
+    "torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch, quantize_rows, None
+)

@@ -45,7 +45,7 @@ def _checked(device: torch.device) -> tuple[Operators, str]:
 
 def triton_operators() -> Operators:
     """The Triton kernels, unchecked. Raises ImportError without triton."""
-    from serve_app.kernels.gpu import attention, fused
+    from serve_app.kernels.gpu import attention, fused, sampling
 
     return Operators(
         "triton",
@@ -55,4 +55,5 @@ def triton_operators() -> Operators:
         attention.paged_attention,
         fused.write_kv,
         fused.quantize_rows,
+        sampling.draw_truncated,
     )

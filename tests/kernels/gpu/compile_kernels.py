@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from serve_app.kernels.gpu import attention, fused
+from serve_app.kernels.gpu import attention, fused, sampling
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = {"scale", "softcap", "eps"}
@@ -59,6 +59,8 @@ def main() -> None:
     build("norm", fused._add_rms_norm, kinds, dict(WIDTH=4096, BLOCK=4096, ADDS=True), num_warps=8)
     kinds |= dict(codes="*fp8e4nv", scale="*fp32")
     build("quantize", fused._quantize_rows, kinds, dict(WIDTH=14336, BLOCK=16384), num_warps=16)
+    places = dict(probs="*fp32", done="*i1", chosen="*i64", top_k="*i64", top_p="*fp32", min_p="*fp32", points="*fp64")
+    build("draw", sampling._draw_truncated, places, dict(BLOCK=4096), num_warps=8)
     build("swiglu", fused._swiglu, kinds, dict(WIDTH=14336, BLOCK=1024))
 
 
