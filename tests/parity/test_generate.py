@@ -11,6 +11,8 @@ import pytest
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.draft import DraftEngine
 from serve_app.engine.eagle import EagleProposer
+from serve_app.engine.ngram import NgramProposer
+from serve_app.engine.recent import RecentProposer
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculate import DraftProposer, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter, Piece, StoredPrefix
@@ -104,6 +106,20 @@ def test_draft_model(family, expected, same_weights, tmp_path):
     if same_weights:
         assert stats["acceptance_rate"] > 0.9
         assert engine.stats.steps < 16
+
+
+@pytest.mark.parametrize("always", [True, False], ids=["always", "controlled"])
+def test_look_up_and_a_draft_model_together(family, expected, always):
+    drafting = speculation(family[2]).proposers
+    proposers = [NgramProposer(limit=5), RecentProposer(), *drafting]
+    together = Speculation(proposers, SpeculationController(12, always=always))
+    engine = tiny.make_engine(family[0], num_blocks=300, speculation=together)
+    # Again, when the answers are known to the tenant's look-up.
+    for _ in range(2):
+        assert generate(engine, prompts(16)) == expected
+    found = engine.speculation.controller.stats()["proposers"]
+    assert found["ngram"]["asked"] and found["recent"]["asked"]
+    assert not always or found["recent"]["accepted_tokens"] > 0
 
 
 def test_draft_with_preemption_and_chunks(family, expected, tmp_path):
