@@ -11,6 +11,7 @@ from serve_app.api.schemas_dialects import error_envelope
 
 Schema = dict[str, Any]
 
+_EXAMPLES = {"model": "@cf/pico/pico-instruct", "gateway": "default"}
 # What every route with a key may answer besides success; a test holds the routes to it.
 ERRORS = {
     400: "The input is not right; the message says what is.",
@@ -93,11 +94,17 @@ def _operation(method: str, path: str, operation: Operation, needs_key: bool, ac
     return out
 
 
+def _example(name: str) -> Schema:
+    return {"example": _EXAMPLES[name]} if name in _EXAMPLES else {}
+
+
 def _parameters(path: str, operation: Operation, account: str) -> list[dict[str, Any]]:
     known = {"account": {"type": "string", "enum": [account]}}
     inside = [
-        {"name": name, "in": "path", "required": True, "schema": known.get(name, {"type": "string"})}
+        {"name": name, "in": "path", "required": True, "schema": known.get(name, {"type": "string"}), **_example(name)}
         for name in re.findall(r"\{(\w+)\}", path)
     ]
-    asked = [{"name": name, "in": "query", "schema": schema} for name, schema in operation.query.items()]
+    asked = [
+        {"name": name, "in": "query", "schema": schema, **_example(name)} for name, schema in operation.query.items()
+    ]
     return [*inside, *asked]

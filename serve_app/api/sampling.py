@@ -113,10 +113,14 @@ def parse_token_ids(value: Any, name: str, vocab_size: int | None, *, limit: int
         raise refuse(name, "an array of token ids", value)
     if limit is not None and len(value) > limit:
         raise InvalidInput(f"{name} must have at most {limit} items, got {len(value)}.", param=name)
+    ids = []
     for item in value:
-        if isinstance(item, bool) or not isinstance(item, int):
+        # As in JSON Schema 5.0 is an integer.
+        whole = int(item) if isinstance(item, float) and item.is_integer() else item
+        if isinstance(whole, bool) or not isinstance(whole, int):
             raise InvalidInput(f"{name} must hold token ids (integers), not {json_type(item)}.", param=name)
-    return tuple(_in_vocab(item, name, vocab_size) for item in value)
+        ids.append(_in_vocab(whole, name, vocab_size))
+    return tuple(ids)
 
 
 def _in_vocab(token_id: int, name: str, vocab_size: int | None) -> int:

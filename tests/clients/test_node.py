@@ -21,7 +21,7 @@ NODE = shutil.which("node")
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.skipif(not (HERE / "node_modules").is_dir(), reason="make test-node fetches the clients")
-@pytest.mark.parametrize("script", ["openai", "cloudflare", "anthropic", "ai"])
+@pytest.mark.parametrize("script", ["openai", "cloudflare", "anthropic", "ai", "langchain"])
 def test_unmodified_clients(stack, script):
     environment = {
         **os.environ,
@@ -31,7 +31,6 @@ def test_unmodified_clients(stack, script):
         "CHAT_MODEL": CHAT,
         "EMBED_MODEL": EMBED,
         "RERANK_MODEL": RERANK,
-        "AI_SDK_LOG_WARNINGS": "false",
     }
     done = subprocess.run(
         [str(NODE), f"{script}.mjs"], cwd=HERE, env=environment, capture_output=True, text=True, timeout=180

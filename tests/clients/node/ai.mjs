@@ -1,11 +1,13 @@
 // The AI SDK, with Cloudflare's provider (its hosts are built in: fetch takes them here) and with the OpenAI one.
 import assert from "node:assert/strict";
+import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { embedMany, generateText, isStepCount, jsonSchema, rerank as rank, streamText, tool } from "ai";
 import { createWorkersAI } from "workers-ai-provider";
 import { account, chat, city, embed, key, question, rerank, url, weatherQuestion } from "./shared.mjs";
 
+globalThis.AI_SDK_LOG_WARNINGS = false;
 const real = globalThis.fetch;
 globalThis.fetch = (input, init) =>
   real(String(input).replace(/^https:\/\/(api|gateway\.ai)\.cloudflare\.com/, url), init);
@@ -24,6 +26,7 @@ const models = {
   // Its conversations refer to the items of earlier responses, by their ids.
   "openai responses": createOpenAI({ apiKey: key, baseURL: `${url}/v1` })(chat),
   "openai chat": createOpenAI({ apiKey: key, baseURL: `${url}/v1` }).chat(chat),
+  "anthropic": createAnthropic({ apiKey: key, baseURL: `${url}/v1` })(chat),
   "openai-compatible": createOpenAICompatible({ name: "here", apiKey: key, baseURL: `${url}/v1`, includeUsage: true })(chat),
 };
 for (const [name, model] of Object.entries(models)) {
