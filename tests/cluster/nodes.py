@@ -22,7 +22,7 @@ from tests.deployments import workers
 from tests.deployments.workers import Caller
 
 MB = 1 << 20
-LENGTH, ANSWER = 300, 40
+LENGTH, ANSWER = 300, 24
 
 
 class Answers:
@@ -91,11 +91,11 @@ async def traffic(caller: Caller, answers: Answers, live: list[Any], seeds: rang
         for turn in range(2):
             while not await ask(caller, answers, live[(number + turn) % len(live)], ids):
                 await asyncio.sleep(0.2)
-            ids = ids + answers.expected(ids) + prompt(seed + 1000)[:20]
+            ids = ids + answers.expected(ids) + prompt(seed + 1000)[:40]
 
     for seed in seeds:  # computed beforehand, so that the strike falls into the workers' time
         first = prompt(seed)
-        answers.expected(first + answers.expected(first) + prompt(seed + 1000)[:20])
+        answers.expected(first + answers.expected(first) + prompt(seed + 1000)[:40])
     running = [asyncio.ensure_future(conversation(n, seed)) for n, seed in enumerate(seeds)]
     if disturb is not None:
         await asyncio.sleep(0.3)
@@ -104,7 +104,9 @@ async def traffic(caller: Caller, answers: Answers, live: list[Any], seeds: rang
 
 
 async def main(directory: Path) -> dict[str, Any]:
-    path = tiny.write_checkpoint(directory / "tiny", "llama")
+    # Large enough that fetching is worth it, also between nodes.
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 5}
+    path = tiny.write_checkpoint(directory / "tiny", "llama", **sizes)
     answers = Answers(path)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "object_store_memory": 100 * MB})
     try:
