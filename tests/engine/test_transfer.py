@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serve_app.engine.blocks import blocks_for
 from serve_app.engine.preload import preload
-from serve_app.engine.transfer import ChunkExporter, Piece, StoredPrefix, as_bytes, load_prefix, take_out
+from serve_app.engine.transfer import ChunkExporter, HostCopy, Piece, StoredPrefix, as_bytes, load_prefix, take_out
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
 from tests import tiny
@@ -97,6 +97,15 @@ def test_bytes(dtype):
     flat = as_bytes(data)
     assert flat.dtype == np.uint8 and flat.shape == (data.numel() * dtype.itemsize,)
     assert torch.equal(torch.from_numpy(flat).view(dtype).view(data.shape), data)
+
+
+@pytest.mark.gpu
+def test_bytes_leave_a_gpu_beside_its_steps():
+    kv = random_kv(0, torch.bfloat16).cuda()
+    expected = take_out(kv, [3, 9]).cpu()
+    copy = HostCopy(take_out(kv, [3, 9]))
+    kv.zero_()  # the engine goes on
+    assert np.array_equal(copy(), as_bytes(expected))
 
 
 def test_taking_out_copies():
