@@ -17,7 +17,8 @@ MAX_TOOLS = 128
 ROLES = ("system", "user", "assistant", "tool")
 # `developer` is what newer OpenAI clients call the system role.
 _ROLE_NAMES = {**{role: role for role in ROLES}, "developer": "system"}
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+TOOL_NAME = r"[A-Za-z0-9_.:/-]{1,128}"
+_TOOL_NAME = re.compile(TOOL_NAME)
 
 
 def parse_messages(value: Any) -> list[dict[str, Any]]:

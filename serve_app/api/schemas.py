@@ -206,9 +206,13 @@ def _generate_input(limits: ModelLimits) -> Schema:
     }
 
 
+def tool_name() -> Schema:
+    return {"type": "string", "pattern": f"^{messages.TOOL_NAME}$"}
+
+
 def _tool() -> Schema:
     return _object(
-        {"name": {"type": "string"}, "description": {"type": "string"}, "parameters": {"type": "object"}},
+        {"name": tool_name(), "description": {"type": "string"}, "parameters": {"type": "object"}},
         ["name"],
     )
 

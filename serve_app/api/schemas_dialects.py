@@ -84,7 +84,9 @@ def embeddings_input() -> Schema:
 def responses_input() -> Schema:
     item = {"type": "object", "description": "A message, function_call, function_call_output or reasoning item."}
     tool = _object(
-        {"type": {"const": "function"}, "name": _TEXT, "description": _TEXT, "parameters": _FREE}, "type", "name"
+        {"type": {"const": "function"}, "name": schemas.tool_name(), "description": _TEXT, "parameters": _FREE},
+        "type",
+        "name",
     )
     fields = {
         "model": _MODEL,
@@ -111,19 +113,29 @@ def responses_input() -> Schema:
     return _object(fields, "model", "input")
 
 
+def _block(kind: str, **fields: Schema) -> Schema:
+    return _object({"type": {"const": kind}, **fields, "cache_control": _FREE}, "type", *fields)
+
+
 def _conversation() -> Schema:
-    block = {
-        "type": "object",
-        "required": ["type"],
-        "properties": {"type": _TEXT, "text": _TEXT, "cache_control": _FREE},
-    }
-    content = {"oneOf": [_TEXT, _list(block, maxItems=messages.MAX_PARTS)]}
-    turn = _object({"role": {"type": "string", "enum": ["user", "assistant"]}, "content": content}, "role", "content")
-    tool = _object({"name": _TEXT, "description": _TEXT, "input_schema": _FREE}, "name", "input_schema")
+    def blocks(*kinds: Schema) -> Schema:
+        return {"oneOf": [_TEXT, _list({"anyOf": list(kinds)}, maxItems=messages.MAX_PARTS)]}
+
+    def turn(role: str, *kinds: Schema) -> Schema:
+        return _object({"role": {"const": role}, "content": blocks(*kinds)}, "role", "content")
+
+    said = _block("text", text=_TEXT)
+    name = {"type": "string", "maxLength": 128}
+    called = _block("tool_use", id={"type": "string", "maxLength": 256}, name=name, input=_FREE)
+    result = _block("tool_result", tool_use_id={"type": "string", "maxLength": 256})
+    result["properties"]["content"] = blocks(said)
+    thoughts = (_block("thinking", thinking=_TEXT), _block("redacted_thinking"))
+    turns = {"anyOf": [turn("user", said, result), turn("assistant", said, called, *thoughts)]}
+    tool = _object({"name": schemas.tool_name(), "description": _TEXT, "input_schema": _FREE}, "name", "input_schema")
     return {
         "model": _MODEL,
-        "messages": _list(turn, minItems=1, maxItems=messages.MAX_MESSAGES),
-        "system": content,
+        "messages": _list(turns, minItems=1, maxItems=messages.MAX_MESSAGES),
+        "system": blocks(said),
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
         "tool_choice": _object({"type": {"type": "string", "enum": ["auto", "none"]}}, "type"),
     }
