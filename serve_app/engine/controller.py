@@ -42,7 +42,7 @@ class SpeculationController:
     # One drafted step in so many verifies fewer or more than seems best: costs rise in stairs.
     VARY, VARIED = 32, (2.0, 0.5, 1.5)
     # Up to so many steps in a row with nothing worth verifying each one, each second, each eighth looks for drafts.
-    TIRED, ASLEEP = ((32, 1), (256, 2), (2048, 8)), 32
+    TIRED, ASLEEP = ((32, 1), (256, 2), (1024, 4)), 16
     # Where drafts have been too dear for so many steps they are tried again, then after twice as many, and so on.
     RETRY, RETRY_MOST = 16, 8192
 
@@ -196,6 +196,8 @@ class SpeculationController:
     def forget(self, request_id: str) -> None:
         """A request has ended."""
         self.acceptance.forget(request_id)
+        # Who comes next may be of another kind.
+        self._fruitless = {key: count // 2 for key, count in self._fruitless.items()}
         for source in self._sources.values():
             source.met.discard(request_id)
 
@@ -239,16 +241,25 @@ class SpeculationController:
         source, plain = proposer.name, self._plain or 0.0
         chances = draft_plan.reach(offers, self.acceptance)
         found = asking.candidates(proposer, offers, chances, self.acceptance)
-        if not found.offers:
+        members = found.offers
+        if not members:
             self.choices[f"{source} not asked: unlikely to stand"] += 1
             return [], 0
-        without = self._best(draft_plan.ranked(chances)).rate * self.MARGIN
+        before = self._best(draft_plan.ranked(chances))
+        without = before.rate * self.MARGIN
+        # Most often not even all of its tokens, in the time of one, would do.
+        most = before.tokens + float(found.added(limit).sum())
+        if not found.replaced and most < without * (
+            before.seconds + self.asking.seconds(source, len(members), 1, plain)
+        ):
+            self.choices[f"{source} not asked: too dear"] += 1
+            return [], 0
         given = chances[[id(o) not in found.replaced for o in offers]].ravel()
 
         def best_count(doubt: float) -> int:
             best, best_rate = 0, without
             for count in asking.counts(limit):
-                seconds = doubt * self.asking.seconds(source, len(found.offers), count, plain)
+                seconds = doubt * self.asking.seconds(source, len(members), count, plain)
                 ranking = draft_plan.ranked(np.concatenate((given, found.added(count))))
                 plan = self._best(ranking, seconds, doubt)
                 if plan.rate > best_rate:
@@ -256,15 +267,15 @@ class SpeculationController:
             return best
 
         count = best_count(1.0)
-        if not count and (hopeful := best_count(0.5)) and self._try_again():
-            count = hopeful
+        if not count and self._try_again():
+            count = best_count(0.5)
         if not count:
             self.choices[f"{source} not asked: too dear"] += 1
             return [], 0
-        for offer in found.offers:
+        for offer in members:
             if id(offer) in found.replaced:
                 offer.drop()
-        return found.offers, count
+        return members, count
 
     def _chose(self, why: str, drafts: int, plan: Plan | None = None) -> None:
         self.choices[why] += 1
