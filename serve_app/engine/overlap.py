@@ -10,7 +10,7 @@ Step 2 is scheduled on the assumption that every request of step 1 goes on: its 
 the step is committed as ever, and they are made again for the requests that did go on. A request that ended has then
 computed one row too much, into blocks that nobody reads. So scheduler and commit know nothing of all this.
 
-What needs a step's tokens on the host before the next one (drafts, penalties, grammars, log-probabilities,
+What needs a step's tokens or logits on the host before the next one (drafts, grammars, log-probabilities,
 hidden states) is run step by step, as in :class:`~serve_app.engine.engine.Engine`.
 """
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from serve_app.engine.batch import build_batch
 from serve_app.engine.engine import Engine
+from serve_app.engine.penalties import penalise
 from serve_app.engine.request import Request, Status, StepOutput
 from serve_app.engine.runner import Runner, sample_rows
 from serve_app.engine.sampling import choose
@@ -163,8 +164,7 @@ def _goes_on(item: Scheduled) -> bool:
 def runs_ahead(request: Request) -> bool:
     """Whether a request's next step can be launched before its last token is known to the host."""
     sampling = request.sampling
-    needs_tokens = sampling.has_penalties or sampling.logit_bias or sampling.logprobs is not None
-    return not (needs_tokens or request.draft or request.constraint is not None)
+    return not (sampling.logprobs is not None or request.draft or request.constraint is not None)
 
 
 @torch.inference_mode()
@@ -184,7 +184,10 @@ def launch(runner: Runner, step: Step, before: Flight | None, started: float) ->
         batch.input_ids.index_copy_(0, at_rows, before.token_ids.index_select(0, from_rows))
     logits = runner.forward(batch)
     rows = [row for item in step.scheduled for row in sample_rows(item)]
-    token_ids = choose(logits.float(), rows) if rows else batch.sample_rows
+    token_ids = batch.sample_rows
+    if rows:
+        # What a sampled row reads is its request's last token.
+        token_ids = choose(penalise(logits.float(), rows, batch.input_ids[batch.sample_rows]), rows)
     arriving, arrived = token_ids, None
     if token_ids.is_cuda:
         arriving = torch.empty(token_ids.shape, dtype=token_ids.dtype, pin_memory=True)

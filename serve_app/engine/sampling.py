@@ -53,10 +53,14 @@ def sample(
     logits = logits.float()
     wants_logprobs = [r.params.logprobs is not None for r in rows]
     raw = torch.log_softmax(logits, -1) if any(wants_logprobs) else None
-    if any(r.params.has_penalties or r.params.logit_bias for r in rows):
+    if logits.is_cuda:
+        from serve_app.engine.penalties import penalise
+
+        logits = penalise(logits, rows)
+    elif any(r.params.has_penalties or r.params.logit_bias for r in rows):
         logits = logits.clone()
         for index, row in enumerate(rows):
-            _penalise(logits[index], row)
+            penalise_row(logits[index], row)
     if mask is not None:
         logits = mask.apply(logits)
     token_ids = choose(logits, rows).tolist()
@@ -156,7 +160,7 @@ def _invert(probs: Tensor, points: Tensor) -> Tensor:
     return torch.minimum(index, last)
 
 
-def _penalise(logits: Tensor, row: SampleRow) -> None:
+def penalise_row(logits: Tensor, row: SampleRow) -> None:
     """Applies bias and penalties to one row in place.
 
     Repetition counts prompt and output (CTRL, arXiv 1909.05858: divide positive, multiply negative logits); frequency

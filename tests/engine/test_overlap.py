@@ -114,8 +114,15 @@ def test_nothing_is_computed_behind_the_last_token():
     assert engine.stats.steps == 5
 
 
-@pytest.mark.parametrize("sampling", [{"repetition_penalty": 1.3}, {"logprobs": 2}, {"logit_bias": {3: 2.0}}])
-def test_requests_that_need_the_host_are_run_step_by_step(sampling):
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "temperature": 0.7},
+        {"logprobs": 2},
+        {"logit_bias": {3: 2.0}},
+    ],
+)
+def test_penalties_and_bias_run_ahead_and_log_probabilities_step_by_step(sampling):
     def mixed():
         return [*requests(1, 4), *(make_request(f"x{i}", [5, i], max_tokens=9, **sampling) for i in range(3))]
 
