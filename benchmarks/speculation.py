@@ -1,6 +1,6 @@
 """Speculation against plain decoding, alternating, over proposers, batch sizes and kinds of text.
 
-    serve-app bench speculation [TARGET_DIR] [--draft DIR] [--batch 1,4,16,64] [--rounds 3] [--json]
+    serve-app bench speculation [TARGET_DIR] [--draft DIR] [--head DIR] [--batch 1,4,16,64] [--rounds 3] [--json]
 
 Without a directory: the shipped pico-instruct and its draft, which answer for themselves in ``tools`` (JSON tool
 calls), ``questions`` and ``code``. In ``edit`` (a file and an instruction; the answer is mostly the file), ``table`` (a
@@ -23,7 +23,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from benchmarks.speculation_texts import Case, Texts
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import EngineLimits, build_engine, num_blocks
 from serve_app.engine.draft import DraftEngine
+from serve_app.engine.eagle import EagleProposer
 from serve_app.engine.engine import Engine
 from serve_app.engine.ngram import NgramProposer
 from serve_app.engine.recent import RecentProposer
@@ -38,6 +39,7 @@ from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Sampled, Step
 from serve_app.engine.speculate import DraftProposer, DraftQuery, Proposer, Speculation, SpeculationController
+from serve_app.models.eagle import EagleHead, attach_head
 from serve_app.models.load import CausalModel, load_causal_lm
 
 PICO = Path(__file__).parents[1] / "checkpoints"
@@ -121,10 +123,12 @@ class Bench:
     limits: EngineLimits
     acceptance: float
     tokens: int
+    head: EagleHead | None = None
 
     def side(self, name: str) -> Side:
         """``plain``, or proposers joined by ``+``."""
-        engine = build_engine(self.target, self.limits)
+        spare = -(-self.limits.max_num_seqs // 4) if "eagle3" in name else 0
+        engine = build_engine(self.target, replace(self.limits, reserved_blocks=spare))
         engine = Engine(GivenRunner(self.target.forward, engine.runner.kv), engine.scheduler)
         draft = self._draft() if "draft" in name else None
         if name != "plain":
@@ -132,10 +136,17 @@ class Bench:
                 "ngram": NgramProposer,
                 "recent": RecentProposer,
                 "draft": lambda: DraftProposer(draft, limit=self.tokens),  # type: ignore[arg-type]
+                "eagle3": lambda: self._eagle(engine, spare),
             }
             proposers = [made[part]() for part in name.split("+")]
             engine.speculation = Speculation(proposers, SpeculationController(16), vocab_size=self.target.vocab_size)
         return Side(name, engine, draft)
+
+    def _eagle(self, engine: Engine, spare: int) -> EagleProposer:
+        assert self.head is not None
+        proposer = EagleProposer(self.head, engine.runner.kv, engine.scheduler.blocks, spare, limit=self.tokens)
+        engine.runner.observer = proposer
+        return proposer
 
     def _draft(self) -> GivenDraft:
         assert self.draft is not None
@@ -198,6 +209,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path, nargs="?", help="model directory (default: the shipped pico-instruct)")
     parser.add_argument("--draft", type=Path, help="draft model directory (default with pico: its own)")
+    parser.add_argument(
+        "--head", type=Path, help="EAGLE-3 head directory, for the side eagle3 (answers of its own only)"
+    )
     parser.add_argument("--draft-acceptance", type=float, default=0.7, help="simulated, for given answers")
     parser.add_argument("--draft-tokens", type=int, default=4)
     parser.add_argument("--batch", default="1,4,16,64")
@@ -224,6 +238,8 @@ def main() -> int:
         options.draft_acceptance,
         options.draft_tokens,
     )
+    if options.head is not None:
+        bench.head = attach_head(bench.target, options.head)
     sides = ["plain", *(s for s in options.sides.split(",") if draft or "draft" not in s)]
     texts = Texts(target, options.tokens).workloads(real=options.target is None)
     chosen = options.workloads.split(",") if options.workloads else list(texts)
