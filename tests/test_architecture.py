@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.channel": {"msgpack", "numpy"},
     "serve_app.kernels": {"numpy", "torch", "triton"},
     "serve_app.engine": {"numpy", "torch", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk"},
-    "serve_app.grammar": {"llguidance", "numpy", "serve_app.engine.constrain", "serve_app.text.tokenizer"},
+    "serve_app.grammar": {"llguidance", "numpy", "serve_app.api", "serve_app.engine.constrain", "serve_app.text"},
     "serve_app.models": {
         "numpy", "safetensors", "torch", "transformers", "serve_app.engine", "serve_app.kernels",
     },
@@ -53,6 +53,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.engine": {"ray", "transformers"} | HTTP,
     "serve_app.models": {"ray"} | HTTP,
     "serve_app.distill": {"ray"},
+    "serve_app.grammar.answer": {"ray", "torch", "transformers"},
     "serve_app.grammar.check": {"ray", "torch", "transformers"},
     "serve_app.grammar.rules": {"ray", "torch", "transformers"},
     "serve_app.grammar.schema": {"ray", "torch", "transformers"},

@@ -15,8 +15,17 @@ from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object, json_type
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields import boolean, objects, refuse, string, text
-from serve_app.api.messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, parse_messages, parse_tool_choice, parse_tools
-from serve_app.api.sampling import parse_sampling, parse_stop, refuse_unsupported
+from serve_app.api.formats import parse_response_format
+from serve_app.api.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    parse_messages,
+    parse_tool_choice,
+    parse_tools,
+    strict_tools,
+)
+from serve_app.api.sampling import parse_sampling, parse_stop
 from serve_app.api.thinking import switched
 from serve_app.api.types import GenerateRequest, ModelLimits
 
@@ -42,7 +51,6 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
         raise InvalidInput("model is missing; name one of GET /v1/models.", param="model")
     if body.get("mcp_servers"):
         raise InvalidInput("mcp_servers is not supported; leave the field out.", param="mcp_servers")
-    refuse_unsupported({"response_format": _output_format(body)})
     sampling, _ = parse_sampling(
         {name: body.get(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
         limits or ModelLimits(),
@@ -62,6 +70,8 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
         template_kwargs=_thinking(body.get("thinking")),
         show_reasoning=_thinks(body.get("thinking")),
         parallel_tool_calls=not _one_call(body.get("tool_choice")),
+        strict_tools=strict_tools(body.get("tools")),
+        answer_format=parse_response_format(_output_format(body), "output_format"),
         **_asked(body),
     )
 

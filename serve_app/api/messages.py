@@ -129,16 +129,56 @@ def parse_tools(value: Any) -> list[dict[str, Any]] | None:
     return tools
 
 
-def parse_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> str | None:
-    """``"auto"``, ``"none"`` or ``None``. A forced choice is refused: without constrained decoding nobody
-    could keep the promise."""
+def strict_tools(value: Any) -> tuple[str, ...]:
+    """The names of those ``tools``, in either form, that say ``"strict": true``."""
+    found = []
+    for tool in value if isinstance(value, list) else ():
+        source = tool.get("function", tool)
+        if tool.get("strict") is True or source.get("strict") is True:
+            found.append(source["name"])
+    return tuple(found)
+
+
+def parse_tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> str | dict[str, Any] | None:
+    """``"auto"``, ``"none"``, ``"required"`` (also for ``"any"``), or in OpenAI's shape the tool that must be called or
+    the ``allowed_tools``; ``None`` where nothing is said."""
     if value is None or value in ("auto", "none"):
         return value
-    if value in ("required", "any") or (isinstance(value, dict) and value.get("type") in ("function", "allowed_tools")):
+    if isinstance(value, dict) and value.get("type") in ("auto", "none", "required", "any"):
+        return parse_tool_choice(value["type"], tools)
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return _allowed_tools(value.get("allowed_tools", value), tools)
+    if isinstance(value, dict) and value.get("type") == "function":
+        name = value.get("function", value).get("name") if isinstance(value.get("function", value), dict) else None
+        return {"type": "function", "function": {"name": _offered(name, "tool_choice", tools)}}
+    if value in ("required", "any"):
         if not tools:
             raise InvalidInput("tool_choice forces a tool call, but there are no tools.", param="tool_choice")
-        raise InvalidInput(
-            'tool_choice: forcing a tool call is not supported yet; use "auto" or "none".',
-            param="tool_choice",
-        )
-    raise InvalidInput('tool_choice must be "auto" or "none".', param="tool_choice")
+        return "required"
+    forms = '"auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
+    raise InvalidInput(f"tool_choice must be {forms}.", param="tool_choice")
+
+
+def _allowed_tools(value: Any, tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.get("mode", "auto") not in ("auto", "required"):
+        raise InvalidInput('tool_choice.allowed_tools must be {"mode": "auto" | "required", "tools": [...]}.',
+                           param="tool_choice")  # fmt: skip
+    names = []
+    for item in objects(value.get("tools"), "tool_choice.tools", limit=MAX_TOOLS):
+        source = item.get("function", item)
+        name = source.get("name") if isinstance(source, dict) else None
+        names.append({"type": "function", "function": {"name": _offered(name, "tool_choice.tools", tools)}})
+    if not names:
+        raise InvalidInput("tool_choice.tools must name at least one tool.", param="tool_choice")
+    return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode", "auto"), "tools": names}}
+
+
+def _offered(name: Any, where: str, tools: list[dict[str, Any]] | None) -> str:
+    """``name`` if it is one of ``tools``."""
+    if not tools:
+        raise InvalidInput("tool_choice forces a tool call, but there are no tools.", param="tool_choice")
+    if not isinstance(name, str):
+        raise refuse(f"{where}.function.name", "the name of one of the tools", name)
+    if all(tool["function"]["name"] != name for tool in tools):
+        raise InvalidInput(f"{where} names {name[:64]!r}, which is none of the tools.", param="tool_choice")
+    return name

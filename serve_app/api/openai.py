@@ -9,7 +9,8 @@ from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput, LoraUnsupported
 from serve_app.api.fields import boolean, choice, integer, refuse, string, text, texts
-from serve_app.api.messages import parse_messages, parse_tool_choice, parse_tools
+from serve_app.api.formats import parse_format
+from serve_app.api.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
 from serve_app.api.sampling import (
     MAX_TOP_LOGPROBS,
     parse_chat_logprobs,
@@ -63,6 +64,8 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
         max_tokens_given=given,
         template_kwargs=parse_thinking(body, body.get("reasoning_effort")),
         parallel_tool_calls=boolean(body, "parallel_tool_calls") is not False,
+        strict_tools=strict_tools(body.get("tools")),
+        answer_format=parse_format(body),
     )
 
 
@@ -96,6 +99,7 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
         stream=bool(boolean(body, "stream")),
         include_usage=_include_usage(body),
         echo=echo,
+        answer_format=parse_format(body),
         **parse_asked(body),
         max_tokens_given=given,
     )

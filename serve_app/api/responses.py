@@ -15,7 +15,8 @@ from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields import boolean, integer, objects, refuse, string, text
-from serve_app.api.messages import MAX_MESSAGES, MAX_PARTS, parse_messages, parse_tool_choice, parse_tools
+from serve_app.api.formats import parse_response_format
+from serve_app.api.messages import MAX_MESSAGES, MAX_PARTS, parse_messages, parse_tool_choice, parse_tools, strict_tools
 from serve_app.api.openai import model_of
 from serve_app.api.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, parse_sampling, refuse_unsupported
 from serve_app.api.thinking import parse_thinking
@@ -58,11 +59,14 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
     for name, what in _UNSUPPORTED.items():
         if body.get(name) not in (None, False, "", {}):
             raise InvalidInput(f"{name}: {what} is not supported; leave the field out.", param=name)
-    refuse_unsupported({"response_format": _text_format(body)})
+    form = _text_format(body)
+    answer_format = parse_response_format(form, "text.format")
+    refuse_unsupported(body)
     sampling, given = parse_sampling(
         {**body, **_max_tokens(body)}, (limits or ModelLimits()).of_chat, logprobs=_logprobs(body)
     )
     tools = parse_tools(body.get("tools"))
+    strict = strict_tools(body.get("tools"))
     choice = parse_tool_choice(body.get("tool_choice"), tools)
     previous = string(body, "previous_response_id", limit=128)
     if previous is not None:
@@ -86,6 +90,8 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             max_tokens_given=given,
             template_kwargs=parse_thinking(body, effort),
             parallel_tool_calls=parallel is not False,
+            strict_tools=strict,
+            answer_format=answer_format,
             **asked,
         ),
         turn=parse_input(body.get("input")),
@@ -98,15 +104,30 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_output_tokens": sampling.max_tokens if given else None,
-            "tool_choice": choice or "auto",
-            "tools": [{"type": "function", "strict": False, **tool["function"]} for tool in tools or ()],
+            "tool_choice": _shown_choice(choice),
+            "tools": [_shown_tool(tool["function"], strict) for tool in tools or ()],
             "reasoning": {"effort": effort, "summary": None},
             "truncation": "disabled",
-            "text": {"format": {"type": "text"}},
+            "text": {"format": form if answer_format is not None else {"type": "text"}},
         },
     )
     request.generate.messages = request.messages([])
     return request
+
+
+def _shown_tool(function: dict[str, Any], strict: tuple[str, ...]) -> dict[str, Any]:
+    return {"type": "function", "strict": function["name"] in strict, **function}
+
+
+def _shown_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """A choice in this dialect's shape, which is flat."""
+    if isinstance(choice, dict) and choice["type"] == "function":
+        return {"type": "function", "name": choice["function"]["name"]}
+    if isinstance(choice, dict):
+        inner = choice["allowed_tools"]
+        names = [{"type": "function", "name": tool["function"]["name"]} for tool in inner["tools"]]
+        return {"type": "allowed_tools", "mode": inner["mode"], "tools": names}
+    return choice or "auto"
 
 
 def check_id(value: str, name: str) -> str:

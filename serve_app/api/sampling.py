@@ -143,11 +143,6 @@ def parse_chat_logprobs(body: dict[str, Any]) -> int | None:
 
 # Fields that change what the answer must look like and that we cannot honour yet: refused, never ignored.
 _UNSUPPORTED = {
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
-    "structured_outputs": "structured output",
     "functions": "the legacy field functions; send tools instead, it",
     "function_call": "the legacy field function_call; send tool_choice instead, it",
     "image": "image input",
@@ -170,12 +165,3 @@ def refuse_unsupported(body: dict[str, Any]) -> None:
     modalities = body.get("modalities")
     if modalities not in (None, [], ["text"]):
         raise InvalidInput('modalities: only ["text"] is supported.', param="modalities")
-    form = body.get("response_format")
-    if form is None or form == "text":
-        return
-    kind = form.get("type") if isinstance(form, dict) else None
-    if kind in ("json_object", "json_schema"):
-        message = f"response_format {kind} is not supported yet; leave the field out and ask for JSON in words."
-        raise InvalidInput(message, param="response_format")
-    if kind != "text":
-        raise InvalidInput('response_format must be {"type": "text"}.', param="response_format")

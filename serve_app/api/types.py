@@ -52,13 +52,32 @@ class Asked:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
+FormatKind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
+
+
+@dataclass(slots=True, frozen=True)
+class AnswerFormat:
+    """What the answer must look like. ``value``: a schema, an expression, choices or a grammar; ``field`` asked for
+    it."""
+
+    kind: FormatKind
+    value: Any = None
+    field: str = "response_format"
+
+    @property
+    def is_json(self) -> bool:
+        return self.kind in ("json_object", "json_schema")
+
+
 @dataclass(slots=True)
 class GenerateRequest(Asked):
     """Text generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is set.
 
     ``messages`` are OpenAI-shaped with text contents: ``{"role", "content": str | None, "tool_calls"?,
     "tool_call_id"?, "name"?}``. ``raw`` sends ``prompt`` past the chat template. ``tools`` are ``{"type":
-    "function", "function": {...}}``. ``max_tokens_given`` tells a limit the client asked for from the model's
+    "function", "function": {...}}``; ``tool_choice`` is "auto", "none", "required", or the object that names one or
+    some tools; ``strict_tools`` name those whose arguments must validate even where calls are up to the model.
+    ``max_tokens_given`` tells a limit the client asked for from the model's
     default, which may be shortened to fit.
     """
 
@@ -78,6 +97,8 @@ class GenerateRequest(Asked):
     max_tokens_given: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     parallel_tool_calls: bool = True
+    strict_tools: tuple[str, ...] = ()
+    answer_format: AnswerFormat | None = None
     # Whether the client expects to see the reasoning of models that have one.
     show_reasoning: bool = True
 

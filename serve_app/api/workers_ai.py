@@ -9,7 +9,8 @@ from serve_app.api.asked import parse_asked
 from serve_app.api.body import as_object
 from serve_app.api.errors import InvalidInput, LoraUnsupported
 from serve_app.api.fields import boolean, choice, integer, number, objects, refuse, string, text, texts
-from serve_app.api.messages import parse_messages, parse_tool_choice, parse_tools
+from serve_app.api.formats import parse_format
+from serve_app.api.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
 from serve_app.api.multi_vector import MODES, WEIGHTS
 from serve_app.api.sampling import (
     parse_chat_logprobs,
@@ -83,6 +84,8 @@ def parse_generate(
         max_tokens_given=given,
         template_kwargs=parse_thinking(body, body.get("reasoning_effort")),
         parallel_tool_calls=boolean(body, "parallel_tool_calls") is not False,
+        strict_tools=strict_tools(body.get("tools")),
+        answer_format=parse_format(body),
     )
 
 

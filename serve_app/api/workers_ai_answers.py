@@ -50,13 +50,24 @@ def _parsed(arguments: str) -> Any:
         return arguments
 
 
+def _response(request: GenerateRequest, text: str) -> Any:
+    """In JSON mode the object or array itself, as Workers AI gives it; text where it is cut off or plain."""
+    if request.answer_format is None or not request.answer_format.is_json:
+        return text
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    return found if isinstance(found, (dict, list)) else text
+
+
 def render_generate(request: GenerateRequest, events: Iterable[Event]) -> dict[str, Any]:
     """The enveloped answer: native fields for the first choice, and OpenAI's ``choices`` with all of them."""
     choices, usage = collect(events)
     first = choices[0]
     return success(
         {
-            "response": first.text,
+            "response": _response(request, first.text),
             "tool_calls": [tool_call_item(call) for call in first.tool_calls],
             "finish_reason": first.finish_reason,
             "usage": usage_json(usage),

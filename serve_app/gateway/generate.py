@@ -22,6 +22,7 @@ from serve_app.engine.request import TokenLogprobs
 from serve_app.gateway.dispatch import Dispatcher, Ticket
 from serve_app.gateway.models import ServedModel
 from serve_app.gateway.paths import Path, PathStore
+from serve_app.gateway.structure import Structure
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key
 from serve_app.routing.types import RouteRequest
 from serve_app.text.output import open_output
@@ -92,6 +93,7 @@ class Generator:
         self._paths = paths
         self._dispatchers: dict[str, Dispatcher] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._structure = Structure()
 
     def dispatcher(self, model: ServedModel) -> Dispatcher:
         """Who decides when and where the model's requests go."""
@@ -110,7 +112,7 @@ class Generator:
             ids = prompt_ids(model.tokenizer, request, context_window=window)
         if window is not None:
             request = fit_context(request, len(ids), window)
-        return request, ids
+        return await self._structure.apply(model, request, ids), ids
 
     async def events(
         self,

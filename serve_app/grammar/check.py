@@ -12,6 +12,8 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from serve_app.grammar import GrammarError
 from serve_app.grammar.limits import MAX_GRAMMAR_BYTES, parser_limits
 
+# Some expressions are harmless to compile and grow as they are read.
+TRIAL_BYTES = 16
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
 _SOURCE = re.compile(r"^\s*\d+ \| ")
 
@@ -20,7 +22,7 @@ _SOURCE = re.compile(r"^\s*\d+ \| ")
 def check_grammar(text: str, *, special_tokens: bool = False) -> None:
     """Raises :class:`GrammarError` for a text that is no grammar, that asks for too much work, or that no text fits.
 
-    Compiles it for a tokenizer of single bytes and computes a first mask, except for grammars of our own that name
+    Compiles it for a tokenizer of single bytes and writes the first of them, except for grammars of our own that name
     ``special_tokens``, which only a model has. Lets go of the interpreter meanwhile.
     """
     if len(text.encode()) > 2 * MAX_GRAMMAR_BYTES:
@@ -32,10 +34,15 @@ def check_grammar(text: str, *, special_tokens: bool = False) -> None:
         return
     matcher = LLMatcher(_bytes(), text, log_level=0, limits=limits)
     bits = allocate_token_bitmask(1, _bytes().vocab_size)
-    if not matcher.is_error():
-        fill_next_token_bitmask(matcher, bits)
-    if matcher.is_error() or not np.any(bits):
-        raise GrammarError(reason(matcher.get_error()) or "no text fits it")
+    for _ in range(TRIAL_BYTES):
+        if not matcher.is_error():
+            fill_next_token_bitmask(matcher, bits)
+        if matcher.is_error() or not np.any(bits):
+            raise GrammarError(reason(matcher.get_error()) or "no text fits it")
+        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")[:256])
+        if matcher.is_stopped() or not len(allowed):
+            return
+        matcher.consume_token(int(allowed[0]))
 
 
 @lru_cache(maxsize=1)

@@ -108,7 +108,11 @@ class Grammars:
 
     def _compiled_now(self, grammar: str) -> LLMatcher:
         self.compilations += 1
-        return LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=parser_limits())
+        matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=parser_limits())
+        if not matcher.is_error():
+            # The first mask is the dearest, and shows whether the grammar is too much for this vocabulary.
+            matcher.compute_bitmask()
+        return matcher
 
 
 def _tokenizer(folder: Path, vocab_size: int, eos_token_ids: list[int]) -> LLTokenizer:

@@ -52,8 +52,9 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
 class Tokenizer:
     """``Tokenizer(folder)``; raises `FileNotFoundError` where the folder has no tokenizer.json.
 
-    ``special_ids``: ids of control tokens. ``eos_ids``: the ids that end an answer, from the generation
-    config, else the model config, else the tokenizer config. ``vocab_size``: ids the tokenizer knows, without
+    ``special_ids``: ids of control tokens; ``added_ids`` also of others that stand outside the learned vocabulary.
+    ``eos_ids``: the ids that end an answer, from the generation config, else the model config, else the tokenizer
+    config. ``vocab_size``: ids the tokenizer knows, without
     stand-ins.
     """
 
@@ -67,6 +68,7 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self._control = {token.content: index for index, token in added.items() if token.special}
         self.special_ids = frozenset(self._control.values())
+        self.added_ids = frozenset(added)
         self.special_tokens = self._special_tokens()
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")

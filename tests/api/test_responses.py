@@ -136,7 +136,7 @@ BAD = [
     ({"tool_choice": "required"}, "there are no tools"),
     ({"reasoning": "high"}, "reasoning"),
     ({"text": "plain"}, "text must be"),
-    ({"text": {"format": {"type": "xml"}}}, "response_format"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type must be"),
     ({"background": True}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
