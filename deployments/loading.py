@@ -14,6 +14,7 @@ from deployments.drafting import make_drafter
 from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
 from serve_app.engine.constrain import Masks
 from serve_app.engine.engine import Engine
+from serve_app.engine.forced import ForcedProposer
 from serve_app.engine.ngram import NgramProposer
 from serve_app.engine.recent import RecentProposer
 from serve_app.engine.speculate import DraftTransport, Proposer, Speculation, SpeculationController
@@ -142,6 +143,8 @@ def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:
     found: list[Proposer] = []
     if not spec.speculate_tokens:
         return found
+    if spec.stage == "decode":
+        found.append(ForcedProposer())
     if spec.ngram:
         found.append(NgramProposer())
     if spec.recent:

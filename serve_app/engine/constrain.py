@@ -41,8 +41,9 @@ class Constraint(Protocol):
         """How many of ``draft``, from the first on, may follow."""
         ...
 
-    def forced(self) -> list[int]:
-        """The tokens that must follow, as far as the text allows only one and tokenisation is certain."""
+    def forced(self, draft: list[int]) -> list[int]:
+        """The tokens that must follow the output and ``draft``, as far as only one text is possible and its division
+        into tokens is certain."""
         ...
 
     def advance(self, token_ids: list[int]) -> int:

@@ -44,8 +44,12 @@ class Matcher:
     def allowed(self, draft: list[int]) -> int:
         return max(0, self.inner.validate_tokens(draft))
 
-    def forced(self) -> list[int]:
-        return self.inner.compute_ff_tokens()
+    def forced(self, draft: list[int]) -> list[int]:
+        read = self.inner.try_consume_tokens(draft) if draft else 0
+        found = self.inner.compute_ff_tokens() if read == len(draft) and not self.inner.is_stopped() else []
+        if read > 0:
+            self.inner.rollback(read)
+        return found
 
     def advance(self, token_ids: list[int]) -> int:
         for count, token in enumerate(token_ids):
