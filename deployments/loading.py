@@ -143,8 +143,7 @@ def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:
     found: list[Proposer] = []
     if not spec.speculate_tokens:
         return found
-    if spec.stage == "decode":
-        found.append(ForcedProposer())
+    found.append(ForcedProposer())
     if spec.ngram:
         found.append(NgramProposer())
     if spec.recent:
