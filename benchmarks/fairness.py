@@ -1,7 +1,8 @@
 """A light tenant beside one that overloads the machine, and goodput under overload.
 
-``python -m benchmarks fairness [--rounds 3] [--itl-ms 6] [--json]``. Starts a server of its own with the pico model
-(no draft, one worker a stage; the target between tokens is ``--itl-ms``) in a temporary home, and two accounts.
+``python -m benchmarks fairness [--rounds 3] [--itl-ms MS] [--json]``. Starts a server of its own with the pico model
+(no draft, one worker a stage) in a temporary home, and two accounts. The target between tokens is ``--itl-ms``; left
+out, it is found with a server without target first.
 
 * *light*: how long its requests take alone, and while another tenant has ten times as many under way; the rounds of
   the two alternate, so what else the machine does hits both alike.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +52,9 @@ class Tally:
     late: int = 0
     refused: list[float] = field(default_factory=list)
     refused_ids: list[str] = field(default_factory=list)
+    finished: list[float] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
+    answered_ids: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -76,7 +81,9 @@ class Tenant:
         took = time.perf_counter() - began
         if answer.status_code == 200:
             tally.good += 1
+            tally.finished.append(time.perf_counter())
             tally.latencies.append(took)
+            tally.answered_ids.append(answer.headers["cf-ray"])
         elif answer.status_code == 429:
             tally.refused.append(took)
             tally.refused_ids.append(answer.headers["cf-ray"])
@@ -85,7 +92,7 @@ class Tenant:
         return answer.status_code
 
 
-def start_server(home: Path, port: int, itl_ms: float) -> subprocess.Popen:
+def start_server(home: Path, port: int, itl_ms: float | None) -> subprocess.Popen:
     record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
     record["weights"]["path"] = str(PROJECT_ROOT / record["weights"]["path"])
     record["draft"] = None
@@ -93,7 +100,8 @@ def start_server(home: Path, port: int, itl_ms: float) -> subprocess.Popen:
     del local["draft"]
     for stage in ("decode", "prefill"):
         local[stage] |= {"max_replicas": 1}
-    local["targets"] = {"itl_s": itl_ms / 1e3}
+    if itl_ms is not None:
+        local["targets"] = {"itl_s": itl_ms / 1e3}
     (home / "models").mkdir()
     (home / "models" / "pico-instruct.yaml").write_text(yaml.safe_dump(record))
     environment = {**os.environ, "SERVE_APP_HOME": str(home), "PORT": str(port)}
@@ -102,6 +110,18 @@ def start_server(home: Path, port: int, itl_ms: float) -> subprocess.Popen:
     environment["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(port + 3)
     command = [sys.executable, "-m", "serve_app.cli", "serve", "--models", MODEL]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=PROJECT_ROOT)
+
+
+@contextlib.contextmanager
+def running(port: int, itl_ms: float | None) -> Iterator[tuple[Path, subprocess.Popen]]:
+    """A server in a home of its own."""
+    with tempfile.TemporaryDirectory(prefix="serve-app-fairness-") as folder:
+        server = start_server(Path(folder), port, itl_ms)
+        try:
+            yield Path(folder), server
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(90)
 
 
 async def ready(url: str, server: subprocess.Popen) -> None:
@@ -143,6 +163,19 @@ async def run_for(seconds: float, tenant: Tenant, streams: int, **options: Any) 
     return tally
 
 
+async def where_time_went(tenant: Tenant, tally: Tally, samples: int = 20) -> dict[str, float]:
+    """Medians in ms over some requests: waiting in the gateway, from there to the first token, and the rest."""
+    parts: dict[str, list[float]] = {"wait": [], "first token": [], "rest": []}
+    for request_id in tally.answered_ids[-samples:]:
+        events = (await tenant.client.get(f"/v1/requests/{request_id}")).json()["events"]
+        at = {e["event"]: e["ms"] for e in events}
+        if {"routed", "first token", "done"} <= set(at):
+            parts["wait"].append(at["routed"])
+            parts["first token"].append(at["first token"] - at["routed"])
+            parts["rest"].append(at["done"] - at["first token"])
+    return {name: round(statistics.median(values), 1) for name, values in parts.items() if values}
+
+
 async def light_rounds(light: Tenant, heavy: Tenant, rounds: int, seconds: float) -> dict[str, Any]:
     """Medians of the light tenant's latencies, alone and beside ten times its streams."""
     ratios, alone_ms, beside_ms, heavy_served = [], [], [], []
@@ -158,8 +191,12 @@ async def light_rounds(light: Tenant, heavy: Tenant, rounds: int, seconds: float
         beside_ms.append(1e3 * statistics.median(beside.latencies))
         ratios.append(beside_ms[-1] / alone_ms[-1])
         heavy_served.append(flood.good / flood.seconds)
-        print(f"light: alone {alone_ms[-1]:.1f} ms, beside {beside_ms[-1]:.1f} ms, ratio {ratios[-1]:.2f}; "
-              f"heavy {heavy_served[-1]:.1f} requests/s", flush=True)  # fmt: skip
+        print(
+            f"light: alone {alone_ms[-1]:.1f} ms, beside {beside_ms[-1]:.1f} ms, ratio {ratios[-1]:.2f}; "
+            f"heavy {heavy_served[-1]:.1f} requests/s"
+        )
+        alone_parts, beside_parts = await where_time_went(light, alone), await where_time_went(light, beside)
+        print(f"  medians in ms: alone {alone_parts}, beside {beside_parts}", flush=True)
     return {
         "alone_ms": statistics.median(alone_ms),
         "beside_ms": statistics.median(beside_ms),
@@ -168,16 +205,19 @@ async def light_rounds(light: Tenant, heavy: Tenant, rounds: int, seconds: float
     }
 
 
-async def open_load(tenant: Tenant, rate: float, seconds: float) -> Tally:
-    """Requests at ``rate`` per second whatever becomes of them, each with the same deadline for its first token."""
+async def open_load(tenant: Tenant, rate: float, seconds: float) -> tuple[Tally, float]:
+    """Requests at ``rate`` per second whatever becomes of them, each with the same deadline for its first token. The
+    tally, and how many were served per second once the first ones could have been, as long as the load lasted.
+    """
     tally, tasks = Tally(), []
     began = time.perf_counter()
     for number in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
         tasks.append(asyncio.create_task(tenant.ask(tally, deadlineMs=DEADLINE_MS)))
+    over = time.perf_counter()
     await asyncio.gather(*tasks)
-    tally.seconds = time.perf_counter() - began
-    return tally
+    begin = began + DEADLINE_MS / 1e3
+    return tally, sum(begin < at <= over for at in tally.finished) / (over - begin)
 
 
 async def in_gateway_ms(tenant: Tenant, ids: list[str]) -> list[float]:
@@ -196,10 +236,10 @@ async def goodput_rounds(tenant: Tenant, rounds: int, seconds: float) -> dict[st
     one, four, refused, at_once = [], [], [], []
     shares = []
     for _ in range(rounds):
-        at_1 = await open_load(tenant, capacity, seconds)
-        at_4 = await open_load(tenant, 4 * capacity, seconds)
-        one.append(at_1.good / at_1.seconds)
-        four.append(at_4.good / at_4.seconds)
+        at_1, served_1 = await open_load(tenant, capacity, 2 * seconds)
+        at_4, served_4 = await open_load(tenant, 4 * capacity, 2 * seconds)
+        one.append(served_1)
+        four.append(served_4)
         refused += at_4.refused
         at_once += await in_gateway_ms(tenant, at_4.refused_ids[:200])
         shares.append(four[-1] / one[-1])
@@ -215,6 +255,18 @@ async def goodput_rounds(tenant: Tenant, rounds: int, seconds: float) -> dict[st
         "refusal_gateway_p99_ms": sorted(at_once)[int(0.99 * (len(at_once) - 1))] if at_once else None,
         "refused_at_once_share": len(at_once) / max(1, rounds * min(200, len(refused) // max(1, rounds))),
     }
+
+
+async def alone_step_ms(url: str, home: Path, server: subprocess.Popen) -> float:
+    """What a decode step takes with the light tenant's streams only, as the worker reports it."""
+    await ready(url, server)
+    light = Tenant(url, home, "light")
+    await asyncio.sleep(2.0)  # until the gateway has read the keys
+    await run_for(3.0, light, LIGHT_STREAMS)
+    headers = {"Authorization": f"Bearer {(home / 'api_key').read_text().strip()}"}
+    routing = (await light.client.get("/v1/status", headers=headers)).json()["models"][MODEL]["routing"]
+    await light.client.aclose()
+    return next(worker["step_ms"] for worker in routing["workers"] if worker["stage"] == "decode")
 
 
 async def measure(url: str, home: Path, server: subprocess.Popen, rounds: int, seconds: float) -> dict[str, Any]:
@@ -234,23 +286,26 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks fairness", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each phase")
-    parser.add_argument("--itl-ms", type=float, default=6.0, help="the model's target between tokens")
+    parser.add_argument(
+        "--itl-ms",
+        type=float,
+        help="the model's target between tokens (default: 1.25 times a step with light's streams)",
+    )
     parser.add_argument("--port", type=int, default=8131)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="serve-app-fairness-") as folder:
-        home = Path(folder)
-        server = start_server(home, arguments.port, arguments.itl_ms)
-        try:
-            url = f"http://127.0.0.1:{arguments.port}"
-            found = asyncio.run(measure(url, home, server, arguments.rounds, arguments.seconds))
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(90)
+    url = f"http://127.0.0.1:{arguments.port}"
+    itl_ms = arguments.itl_ms
+    if itl_ms is None:
+        with running(arguments.port, None) as (home, server):
+            itl_ms = round(1.25 * asyncio.run(alone_step_ms(url, home, server)), 2)
+        print(f"target between tokens: {itl_ms} ms", flush=True)
+    with running(arguments.port, itl_ms) as (home, server):
+        found = asyncio.run(measure(url, home, server, arguments.rounds, arguments.seconds))
     for part, figures in found.items():
         print(f"{part}: " + ", ".join(f"{n} {v:.2f}" for n, v in figures.items() if v is not None))
     if arguments.json:
-        print(json.dumps({"benchmark": "fairness", "model": MODEL, "itl_ms": arguments.itl_ms, **found}))
+        print(json.dumps({"benchmark": "fairness", "model": MODEL, "itl_ms": itl_ms, **found}))
 
 
 if __name__ == "__main__":

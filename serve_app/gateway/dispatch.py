@@ -60,6 +60,7 @@ class Ticket:
     path: Path
     decision: Decision | None = None
     placed: bool = False
+    placed_at: float = 0.0
     blind: bool = False
     started: bool = False
     turn: asyncio.Future[None] | None = None
@@ -170,6 +171,8 @@ class Dispatcher:
         if not ticket.started:
             ticket.started = True
             self.admission.started(ticket.request.id)
+            if ticket.decision is not None:
+                self.admission.arrived(ticket.decision.ttft, self._clock() - ticket.placed_at)
 
     def finish(self, ticket: Ticket, *, cached: int = 0, output: int = 0) -> None:
         """The request has ended, or has left before it began; ``cached`` prompt tokens and ``output`` tokens."""
@@ -248,6 +251,7 @@ class Dispatcher:
             return outcome
         ticket.decision = outcome
         ticket.placed = True
+        ticket.placed_at = now
         self.counters.placed += 1
         self._tell(ticket)
         return ticket

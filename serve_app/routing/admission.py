@@ -13,6 +13,10 @@ from serve_app.routing.fairness import FairQueue
 from serve_app.routing.router import Router
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 
+MARGIN_GAIN = 0.1
+MARGIN_CAP_S = 1.0
+MARGIN_DECAY = 0.9
+
 
 @dataclass(slots=True, frozen=True)
 class Targets:
@@ -92,6 +96,7 @@ class Admission:
         self._admitted: dict[str, _Admitted] = {}
         self._streams: Counter[str] = Counter()  # by tenant; those without any are not in it
         self._drain = DrainMeter()
+        self._margin = 0.0  # seconds by which first tokens come later than predicted
 
     def consider(self, request: RouteRequest, now: float) -> Refusal | None:
         """At arrival: None if the request may wait its turn, or why it can't and when to try again."""
@@ -134,6 +139,13 @@ class Admission:
             self.in_flight.prefill -= admitted.prefill
             admitted.prefill = 0
 
+    def arrived(self, predicted: float, actual: float) -> None:
+        """A first token came ``actual`` seconds after its request's turn; predictions that were too short make later
+        ones more careful.
+        """
+        error = min(max(actual - predicted, 0.0), MARGIN_CAP_S)
+        self._margin += MARGIN_GAIN * (error - self._margin)
+
     def finished(self, request_id: str) -> None:
         """Ended in whatever way."""
         self._forget(request_id)
@@ -171,8 +183,10 @@ class Admission:
             if self.config.targets.ttft is None:
                 return None
             deadline = request.arrived_at + self.config.targets.ttft
-        if now + ttft <= deadline:
+        if now + ttft + self._margin <= deadline:
             return None
+        # Nobody let in, nothing learned: what the margin keeps out makes it smaller.
+        self._margin *= MARGIN_DECAY
         return self._refusal(wait, "its first token would come too late")
 
     def _refusal(self, wait: float, reason: str) -> Refusal:

@@ -358,3 +358,27 @@ async def test_who_has_fewer_streams_may_stretch_the_target_a_little(model, cloc
     await drain(dispatcher, [*heavy, *light], tasks)
     dispatcher.finish(heavy[0])
     assert dispatcher.stats()["waiting"] == {}
+
+
+async def test_first_tokens_that_come_late_make_it_careful_and_nobody_is_kept_out_for_ever(dispatcher, clock):
+    slow_worker(dispatcher)
+
+    def asks(name: int) -> Ticket:
+        asked = ticket(name, 64, deadline=clock.now + 2.0)
+        asked.request.arrived_at = clock.now
+        asyncio.ensure_future(dispatcher.enter(asked)).add_done_callback(lambda done: done.exception())
+        return asked
+
+    let_in = []
+    for n in range(120):
+        asked, late = asks(n), 5.0 if n < 60 else 0.0
+        await asyncio.sleep(0)
+        let_in.append(asked.placed)
+        clock.now += late
+        if asked.placed:
+            dispatcher.start(asked)
+        dispatcher.finish(asked, output=4 if asked.placed else 0)
+        clock.now += 1.0
+        dispatcher.report("process of d1", IDLE)
+    assert let_in[0] and all(let_in[-20:])
+    assert 0 < dispatcher.admission._margin + 1e-9 < 1.0

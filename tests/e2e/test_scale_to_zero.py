@@ -1,0 +1,98 @@
+"""A model without replicas: who can't wait is told when to come back, who can is served, and idle it goes again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+
+import pytest
+from ray import serve
+
+from deployments.gateway import ask_all_replicas, call_application
+from serve_app.api.errors import OutOfCapacity
+from serve_app.api.types import GenerateRequest, TextDelta
+from serve_app.app import model_application
+from serve_app.catalog.load import load_catalog
+from serve_app.channel.inbox import TokenInbox
+from serve_app.config import load_settings
+from serve_app.engine.request import SamplingParams
+from serve_app.gateway.generate import Generator
+from serve_app.gateway.models import ServedModel, application_name
+from serve_app.gateway.subscriptions import Subscriptions, Wake
+from tests.e2e.conftest import CHAT
+
+pytestmark = pytest.mark.slow
+QUESTION = [{"role": "user", "content": "What does itertools.islice do?"}]
+
+
+@pytest.fixture(scope="module")
+def model(stack):
+    settings = load_settings({"SERVE_APP_HOME": str(stack.home)})
+    catalog = load_catalog(settings.home)
+    record = catalog[CHAT].model_copy(update={"id": "@cf/pico/sometimes", "draft": None})
+    none = {"min_replicas": 0, "max_replicas": 1, "upscale_delay_s": 0, "downscale_delay_s": 2}
+    profile = record.serving["local"]
+    stages = {s: getattr(profile, s).model_copy(update=none) for s in ("decode", "prefill")}
+    profile = profile.model_copy(update={**stages, "draft": None})
+    name = application_name(record.id)
+    built = model_application(record, profile, settings, catalog.source(CHAT))
+    serve.run_many([serve.RunTarget(target=built, name=name, route_prefix=None)])
+    found = ServedModel(record, profile, catalog.source(CHAT), settings.home, ready=True)
+    yield found
+    serve.delete(name)
+
+
+def replicas(model: ServedModel) -> int:
+    deployments = serve.status().applications[application_name(model.id)].deployments
+    return sum(sum(d.replica_states.values()) for d in deployments.values())
+
+
+async def until(condition, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        await asyncio.sleep(0.2)
+
+
+async def test_from_zero_and_back(model, run):
+    assert replicas(model) == 0
+    inbox = TokenInbox()
+    await inbox.start()
+    generator = Generator(inbox, lambda m, wire, stage: call_application(m, "generate", wire, stage), 100)
+    dispatcher = generator.dispatcher(model)
+
+    def told(process, report) -> None:
+        if report is None:
+            dispatcher.workers.lost(process)
+        else:
+            dispatcher.report(process, report)
+
+    inbox.on_load = told
+    wake = Wake(lambda m, stage: call_application(m, "wake", {}, stage))
+    dispatcher.cold_start.wake = partial(wake.first, model)
+    subscriptions = Subscriptions([model], inbox, ask_all_replicas, lambda m: dispatcher.workers.needed())
+    subscriptions.start()
+
+    async def ask(**asked) -> str:
+        request = GenerateRequest(CHAT, QUESTION, None, False, SamplingParams(max_tokens=24, temperature=0), **asked)
+        request, ids = await generator.prepare(model, request)
+        events = generator.events(model, request, ids, b"a tenant of its own")
+        return "".join([e.text async for e in events if isinstance(e, TextDelta)])
+
+    with pytest.raises(OutOfCapacity) as refused:
+        await ask(deadline_s=0.5)
+    assert refused.value.retry_after >= 1
+    expected = run(CHAT, {"messages": QUESTION, "max_tokens": 24, "temperature": 0})["response"]
+    assert await ask() == expected
+    # By now it reports, and requests are sent where the gateway wants them.
+    await until(lambda: dispatcher.workers.loads, 30)
+    placed = dispatcher.counters.placed
+    assert await ask() == expected and dispatcher.counters.placed == placed + 1
+    # Nobody asks any more: what the planner needs decays, and the replicas go.
+    dispatcher.workers.demand.tau = 1.0
+    await until(lambda: replicas(model) == 0, 90)
+    assert dispatcher.workers.loads == []
+    assert await ask() == expected
+    subscriptions._task.cancel()
+    await inbox.aclose()
