@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PAGE = tl.constexpr(32)  # tokens per KV block
 LOG2E = tl.constexpr(1.4426950408889634)
 MAX_SPLITS = 64
+PREFILL_SPLITS = 8
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,7 +72,11 @@ def plan_launch(
     # Two waves of programs hide the latency of the first loads; each split should have two tiles of keys at least.
     wanted = -(-2 * units // (tiles * kv_heads))
     splits = min(wanted, max(1, max_seq_len // (2 * block_n)), MAX_SPLITS)
-    return Launch(tiles, 1 << (splits.bit_length() - 1) if splits > 1 else 1, block_m, block_n, warps, stages)
+    splits = 1 << (splits.bit_length() - 1)
+    if max_query_len > 1 and splits > 1:
+        # Each number of splits is a kernel to compile, and these are not compiled ahead as those of decode graphs are.
+        splits = PREFILL_SPLITS if splits >= PREFILL_SPLITS // 2 else 1
+    return Launch(tiles, splits, block_m, block_n, warps, stages)
 
 
 def paged_attention(
@@ -136,7 +141,8 @@ def _head_constants(q_heads: int, kv_heads: int, dim: int) -> dict[str, int]:
     }
 
 
-@triton.jit
+# Two numbers that change from batch to batch must not make Triton compile anew.
+@triton.jit(do_not_specialize=["requests", "table_row"])
 def _attend(
     q, kv, query_start, seq_lens, tables, out, partial, stats, sinks,
     scale, softcap, requests,
