@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
+from random import Random
 
 from serve_app.routing.costs import CostModel
 from serve_app.routing.types import Role, WorkerLoad
@@ -16,7 +17,9 @@ VISIBLE_AFTER_S = 0.05
 PRICE_ALL = 16
 SHORTLIST = 8
 # How many decisions a shortlist of a large fleet serves before it is drawn up again.
-SHORTLIST_DECISIONS = 16
+SHORTLIST_DECISIONS = 48
+# Others that are priced as well, another few each time: the list goes stale while it is used.
+BY_CHANCE = 6
 
 
 @dataclass(slots=True)
@@ -56,8 +59,10 @@ class Worker:
 class Fleet:
     """Workers by name."""
 
-    def __init__(self, costs: CostModel) -> None:
+    def __init__(self, costs: CostModel, random: Random) -> None:
         self._costs = costs
+        self._random = random
+        self._others: list[Worker] = []
         self.workers: dict[str, Worker] = {}
         self._shortlist: list[Worker] = []
         self._shortlist_left = 0
@@ -79,8 +84,13 @@ class Fleet:
             by_either = nsmallest(SHORTLIST // 2, able, key=lambda w: max(w.busy_until - now, 0.0) + w.step)
             self._shortlist = list({w.name: w for w in (*by_queue, *by_streams, *by_either)}.values())
             self._shortlist_left = SHORTLIST_DECISIONS
+            self._others = [w for w in able if w not in self._shortlist]
         self._shortlist_left -= 1
-        return [w for w in self._shortlist if not w.load.draining and w.name in self.workers]
+        some = {w.name: w for w in self._shortlist}
+        for _ in range(min(BY_CHANCE, len(self._others))):
+            other = self._others[int(self._random.random() * len(self._others))]
+            some[other.name] = other
+        return [w for name, w in some.items() if not w.load.draining and name in self.workers]
 
     def report(self, load: WorkerLoad, slow: float) -> None:
         """Takes a report in; one that is older than the last is ignored."""

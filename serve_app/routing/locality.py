@@ -84,17 +84,21 @@ class LocalityIndex:
         found = self._prints[rows] == prints[:, None]
         known = found.any(axis=1)
         self._clock += 1
-        self._stamps[rows[known], found[known].argmax(axis=1)] = self._clock  # before anything is pushed out
-        for at in np.flatnonzero(~known).tolist():  # one by one: two new keys may meet in one bucket
-            row = rows[at]
-            way = int(self._stamps[row].argmin())
-            self._prints[row, way] = prints[at]
-            self._holders[row, way] = 0
-            self._stamps[row, way] = self._clock
-            found[at, way] = True
         ways = found.argmax(axis=1)
+        self._stamps[rows[known], ways[known]] = self._clock  # before anything is pushed out
+        new = np.flatnonzero(~known)
+        if len(new):
+            # All at once, unless two new keys meet in one bucket.
+            apart = len(set(rows[new].tolist())) == len(new)
+            for at in [new] if apart else new[:, None]:
+                ways[at] = self._stamps[rows[at]].argmin(axis=1)
+                self._prints[rows[at], ways[at]] = prints[at]
+                self._holders[rows[at], ways[at]] = 0
+                self._stamps[rows[at], ways[at]] = self._clock
         for number in numbers:
             held = self._holders[rows, ways]
+            if (held[:, 0] == number).all():
+                continue
             mine, empty = held == number, held == 0
             # The newest goes first; what it displaces is itself, an empty place, or the oldest.
             place = np.where(empty.any(axis=1), empty.argmax(axis=1), HOLDERS - 1)

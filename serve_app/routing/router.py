@@ -22,6 +22,8 @@ from serve_app.routing.fleet import Fleet, Reservation, Worker
 from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.types import CachedTokens, Decision, RouteRequest, WorkerLoad
 
+_POOL = "node:"
+
 
 @dataclass(slots=True, frozen=True)
 class RouterConfig:
@@ -64,6 +66,17 @@ class _Price:
         return self.own + self.node + self.remote
 
 
+@dataclass(slots=True)
+class _Held:
+    """A request, and how many of its prompt's leading tokens are where."""
+
+    prompt: int
+    output: int
+    workers: dict[str, int]
+    nodes: dict[str, int]  # in the pool of a node
+    best: int  # in the best of all pools
+
+
 class Router:
     """One per model and gateway. ``report`` what workers say, ``choose`` for a request, ``commit`` what is sent."""
 
@@ -71,10 +84,10 @@ class Router:
         self.costs = costs
         self.locality = locality
         self.config = config or RouterConfig()
-        self.fleet = Fleet(costs)
         self._reservations: dict[str, Reservation] = {}
         self._sessions: OrderedDict[str, tuple[str, str]] = OrderedDict()  # prefill and decode worker
         self._random = Random(self.config.seed)
+        self.fleet = Fleet(costs, self._random)
 
     # -- what is told --------------------------------------------------------------------------------------------
 
@@ -120,10 +133,10 @@ class Router:
     def choose(self, request: RouteRequest, now: float) -> Decision | None:
         """The cheapest place; None if there is no worker that takes requests."""
         config, fleet = self.config, self.fleet
-        found = self.locality.match(request.keys)
+        found = self._lookup(request)
         held = self._held(request)
         able = {w.name: w for w in fleet.candidates(now)}
-        for name in (*found, *held):
+        for name in (*found.workers, *held):
             worker = fleet.workers.get(name)
             if worker is not None and not worker.load.draining:
                 able[name] = worker
@@ -166,10 +179,19 @@ class Router:
                     best = prefill[i], decode[j], a + b
         return best
 
-    def _price(self, request: RouteRequest, worker: Worker, found: dict[str, int], now: float) -> _Price:
+    def _price(self, request: RouteRequest, worker: Worker, held: _Held, now: float) -> _Price:
         costs, config, load = self.costs, self.config, worker.load
-        prompt, output = request.prompt_tokens, _output(request)
-        own, node, remote, fetch = self._sources(request, worker, found)
+        prompt, output = held.prompt, held.output
+        own = held.workers.get(worker.name, 0)
+        node = remote = 0
+        fetch = 0.0
+        if held.best:
+            gain = held.nodes.get(load.node, 0) - own
+            if gain > 0 and costs.fetch_pays("node", gain, own):
+                node, fetch = gain, costs.fetch_seconds("node", gain)
+            gain = held.best - own - node
+            if gain > 0 and costs.fetch_pays("remote", gain, own + node):
+                remote, fetch = gain, fetch + costs.fetch_seconds("remote", gain)
         cached = own + node + remote
         uncached = max(1, prompt - cached)
         batch, kv, slow = worker.batch, worker.kv_tokens, worker.slow
@@ -184,44 +206,37 @@ class Router:
         step = costs.decode_seconds(batch + 1, kv + prompt) * slow
         # A sequence leaves a full worker about every output·step/batch seconds.
         place = 0.0
-        if batch >= load.max_seqs or kv + prompt + output > load.kv_tokens_total:
-            over = max(
-                (batch + 1 - load.max_seqs) / max(batch, 1), (kv + prompt + output - load.kv_tokens_total) / max(kv, 1)
-            )
+        total = kv + prompt + output
+        if batch >= load.max_seqs or total > load.kv_tokens_total:
+            over = max((batch + 1 - load.max_seqs) / max(batch, 1), (total - load.kv_tokens_total) / max(kv, 1))
             place = over * output * step
         weight, role = config.stream_weight, worker.role
         slower = costs.d1 + costs.d2 * (prompt + output)  # what this stream adds to each step
-        prefill = ready + weight * batch * compute + (config.role_cost if role == "decode" else 0.0)
+        prefill = ready + weight * batch * compute
         decode = step + place + weight * output * (step + batch * slower)
-        if role == "prefill":
+        if role == "decode":
+            prefill += config.role_cost
+        elif role == "prefill":
             decode += config.role_cost
-        latency, rate = costs.fetch_line("node")
         moved = min(prompt, config.chunk_tokens) if config.early_handover else prompt - own
-        handover = latency + moved * rate
+        handover = costs.fetch_seconds("node", moved)
         return _Price(
             worker, own, node, remote, uncached, wait, compute, ready, step, place, prefill, decode, handover
         )  # fmt: skip
 
-    def _sources(self, request: RouteRequest, worker: Worker, found: dict[str, int]) -> tuple[int, int, int, float]:
-        """Tokens from the worker itself, its node's pool and another's, where that pays, and the seconds it takes."""
-        if not found:
-            return 0, 0, 0, 0.0
+    def _lookup(self, request: RouteRequest) -> _Held:
+        """What the index knows of the prompt, in tokens."""
         # The last prompt token is always computed: its logits are the first sample.
         size, most = self.config.chunk_tokens, max(request.prompt_tokens - 1, 0)
-        own = min(found.get(worker.name, 0) * size, most)
-        if not self.config.shared_pool:
-            return own, 0, 0, 0.0
-        node = remote = 0
-        fetch = 0.0
-        here = pool_holder(worker.load.node)
-        gain = min(found.get(here, 0) * size, most) - own
-        if gain > 0 and self.costs.fetch_pays("node", gain, own):
-            node, fetch = gain, self.costs.fetch_seconds("node", gain)
-        away = max((n for holder, n in found.items() if holder[:5] == "node:" and holder != here), default=0)
-        gain = min(away * size, most) - own - node
-        if gain > 0 and self.costs.fetch_pays("remote", gain, own + node):
-            remote, fetch = gain, fetch + self.costs.fetch_seconds("remote", gain)
-        return own, node, remote, fetch
+        held = _Held(request.prompt_tokens, _output(request), {}, {}, 0)
+        for holder, chunks in self.locality.match(request.keys).items():
+            tokens = min(chunks * size, most)
+            if not holder.startswith(_POOL):
+                held.workers[holder] = tokens
+            elif self.config.shared_pool:
+                held.nodes[holder[len(_POOL) :]] = tokens
+                held.best = max(held.best, tokens)
+        return held
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
@@ -291,7 +306,7 @@ class Router:
 
 def pool_holder(node: str) -> str:
     """A node's pool as a holder in the locality index."""
-    return f"node:{node}"
+    return _POOL + node
 
 
 def _output(request: RouteRequest) -> int:
