@@ -15,11 +15,11 @@ from serve_app.routing.types import Role, WorkerLoad
 VISIBLE_AFTER_S = 0.05
 # Up to this many workers all are priced; of more, those with the shortest queues and the fewest streams.
 PRICE_ALL = 16
-SHORTLIST = 8
+SHORTLIST = 5
 # How many decisions a shortlist of a large fleet serves before it is drawn up again.
 SHORTLIST_DECISIONS = 48
 # Others that are priced as well, another few each time: the list goes stale while it is used.
-BY_CHANCE = 6
+BY_CHANCE = 4
 
 
 @dataclass(slots=True)

@@ -39,6 +39,7 @@ class LocalityIndex:
         self._names: list[str | None] = [None]  # holder 0 is nobody
         self._numbers: dict[str, int] = {}
         self._free: list[int] = []
+        self._located: tuple[Sequence[bytes], NDArray[np.uint64], NDArray[np.intp]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -53,8 +54,7 @@ class LocalityIndex:
         """Holder to the number of leading ``keys`` it probably holds (at least one)."""
         if not keys or not self._numbers:
             return {}
-        prints = _fingerprints(keys)
-        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        prints, rows = self._locate(keys)
         found = self._prints[rows] == prints[:, None]
         known = found.any(axis=1)
         # Chained keys: behind the first unknown one there is nothing to be had.
@@ -64,12 +64,17 @@ class LocalityIndex:
         rows, ways = rows[:length], found[:length].argmax(axis=1)
         self._clock += 1
         self._stamps[rows, ways] = self._clock
-        held = self._holders[rows, ways]
-        names, best = self._names, {}
-        for at, row in enumerate(held.tolist(), 1):
-            for number in row:
-                if number:
-                    best[number] = at
+        # Four numbers of two bytes each are one of eight; most chunks of a prompt have the same holders.
+        held = self._holders[rows, ways].view(np.uint64)[:, 0].tolist()
+        best: dict[int, int] = {}
+        last = 0
+        for at in range(length, 0, -1):
+            if held[at - 1] != last:
+                last = held[at - 1]
+                for shift in (0, 16, 32, 48):
+                    best.setdefault((last >> shift) & 0xFFFF, at)
+        best.pop(0, None)
+        names = self._names
         return {name: at for number, at in best.items() if (name := names[number]) is not None}
 
     # -- filling -----------------------------------------------------------------------------------------------
@@ -79,8 +84,7 @@ class LocalityIndex:
         if not keys:
             return
         numbers = [self._number(holder) for holder in holders]
-        prints = _fingerprints(keys)
-        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        prints, rows = self._locate(keys)
         found = self._prints[rows] == prints[:, None]
         known = found.any(axis=1)
         self._clock += 1
@@ -127,6 +131,13 @@ class LocalityIndex:
         self._names[number] = None
         self._holders[self._holders == number] = 0
         self._free.append(number)
+
+    def _locate(self, keys: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
+        """Fingerprints and buckets; a request's keys are looked up when it is routed and added when it is sent."""
+        if self._located is None or self._located[0] is not keys:
+            prints = _fingerprints(keys)
+            self._located = keys, prints, (prints % np.uint64(self._buckets)).astype(np.intp)
+        return self._located[1:]
 
     def _number(self, holder: str) -> int:
         number = self._numbers.get(holder)

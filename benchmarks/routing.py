@@ -1,0 +1,108 @@
+"""``serve-app bench routing``: decisions per second on one core, and the memory of the locality index.
+
+A decision is everything a gateway does for a request: look its prefix up, price the workers, choose, reserve, and give
+the reservation back when it ends. Seconds are the process's own CPU time, so that a busy machine does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import resource
+import time
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from serve_app.routing.admission import Admission
+from serve_app.routing.costs import CostModel
+from serve_app.routing.fairness import FairQueue
+from serve_app.routing.locality import LocalityIndex
+from serve_app.routing.router import Router, RouterConfig
+from serve_app.routing.types import RouteRequest, WorkerLoad
+
+CHUNK = 512  # prompt tokens per key
+
+
+def requests(count: int, talks: int, seed: int) -> list[RouteRequest]:
+    """Prompts of 2,000 to 20,000 tokens, each in one of ``talks`` conversations."""
+    draw = random.Random(seed)
+    made = []
+    for number in range(count):
+        talk, length = draw.randrange(talks), draw.randint(4, 40)
+        keys = [sha256(b"%d %d" % (talk, at)).digest() for at in range(length)]
+        made.append(RouteRequest(str(number), length * CHUNK + 7, keys))
+    return made
+
+
+def decisions(workers: int, keys: int, count: int, seed: int) -> dict[str, Any]:
+    """One gateway, ``workers`` workers, an index of ``keys`` keys that is full already."""
+    index = LocalityIndex(keys)
+    fill(index, keys)
+    router = Router(CostModel(), index, RouterConfig(chunk_tokens=CHUNK, seed=seed))
+    for number in range(workers):
+        role = "prefill" if number % 2 else "decode"
+        router.report(
+            WorkerLoad(
+                f"w{number}",
+                f"n{number // 8}",
+                role,
+                running=number % 5,
+                max_seqs=256,
+                kv_blocks_used=100,
+                kv_blocks_total=90_000,
+            )  # fmt: skip
+        )
+    admission = Admission(router, FairQueue())
+    work = requests(count, count // 6, seed)
+    began = time.process_time()
+    for at, request in enumerate(work):
+        decision = admission.place(request, at * 0.1)
+        if decision is not None:
+            admission.finished(request.id)
+    seconds = time.process_time() - began
+    return {"workers": workers, "keys": keys, "decisions": count, "us_per_decision": round(seconds / count * 1e6, 1),
+            "decisions_per_s": round(count / seconds)}  # fmt: skip
+
+
+def fill(index: LocalityIndex, keys: int) -> None:
+    rng = np.random.default_rng(0)
+    for at in range(0, keys, 1000):
+        data = rng.bytes(32 * 1000)
+        index.add([data[i : i + 32] for i in range(0, len(data), 32)], f"w{at % 8}")
+
+
+def memory(keys: int) -> dict[str, Any]:
+    """Bytes of an index with room for ``keys`` keys, all of them there."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    index = LocalityIndex(keys)
+    began = time.process_time()
+    fill(index, keys)
+    seconds = time.process_time() - began
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return {"keys": keys, "held": len(index), "bytes": index.nbytes, "bytes_per_key": round(index.nbytes / keys, 1),
+            "process_grew_bytes": grown, "keys_added_per_s": round(keys / seconds)}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="serve-app bench routing", description=__doc__)
+    parser.add_argument("--decisions", type=int, default=20_000)
+    parser.add_argument("--keys", type=int, default=10_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    part = 10 if arguments.quick else 1
+    sizes = memory(arguments.keys // part)
+    rows = [decisions(workers, 200_000, arguments.decisions // part, arguments.seed) for workers in (8, 64, 1000)]
+    if arguments.json:
+        print(json.dumps({"benchmark": "routing", "machine": platform.platform(), "memory": sizes, "rows": rows}))
+        return 0
+    print(f"locality index: {sizes['keys']:,} keys in {sizes['bytes'] / 2**20:.0f} MiB, "
+          f"{sizes['bytes_per_key']} bytes a key ({sizes['held']:,} held)")  # fmt: skip
+    for row in rows:
+        print(f"{row['workers']:5} workers: {row['us_per_decision']:6} us a decision, {row['decisions_per_s']:,}/s")
+    return 0
