@@ -30,8 +30,8 @@ class RouterConfig:
     """Weights, times in seconds, and what is allowed at all."""
 
     chunk_tokens: int = 256  # prompt tokens that one of a request's ``keys`` stands for
-    stream_weight: float = 0.01  # a second of slower streaming against a second of waiting for the first token
-    role_cost: float = 0.02  # prefill on a decode worker, or decode on a prefill worker
+    stream_weight: float = 0.003  # a second of slower streaming against a second of waiting for the first token
+    role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
     session_hold: float = 0.05  # what leaving a session's workers must gain at least
     sessions: int = 100_000
     split: bool = True  # False: prefill and decode always on the same worker
