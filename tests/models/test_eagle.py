@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from serve_app.engine.batch import Capture, build_batch
-from serve_app.engine.eagle import HeadRows
+from serve_app.engine.eagle import EagleProposer, HeadRows
 from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.speculate import Speculation, SpeculationController
 from serve_app.models.eagle import attach_head
 from serve_app.models.load import UnsupportedModel
 from tests import tiny
@@ -84,6 +85,25 @@ def test_a_published_head_drafts_as_the_paper_says(name, optimise, target, tmp_p
     want, feedback = plain_head(tensors, told, embedding, states, more, feedback[-1:])
     assert ids.item() == want[-1]
     torch.testing.assert_close(hidden[0], feedback[-1], rtol=1e-3, atol=1e-3)
+
+
+def test_a_cache_of_another_dtype(target, tmp_path):
+    model = tiny.load(target, kv_cache_dtype="fp8")
+
+    def answer(speculating):
+        engine = tiny.make_engine(model)
+        if speculating:
+            proposer = EagleProposer(head, engine.runner.kv, engine.scheduler.blocks, 1)
+            engine.runner.observer = proposer
+            engine.speculation = Speculation(proposer, SpeculationController(3, always=True))
+        engine.add(tiny.make_request("x", [5, 9, 70, 12] * 20, max_tokens=24))
+        return tiny.run_all(engine)["x"], engine
+
+    plain, _ = answer(False)
+    head = attach_head(model, write_head(tmp_path, **LAYERS))
+    tokens, engine = answer(True)
+    assert tokens == plain
+    assert engine.speculation.controller.stats()["proposed_tokens"] > 0
 
 
 def test_without_layer_ids_the_papers_are_taken(tmp_path):
