@@ -37,7 +37,7 @@ def generate(path: Path, device: str, *, graphs: bool = True, **limits) -> list[
     for index, prompt in enumerate(prompts(min(model.vocab_size, 4000))):
         engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, ignore_eos=True))
     outputs = tiny.run_all(engine)
-    if device == "cuda" and graphs:
+    if device == "cuda" and graphs and "lean" in model.report:  # transformers' own forward may not be capturable
         assert engine.runner.forward.captured and engine.runner.forward.replays > 0
     return [outputs[str(i)] for i in range(16)]
 

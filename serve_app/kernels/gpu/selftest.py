@@ -20,6 +20,7 @@ def check(found: Operators, device: torch.device) -> float:
     worst = 0.0
     for dtype in TOLERANCE:
         worst = max(worst, check_attention(found, dtype, device), check_fused(found, dtype, device))
+    check_drawing(found, device)
     return worst
 
 
@@ -53,13 +54,37 @@ def check_fused(found: Operators, dtype: torch.dtype, device: torch.device) -> f
             worst = max(worst, _compare("RMS norm", got, want))
     gate_up = random(5, 80)
     worst = max(worst, _compare("SwiGLU", found.swiglu(gate_up), TORCH.swiglu(gate_up)))
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9):
+        worst = max(worst, check_float8(found, x))
+    return max(worst, check_rotation(found, dtype, device))
+
+
+def check_float8(found: Operators, x: Tensor) -> float:
+    """Scales and codes of a few rows."""
     (codes, scale), (_, wanted) = found.quantize_rows(x), TORCH.quantize_rows(x)
-    worst = max(worst, _compare("float8 scales", scale, wanted))
+    error = _compare("float8 scales", scale, wanted)
     near = (codes.float() * scale - x.float()).abs() <= 0.13 * x.float().abs() + scale * 2**-8
     # Triton's interpreter loses the carry into the exponent, which is due in one of about fifty values.
-    if not float(near.float().mean()) >= (1.0 if device.type == "cuda" else 0.95):
+    if not float(near.float().mean()) >= (1.0 if x.is_cuda else 0.95):
         raise RuntimeError("self-test: float8 codes are not the nearest")
-    return max(worst, check_rotation(found, dtype, device))
+    return error
+
+
+def check_drawing(found: Operators, device: torch.device) -> None:
+    """The most likely tokens that hold 60 % of a distribution, and the one of them in the middle."""
+    if found.draw_truncated is None:
+        return
+    probs = torch.softmax(torch.randn(2, 200, generator=torch.Generator().manual_seed(2)), -1)
+    ordered = probs.sort(-1, descending=True).values
+    least = ordered.gather(1, (ordered.cumsum(-1) < 0.6).sum(-1, keepdim=True))
+    kept = torch.where(probs >= least, probs, 0.0).double()
+    wanted = torch.searchsorted(kept.cumsum(-1), kept.sum(-1, keepdim=True) / 2, right=True)[:, 0]
+    chosen = torch.zeros(2, dtype=torch.int64, device=device)
+    columns = (torch.full((2, 1), v, device=device) for v in (200, 0.6, 0.0))
+    points = torch.full((2, 1), 0.5, dtype=torch.float64, device=device)
+    found.draw_truncated(probs.to(device), torch.zeros(2, dtype=torch.bool, device=device), chosen, *columns, points)
+    if chosen.tolist() != wanted.tolist():
+        raise RuntimeError(f"self-test: tokens {chosen.tolist()} were drawn instead of {wanted.tolist()}")
 
 
 def check_rotation(found: Operators, dtype: torch.dtype, device: torch.device) -> float:

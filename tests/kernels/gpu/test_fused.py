@@ -39,6 +39,13 @@ def test_the_check_finds_a_wrong_operator(broken: str, device: torch.device) -> 
     assert selftest.check(TORCH, device) == 0.0
 
 
+def test_drawing(triton, device: torch.device) -> None:
+    selftest.check_drawing(triton, device)
+    broken = dataclasses.replace(triton, draw_truncated=lambda *_: None)
+    with pytest.raises(RuntimeError, match="were drawn"):
+        selftest.check_drawing(broken, device)
+
+
 def test_float8_cache(triton, device: torch.device) -> None:
     """Keys and values are rounded to e4m3 when written, and attention reads them as that."""
     from serve_app.kernels.gpu.selftest import move
