@@ -32,7 +32,6 @@ class IndexStats:
     bytes: int = 0
     reserved: int = 0
     chunks: int = 0
-    tenants: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +107,10 @@ class ChunkIndex:
     def chunk_ids(self) -> list[str]:
         """Least recently used first."""
         return [entry.meta.chunk_id for entry in sorted(self._entries.values(), key=lambda entry: entry.used)]
+
+    @property
+    def active_tenants(self) -> int:
+        return len(self._floors())
 
     def meta(self, chunk_id: str) -> ChunkMeta | None:
         entry = self._entries.get(chunk_id)
@@ -260,7 +263,6 @@ class ChunkIndex:
         for name in [n for n, t in self._tenants.items() if not t.entries and now - t.seen > ACTIVE_S]:
             del self._tenants[name]
         active = [t for t in self._tenants.values() if now - t.seen <= ACTIVE_S]
-        self.stats.tenants = len(active)
         return {id(t): self.limit_bytes * self._guaranteed / len(active) for t in active}
 
     def _make_room(self, meta: ChunkMeta) -> list[Evicted] | None:

@@ -73,6 +73,7 @@ class KVPool:
         self._lease_s = lease_s
         self._exports = asyncio.Semaphore(concurrent_exports)
         self._failed_exports = 0
+        self._pulled_bytes = 0
         # Keys whose chunks are being pulled, and keys somebody promised (with the time the promise lapses).
         self._in_flight: Counter[bytes] = Counter()
         self._announced: dict[bytes, float] = {}
@@ -145,6 +146,7 @@ class KVPool:
                     self._index.cancel(meta)
                     return
                 self._index.commit(meta, ref)
+                self._pulled_bytes += meta.nbytes
                 self._tell_directory((meta,), ())
                 if self._spill is not None:
                     self._spill.added(meta)
@@ -196,7 +198,7 @@ class KVPool:
         self._leases[lease] = (time.monotonic() + self._lease_s, self._index.pin(ids))
         refs = {chunk_id: self._index.value(chunk_id) for chunk_id in ids}
         pieces, refs = await self._bring(pieces, refs, token_seconds)
-        self._hits.update({f"{tier}_tokens": n for tier, n in _tokens(pieces).items()})
+        self._hits.update(_moved(pieces))
         return lease, pieces, [refs[piece.chunk_id] for piece in pieces]
 
     def _match(self, keys: Sequence[bytes], tail_keys: Sequence[bytes], at: int) -> list[Piece]:
@@ -255,7 +257,9 @@ class KVPool:
             "leases": len(self._leases),
             "announced": sum(until > time.monotonic() for until in self._announced.values()),
             **asdict(self._index.stats),
-            "hits": {"node_tokens": 0, "disk_tokens": 0, **self._hits},
+            "tenants": self._index.active_tenants,
+            "hits": {"node_tokens": 0, "node_bytes": 0, "disk_tokens": 0, "disk_bytes": 0, **self._hits},
+            "pulled_bytes": self._pulled_bytes,
             "disk": self._spill.stats() if self._spill is not None else None,
         }
 
@@ -310,10 +314,12 @@ class KVPool:
             self._spill.start()
 
 
-def _tokens(pieces: Sequence[Piece]) -> Counter[str]:
+def _moved(pieces: Sequence[Piece]) -> Counter[str]:
+    """Tokens and payload bytes by tier."""
     found: Counter[str] = Counter()
     for piece in pieces:
-        found[piece.tier] += piece.n_tokens
+        found[f"{piece.tier}_tokens"] += piece.n_tokens
+        found[f"{piece.tier}_bytes"] += piece.nbytes
     return found
 
 

@@ -66,7 +66,7 @@ def test_a_tenant_that_is_gone_has_no_guarantee():
     now[0] = ACTIVE_S + 1
     assert all(publish(index, HOSTILE, n) for n in range(20))
     assert found(index, LIGHT, range(3)) == []
-    assert index.stats.tenants == 1
+    assert index.active_tenants == 1
 
 
 def test_others_chunks_that_are_read_now_are_not_the_way_out():

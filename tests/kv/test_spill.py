@@ -73,6 +73,8 @@ async def test_what_memory_cannot_hold_comes_back_from_disk(client, pool, worker
     stats = await pool.stats.remote()
     assert client.stats.disk_tokens >= 3 * 512 and client.stats.local_tokens == 6 * 512
     assert stats["hits"]["disk_tokens"] == client.stats.disk_tokens
+    assert stats["hits"]["disk_bytes"] == client.stats.disk_bytes == stats["disk"]["read_bytes"]
+    assert stats["pulled_bytes"] == client.stats.published_bytes
     assert stats["bytes"] <= 25 * MB and stats["disk"]["read"] * 256 == client.stats.disk_tokens
 
 
