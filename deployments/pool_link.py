@@ -172,12 +172,13 @@ class PoolLink:
         prefilled.add_done_callback(lambda _: self._background(self.client.withdraw(promised)))
         try:
             told_at = await self._take_over(request, tail_keys, own, wanted, prefilled, pieces, path)
+            ended = told_at or time.perf_counter()  # all is here before the news that it is
             # It knows how much of the prompt was cached. If all is here and it does not say, somebody else computed it.
             await asyncio.wait([prefilled], timeout=LAST_WORD_S)
         finally:
             if not prefilled.done():
                 prefilled.set_result({})
-        path.handover_s = time.perf_counter() - told_at if told_at else 0.0
+        path.handover_s = time.perf_counter() - ended
         own_now = len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
         if pieces and pieces[0].start > own_now:
             # What the engine held itself at first is gone.
