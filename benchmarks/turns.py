@@ -85,7 +85,6 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
                 model="benchmark", stage=stage, weights={"path": str(checkpoint)}, source=str(checkpoint),
                 home=str(checkpoint.parent), dtype="bfloat16", cpu_threads=arguments.threads, max_model_len=8192,
                 kv_cache_bytes=512 << 20, max_batch_tokens=1024, max_num_seqs=8, publish=True,
-                export_wait_s=5.0 if stage == "prefill" else 0.0,
             )
         )  # fmt: skip
 

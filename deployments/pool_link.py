@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 PROMISE_S = 120.0
 ARRIVAL_WAIT_S = 0.2
 LAST_WORD_S = 1.0
+# A prefill exists to publish: rather than drop its chunks, the engine waits so long for the pool to take others.
+AWAITED_S = 2.0
 # Prompt tokens after which the engine's speed is looked at again.
 MEASURED_TOKENS = 256
 _FARTHEST_LAST = ("node", "disk", "remote")
@@ -86,10 +88,11 @@ class Path:
 class PoolLink:
     """Lives on the worker's event loop, except for :meth:`emit`, which the engine's thread calls."""
 
-    def __init__(self, client: KVClient, exports: ExportBuffer, export_wait_s: float) -> None:
+    def __init__(self, client: KVClient, exports: ExportBuffer) -> None:
         self.client = client
         self.exports = exports
-        self._export_wait_s = export_wait_s
+        # Requests somebody waits for the chunks of.
+        self.awaited: set[str] = set()
         self.hits: Counter[str] = Counter()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Tier, tokens and seconds of the latest fetches, for whoever predicts what the next one takes.
@@ -252,9 +255,10 @@ class PoolLink:
 
     def emit(self, request_id: str, meta: Any, copy: Callable[[], np.ndarray]) -> None:
         """Takes a chunk from the engine's thread. What is on its way to the pool is bounded: beyond that chunks are
-        dropped, after a wait where publishing is what the worker is for.
+        dropped, those of :attr:`awaited` requests only after a wait.
         """
-        if self._loop is not None and self.exports.begin(meta.nbytes, self._export_wait_s):
+        wait_s = AWAITED_S if request_id in self.awaited else 0.0
+        if self._loop is not None and self.exports.begin(meta.nbytes, wait_s):
             self._loop.call_soon_threadsafe(self._publish, request_id, meta, copy)
 
     async def published(self, request_id: str) -> None:

@@ -41,8 +41,6 @@ class WorkerSpec:
     publish: bool = False
     # Published chunks that wait for the pool to fetch them.
     export_bytes: int = 256 << 20
-    # How long a step may wait for a place among them; after that a chunk is dropped.
-    export_wait_s: float = 0.0
     # With one node there is nobody else's pool to look into.
     several_nodes: bool = False
     # The pool's files ("": in the home directory; 0 bytes: none), and the part of it that tenants have a right to.

@@ -75,7 +75,7 @@ class EngineWorker:
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
         client = KVClient(self._node_id, self._model.kv_shape.layout, _pool_options(spec))
-        self._pool = PoolLink(client, ExportBuffer(spec.export_bytes), spec.export_wait_s)
+        self._pool = PoolLink(client, ExportBuffer(spec.export_bytes))
         # Started with the worker, or the first request would wait for it.
         get_or_create_pool(self._node_id, _pool_options(spec))
         self._sender = TokenSender(context.get_actor_id(), on_lost=self._inbox_lost, on_closed=self._abort_soon)
@@ -183,6 +183,7 @@ class EngineWorker:
         """
         request, running = self._register(wire, prefill_only=True)
         try:
+            self._pool.awaited.add(request.id)
             stored = await self._pool.stored(request)
             self._engine_loop.add(request, stored.prefix, held=stored.held)
             self._load_told.changed()
@@ -190,6 +191,7 @@ class EngineWorker:
             await self._pool.published(request.id)
             return {**result, "node": self._node_id}
         finally:
+            self._pool.awaited.discard(request.id)
             self._forget(request.id)
 
     async def abort(self, request_id: str) -> None:

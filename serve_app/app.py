@@ -40,8 +40,6 @@ from serve_app.gateway.settings import GatewaySettings
 GATEWAY = "gateway"
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
 MAX_ONGOING = 4096
-# A prefill exists to publish: rather than drop chunks it waits for the pool to take those before.
-PREFILL_EXPORT_WAIT_S = 5.0
 # As in serve_app.env; Serve wants it in both places.
 METRICS_INTERVAL_S = 2
 
@@ -131,7 +129,7 @@ def engine_specs(record: ModelRecord, profile: Profile, settings: Settings, sour
     proposers = {"speculate_tokens": said.tokens, "ngram": said.ngram, "recent": said.recent, "draft_tokens": drafts}
     options: dict[str, dict[str, Any]] = {
         "decode": {"publish": True, **proposers, **own},
-        "prefill": {"publish": True, "export_wait_s": PREFILL_EXPORT_WAIT_S, **_own_draft(record, "prefill")},
+        "prefill": {"publish": True, **_own_draft(record, "prefill")},
     }
     return {
         stage: _worker_spec(record, profile, stage, settings, source, **told)

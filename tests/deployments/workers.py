@@ -33,7 +33,6 @@ def start(path: Path, stage: str, *, node_id: str | None = None, **options: Any)
             "dtype": "float32",
             "cpu_threads": 1,
             "publish": True,
-            "export_wait_s": 5.0 if stage == "prefill" else 0.0,
             **options,
         }
     )
