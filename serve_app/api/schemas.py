@@ -165,7 +165,11 @@ def _generate_input(limits: ModelLimits) -> Schema:
                 ]
             },
         },
-        "tool_choice": _field("string", "Whether tools may be called.", enum=["auto", "none"]),
+        "tool_choice": {
+            "description": "Whether tools may or must be called, and which.",
+            "anyOf": [{"type": "string", "enum": ["auto", "none", "required", "any"]}, {"type": "object"}],
+        },
+        **format_fields(),
         "parallel_tool_calls": _field("boolean", "False ends the answer after its first tool call.", default=True),
         **thinking_fields(),
         **asked_fields(),
@@ -225,11 +229,30 @@ def _usage(*, output: bool = True) -> Schema:
     return _object({**fields, "neurons": _field("number", "Price in neurons.")}, ["prompt_tokens", "total_tokens"])
 
 
+def format_fields() -> Schema:
+    """What the answer must look like."""
+    kinds = {"type": "string", "enum": ["text", "json_object", "json_schema"]}
+    text = {"type": "string"}
+    choices = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1024}
+    return {
+        "response_format": _object(
+            {"type": kinds, "json_schema": {"type": "object"}},
+            ["type"],
+            description="JSON, or JSON of a schema, bare or as {name, schema}.",
+        ),
+        "guided_json": _field("object", "The answer is JSON of this schema."),
+        "guided_regex": {**text, "description": "The answer matches this expression."},
+        "guided_choice": {**choices, "description": "The answer is one of these."},
+        "guided_grammar": {**text, "description": "The answer follows this grammar, in Lark or GBNF."},
+        "structured_outputs": _field("object", "The same: one of json, regex, choice, grammar, json_object."),
+    }
+
+
 def _generate_output() -> Schema:
     call = _object({"id": {"type": "string"}, "name": {"type": "string"}, "arguments": {"type": "object"}}, ["name"])
     answer = _object(
         {
-            "response": _field("string", "The answer."),
+            "response": _field(["string", "object", "array"], "The answer; in JSON mode the object or array itself."),
             "tool_calls": {"type": "array", "items": call},
             "finish_reason": {"type": "string", "enum": ["stop", "length", "tool_calls"]},
             "usage": _usage(),

@@ -35,6 +35,7 @@ def _sampling(*left_out: str, limits: ModelLimits = ModelLimits()) -> Schema:  #
 def chat_input() -> Schema:
     chat = schemas._generate_input(ModelLimits())["oneOf"][1]["properties"]
     same = ("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
+    same += tuple(schemas.format_fields())
     fields = {"model": _MODEL, **{name: chat[name] for name in same}}
     return _object(
         {
@@ -100,7 +101,8 @@ def responses_input() -> Schema:
         "store": {"type": "boolean", "default": True, "description": "Whether others may build on the answer."},
         "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": sampling.MAX_TOKENS},
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
-        "tool_choice": {"type": "string", "enum": ["auto", "none"]},
+        "tool_choice": {"anyOf": [{"type": "string", "enum": ["auto", "none", "required", "any"]}, _FREE]},
+        "text": _object({"format": schemas.format_fields()["response_format"]}),
         "parallel_tool_calls": {"type": "boolean", "default": True},
         "reasoning": _object({"effort": schemas.thinking_fields()["reasoning_effort"]}),
         **schemas.asked_fields(),
@@ -137,7 +139,10 @@ def _conversation() -> Schema:
         "messages": _list(turns, minItems=1, maxItems=messages.MAX_MESSAGES),
         "system": blocks(said),
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
-        "tool_choice": _object({"type": {"type": "string", "enum": ["auto", "none"]}}, "type"),
+        "tool_choice": _object({"type": {"type": "string", "enum": ["auto", "none", "any", "tool"]}}, "type"),
+        "output_format": _object(
+            {"type": {"type": "string", "enum": ["text", "json_schema"]}, "schema": _FREE}, "type"
+        ),
     }
 
 
