@@ -35,8 +35,7 @@ def _sampling(*left_out: str, limits: ModelLimits = ModelLimits()) -> Schema:  #
 def chat_input() -> Schema:
     chat = schemas._generate_input(ModelLimits())["oneOf"][1]["properties"]
     same = ("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
-    same += tuple(schemas.format_fields())
-    fields = {"model": _MODEL, **{name: chat[name] for name in same}}
+    fields = {"model": _MODEL, **{name: chat[name] for name in same}, **schemas.format_fields()}
     return _object(
         {
             **fields,
