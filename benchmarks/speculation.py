@@ -10,7 +10,8 @@ and ``loop``, its own greedy output, which repeats itself and flatters look-up. 
 is SIMULATED likewise: it runs, and what it proposes is right with ``--draft-acceptance``.
 
 Each side answers the same prompts greedily; answers must be the same tokens. ``ratio`` is plain decoding's time over
-this side's, both without the prompt's prefill, in the same round; above 1 is faster. ``steps`` are target steps per
+this side's, both without the prompt's prefill, in the same round; above 1 is faster. ``cpu`` is the same with the
+processor's time, which tells on a machine where others are at work as well. ``steps`` are target steps per
 token (plain: 1), ``length`` tokens per request and drafted step. The first round is where controllers learn; it is
 listed under ``learning`` and not part of the median.
 """
@@ -102,18 +103,19 @@ class Side:
                 Request(f"{salt}/{name}", list(case.prompt), len(case.prompt), sampling, root=salt.encode())
             )
         outputs: dict[str, list[int]] = {name: [] for name in cases}
-        seconds, turns, fresh = 0.0, 0, 0
+        seconds, processor, turns, fresh = 0.0, 0.0, 0, 0
         while self.engine.has_work:
             begun = all(outputs.values())
-            started = time.perf_counter()
+            started, busy = time.perf_counter(), time.process_time()
             produced = self.engine.step()
             if begun:
                 seconds += time.perf_counter() - started
+                processor += time.process_time() - busy
                 turns += len(produced)
                 fresh += sum(len(o.token_ids) for o in produced)
             for output in produced:
                 outputs[output.request_id.rpartition("/")[2]] += output.token_ids
-        return {"seconds": seconds, "steps_per_token": turns / max(1, fresh), "outputs": outputs}
+        return {"seconds": seconds, "cpu": processor, "steps_per_token": turns / max(1, fresh), "outputs": outputs}
 
 
 @dataclass(slots=True)
@@ -178,11 +180,13 @@ def measure(bench: Bench, sides: list[str], workload: Callable[[int], list[Case]
 
 def _summary(side: Side, runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
     ratios = [p["seconds"] / r["seconds"] for r, p in zip(runs, plain, strict=True)]
+    busy = [p["cpu"] / r["cpu"] for r, p in zip(runs, plain, strict=True)]
     assert side.engine.speculation is not None
     stats = side.engine.speculation.controller.stats()
     return {
         "ratio": round(statistics.median(ratios[1:]), 3),
         "rounds": [round(x, 3) for x in ratios[1:]],
+        "cpu_ratio": round(statistics.median(busy[1:]), 3),
         "learning": round(ratios[0], 3),
         "steps": round(statistics.median(r["steps_per_token"] for r in runs[1:]), 3),
         "length": round(stats["acceptance_length"], 2),
@@ -197,10 +201,11 @@ def _summary(side: Side, runs: list[dict[str, Any]], plain: list[dict[str, Any]]
 def report(workload: str, batch: int, by_side: dict[str, Any]) -> None:
     for name, s in by_side.items():
         chosen = ", ".join(f"{n} {why}" for why, n in sorted(s["choices"].items(), key=lambda p: -p[1])[:3])
+        differ = f"  {s['different']} answers differ" if s["different"] else ""
         print(
-            f"{workload:10} batch {batch:>3} {name:12} {s['ratio']:5.2f}x plain (learning {s['learning']:.2f}x)"
-            f"  {1 / s['steps']:.2f}x fewer steps  length {s['length']:.2f}  accepted {100 * s['acceptance']:.0f} %"
-            f"  [{chosen}]" + (f"  {s['different']} answers differ" if s["different"] else ""),
+            f"{workload:10} batch {batch:>3} {name:12} {s['ratio']:5.2f}x plain (cpu {s['cpu_ratio']:.2f}x, learning"
+            f" {s['learning']:.2f}x)  {1 / s['steps']:.2f}x fewer steps  length {s['length']:.2f}"
+            f"  accepted {100 * s['acceptance']:.0f} %  [{chosen}]{differ}",
             flush=True,
         )
 
