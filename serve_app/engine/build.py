@@ -74,6 +74,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
             model.forward, runner.kv, max_num_seqs=limits.max_num_seqs, max_model_len=scheduler.max_model_len
         )
         runner.forward, runner.prepare = graphs, graphs.prepare
+        runner.between_steps = graphs.prepare_when_due
     on_gpu = model.device.type == "cuda"
     engine = OverlapEngine(runner, scheduler) if limits.overlap and on_gpu else Engine(runner, scheduler)
     if wire is not None:

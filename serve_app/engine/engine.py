@@ -81,6 +81,7 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Computes one batch and returns what it produced for each request that has something new."""
+        self.runner.between_steps()
         started = time.perf_counter()
         if self.speculation is not None:
             self.speculation.before_step(self.scheduler.running, self.scheduler.max_model_len)

@@ -75,6 +75,7 @@ class DecodeGraphs:
         self._sizes = bucket_sizes(max_num_seqs)
         self._replay: dict[int, Callable[[], None]] = {}
         self._rows = max_num_seqs  # rows that may hold something else than padding
+        self._wanted = False
         self._resume_at = 0.0
         self.replays = 0
 
@@ -101,8 +102,7 @@ class DecodeGraphs:
         rows = len(batch.seq_lens)
         if not self._allows(batch):
             return self.forward(batch)
-        if time.monotonic() >= self._resume_at:
-            self.prepare()
+        self._wanted = True
         size = next((s for s in self._sizes if s >= rows and s in self._replay), None)
         if size is None:
             return self.forward(batch)
@@ -115,6 +115,13 @@ class DecodeGraphs:
     @property
     def captured(self) -> list[int]:
         return sorted(self._replay)
+
+    def prepare_when_due(self) -> None:
+        """Captures a graph if decode steps have come and capturing has not taken its share of the time yet. Call it
+        between two steps, when tokens are out.
+        """
+        if self._wanted and time.monotonic() >= self._resume_at:
+            self.prepare()
 
     @torch.inference_mode()
     def prepare(self) -> bool:

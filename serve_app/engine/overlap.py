@@ -116,6 +116,7 @@ class OverlapEngine(Engine):
 
     def step(self) -> list[StepOutput]:
         outputs, self._landed = self._landed, []
+        self.runner.between_steps()
         if not self._may_run_ahead():
             return outputs + self._land(None) + super().step()
         started = time.perf_counter()

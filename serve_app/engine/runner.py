@@ -76,6 +76,8 @@ class Runner:
         self.observer: StepObserver | None = None
         # Does a piece of work that speeds up later steps, if any is left; called while the engine is idle.
         self.prepare: Callable[[], bool] = lambda: False
+        # The same in small portions, called between two steps.
+        self.between_steps: Callable[[], None] = lambda: None
         # Set where requests may bring grammars.
         self.masks: Masks | None = None
 

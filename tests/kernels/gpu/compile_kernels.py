@@ -38,7 +38,9 @@ def main() -> None:
     for cache in ("bf16", "fp8e4nv"):
         kinds = dict(q="*bf16", kv=f"*{cache}", query_start="*i32", seq_lens="*i32", tables="*i32", out="*bf16",
                      partial="*fp32", stats="*fp32", sinks="*fp32")  # fmt: skip
-        for longest, group, dim in ((1, 4, 128), (512, 4, 128), (512, 2, 256), (512, 1, 64)):
+        for longest, group, dim in ((1, 4, 128), (512, 4, 128), (512, 2, 256), (512, 1, 64))[
+            : 4 if cache == "bf16" else 2
+        ]:
             launch = attention.plan_launch(
                 requests=4, tokens=4 * longest, max_query_len=longest, max_seq_len=4096, group=group, kv_heads=8,
                 dim=dim, item_bytes=2, units=132,

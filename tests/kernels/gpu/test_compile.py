@@ -18,7 +18,7 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kernels) == 17
+    assert len(kernels) == 15
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_MEMORY, kernel
         assert not kernel["spills"], kernel
