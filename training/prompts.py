@@ -20,7 +20,7 @@ from training.facts import build_facts
 from training.pretrain import OUT
 from training.template import BEGIN
 
-ROUNDS, SIDE, TOOLS, CODE = 3, 500, 900, 200
+FACTS, SIDE, TOOLS, CODE = 1600, 250, 350, 150
 
 
 def prompts(seed: str = "prompts") -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def prompts(seed: str = "prompts") -> list[dict[str, Any]]:
     rng = Random(seed)
     facts = build_facts()
     sampler = Sampler(facts)
-    asked = [sampler.fact_turn(f, rng)[0] for f in facts * ROUNDS]
+    asked = [sampler.fact_turn(f, rng)[0] for f in rng.sample(facts, min(FACTS, len(facts)))]
     asked += [sampler.side_turn(rng)[0] for _ in range(SIDE)]
     found: list[dict[str, Any]] = [{"messages": [{"role": "user", "content": text}]} for text in asked]
     for _ in range(TOOLS):
