@@ -24,7 +24,7 @@ async def test_a_prompt_prefilled_elsewhere_is_drafted_for(ray_cluster, model, t
     head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
     told = {"draft_method": "eagle3", "draft_weights": {"path": str(head)}}
     prefill = workers.start(model, "prefill", **told)
-    decode = workers.start(model, "decode", **told, draft_tokens=3, always_draft=True)
+    decode = workers.start(model, "decode", **told, speculate_tokens=3, draft_tokens=3, always_draft=True)
     reference = tiny.load_reference(model)
     try:
         before, _ = await asyncio.gather(decode.stats.remote(), prefill.info.remote())
