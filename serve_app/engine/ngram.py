@@ -68,8 +68,10 @@ class _Followed:
     misses: int = 0
     rest: int = 0
 
-    def rested(self, tokens: list[int], most: int) -> bool:
-        """Notes whether the last proposal's first token came true; False while look-ups rest."""
+    def rested(self, tokens: list[int], drafted: int, most: int) -> bool:
+        """Notes whether the last proposal's first token came true; False while look-ups rest. The next proposal follows
+        ``drafted`` tokens of somebody else.
+        """
         if self.rest > 0:
             self.rest -= 1
             return False
@@ -77,7 +79,7 @@ class _Followed:
             self.misses = 0 if tokens[self.length] == self.said else self.misses + 1
             if self.misses > 3:
                 self.rest = min(1 << (self.misses - 4), most)
-        self.length, self.said = len(tokens), -1
+        self.length, self.said = len(tokens) + drafted, -1
         return True
 
 
@@ -100,7 +102,7 @@ class NgramProposer:
             if followed is None:
                 followed = self._followed[request.id] = _Followed()
             tokens = request.tokens + request.draft if request.draft else request.tokens
-            if not followed.rested(request.tokens, self.REST):
+            if not followed.rested(request.tokens, len(request.draft), self.REST):
                 continue
             followed.index.update(request.tokens)
             position, grade = followed.index.find(tokens)

@@ -54,7 +54,9 @@ class RecentProposer:
         for request in requests:
             self._requests[request.id] = request
             tenant = self._tenants.get(request.root)
-            if tenant is not None and (found := self._find(tenant, request.tokens + request.draft)):
+            if tenant is not None and (
+                found := self._find(tenant, (request.tokens[-SIZES[0] :] + request.draft)[-SIZES[0] :])
+            ):
                 answer, position, grade = found
                 drafts[request.id] = Draft(answer[position : position + count], grade)
         return drafts
