@@ -46,7 +46,7 @@ def plain(target, tmp_path_factory):
 def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
     head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
     model, engine, root = load(target, tmp_path, method="eagle3", weights=head, draft_tokens=3, always_draft=True)
-    assert isinstance(engine.speculation.proposers[0], EagleProposer)
+    assert isinstance(engine.speculation.proposers[-1], EagleProposer)
     assert model.kv_shape.layers == 4 == engine.runner.kv.shape[0]
     assert answer(engine) == plain
     assert engine.speculation.controller.stats()["proposed_tokens"] > 0
