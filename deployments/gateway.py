@@ -25,13 +25,18 @@ from serve_app.gateway.settings import GatewaySettings
 class Gateway:
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
-        self._core = Core(settings, call_application, ask_all_replicas, host)
+        ask = ask_gateways if settings.several_nodes else None
+        self._core = Core(settings, call_application, ask_all_replicas, host, ask)
         await self._core.start()
         self._metrics = GatewayMetrics(self._core.routing_stats)
         self._metrics.start()
 
     async def __serve_build_asgi_app__(self) -> Any:
         return build_http(self._core)
+
+    async def stored_response(self, method: str, wire: dict[str, Any]) -> Any:
+        """For the other gateways: see :meth:`serve_app.gateway.core.Gateway.stored_response`."""
+        return await self._core.stored_response(method, wire)
 
     async def run(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
         """The Python handle's call: the envelope with the result, or with the error and its status."""
@@ -41,6 +46,13 @@ class Gateway:
         """The same as a stream: one dict per event, the last with ``finish_reason`` and ``usage``."""
         async for item in self._core.stream_handle(model, inputs):
             yield item
+
+
+async def ask_gateways(method: str, wire: dict[str, Any]) -> list[Any]:
+    """Asks every gateway, this one among them, for a response that may be stored on its node."""
+    context = serve.get_replica_context()
+    handle = serve.get_deployment_handle(context.deployment, context.app_name)
+    return await handle.broadcast("stored_response", method, wire).results_async()
 
 
 async def ask_all_replicas(model: ServedModel, method: str, wire: dict[str, Any], stage: str = "") -> list[Any]:

@@ -31,6 +31,7 @@ from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.models import Models, ServedModel
 from serve_app.gateway.paths import PathStore
 from serve_app.gateway.rate_limit import RateLimiter
+from serve_app.gateway.response_peers import AskPeers, PeerResponses
 from serve_app.gateway.response_store import ResponseStore
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.subscriptions import Subscriptions, Wake
@@ -49,11 +50,17 @@ class Gateway:
     """``call(model, method, wire)`` reaches a model's application; the gateway knows nothing else of Ray.
 
     ``ask_all`` does the same on every replica and gives a list. ``host`` is the address at which workers reach this
-    replica's token inbox.
+    replica's token inbox. ``ask_gateways(method, wire)``
+    reaches every gateway's :meth:`stored_response`, where they are on several nodes.
     """
 
     def __init__(
-        self, settings: GatewaySettings, call: Call, ask_all: Call | None = None, host: str = "127.0.0.1"
+        self,
+        settings: GatewaySettings,
+        call: Call,
+        ask_all: Call | None = None,
+        host: str = "127.0.0.1",
+        ask_gateways: AskPeers | None = None,
     ) -> None:
         self.settings = settings
         self.accounts = AccountBook(Path(settings.home) / ACCOUNTS_FILE, settings.account, settings.key_hashes)
@@ -81,7 +88,12 @@ class Gateway:
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
 
         self.limiter = RateLimiter(home / "rates.sqlite3", settings.rate_limits)
-        self.responses = ResponseStore(home / "responses.sqlite3")
+        store = ResponseStore(home / "responses.sqlite3")
+        self.responses = store if ask_gateways is None else PeerResponses(store, ask_gateways)
+
+    async def stored_response(self, method: str, wire: dict[str, Any]) -> Any:
+        """What this node has of a response that another gateway is asked for."""
+        return await self.responses.answer(method, wire) if isinstance(self.responses, PeerResponses) else None
 
     async def start(self) -> None:
         await self.inbox.start()

@@ -76,7 +76,17 @@ class ResponseStore:
 
     async def conversation(self, account: str, response_id: str | None) -> list[dict[str, Any]]:
         """All messages up to and with the response. Raises `InvalidInput` where a part of them is not here any more."""
-        return [] if response_id is None else await asyncio.to_thread(self._conversation, account, response_id)
+        if response_id is None:
+            return []
+        found = await self.chain(account, response_id)
+        if found is None or found[2] is not None:
+            raise broken_chain(response_id if found is None else found[2] or "")
+        return found[0]
+
+    async def chain(self, account: str, response_id: str) -> tuple[list[dict[str, Any]], int, str | None] | None:
+        """The messages of the turns up to and with the response, as far back as they are here; how many turns that
+        is; and the turn before them, which is not here. None where the response itself is not."""
+        return await asyncio.to_thread(self._chain, account, response_id)
 
     def close(self) -> None:
         with self._lock:
@@ -110,18 +120,13 @@ class ResponseStore:
         if not gone:
             raise _unknown(response_id)
 
-    def _conversation(self, account: str, response_id: str) -> list[dict[str, Any]]:
+    def _chain(self, account: str, response_id: str) -> tuple[list[dict[str, Any]], int, str | None] | None:
         asked = {"id": response_id, "account": account, "since": self._since, "turns": MAX_TURNS}
         with self._lock, self._open() as db:
             rows = db.execute(_CHAIN, asked).fetchall()
-        if not rows or rows[0][0] is not None:
-            gone = response_id if not rows else rows[0][0]
-            raise InvalidInput(
-                f"previous_response_id: response {gone} is not here (deleted, expired, never stored, or more than "
-                f"{MAX_TURNS} turns back). Send the conversation in input instead.",
-                param="previous_response_id",
-            )
-        return [message for _, turn in rows for message in orjson.loads(turn)]
+        if not rows:
+            return None
+        return [message for _, turn in rows for message in orjson.loads(turn)], len(rows), rows[0][0]
 
     @property
     def _since(self) -> float:
@@ -138,6 +143,14 @@ class ResponseStore:
             db.executescript(_SCHEMA)
             self._db = db
         return self._db
+
+
+def broken_chain(gone: str) -> InvalidInput:
+    return InvalidInput(
+        f"previous_response_id: response {gone} is not here (deleted, expired, never stored, or more than "
+        f"{MAX_TURNS} turns back). Send the conversation in input instead.",
+        param="previous_response_id",
+    )
 
 
 def _unknown(response_id: str) -> NotFound:
