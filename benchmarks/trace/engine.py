@@ -26,6 +26,13 @@ P2, P1, P0 = 4.209989e-10, 1.518344e-05, 1.650142e-02  # seconds
 D2, D1, D0 = -25.74e-3, 54.01e-3, 5.74e-3
 
 
+def prefill_alone(tokens: int, chunk: int) -> float:
+    """Seconds of a prompt on an idle worker, without fetching or decoding anything."""
+    full, rest = divmod(tokens, chunk)
+    seconds = full * (P0 + P1 * chunk + P2 * chunk * chunk)
+    return seconds + (P0 + P1 * rest + P2 * rest * rest if rest else 0.0)
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One request on its way; ``decode`` is the worker that generates, ``prefill`` the one that computes the prompt."""

@@ -83,18 +83,23 @@ def synthetic_rows(
 
 def unlimited_hit_ratio(trace: list[TraceRequest]) -> float:
     """Prompt tokens that a cache of unlimited size holds already when each request comes, over all prompt tokens."""
+    total = sum(request.prompt for request in trace)
+    return 1.0 - sum(unlimited_misses(trace)) / max(total, 1)
+
+
+def unlimited_misses(trace: list[TraceRequest]) -> list[int]:
+    """Per request, the prompt tokens that even a cache of unlimited size would not hold; at least one."""
     seen: set[bytes] = set()
-    hit = total = 0
+    missed = []
     for request in trace:
         run = 0
         for block in request.blocks:
             if block not in seen:
                 break
             run += 1
-        hit += min(run * BLOCK, request.prompt - 1)
-        total += request.prompt
+        missed.append(request.prompt - min(run * BLOCK, request.prompt - 1))
         seen.update(request.blocks)
-    return hit / max(total, 1)
+    return missed
 
 
 def _key(number: int) -> bytes:
