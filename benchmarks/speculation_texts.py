@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(slots=True)
 class Texts:
-    """Cases of each workload by name; ``folder`` holds a tokenizer with pico's chat template."""
+    """Cases of each workload by name; ``folder`` holds a tokenizer, and its chat template if there is one."""
 
     folder: Path
     answer_tokens: int
@@ -61,6 +61,8 @@ class Texts:
 
     def chat(self, text: str, tools: list[dict] | None = None) -> list[int]:
         config = json.loads((self.folder / "tokenizer_config.json").read_text())
+        if "chat_template" not in config:
+            return self.tokenizer.encode(text).ids
         special = {k: v for k, v in config.items() if k.endswith("_token") and isinstance(v, str)}
         rendered = ChatTemplate(config["chat_template"], special).render([{"role": "user", "content": text}], tools)
         return self.tokenizer.encode(rendered, add_special_tokens=False).ids
