@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.trace.requests import synthetic_rows, write_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_a_trace_is_replayed_against_the_server(stack, tmp_path) -> None:
     path = tmp_path / "small.jsonl"
     write_trace(path, synthetic_rows(12, seed=4, rate=4.0))
