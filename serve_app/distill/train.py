@@ -107,6 +107,7 @@ def make_student(options: Options, folder: Path, model: CausalModel, samples: li
     return maker(options, folder, model, samples).to(model.device)
 
 
+@torch.enable_grad()
 def _learn(
     options: Options, student: nn.Module, samples: list[Sample], model: CausalModel, state: Path, say: Callable
 ) -> int:

@@ -11,6 +11,7 @@ from serve_app.catalog.load import load_catalog
 from serve_app.channel.frames import InboxAddress
 from serve_app.channel.inbox import TokenInbox
 from serve_app.engine.request import SamplingParams
+from serve_app.gateway import generate
 from serve_app.gateway.generate import Generator
 from serve_app.gateway.models import ServedModel, application_name
 from tests.e2e.conftest import CHAT, eos_id
@@ -32,7 +33,8 @@ class Unreachable(TokenInbox):
         return InboxAddress(real.host, self.closed.getsockname()[1], real.secret)
 
 
-async def test_tokens_come_by_calls_while_the_request_runs(stack):
+async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
+    monkeypatch.setattr(generate, "CHANNEL_PATIENCE_S", 0.05)
     catalog = load_catalog(stack.home)
     record = catalog[CHAT]
     model = ServedModel(record, record.serving["local"], catalog.source(CHAT), stack.home)
@@ -47,7 +49,8 @@ async def test_tokens_come_by_calls_while_the_request_runs(stack):
     async def collect(_: ServedModel, wire: dict, stage: str) -> list:
         return await handle.broadcast("collect", wire).results_async()
 
-    sampling = SamplingParams(max_tokens=TOKENS, temperature=0, logit_bias={eos_id(): -100.0})
+    # Hot, so that nothing can be guessed ahead and the request takes its time; the seed makes it repeatable.
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=2.0, seed=7, logit_bias={eos_id(): -100.0})
     request = GenerateRequest(CHAT, None, "def by_calls(tokens):", True, sampling)
 
     async def ask(inbox: TokenInbox) -> tuple[str, Usage, int]:
