@@ -18,6 +18,10 @@ from pathlib import Path
 
 import pytest
 
+if not Path("/dev/nvidiactl").exists():
+    # Read when a Triton kernel is decorated, hence before any test module is imported: no GPU, so its interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from serve_app.cluster import LocalCluster
 from serve_app.config import api_key, load_settings
 

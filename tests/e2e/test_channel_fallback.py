@@ -39,11 +39,11 @@ async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
     record = catalog[CHAT]
     model = ServedModel(record, record.serving["local"], catalog.source(CHAT), stack.home)
     handle = serve.get_deployment_handle("Decode", application_name(CHAT))
-    ended = []
+    ended: dict[bytes, bool] = {}
 
     async def call(_: ServedModel, wire: dict, stage: str) -> dict:
         result = await handle.generate.remote(wire)
-        ended.append(result)
+        ended[wire["salt"]] = True
         return result
 
     async def collect(_: ServedModel, wire: dict, stage: str) -> list:
@@ -53,23 +53,22 @@ async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
     sampling = SamplingParams(max_tokens=TOKENS, temperature=2.0, seed=7, logit_bias={eos_id(): -100.0})
     request = GenerateRequest(CHAT, None, "def by_calls(tokens):", True, sampling)
 
-    async def ask(inbox: TokenInbox) -> tuple[str, Usage, int]:
+    async def ask(inbox: TokenInbox, salt: bytes) -> tuple[str, Usage, int]:
         await inbox.start()
         generator = Generator(inbox, call, 100, collect=collect)
         prepared, ids = await generator.prepare(model, request)
         text, usage, early = "", None, 0
-        ended.clear()
-        async for event in generator.events(model, prepared, ids, b"a tenant"):
+        async for event in generator.events(model, prepared, ids, salt):
             if isinstance(event, TextDelta):
                 text += event.text
-                early += not ended
+                early += salt not in ended
             elif not isinstance(event, ChoiceDone):
                 usage = event
         await inbox.aclose()
         return text, usage, early
 
-    text, usage, _ = await ask(TokenInbox())
-    asked, asked_usage, early = await ask(Unreachable())
+    text, usage, _ = await ask(TokenInbox(), b"a tenant")
+    asked, asked_usage, early = await ask(Unreachable(), b"another tenant")
     assert asked == text and asked_usage.completion_tokens == usage.completion_tokens == TOKENS
     # It did not wait for the end: several pieces came before.
     assert early >= 2

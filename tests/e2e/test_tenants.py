@@ -118,7 +118,7 @@ async def test_weights_and_classes_come_from_the_key_and_from_nothing_else(stack
     assert [answer.status_code for answer in batch] == [200] * 3
     # A batch key has a twentieth of the work while others wait, whatever the client claims: about nineteen requests of
     # this size pass before each. Three of a realtime key would be through with those that were running.
-    assert sum(task.done() for task in flood) > MANY - 6
+    assert sum(task.done() for task in flood) > MANY - 16
     await asyncio.gather(*flood)
 
 

@@ -87,7 +87,8 @@ async def test_a_restarted_pool_finds_its_files(client, pool, worker, node_id):
     while end(found := await fetch(client, tokens)) != 700:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
-    assert {piece.tier for piece, _ in found} == {"disk"}
+    # A new pool has nothing but the files; what an earlier look-up of the loop has read is in memory again.
+    assert {piece.tier for piece, _ in found} <= {"disk", "node"}
     assert np.array_equal(found[2][1], payload(metas[2]))
     # They are in memory again.
     assert {piece.tier for piece, _ in await fetch(client, tokens)} == {"node"}
