@@ -78,12 +78,23 @@ async def test_what_memory_cannot_hold_comes_back_from_disk(client, pool, worker
     assert stats["bytes"] <= 25 * MB and stats["disk"]["read"] * 256 == client.stats.disk_tokens
 
 
+async def is_new(pool) -> bool:
+    """Whether a pool that was killed has died and come back: until then it answers from its memory."""
+    try:
+        return (await pool.stats.remote())["pulled_bytes"] == 0
+    except ray.exceptions.RayActorError:
+        return False
+
+
 async def test_a_restarted_pool_finds_its_files(client, pool, worker, node_id):
     tokens = prompt(700)
     _, metas, _ = await produce(client, tokens, worker=worker)
     await on_disk(pool, 3)
     ray.kill(pool, no_restart=False)
     deadline = time.monotonic() + 60
+    while not await is_new(pool):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
     while end(found := await fetch(client, tokens)) != 700:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
