@@ -33,12 +33,12 @@ ROOT = Path(__file__).parent.parent
 class Side:
     """One engine's process. It sleeps (SIGSTOP) except while it is asked something."""
 
-    def __init__(self, name: str, python: str, model_dir: Path, threads: int) -> None:
+    def __init__(self, name: str, python: str, model_dir: Path, threads: int, *options: str) -> None:
         self.name = name
         environment = {**os.environ, "PYTHONPATH": str(ROOT) if name == "ours" else "", "OMP_NUM_THREADS": str(threads)}
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [python, "-P", str(Path(__file__).with_name("engine_sides.py")), name, str(model_dir)],
+            [python, "-P", str(Path(__file__).with_name("engine_sides.py")), name, str(model_dir), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -189,6 +189,7 @@ def main() -> int:
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--quantization", default="none", choices=["none", "int8", "int4"], help="of our weights")
     parser.add_argument("--profile", action="store_true", help="print where our step's time goes, without peers")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
@@ -215,7 +216,8 @@ def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) ->
     try:
         for name, python in pythons.items():
             print(f"  starting {name} ...", file=sys.stderr, flush=True)
-            sides.append(Side(name, python, model_dir, options.threads))
+            told = [options.quantization] if name == "ours" else []
+            sides.append(Side(name, python, model_dir, options.threads, *told))
         found = measure(sides, options.rounds, workloads(batches, not options.no_mixed), lambda: read_bandwidth(5))
         found |= {
             "model": model_dir.name,

@@ -18,13 +18,13 @@ from typing import Any
 class Ours:
     """The product's engine: schedule, run, commit, in this thread."""
 
-    def __init__(self, model_dir: str) -> None:
+    def __init__(self, model_dir: str, quantization: str = "none") -> None:
         from pathlib import Path
 
         from serve_app.engine.build import EngineLimits, build_engine
         from serve_app.models.load import load_causal_lm
 
-        self.model = load_causal_lm(Path(model_dir))
+        self.model = load_causal_lm(Path(model_dir), quantization=quantization)
         limits = EngineLimits(max_batch_tokens=2048, max_num_seqs=64, max_model_len=2048)
         self.engine = build_engine(self.model, limits)
 
@@ -126,11 +126,11 @@ def peak_megabytes() -> float:
     return max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) / 1024
 
 
-def serve(side: str, model_dir: str) -> None:
+def serve(side: str, model_dir: str, *options: str) -> None:
     # Libraries may write to stdout; the protocol gets a descriptor of its own.
     wire = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    engine = {"ours": Ours, "transformers": Transformers, "vllm": VLLM}[side](model_dir)
+    engine = {"ours": Ours, "transformers": Transformers, "vllm": VLLM}[side](model_dir, *options)
     engine.run([[5, 6, 7, 8]], [1], "first")
 
     def answer(message: dict[str, Any]) -> None:
@@ -143,4 +143,4 @@ def serve(side: str, model_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2])
+    serve(*sys.argv[1:])
