@@ -26,9 +26,10 @@ class DraftLink:
         self._actor = ray.get_actor(name, namespace=NAMESPACE)
 
     def __call__(self, queries: list[Any], count: int) -> dict[str, list[int] | None]:
+        """Raises ``RayError`` where the worker does not answer in time, and is not connected any more then."""
         actor = self._actor
         if actor is None:
-            return {}
+            raise ray.exceptions.RayError("no draft worker is connected")
         try:
             return ray.get(
                 actor.propose.remote([(q.id, q.agreed, q.suffix) for q in queries], count), timeout=self.TIMEOUT_S
@@ -36,4 +37,4 @@ class DraftLink:
         except ray.exceptions.RayError:
             self.failures += 1
             self._actor = None
-            return {}
+            raise

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deployments.draft_link import DraftLink
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import EngineLimits, num_blocks
 from serve_app.engine.draft import DraftEngine
 from serve_app.engine.eagle import EagleProposer
 from serve_app.engine.engine import Engine
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculate import DraftProposer, DraftTransport, Proposer
+from serve_app.engine.speculate import DraftProposer, Proposer
 from serve_app.models.load import CausalModel, load_causal_lm
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Drafter:
     weights: Path | None = None
 
 
-def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link: DraftTransport) -> Drafter | None:
+def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link: DraftLink) -> Drafter | None:
     """What ``spec`` asks for; ``folder`` holds the draft's weights unless a deployment has them.
 
     An EAGLE-3 head is needed in a prefill worker as well, which drafts nothing: its K/V are part of the cache. Raises
@@ -49,7 +50,7 @@ def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link
     if spec.draft_method == "colocated":
         assert folder is not None
         return model_drafter(model, folder, spec)
-    return Drafter(lambda engine: DraftProposer(link, limit=spec.draft_tokens))
+    return Drafter(lambda engine: DraftProposer(link, limit=spec.draft_tokens, reachable=lambda: link.connected))
 
 
 def eagle_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter:

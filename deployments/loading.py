@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deployments.draft_link import DraftLink
 from deployments.drafting import make_drafter
 from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
 from serve_app.engine.constrain import Masks
@@ -17,7 +18,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.forced import ForcedProposer
 from serve_app.engine.ngram import NgramProposer
 from serve_app.engine.recent import RecentProposer
-from serve_app.engine.speculate import DraftTransport, Proposer, Speculation, SpeculationController
+from serve_app.engine.speculate import Proposer, Speculation, SpeculationController
 from serve_app.engine.transfer import ChunkExporter
 from serve_app.grammar.matcher import Grammars
 from serve_app.kv.keys import root_key
@@ -98,7 +99,7 @@ def load_engine(
     progress: Progress,
     *,
     emit: Callable[[str, Any, Any], None],
-    draft: DraftTransport,
+    draft: DraftLink,
 ) -> tuple[CausalModel, Engine, Callable[[bytes], bytes]]:
     """The model, an engine with the stage's features plugged in, and the function from tenant salt to cache root."""
     prepare_torch(spec)

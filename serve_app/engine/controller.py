@@ -94,6 +94,8 @@ class SpeculationController:
     def ask(self, proposer: Proposer, offers: list[Offer]) -> tuple[list[Offer], int]:
         """The offers that a proposer should extend, and by how many tokens at most."""
         limit = min(proposer.limit, self.max_tokens)
+        if not limit:
+            return [], 0
         if self.always or proposer.free:
             members = [o for o in offers if o.room > o.tokens and (proposer.continues or not o.segments)]
             # Free ones also where nothing will be verified: it is learned whether it would have stood.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +24,9 @@ class DraftQuery:
 
 
 class DraftTransport(Protocol):
-    """Reaches a draft model, in this process or another. Returns None for sequences it does not know any more."""
+    """Reaches a draft model, in this process or another. Returns None for sequences it does not know any more; raises
+    if it can't be reached.
+    """
 
     def __call__(self, queries: list[DraftQuery], count: int) -> dict[str, list[int] | None]: ...
 
@@ -35,10 +38,17 @@ class DraftProposer:
     free = False
     continues = True
 
-    def __init__(self, transport: DraftTransport, *, limit: int = 16) -> None:
-        self.limit = limit
+    def __init__(
+        self, transport: DraftTransport, *, limit: int = 16, reachable: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._most = limit
         self._transport = transport
+        self._reachable = reachable
         self._sent: dict[str, list[int]] = {}
+
+    @property
+    def limit(self) -> int:
+        return self._most if self._reachable() else 0
 
     def propose(self, requests: list[Request], count: int) -> dict[str, Draft]:
         queries, known = [], {}

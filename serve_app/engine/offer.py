@@ -30,8 +30,11 @@ class Proposer(Protocol):
     name: str
     # Answers within microseconds, so that it is asked at every step. Others are asked only where that pays.
     free: bool
-    # Most tokens it should be asked for at once.
-    limit: int
+
+    # Most tokens it should be asked for at once; 0: not at the moment.
+    @property
+    def limit(self) -> int: ...
+
     # Whether it can go on behind drafts of others; else it is asked only where ``request.draft`` is empty.
     continues: bool
 

@@ -123,12 +123,11 @@ class Speculation:
             if proposer.name not in self._failing:
                 log.warning("no drafts of %s for now: %s: %s", proposer.name, type(error).__name__, error)
             self._failing.add(proposer.name)
-            # What it still holds is unknown.
+            # What it still holds is unknown. How long it took to fail says nothing about what asking takes.
             for offer in members:
                 proposer.forget(offer.request.id)
-            drafts = {}
-        else:
-            self._failing.discard(proposer.name)
+            return time.perf_counter() - started
+        self._failing.discard(proposer.name)
         for offer in members:
             draft = drafts.get(offer.request.id)
             if draft is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -127,12 +128,16 @@ def test_draft_worker_killed_while_it_drafts(stack, run, undisturbed):
     assert run(CHAT, BODY)["response"] == undisturbed
     replaced(stack, "draft", killed)
     before = workers(stack)["draft"]["proposals"]
+    modules = itertools.cycle(["os.path.join", "json.dumps", "re.match", "itertools.chain", "math.sqrt"])
 
     def drafting():
-        run(CHAT, BODY)
+        # Another text each time: what was answered before is proposed from memory, and no draft model asked.
+        for _ in range(4):
+            question = f"Question {time.monotonic_ns() % 1000}: what does {next(modules)} do, and when is it used?"
+            run(CHAT, {"prompt": question, "temperature": 0, "max_tokens": 60})
         return workers(stack)["draft"]["proposals"] > before
 
-    wait_for(drafting, 60)
+    wait_for(drafting, 90, every=0)
 
 
 def test_pool_killed(stack, run, undisturbed):

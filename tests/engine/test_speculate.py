@@ -235,8 +235,10 @@ class Recorder:
         self.held: dict[str, list[int]] = {}
         self.sent: list[int] = []
         self.fail = False
+        self.calls = 0
 
     def __call__(self, queries, count):
+        self.calls += 1
         if self.fail:
             raise ConnectionError
         answers = {}
@@ -304,3 +306,22 @@ def test_steps_in_which_someone_prefills_are_not_measured():
     assert controller.steps == measured
     engine.step()
     assert controller.steps == measured + 1
+
+
+def test_a_draft_model_that_cannot_be_reached_is_not_asked_and_its_failures_are_not_its_price():
+    transport, reachable = Recorder(), True
+    proposer = DraftProposer(transport, limit=4, reachable=lambda: reachable)
+    controller = SpeculationController(4, always=True)
+    speculation = Speculation(proposer, controller)
+    one = request("x", [1], max_tokens=50)
+    transport.fail = True
+    for _ in range(3):
+        speculation.before_step([one], 4096)
+    assert transport.calls == 3
+    assert not one.draft and "draft" not in controller.stats()["proposers"]
+    transport.fail, reachable = False, False
+    speculation.before_step([one], 4096)
+    assert not one.draft and transport.calls == 3
+    reachable = True
+    speculation.before_step([one], 4096)
+    assert len(one.draft) == 4 and controller.stats()["proposers"]["draft"]["asked"] == 1
