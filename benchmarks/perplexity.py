@@ -40,15 +40,17 @@ def perplexity(model: CausalModel, ids: list[int], window: int) -> float:
         tokens = part[:-1]
         request = Request("p", tokens, len(tokens), SamplingParams(), root=b"", blocks=list(range(1, count + 1)))
         logits = model.forward(build_batch([Scheduled(request, 0, len(tokens), len(tokens))], kv)).float()
-        losses = torch.nn.functional.cross_entropy(logits, torch.tensor(part[1:]), reduction="sum")
+        wanted = torch.tensor(part[1:], device=logits.device)
+        losses = torch.nn.functional.cross_entropy(logits, wanted, reduction="sum")
         total, seen = total + float(losses), seen + len(tokens)
     return math.exp(total / seen)
 
 
-def load_variant(path: Path, dtype: str, name: str) -> CausalModel:
+def load_variant(path: Path, dtype: str, name: str, device: str = "cpu") -> CausalModel:
     """``none``, ``int8``, ``int4`` or ``fp8``; ``fp8+kv`` with a float8 cache, ``kv`` with nothing but that."""
     weights = "none" if name == "kv" else name.removesuffix("+kv")
-    return load_causal_lm(path, dtype=dtype, quantization=weights, kv_cache_dtype="fp8" if "kv" in name else "auto")
+    cache = "fp8" if "kv" in name else "auto"
+    return load_causal_lm(path, dtype=dtype, device=device, quantization=weights, kv_cache_dtype=cache)
 
 
 def decode_rate(model: CausalModel, prompt: list[int], salt: str) -> float:
@@ -72,6 +74,7 @@ def main() -> int:
         "--quantization", default="none,int8,int4", help="variants, the first is the one to compare with"
     )
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; float8 on a CPU is the same numbers in float32")
     parser.add_argument("--tokens", type=int, default=20_000, help="of the text, at most")
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
@@ -81,7 +84,7 @@ def main() -> int:
     ids = Tokenizer(options.model_dir).encode(options.text.read_text())[: options.tokens].tolist()
     if len(ids) < 2:
         parser.error(f"{options.text} has no text")
-    models = {n: load_variant(options.model_dir, options.dtype, n) for n in names}
+    models = {n: load_variant(options.model_dir, options.dtype, n, options.device) for n in names}
     found: dict[str, Any] = {n: {"perplexity": perplexity(m, ids, options.window)} for n, m in models.items()}
     rates: dict[str, list[float]] = {n: [] for n in names}
     for number in range(options.rounds):

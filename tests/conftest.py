@@ -22,8 +22,11 @@ if not Path("/dev/nvidiactl").exists():
     # Read when a Triton kernel is decorated, hence before any test module is imported: no GPU, so its interpreter.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from serve_app.cluster import LocalCluster
-from serve_app.config import api_key, load_settings
+try:
+    from serve_app.cluster import LocalCluster
+    from serve_app.config import api_key, load_settings
+except ImportError as missing:  # a machine for the GPU tests needs torch, transformers, Triton and pytest only
+    LocalCluster, _MISSING = None, missing
 
 ACCOUNT = "local"
 
@@ -61,14 +64,17 @@ def _settings():
     )
 
 
-_CLUSTER_SETTINGS = _settings()
-_CLUSTER = LocalCluster(_CLUSTER_SETTINGS)
-os.environ.update(_CLUSTER.environment)
+if LocalCluster is not None:
+    _CLUSTER_SETTINGS = _settings()
+    _CLUSTER = LocalCluster(_CLUSTER_SETTINGS)
+    os.environ.update(_CLUSTER.environment)
 
 
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Ray alone."""
+    if LocalCluster is None:
+        pytest.skip(f"the server is not installed: {_MISSING}")
     _CLUSTER.start_ray()
     yield
     _CLUSTER.stop()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
 from serve_app.engine.graphs import DecodeGraphs
@@ -15,6 +17,7 @@ from serve_app.engine.memory import measure
 from serve_app.engine.overlap import OverlapEngine
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
+from serve_app.kernels.gpu.backend import operators
 
 if TYPE_CHECKING:
     from serve_app.models.load import CausalModel
@@ -54,7 +57,14 @@ def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float
         max_num_seqs=limits.max_num_seqs, max_model_len=length,
     )  # fmt: skip
     model.report |= {"held_mb": budget.held >> 20, "activations_mb": budget.activations >> 20}
-    return budget.cache_bytes(utilization, 2 * model.kv_shape.block_bytes)
+    return budget.cache_bytes(utilization, (blocks_for(length) + 1) * model.kv_shape.block_bytes)
+
+
+def reads_lengths_on_device(device: torch.device) -> bool:
+    """Whether a pass on ``device`` can be recorded: torch's own paged attention asks for lengths on the host, and
+    under a graph it would gather every request's whole context window.
+    """
+    return operators(device).name != "torch"
 
 
 def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engine], None] | None = None) -> Engine:
@@ -69,7 +79,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         eos_token_ids=model.eos_token_ids,
     )
     runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device))
-    if limits.graphs and model.device.type == "cuda":
+    if limits.graphs and model.device.type == "cuda" and reads_lengths_on_device(model.device):
         graphs = DecodeGraphs(
             model.forward, runner.kv, max_num_seqs=limits.max_num_seqs, max_model_len=scheduler.max_model_len
         )

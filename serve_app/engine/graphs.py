@@ -41,8 +41,12 @@ class CudaCapture:
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process go on using the device.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # A capture that fails leaves its own stream as the current one, hence the outer context. Other threads of the
+        # process go on using the device.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             run()
         self._pool = graph.pool()
         return graph.replay

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from serve_app.engine.batch import Batch
 from serve_app.engine.blocks import BLOCK_TOKENS, TRASH_BLOCK, blocks_for
+from serve_app.engine.penalties import penalise
+from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Forward, KVShape
+from serve_app.engine.sampling import SampleRow, choose
 
 # What CUDA graphs, cuBLAS and fragmentation take beside what is counted.
 RESERVE = 768 << 20
@@ -49,19 +52,30 @@ class Budget:
 
 def measure(forward: Forward, shape: KVShape, device: torch.device, *, max_batch_tokens: int, max_num_seqs: int,
             max_model_len: int) -> Budget:  # fmt: skip
-    """Runs the largest batch that the limits allow and reads the allocator's counters. CUDA only."""
+    """Runs the largest batch that the limits allow, samples from it, and reads the allocator's counters. CUDA only."""
     kv = shape.allocate(1, device)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     with torch.inference_mode():
-        forward(largest_batch(kv, max_batch_tokens, max_num_seqs, max_model_len))
+        draw_all(forward(largest_batch(kv, max_batch_tokens, max_num_seqs, max_model_len)))
     torch.cuda.synchronize(device)
     activations = torch.cuda.max_memory_allocated(device) - held
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return Budget(total, free, held, activations)
+
+
+def draw_all(logits: Tensor) -> Tensor:
+    """Samples every row of ``logits`` [S, V] in the ways that take most memory: penalties, and half of the rows drawn
+    from the whole vocabulary, half from a part of it. Returns int64 [S].
+    """
+    rows = []
+    for index in range(len(logits)):
+        params = SamplingParams(temperature=1.0, top_p=(1.0, 0.9)[index % 2], repetition_penalty=1.1)
+        rows.append(SampleRow(params, index, prompt=[0], output=[0]))
+    return choose(penalise(logits.float(), rows), rows)
 
 
 def largest_batch(kv: Tensor, max_batch_tokens: int, max_num_seqs: int, max_model_len: int) -> Batch:

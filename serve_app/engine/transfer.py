@@ -11,6 +11,7 @@ from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS, blocks_for
 from serve_app.engine.request import Request
+from serve_app.engine.staging import to_device
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
 
@@ -53,15 +54,19 @@ def load_prefix(kv: Tensor, blocks: list[int], prefix: StoredPrefix, start: int,
             continue
         offset = (first - piece.start) // BLOCK_TOKENS
         count = blocks_for(last) - first // BLOCK_TOKENS
-        target = torch.tensor(blocks[first // BLOCK_TOKENS :][:count], device=kv.device)
+        target = block_index(blocks[first // BLOCK_TOKENS :][:count], kv.device)
         source = piece.data[:, :, offset : offset + count].to(kv.device, non_blocking=True)
         raw(kv).index_copy_(2, target, raw(source))
 
 
 def take_out(kv: Tensor, blocks: list[int]) -> Tensor:
     """A copy of ``blocks`` as one contiguous tensor [L, 2, len(blocks), Hkv, 32, D] on the cache's own device."""
-    index = torch.tensor(blocks, device=kv.device)
-    return raw(kv).index_select(2, index).view(kv.dtype)
+    return raw(kv).index_select(2, block_index(blocks, kv.device)).view(kv.dtype)
+
+
+def block_index(blocks: list[int], device: torch.device) -> Tensor:
+    """int64 on ``device``, without waiting for the steps that are under way there."""
+    return to_device([np.array(blocks, np.int64)], device)[0]
 
 
 def raw(kv: Tensor) -> Tensor:

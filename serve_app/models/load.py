@@ -72,6 +72,12 @@ def load_causal_lm(
     """
     config = read_config(path)
     require_safetensors(path)
+    if kv_cache_dtype == "fp8" and torch.device(device).type == "cuda" and capability(device) < (8, 9):
+        raise UnsupportedModel(
+            "this GPU's compute capability is {}.{}, and a float8 cache needs 8.9; set kv_cache_dtype: auto".format(
+                *capability(device)
+            )
+        )
     progress("importing")
     started = time.perf_counter()
     model_class = _model_class(config, path)
@@ -188,7 +194,16 @@ def _dtype(name: str, config: dict[str, Any], device: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedModel(f"dtype {name!r} is unknown; use auto, bfloat16, float16 or float32")
     # float16 arithmetic is about ten times slower than bfloat16 on CPUs.
-    return torch.bfloat16 if dtype == torch.float16 and device == "cpu" else dtype
+    if dtype == torch.float16 and device == "cpu":
+        return torch.bfloat16
+    if dtype == torch.bfloat16 and torch.device(device).type == "cuda" and capability(device) < (8, 0):
+        return torch.float16  # which the GPU computes in hardware, unlike bfloat16
+    return dtype
+
+
+def capability(device: str) -> tuple[int, int]:
+    """A GPU's compute capability, (9, 0) on an H100."""
+    return torch.cuda.get_device_capability(torch.device(device))
 
 
 def _forward(module: torch.nn.Module) -> Forward:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 # Root mean square of the difference as a share of the logits'. bfloat16 keeps 8 bits, and roundings add up over layers;
 # more than that is a wrong replacement.
-ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.05}
+ALLOWED = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
 # Quantised weights meet activations in 8 bits in the C++ pass, whose roundings add up, too.
 ALLOWED_QUANTIZED = 0.15
 
@@ -50,12 +50,16 @@ def _use_lean_forward(model: CausalModel, expected: Tensor, fp8: bool) -> dict[s
         return {"standard_forward": f"kept: {reason}"}
     except (AttributeError, TypeError, RuntimeError) as failure:
         return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
-    # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
-    if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
-        forward, name = device.build_forward(parts, model.max_model_len, fp8=fp8)
-    else:
-        forward, name = lean.build_forward(parts)
-    error = difference(probe(model, forward), expected)
+    try:
+        # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
+        if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
+            forward, name = device.build_forward(parts, model.max_model_len, fp8=fp8)
+        else:
+            forward, name = lean.build_forward(parts)
+        error = difference(probe(model, forward), expected)
+    except Exception as failure:  # those of kernels and compilers have no base in common
+        log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)
+        return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
     if not error <= (ALLOWED_QUANTIZED if parts.quantized or fp8 else ALLOWED[model.dtype]):
         log.warning("the %s differs from the model's own by %.2g and is not used", name, error)
         return {"standard_forward": f"kept: the {name} differs by {error:.2g}"}

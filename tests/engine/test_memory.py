@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from serve_app.engine.memory import RESERVE, Budget, NotEnoughMemory, largest_batch
+from serve_app.engine.memory import RESERVE, Budget, NotEnoughMemory, draw_all, largest_batch
 from tests import tiny
 
 GIB = 2**30
@@ -30,5 +30,7 @@ def test_the_largest_batch_runs_and_touches_the_trash_block_only(tmp_path):
     batch = largest_batch(kv, 1500, 8, 600)
     assert batch.seq_lens.tolist() == [600, 600, 300]
     with torch.inference_mode():
-        assert model.forward(batch).shape == (8, model.vocab_size)
+        logits = model.forward(batch)
+        assert logits.shape == (8, model.vocab_size)
+        assert draw_all(logits).shape == (8,)
     assert bool(kv[:, :, 0].any()) and not bool(kv[:, :, 1:].any())

@@ -65,3 +65,18 @@ def test_the_cache_takes_what_is_left():
     total = torch.cuda.mem_get_info()[1]
     assert 0.1 * total < gpu_cache_bytes(model, limits, 0.3) < 0.3 * total
     assert model.report["activations_mb"] >= 0
+
+
+def test_a_capture_that_fails_leaves_the_device_usable():
+    from serve_app.engine.graphs import CudaCapture
+
+    ours = torch.cuda.current_stream()
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(RuntimeError):
+        CudaCapture()(lambda: x.sum().item())
+    assert torch.cuda.current_stream() == ours
+    assert float((x * 2).sum()) == 8
+    y = torch.zeros(4, device="cuda")
+    replay = CudaCapture()(lambda: y.add_(1))
+    replay()
+    assert y.tolist() == [1, 1, 1, 1]

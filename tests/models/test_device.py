@@ -70,3 +70,39 @@ def test_hidden_states_are_handed_out(tmp_path):
             assert run(batch).shape == (0, 256)
         states.append(batch.capture.states)
     torch.testing.assert_close(*states)
+
+
+def test_float16_models_are_taken_as_well(tmp_path):
+    """Loading turns float16 into bfloat16 on CPUs only."""
+    from serve_app.models import surgery
+
+    model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
+    model.module.half()
+    model.dtype, model.kv_shape = torch.float16, dataclasses.replace(model.kv_shape, dtype=torch.float16)
+    assert surgery.optimise(model)["lean"]
+
+
+def test_what_a_gpu_lacks_is_said_or_replaced(tmp_path, monkeypatch):
+    """Compute capabilities as torch reports them for a T4 and an A100, neither of which is here."""
+    from serve_app.models.load import UnsupportedModel, _dtype, load_causal_lm
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    assert _dtype("auto", {"dtype": "bfloat16"}, "cuda") is torch.float16
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    assert _dtype("auto", {"dtype": "bfloat16"}, "cuda") is torch.bfloat16
+    path = tiny.write_checkpoint(tmp_path, "llama")
+    with pytest.raises(UnsupportedModel, match=r"8\.0.*kv_cache_dtype: auto"):
+        load_causal_lm(path, device="cuda", kv_cache_dtype="fp8")
+
+
+def test_a_pass_that_fails_leaves_the_models_own(tmp_path, monkeypatch):
+    from serve_app.models import surgery
+
+    def fails(self, batch):
+        raise TypeError("out of resource: shared memory")
+
+    monkeypatch.setattr(lean.LeanForward, "__call__", fails)
+    model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
+    own = model.forward
+    assert "out of resource" in surgery.optimise(model)["standard_forward"]
+    assert model.forward is own and probe(model, own).isfinite().all()

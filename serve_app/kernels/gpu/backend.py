@@ -32,6 +32,8 @@ def _checked(device: torch.device) -> tuple[Operators, str]:
         return TORCH, f"{device.type} tensors"
     if os.environ.get("SERVE_APP_KERNELS") == "torch":
         return TORCH, "SERVE_APP_KERNELS=torch"
+    if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+        return TORCH, f"compute capability {capability[0]}.{capability[1]}, and Triton's matrix products need 8.0"
     try:
         found = triton_operators()
         from serve_app.kernels.gpu.selftest import check
