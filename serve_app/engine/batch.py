@@ -49,6 +49,7 @@ class Batch:
     max_query_len: int
     max_seq_len: int
     kv: Tensor  # [L, 2, num_blocks, Hkv, 32, D]
+    total_seq_len: int = 0  # sum of seq_lens; 0: the host does not know it
     capture: Capture | None = None
 
 
@@ -85,5 +86,6 @@ def build_batch(scheduled: Sequence[Scheduled], kv: Tensor) -> Batch:
         sample_rows=rows,
         max_query_len=int(counts.max()),
         max_seq_len=int(seq_lens.max()),
+        total_seq_len=int(seq_lens.sum()),
         kv=kv,
     )

@@ -96,5 +96,6 @@ def largest_batch(kv: Tensor, max_batch_tokens: int, max_num_seqs: int, max_mode
         sample_rows=torch.arange(max_batch_tokens, device=device)[-max_num_seqs:],
         max_query_len=max(lengths),
         max_seq_len=max(lengths),
+        total_seq_len=sum(lengths),
         kv=kv,
     )

@@ -42,6 +42,8 @@ class AttentionBatch(Protocol):
     def max_query_len(self) -> int: ...
     @property
     def max_seq_len(self) -> int: ...
+    @property
+    def total_seq_len(self) -> int: ...  # sum of seq_lens, 0 where the host does not know it
 
 
 @functools.cache
@@ -166,6 +168,7 @@ class _Renumbered:
     def __init__(self, batch: AttentionBatch, block_tables: Tensor) -> None:
         self.query_start, self.seq_lens, self.block_tables = batch.query_start, batch.seq_lens, block_tables
         self.max_query_len, self.max_seq_len = batch.max_query_len, batch.max_seq_len
+        self.total_seq_len = batch.total_seq_len
 
 
 def _attend(

@@ -26,6 +26,7 @@ class RandomBatch:
     slots: Tensor
     max_query_len: int
     max_seq_len: int
+    total_seq_len: int
 
 
 def random_batch(
@@ -65,6 +66,7 @@ def random_batch(
         torch.cat(slots),
         max(queries),
         max(lengths),
+        sum(lengths),
     )
 
 

@@ -7,6 +7,7 @@ graph. It runs on CPU tensors as well, where tests compare it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -102,15 +103,22 @@ class DeviceForward:
 
 
 def build_forward(
-    lean: LeanModel, max_positions: int, *, fp8: bool = False
+    lean: LeanModel, max_positions: int, cache: torch.dtype, *, fp8: bool = False
 ) -> tuple[Callable[[Batch], Tensor], str]:  # fmt: skip
-    """The pass with the operators that the weights' device gets, and its name for the log. With ``fp8`` the layers'
-    linears compute in float8; raises ValueError where they can't.
+    """The pass with the operators that the weights' device gets, and its name for the log; ``cache`` is the dtype of
+    keys and values. With ``fp8`` the layers' linears compute in float8; raises ValueError where they can't.
     """
     from serve_app.kernels.gpu.backend import describe, operators
+    from serve_app.kernels.gpu.choice import Heads, choose_attention
 
-    found = operators(lean.embedding.device)
-    name = f"fused layers{' in float8' if fp8 else ''}, {' '.join(describe(lean.embedding.device))}"
+    device, shape, dtype = lean.embedding.device, lean.shape, lean.embedding.dtype
+    found = operators(device)
+    heads = Heads(shape.q_heads, shape.kv_heads, shape.head_dim, dtype, cache)
+    attention, why = choose_attention(found, heads, device)
+    found = dataclasses.replace(found, attention=attention)
+    name = ", ".join(
+        part for part in (f"fused layers{' in float8' if fp8 else ''}", " ".join(describe(device)), why) if part
+    )
     if not fp8:
         return DeviceForward(lean, found, max_positions), name
     return DeviceForward(lean, found, max_positions, lambda w, b: Fp8Linear(w, b, found.quantize_rows)), name

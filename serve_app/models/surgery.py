@@ -53,7 +53,7 @@ def _use_lean_forward(model: CausalModel, expected: Tensor, fp8: bool) -> dict[s
     try:
         # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
         if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
-            forward, name = device.build_forward(parts, model.max_model_len, fp8=fp8)
+            forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8)
         else:
             forward, name = lean.build_forward(parts)
         error = difference(probe(model, forward), expected)
