@@ -21,6 +21,7 @@ from typing import Any
 
 from serve_app import env
 from serve_app.config import Settings
+from serve_app.fork_server import ForkServer
 
 Say = Callable[[str], None]
 
@@ -75,6 +76,7 @@ class LocalCluster:
         self._started = False
         self._waiting: dict[str, Any] = {}
         self._planted: list[Any] = []
+        self._fork_server: ForkServer | None = None
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -103,18 +105,20 @@ class LocalCluster:
     def start_ray(self) -> None:
         """Only Ray, with the environment that everything else here relies on."""
         os.environ.update(self.environment)
+        self._fork_server = ForkServer(self._scratch)
         import ray
 
-        ray.init(
-            address="local",
-            # Logical: our actors ask for fractions, and threads are bounded by the catalogue.
-            num_cpus=max(8, os.cpu_count() or 1),
-            object_store_memory=self._settings.object_store_bytes,
-            include_dashboard=False,
-            namespace="serve_app",
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
+        with self._fork_server.launching():
+            ray.init(
+                address="local",
+                # Logical: our actors ask for fractions, and threads are bounded by the catalogue.
+                num_cpus=max(8, os.cpu_count() or 1),
+                object_store_memory=self._settings.object_store_bytes,
+                include_dashboard=False,
+                namespace="serve_app",
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
         self._started = True
 
     def start_serving(self) -> None:
@@ -167,6 +171,8 @@ class LocalCluster:
                 except Exception:  # a half-dead cluster must not keep us from ending the rest
                     logging.getLogger(__name__).debug("Serve did not shut down cleanly", exc_info=True)
                 ray.shutdown()
+        if self._fork_server is not None:
+            self._fork_server.stop()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _token(self) -> Path:

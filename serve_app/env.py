@@ -13,8 +13,8 @@ from collections.abc import MutableMapping
 COMMON: dict[str, str] = {
     # Token authentication on Ray's own ports: whoever reaches them otherwise runs code as us.
     "RAY_AUTH_MODE": "token",
-    # A tensor read from the object store is a view of it, not a copy (16 MB: microseconds instead of 10 ms).
-    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
+    # Not RAY_ENABLE_ZERO_COPY_TORCH_TENSORS: it makes every process of Ray import torch, and chunks travel as numpy
+    # arrays, which are read without a copy anyway.
     # A reference pickled behind Ray's back is pinned for ever; fail loudly instead of leaking KV chunks.
     "RAY_allow_out_of_band_object_ref_serialization": "0",
     # Nothing leaves the cluster unasked.
