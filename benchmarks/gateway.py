@@ -1,8 +1,11 @@
-"""What the gateway costs per request and per token, beside a plain Ray Serve ingress and a route that does nothing.
+"""What the gateway costs per request and per token, beside plain Ray Serve ingresses, LiteLLM, and a route that does
+nothing.
 
 ``python -m benchmarks gateway [--rounds 3] [--litellm PYTHON] [--json]``. The engine is simulated: a decode deployment
 that answers every request with fixed token ids at once, over the product's own token channel. Gateway, handles, channel
-and HAProxy are the real ones, as is the load generator's share of the same cores.
+and HAProxy are the real ones, as is the load generator's share of the same cores. ``plain`` is FastAPI in a Serve
+ingress beside ours, with HAProxy and our settings of Serve; ``plain-default`` the same code as ``serve.run`` starts it;
+LiteLLM has an OpenAI server behind it that answers at once. All of them run for all of the time, and are asked in turn.
 """
 
 from __future__ import annotations
@@ -10,19 +13,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
-
+from benchmarks.gateway_sides import Side, litellm, plain_default, plain_ingress
 from benchmarks.load import Outcome, load
 
 MODEL = "@cf/pico/pico-instruct"
@@ -58,46 +56,6 @@ def fake_decode() -> Any:
             return []
 
     return FakeDecode.bind()
-
-
-def plain_ingress() -> Any:
-    """What people write first: FastAPI in a Serve ingress, a handle stream to the engine, one event per token."""
-    from ray import serve
-
-    app = FastAPI()
-
-    @serve.deployment(name="PlainEngine", max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0.25})
-    class PlainEngine:
-        async def stream(self, count: int) -> AsyncIterator[str]:
-            for index in range(count):
-                yield f"word{index} "
-                await asyncio.sleep(0)
-
-    @serve.deployment(name="Plain", max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0.25})
-    @serve.ingress(app)
-    class Plain:
-        def __init__(self, engine: Any) -> None:
-            self._engine = engine.options(stream=True)
-
-        @app.post("/v1/chat/completions")
-        async def chat(self, body: dict) -> Any:
-            words = self._engine.stream.remote(body["max_tokens"])
-            if not body.get("stream"):
-                text = "".join([word async for word in words])
-                return {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]}
-
-            async def events() -> AsyncIterator[str]:
-                async for word in words:
-                    yield "data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": word}}]}) + "\n\n"
-                yield "data: [DONE]\n\n"
-
-            return StreamingResponse(events(), media_type="text/event-stream")
-
-        @app.post("/noop")
-        async def noop(self) -> dict[str, bool]:
-            return {"ok": True}
-
-    return Plain.bind(PlainEngine.bind())
 
 
 class Servers:
@@ -141,13 +99,19 @@ def body(tokens: int, stream: bool) -> bytes:
     return json.dumps({"model": MODEL, "messages": messages, "max_tokens": tokens, "stream": stream}).encode()
 
 
-async def measure(
-    port: int, path: str, key: str, tokens: int, stream: bool, concurrency: int, requests: int
-) -> Outcome:
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    return await load(
-        "127.0.0.1", port, path, headers, body(tokens, stream), concurrency=concurrency, requests=requests
-    )
+@dataclass(slots=True)
+class Target:
+    """An OpenAI chat route on this machine."""
+
+    port: int
+    path: str
+    key: str = ""
+
+
+async def measure(target: Target, tokens: int, stream: bool, concurrency: int, requests: int) -> Outcome:
+    headers = {"Authorization": f"Bearer {target.key}", "Content-Type": "application/json"}
+    told = body(tokens, stream)
+    return await load("127.0.0.1", target.port, target.path, headers, told, concurrency=concurrency, requests=requests)
 
 
 CASES = {
@@ -175,23 +139,27 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--litellm", help="python of an environment with litellm[proxy], to measure it as well")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
-    servers = Servers(arguments.port)
-    servers.start()
-    route = "/v1/chat/completions"
-    targets = {"ours": (arguments.port, route), "plain": (arguments.port, f"/plain{route}")}
-    proxy = None
+    port, route = arguments.port, "/v1/chat/completions"
+    targets = {"ours": Target(port, route), "plain": Target(port, f"/plain{route}")}
+    targets["plain-default"] = Target(port + 1, route)
+    sides = [plain_default(port + 1)]
+    servers = Servers(port)
     try:
+        servers.start()
+        for target in targets.values():
+            target.key = servers.key
         if arguments.litellm:
-            proxy = _litellm(arguments.litellm, arguments.port, servers.key, arguments.port + 1)
-            targets["litellm"] = (arguments.port + 1, "/v1/chat/completions")
-        results = _rounds(targets, servers.key, arguments.rounds)
+            targets["litellm"] = Target(port + 2, route, f"sk-{servers.key}")
+            sides += litellm(arguments.litellm, port + 2, port + 3, MODEL, servers.key)
+        _warm_up(targets, {"plain-default": sides[0], "litellm": sides[-1]})
+        results = _rounds(targets, arguments.rounds)
         noop = [
-            asyncio.run(measure(arguments.port, "/plain/noop", servers.key, 1, False, 1, 200)).p50_ms
+            asyncio.run(measure(Target(port, "/plain/noop", servers.key), 1, False, 1, 200)).p50_ms
             for _ in range(arguments.rounds)
         ]
     finally:
-        if proxy is not None:
-            proxy.terminate()
+        for side in sides:
+            side.stop()
         servers.stop()
     results["noop_p50_ms"] = statistics.median(noop)
     results["added_p50_ms"] = results["ours"]["unary_c1"]["p50_ms"] - results["noop_p50_ms"]
@@ -200,43 +168,44 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps({"benchmark": "gateway", "engine": "simulated", **results}))
 
 
-def _rounds(targets: dict[str, tuple[int, str]], key: str, rounds: int) -> dict[str, Any]:
-    """Warm-up, then the cases of all targets in turn, round by round; medians."""
-    for port, path in targets.values():
-        until = time.monotonic() + 60
-        while asyncio.run(measure(port, path, key, 2, True, 4, 16)).errors and time.monotonic() < until:
-            time.sleep(0.5)
+def _warm_up(targets: dict[str, Target], sides: dict[str, Side]) -> None:
+    for name, target in targets.items():
+
+        def answers(target: Target = target) -> bool:
+            outcome = asyncio.run(measure(target, 2, True, 4, 16))
+            return not outcome.errors
+
+        if name in sides:
+            sides[name].wait(answers)
+        else:
+            until = time.monotonic() + 60
+            while not answers() and time.monotonic() < until:
+                time.sleep(0.5)
     # HAProxy sends requests through Serve's fallback proxy until its health checks have passed.
     time.sleep(5)
+
+
+def _rounds(targets: dict[str, Target], rounds: int) -> dict[str, Any]:
+    """The cases of all targets in turn, round by round; medians."""
     runs: dict[str, dict[str, list[dict[str, float]]]] = {t: {c: [] for c in CASES} for t in targets}
     for _ in range(rounds):
         for case, (tokens, stream, concurrency, requests) in CASES.items():
-            for target, (port, path) in targets.items():
-                outcome = asyncio.run(measure(port, path, key, tokens, stream, concurrency, requests))
-                runs[target][case].append(summary(outcome))
+            for name, target in targets.items():
+                outcome = asyncio.run(measure(target, tokens, stream, concurrency, requests))
+                runs[name][case].append(summary(outcome))
     results: dict[str, Any] = {}
-    for target, cases in runs.items():
-        results[target] = {
-            case: {name: statistics.median(r[name] for r in found) for name in found[0]}
+    for name, cases in runs.items():
+        results[name] = {
+            case: {figure: statistics.median(r[figure] for r in found) for figure in found[0]}
             for case, found in cases.items()
         }
-        for case, figures in results[target].items():
-            print(f"{target:8} {case:12} " + ", ".join(f"{name} {value:.1f}" for name, value in figures.items()))
+        for case, figures in results[name].items():
+            print(f"{name:13} {case:12} " + ", ".join(f"{what} {value:.1f}" for what, value in figures.items()))
+    ours = results["ours"]
+    for name in results.keys() - {"ours"}:
+        ratios = {c: f["requests_per_s"] / results[name][c]["requests_per_s"] for c, f in ours.items()}
+        print(f"ours / {name}: " + ", ".join(f"{case} {ratio:.1f}x" for case, ratio in ratios.items()))
     return results
-
-
-def _litellm(python: str, upstream: int, key: str, port: int) -> subprocess.Popen:
-    """LiteLLM's proxy in front of the simulated engine behind our gateway's OpenAI route."""
-    config = Path(tempfile.mkdtemp()) / "config.yaml"
-    config.write_text(
-        "model_list:\n"
-        f"  - model_name: '{MODEL}'\n"
-        f"    litellm_params: {{model: 'openai/{MODEL}', api_base: 'http://127.0.0.1:{upstream}/v1', "
-        f"api_key: '{key}'}}\n"
-    )
-    program = str(Path(python).with_name("litellm"))
-    command = [program, "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ})
 
 
 if __name__ == "__main__":
