@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import string
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from random import randrange
 from typing import Any
 
@@ -42,9 +42,17 @@ def padding(text: str) -> str:
     return _FILLER[start : start + -size % _PAD_TO]
 
 
-async def with_keep_alive(frames: AsyncIterator[bytes], interval: float = KEEP_ALIVE_SECONDS) -> AsyncIterator[bytes]:
-    """``frames``, with a comment wherever none came for ``interval`` seconds. Closing this closes
-    ``frames``."""
+def comment(text: str) -> bytes:
+    """What clients skip; ``text`` has no line breaks."""
+    return b": " + text.encode() + b"\n\n"
+
+
+async def with_keep_alive(
+    frames: AsyncIterator[bytes], interval: float = KEEP_ALIVE_SECONDS, say: Callable[[], bytes] = lambda: KEEP_ALIVE
+) -> AsyncIterator[bytes]:
+    """``frames``, with a comment, which ``say`` gives, wherever none came for ``interval`` seconds. Closing this closes
+    ``frames``.
+    """
     task: asyncio.Task[bytes | None] | None = None
 
     async def take() -> bytes | None:
@@ -56,7 +64,7 @@ async def with_keep_alive(frames: AsyncIterator[bytes], interval: float = KEEP_A
             task = task or asyncio.create_task(take())
             done, _ = await asyncio.wait((task,), timeout=interval)
             if not done:
-                yield KEEP_ALIVE
+                yield say()
                 continue
             item = task.result()
             task = None

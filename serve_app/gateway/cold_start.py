@@ -31,11 +31,15 @@ class ColdStart:
                 self._takes_s = now - self._since
             self._since = None
 
+    def left(self, now: float) -> float:
+        """Seconds until the first worker is up, as far as the last start tells; at least 1."""
+        return max(self._takes_s - (now - self._since if self._since is not None else 0.0), 1.0)
+
     def consider(self, request: RouteRequest, now: float) -> Refusal | None:
         """Whether a request can't wait for the first worker, which is started in any case."""
         if not self._scales_to_zero:
             return None
-        left = max(self._takes_s - (now - self._since if self._since is not None else 0.0), 1.0)
+        left = self.left(now)
         if request.reject_if_busy:
             reason = "no worker is up, and the request said not to wait"
         elif request.deadline is not None and now + left > request.deadline:

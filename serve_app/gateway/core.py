@@ -159,6 +159,10 @@ class Gateway:
         events = self.generator.events(model, request, ids, salt, caller, request_id.current.get())
         return (events if request.deadline_s is None else begun_within(events, request.deadline_s)), len(ids)
 
+    def waiting(self, model: ServedModel) -> Callable[[], str]:
+        """Says what a request of a text model waits for while that model starts: see :func:`streams.streamed`."""
+        return self.generator.dispatcher(model).waiting
+
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
         """How many tokens the request's prompt has, whether or not the context window would take it."""
         return len(await asyncio.to_thread(prompt_ids, model.tokenizer, request))

@@ -145,6 +145,12 @@ class Dispatcher:
         self._pump()
         await ticket.turn
 
+    def waiting(self) -> str:
+        """What a request has to wait for before anything can be done about it, in words; "" for nothing."""
+        if self.workers.loads or not self._model.scales_to_zero:
+            return ""
+        return f"{self._model.id} is starting, about {self.cold_start.left(self._clock()):.0f} s left"
+
     def hints(self, ticket: Ticket) -> tuple[str, dict[str, Any]]:
         """The stage to call, and the fields of the wire request that carry the choice."""
         decision = ticket.decision

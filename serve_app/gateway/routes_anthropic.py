@@ -51,7 +51,8 @@ class AnthropicRoutes:
         parsed = with_headers(anthropic.parse_messages_request(body, model.limits), request.headers)
         events, prompt_tokens = await self._exchange.gateway.open(model, parsed, request.state.caller)
         if parsed.stream:
-            return await streamed(events, lambda e: anthropic_answers.stream_message(parsed, e, prompt_tokens))
+            waiting = self._exchange.gateway.waiting(model)
+            return await streamed(events, lambda e: anthropic_answers.stream_message(parsed, e, prompt_tokens), waiting)
         return json_answer(anthropic_answers.render_message(parsed, [e async for e in events]))
 
     async def count(self, request: Request) -> Response:

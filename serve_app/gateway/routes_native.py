@@ -89,14 +89,15 @@ class NativeRoutes:
 
     async def _run(self, request: Request, name: str, body: dict[str, Any]) -> Response:
         queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
-        self._exchange.model(request, name)
+        model = self._exchange.model(request, name)
         result = await self._exchange.gateway.run(
             name, body, request.state.caller, queue_request=queued, headers=request.headers
         )
         if isinstance(result, dict):
             return json_answer(result)
         parsed, events = result
-        return await streamed(events, lambda primed: workers_ai_answers.stream_generate(parsed, primed))
+        waiting = self._exchange.gateway.waiting(model)
+        return await streamed(events, lambda primed: workers_ai_answers.stream_generate(parsed, primed), waiting)
 
     async def search(self, request: Request) -> Response:
         return json_answer(self._exchange.gateway.search(dict(request.query_params)))

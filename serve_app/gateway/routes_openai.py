@@ -71,7 +71,8 @@ class OpenAIRoutes:
         parsed = with_headers(openai.parse_chat(body, model.limits), request.headers)
         events = await self._exchange.gateway.generate(model, parsed, request.state.caller)
         if parsed.stream:
-            return await streamed(events, lambda primed: openai_answers.stream_chat(parsed, primed))
+            waiting = self._exchange.gateway.waiting(model)
+            return await streamed(events, lambda primed: openai_answers.stream_chat(parsed, primed), waiting)
         return json_answer(openai_answers.render_chat(parsed, [e async for e in events]))
 
     async def completions(self, request: Request) -> Response:
@@ -82,7 +83,8 @@ class OpenAIRoutes:
         streams = [await self._exchange.gateway.generate(model, one, caller) for one in parsed]
         events = merge(streams, choices_each=parsed[0].n)
         if parsed[0].stream:
-            return await streamed(events, lambda primed: openai_answers.stream_completion(parsed, primed))
+            waiting = self._exchange.gateway.waiting(model)
+            return await streamed(events, lambda primed: openai_answers.stream_completion(parsed, primed), waiting)
         return json_answer(openai_answers.render_completion(parsed, [e async for e in events]))
 
     async def embeddings(self, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -75,7 +76,8 @@ class ResponsesRoutes:
                 await gateway.responses.put(account, response, turn)
 
         if parsed.generate.stream:
-            return await streamed(events, lambda primed: responses_answers.stream_response(parsed, primed, keep))
+            frames = partial(responses_answers.stream_response, parsed, keep=keep)
+            return await streamed(events, frames, gateway.waiting(model))
         response = responses_answers.render_response(parsed, [e async for e in events])
         await keep(response)
         return json_answer(response)

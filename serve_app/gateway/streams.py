@@ -14,24 +14,49 @@ from serve_app.api.types import Event
 
 # A client that takes nothing for this long has lost interest, or holds a slot of the engine on purpose.
 SLOW_CLIENT_S = 60.0
+# While a model starts, a client that streams is told of it this often.
+PROGRESS_S = 1.0
 
 
 async def streamed(
-    events: AsyncIterator[Event], frames: Callable[[AsyncIterator[Event]], AsyncIterator[bytes]]
+    events: AsyncIterator[Event],
+    frames: Callable[[AsyncIterator[Event]], AsyncIterator[bytes]],
+    waiting: Callable[[], str] = lambda: "",
 ) -> EventStream:
-    """The answer that streams ``frames`` of ``events``; an error before the first event becomes an HTTP status."""
-    primed = await Primed.of(events)
-    return EventStream(frames(primed), primed)
+    """The answer that streams ``frames`` of ``events``; an error before the first event becomes an HTTP status.
+
+    ``waiting()`` says what the first event waits for if that takes long, say that a model has to start. Then the answer
+    begins at once, with comments that repeat it, and an error comes in the stream.
+    """
+    if not waiting():
+        primed = await Primed.of(events)
+        return EventStream(frames(primed), primed)
+    first = asyncio.ensure_future(anext(events, None))
+    try:
+        # What is refused is refused now, with its HTTP status.
+        await asyncio.wait({first}, timeout=PROGRESS_S)
+        primed = Primed(await first if first.done() else first, events)
+    except BaseException:
+        first.cancel()
+        await close(events)
+        raise
+
+    def say() -> bytes:
+        text = waiting()
+        return sse.comment(text) if text else sse.KEEP_ALIVE
+
+    return EventStream(frames(primed), primed, every_s=PROGRESS_S, say=say)
 
 
 class Primed:
-    """Events whose first one is there already, so that what goes wrong before it still becomes an HTTP status.
+    """Events whose first one is there already, so that what goes wrong before it still becomes an HTTP status; or is
+    awaited already.
 
     A class and not a generator: closing a generator that was never started would leave ``events`` open, and with them
     the request in the engine, when a client leaves just before the first byte.
     """
 
-    def __init__(self, first: Event | None, events: AsyncIterator[Event]) -> None:
+    def __init__(self, first: Event | asyncio.Future[Event | None] | None, events: AsyncIterator[Event]) -> None:
         self._first = first
         self._events = events
 
@@ -44,19 +69,32 @@ class Primed:
 
     async def __anext__(self) -> Event:
         if self._first is not None:
-            first, self._first = self._first, None
+            first = await self._first if isinstance(self._first, asyncio.Future) else self._first
+            self._first = None
+            if first is None:
+                raise StopAsyncIteration
             return first
         return await anext(self._events)
 
     async def aclose(self) -> None:
+        if isinstance(self._first, asyncio.Future):
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
         await close(self._events)
 
 
 class EventStream(StreamingResponse):
     """Server-sent events that close the request behind them however they end, also before the first byte."""
 
-    def __init__(self, frames: AsyncIterator[bytes], events: Primed, patience_s: float = SLOW_CLIENT_S) -> None:
-        super().__init__(sse.with_keep_alive(frames), headers=dict(sse.HEADERS))
+    def __init__(
+        self,
+        frames: AsyncIterator[bytes],
+        events: Primed,
+        patience_s: float = SLOW_CLIENT_S,
+        every_s: float = sse.KEEP_ALIVE_SECONDS,
+        say: Callable[[], bytes] = lambda: sse.KEEP_ALIVE,
+    ) -> None:
+        super().__init__(sse.with_keep_alive(frames, every_s, say), headers=dict(sse.HEADERS))
         self._events = events
         self._patience_s = patience_s
 
