@@ -102,7 +102,9 @@ def table(result: dict[str, Any]) -> str:
         f"# {m.get('name', 'CPU')}, {result['date']}",
         "",
         f"torch {m['torch']}, transformers {m['transformers']}, triton {m['triton']}. Measured rooflines: "
-        f"{m['read_gb_s']:.0f} GB/s read, {m['matrix_tflops']:.0f} TFLOP/s bfloat16. `{result['command']}`",
+        f"{m['read_gb_s']:.0f} GB/s read, {m['matrix_tflops']:.1f} TFLOP/s bfloat16. `{result['command']}`",
+        "",
+        f"Kernels: {m['kernels']}",
         "",
         f"Parity of pico-instruct in float32 ({result['parity'].get('prompts', 0)} prompts): "
         f"equal to the CPU {result['parity'].get('equal_to_cpu')}, equal to `generate` "
@@ -137,8 +139,22 @@ def table(result: dict[str, Any]) -> str:
         ]  # fmt: skip
         lines += ["| | ours | transformers |", "| --- | --- | --- |"]
         lines += [f"| {a} | {b} | {c} |" for a, b, c in rows]
-        lines += ["", f"Stages: {stages}", f"Compared: { {k: round(v, 3) for k, v in judged.items()} }"]
+        forward = stages.get("lean", stages.get("standard_forward"))
+        lines += ["", f"Forward pass: {forward}", "", f"Stages: {stages}", "",
+                  f"Compared: { {k: round(v, 3) for k, v in judged.items()} }"]  # fmt: skip
+        if name == "llama-8b":
+            lines += ["", f"Targets for one H200 in bfloat16: {TARGETS}"]
     return "\n".join(lines) + "\n"
+
+
+def write(result: dict[str, Any], load: dict[str, str], folder: Path) -> None:
+    """The table and the figures; ``load`` is what differs from the usual weights and cache."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [result["machine"].get("name", "cpu"), *(f"{key} {value}" for key, value in sorted(load.items()))]
+    label = re.sub(r"[^a-z0-9]+", "-", " ".join(parts).lower()).strip("-")
+    base = folder / f"gpu-{label}-{result['date']}"
+    base.with_suffix(".md").write_text(table(result))
+    base.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -153,6 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kv-cache-dtype", default="auto", help="of our side: auto or fp8")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
     from benchmarks import gpu_shapes
 
     device, amount = options.device, plan(options.device, options.quick)
@@ -163,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
     result: dict[str, Any] = {
         "benchmark": "gpu",
         "date": str(datetime.date.today()),
-        "command": "python -m benchmarks gpu " + " ".join(a for a in sys.argv[1:] if not a.startswith("/")),
+        "command": " ".join(["python -m benchmarks gpu", *(a for a in given if not a.startswith("/"))]),
         "machine": side("machine", device, options.work, {}),
         "parity": side("parity", device, options.work, {}),
         "shapes": {},
@@ -179,13 +196,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         found["judged"] = judge(found, path, result["machine"])
         result["shapes"][name] = found
-    text = table(result)
-    print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
-    label = re.sub(r"[^a-z0-9]+", "-", result["machine"].get("name", "cpu").lower()).strip("-")
-    base = options.out / f"gpu-{label}-{result['date']}"
-    base.with_suffix(".md").write_text(text)
-    base.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        write(result, amount.get("load", {}), options.out)  # what is there stays, whatever becomes of the next one
+    print(table(result))
     if options.json:
         print(json.dumps(result))
     return 0

@@ -61,8 +61,12 @@ def plan_launch(
     ``max_seq_len`` only bounds the splits: under a CUDA graph it is the longest sequence that may come.
     """
     least = max(16, next_power_of_2(group))
-    wide = next_power_of_2(dim) * item_bytes > 256  # bytes of a head's row: more leaves less room for tiles
-    if max_query_len == 1:
+    row_bytes = next_power_of_2(dim) * item_bytes  # of a head: more leaves less room for tiles in shared memory
+    wide = row_bytes > 256
+    if row_bytes > 512:
+        block_m, block_n, warps, stages = least, 16, 4, 2
+        tiles = requests if max_query_len == 1 else tokens // (block_m // group) + requests
+    elif max_query_len == 1:
         block_m, block_n, warps, stages = least, 32 if wide else 64, 4, 3
         tiles = requests
     else:

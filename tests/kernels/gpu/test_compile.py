@@ -6,20 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
-SHARED_MEMORY = 227 << 10  # bytes that a block may have on compute capability 9.0
+# Bytes of shared memory that a block may have, on the smallest GPU that runs the code (8.6 and 8.9 have less than 8.0).
+SHARED_MEMORY = {90: 227 << 10, 80: 99 << 10}
 
 
-def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("capability", "count"), [(90, 19), pytest.param(80, 14, marks=pytest.mark.slow)])
+def test_every_kernel_compiles(capability: int, count: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.gpu.compile_kernels"],
+        [sys.executable, "-m", "tests.kernels.gpu.compile_kernels", str(capability)],
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(kernels) == 15
+    assert len(kernels) == count
     for kernel in kernels:
-        assert kernel["shared"] <= SHARED_MEMORY, kernel
+        assert kernel["shared"] <= SHARED_MEMORY[capability], kernel
         assert not kernel["spills"], kernel
-        assert kernel["tensor_cores"] or "attend" not in kernel["name"], kernel
+        # float32 is multiplied exactly, and tensor cores round to fewer bits.
+        assert kernel["tensor_cores"] or "attend bf16" not in kernel["name"], kernel

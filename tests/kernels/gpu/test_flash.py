@@ -70,7 +70,7 @@ def flash(function=reference, *, paged=False, other=refuses):
 def test_prompts_chunks_and_windows_equal_torch(paged, device):
     # Without a GPU the reference computes and Triton's interpreter copies keys.
     if device.type == "cpu":
-        assert check(flash(paged=paged), HEADS, device) < TOLERANCE[torch.bfloat16]
+        assert check(flash(paged=paged, other=TORCH.attention), HEADS, device) < TOLERANCE[torch.bfloat16]
 
 
 def test_the_first_form_of_the_signature(device):
@@ -149,12 +149,21 @@ def test_it_is_chosen_where_it_is_right_and_faster(monkeypatch, caplog):
     def off_by_one(*args, window_size, **options):
         return reference(*args, window_size=(-1, -1), **options)
 
-    wrong = dataclasses.replace(flash(paged=True), varlen=off_by_one)
+    wrong = dataclasses.replace(right, varlen=off_by_one)
     chosen, why = compare(ours, wrong, "FA3, paged", HEADS, cpu, clock({ours: 2.0, wrong: 1.0}))
     assert chosen is ours and "differs from torch" in why
     assert "FA3, paged" in caplog.text
     narrow = dataclasses.replace(HEADS, cache=torch.float8_e4m3fn)
     assert compare(ours, right, "FA3", narrow, cpu, clock({}))[0] is ours
+
+
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn])
+def test_our_kernel_passes_on_the_heads_of_models(cache, device):
+    from serve_app.kernels.gpu.attention import paged_attention
+
+    if cache is torch.bfloat16 or device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9):
+        heads = Heads(4, 2, 96, torch.bfloat16, cache)
+        assert check(paged_attention, heads, device) < TOLERANCE[torch.bfloat16]
 
 
 def test_there_is_no_choice_without_a_gpu():
@@ -184,7 +193,5 @@ def test_torchs_own_equals_torch(heads):
     from serve_app.kernels.gpu import flash as module
 
     device = torch.device("cuda")
-    candidate, name = module.find(refuses, device)
-    window = "window_size" in candidate.knows
-    candidate = dataclasses.replace(candidate, other=refuses if window else TORCH.attention)
+    candidate, name = module.find(TORCH.attention, device)
     assert check(candidate, heads, device) < TOLERANCE[heads.dtype], name
