@@ -17,6 +17,7 @@ from deployments.draft_link import DraftLink
 from deployments.nursery import Claim
 from deployments.spec import WorkerSpec
 from serve_app.channel.frames import InboxAddress
+from serve_app.channel.served import gateway_name
 
 # How long a gateway may be out of reach before its requests are given up.
 INBOX_GRACE_S = 10.0
@@ -34,11 +35,14 @@ class Running:
     done: asyncio.Future
     stream: str | None = None
     cached: int | None = None
+    prompt: int = 0
     tokens: int = 0
     # How a prefill that goes on elsewhere has ended, where this request waits for one.
     prefilled: asyncio.Future | None = None
     started: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
+    # For whom this is computed: gateway, tenant's id, class. None: a prefill, which decode counts.
+    caller: tuple[str, str, str] | None = None
 
 
 @ray.remote(num_cpus=0, max_concurrency=4096)
@@ -141,7 +145,9 @@ class EngineWorker:
                 running.cached = max(wire["cached"], told.get("cached", 0))
             if "inbox" in wire:
                 running.stream = request.id
-                self._sender.open(request.id, InboxAddress.from_wire(wire["inbox"]), request.resumed)
+                address = InboxAddress.from_wire(wire["inbox"])
+                running.caller = gateway_name(address), request.tenant.hex(), wire.get("priority", "realtime")
+                self._sender.open(request.id, address, request.resumed)
             self._engine_loop.add(request, stored.prefix, held=stored.held)
             self._load_told.changed()
             result = await running.done
@@ -255,7 +261,7 @@ class EngineWorker:
             prefill_only=prefill_only,
             tenant=tenant_id(wire["salt"]),
         )
-        running = Running(self._loop.create_future())
+        running = Running(self._loop.create_future(), prompt=len(ids))
         if wire.get("arriving"):
             running.prefilled = self._loop.create_future()
         self._requests[request.id] = running
@@ -297,6 +303,11 @@ class EngineWorker:
             if running.cached is None:
                 running.cached = output.cached
             first = running.tokens == 0
+            if running.caller is not None:
+                cached = running.cached if first else 0
+                uncached = max(running.prompt - cached, 0) if first else 0
+                new = len(output.token_ids)
+                self._load_told.served.add(*running.caller, uncached=uncached, cached=cached, output=new)
             if first:
                 running.first_token_s = time.perf_counter() - running.started
             running.tokens += len(output.token_ids)

@@ -9,6 +9,7 @@ from serve_app.channel.frames import InboxAddress
 from serve_app.channel.load import MAX_SAMPLES, LoadReport
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
+from serve_app.channel.served import ServedLedger
 
 
 class WorkerLoad:
@@ -25,6 +26,8 @@ class WorkerLoad:
     ) -> None:
         """``fetches`` is emptied with every report."""
         self._fetches = fetches
+        self.served = ServedLedger()
+        self._sender = sender
         self._model = model
         self._stage = stage
         self._node = node
@@ -64,6 +67,8 @@ class WorkerLoad:
             step_seconds=self._engine.meter.mean_seconds,
             steps=tuple(self._engine.meter.take()[-MAX_SAMPLES:]),
             fetches=self._take_fetches(),
+            # A gateway that is alone knows what it has served.
+            served=self.served.recent() if self._sender.subscribers > 1 else (),
         )
 
     def _take_fetches(self) -> tuple[tuple[str, int, float], ...]:

@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 from serve_app.channel.frames import BadFrame
+from serve_app.channel.served import MAX_SERVED
 
 MAX_NAME = 200
 # Samples per report; what does not fit is not missed.
@@ -22,7 +23,8 @@ class LoadReport:
 
     ``queued_tokens``: prompt tokens accepted, not computed yet and not stored anywhere. ``running`` requests are in the
     batch, ``waiting`` ones are not yet. ``step_seconds``: recent mean time of a step. ``steps``, ``fetches``: samples
-    since the last report, as fields of ``StepSample`` and ``FetchSample`` of :mod:`serve_app.routing.types`.
+    since the last report, as fields of ``StepSample`` and ``FetchSample`` of :mod:`serve_app.routing.types`. ``served``:
+    what tenants have lately got by way of each gateway (:meth:`serve_app.channel.served.ServedLedger.recent`).
     """
 
     replica: str
@@ -42,6 +44,7 @@ class LoadReport:
     draining: bool = False
     steps: tuple[tuple[int, int, int, int, float], ...] = ()
     fetches: tuple[tuple[str, int, float], ...] = ()
+    served: tuple[tuple[int, str, str, str, int, int, int], ...] = ()
 
     @property
     def busy(self) -> bool:
@@ -55,19 +58,19 @@ class LoadReport:
         """Raises :class:`BadFrame` for anything but what :meth:`to_wire` makes."""
         if not isinstance(wire, list) or len(wire) != len(fields(cls)):
             raise BadFrame(f"a load report has {len(fields(cls))} fields")
-        *plain, steps, fetches = wire
+        *plain, steps, fetches, served = wire
         for value, field in zip(plain, fields(cls), strict=False):
             _check(field.name, str(field.type), value)
-        plain += [_samples("iiiif", steps), _samples("sif", fetches)]
+        plain += [_samples("iiiif", steps), _samples("sif", fetches), _samples("isssiii", served, MAX_SERVED)]
         return cls(*plain)
 
 
 _KINDS = {"s": "str", "i": "int", "f": "float"}
 
 
-def _samples(form: str, wire: Any) -> Any:
-    if not isinstance(wire, list | tuple) or len(wire) > MAX_SAMPLES:
-        raise BadFrame(f"a load report has at most {MAX_SAMPLES} samples of a kind")
+def _samples(form: str, wire: Any, most: int = MAX_SAMPLES) -> Any:
+    if not isinstance(wire, list | tuple) or len(wire) > most:
+        raise BadFrame(f"a load report has at most {most} samples of this kind")
     for sample in wire:
         if not isinstance(sample, list | tuple) or len(sample) != len(form):
             raise BadFrame(f"a sample has {len(form)} fields")

@@ -81,4 +81,4 @@ class LoadReporter:
 
 
 def _counts(report: LoadReport) -> LoadReport:
-    return replace(report, step_seconds=0.0, steps=(), fetches=())
+    return replace(report, step_seconds=0.0, steps=(), fetches=(), served=())

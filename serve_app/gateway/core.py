@@ -116,7 +116,7 @@ class Gateway:
         if report is None:
             for model in self.models:
                 if model.record.task == "text-generation":
-                    self.generator.dispatcher(model).workers.lost(process)
+                    self.generator.dispatcher(model).lost(process)
         elif (told := self.models.started.get(report.model)) is not None and told.record.task == "text-generation":
             self.generator.dispatcher(told).report(process, report)
 

@@ -18,6 +18,7 @@ from serve_app.channel.load import LoadReport
 from serve_app.gateway.cold_start import ColdStart
 from serve_app.gateway.models import ServedModel
 from serve_app.gateway.paths import Path
+from serve_app.gateway.served import ServedElsewhere
 from serve_app.gateway.workers import Workers
 from serve_app.routing.admission import Admission, AdmissionConfig, Targets
 from serve_app.routing.costs import CostModel, CostPriors
@@ -82,7 +83,13 @@ class Counters:
 class Dispatcher:
     """``report`` what workers say, ``enter`` with a request, ``finish`` when it has ended in whatever way."""
 
-    def __init__(self, model: ServedModel, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        model: ServedModel,
+        clock: Callable[[], float] = time.monotonic,
+        name: Callable[[], str] = lambda: "",
+    ) -> None:
+        """``name``: what load reports call this gateway."""
         profile = model.profile
         targets = profile.targets
         self._model = model
@@ -100,6 +107,7 @@ class Dispatcher:
         self.admission = Admission(
             self.router, self.queue, AdmissionConfig(targets=Targets(ttft=targets.ttft_s, itl=targets.itl_s))
         )
+        self.elsewhere = ServedElsewhere(name, self.queue.charge)
         self.workers = Workers(profile, self.router, self.queue, clock)
         self.cold_start = ColdStart(model.scales_to_zero)
         self.counters = Counters()
@@ -114,8 +122,14 @@ class Dispatcher:
         """A worker, known by its process, tells of its load."""
         self.cold_start.over(self._clock())
         self.workers.report(process, report)
+        self.elsewhere.take(process, report)
         if self._waiting:
             self._pump()
+
+    def lost(self, process: str) -> None:
+        """A worker's connection has ended."""
+        self.workers.lost(process)
+        self.elsewhere.lost(process)
 
     def now(self) -> float:
         """On the clock of deadlines."""

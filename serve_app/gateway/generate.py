@@ -18,12 +18,13 @@ from serve_app.api.types import Event, GenerateRequest, Usage
 from serve_app.catalog.pricing import neurons
 from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
+from serve_app.channel.served import gateway_name
 from serve_app.engine.request import TokenLogprobs
 from serve_app.gateway.dispatch import Dispatcher, Ticket
 from serve_app.gateway.models import ServedModel
 from serve_app.gateway.paths import Path, PathStore
 from serve_app.gateway.structure import Structure
-from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key
+from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
 from serve_app.routing.types import RouteRequest
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
@@ -99,7 +100,7 @@ class Generator:
         """Who decides when and where the model's requests go."""
         found = self._dispatchers.get(model.id)
         if found is None:
-            found = self._dispatchers[model.id] = Dispatcher(model)
+            found = self._dispatchers[model.id] = Dispatcher(model, name=lambda: gateway_name(self._inbox.address))
         return found
 
     async def prepare(self, model: ServedModel, request: GenerateRequest) -> tuple[GenerateRequest, np.ndarray]:
@@ -169,6 +170,7 @@ class Generator:
             "salt": salt,
             "sampling": sampling.to_wire(),
             "inbox": self._inbox.address.to_wire(),
+            "priority": job.ticket.request.priority,
         }
         pieces = self._tokens(job, wire, ids)
         finish = "stop"
@@ -284,6 +286,7 @@ def _route_request(
     """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's."""
     per_key = dispatcher.router_config.chunk_tokens // BLOCK_TOKENS
     keys = block_keys(root_key("", "", "", "", salt), ids)[per_key - 1 :: per_key]
+    dispatcher.elsewhere.know(tenant_id(salt).hex(), caller.account)
     now = dispatcher.now()
     return RouteRequest(
         id=secrets.token_hex(8),
