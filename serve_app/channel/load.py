@@ -23,8 +23,8 @@ class LoadReport:
 
     ``queued_tokens``: prompt tokens accepted, not computed yet and not stored anywhere. ``running`` requests are in the
     batch, ``waiting`` ones are not yet. ``step_seconds``: recent mean time of a step. ``steps``, ``fetches``: samples
-    since the last report, as fields of ``StepSample`` and ``FetchSample`` of :mod:`serve_app.routing.types`. ``served``:
-    what tenants have lately got by way of each gateway (:meth:`serve_app.channel.served.ServedLedger.recent`).
+    since the last report, as fields of ``StepSample`` and ``FetchSample`` of :mod:`serve_app.routing.types`.
+    ``served``: what tenants have lately got by way of each gateway, as :mod:`serve_app.channel.served` lists it.
     """
 
     replica: str

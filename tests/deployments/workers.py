@@ -11,8 +11,9 @@ import numpy as np
 
 from deployments.spec import WorkerSpec
 from deployments.worker import EngineWorker
-from serve_app.channel.frames import TokenItem
+from serve_app.channel.frames import InboxAddress, TokenItem
 from serve_app.channel.inbox import TokenInbox
+from serve_app.channel.load import LoadReport
 from serve_app.engine.request import SamplingParams
 
 SALT = b"one tenant's salt, which nobody can guess"
@@ -44,9 +45,14 @@ class Caller:
     """A gateway's and a replica's part in a request, for one test."""
 
     async def __aenter__(self) -> Caller:
-        self._inbox = TokenInbox()
+        self.reports: list[LoadReport] = []
+        self._inbox = TokenInbox(on_load=lambda _, report: report is not None and self.reports.append(report))
         await self._inbox.start()
         return self
+
+    @property
+    def address(self) -> InboxAddress:
+        return self._inbox.address
 
     async def __aexit__(self, *exception: object) -> None:
         await self._inbox.aclose()
