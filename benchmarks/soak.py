@@ -79,23 +79,29 @@ class Soak:
     async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
         leave_after = self._random.randrange(1, 20) if self._random.random() < LEAVES else None
         text, finished, failed, frames = "", False, False, 0
-        async with client.stream("POST", f"{self._run}/{MODEL}", json={**body, "stream": True}) as answer:
-            answer.raise_for_status()
-            async for line in answer.aiter_lines():
-                if line == "data: [DONE]":
-                    finished = True
-                elif line.startswith("data: "):
-                    frame = json.loads(line[6:])
-                    failed = failed or "errors" in frame
-                    text += frame.get("response") or ""
-                    frames += 1
-                    if leave_after is not None and frames >= leave_after:
-                        self.counts["left"] += 1
-                        return
+        try:
+            async with client.stream("POST", f"{self._run}/{MODEL}", json={**body, "stream": True}) as answer:
+                answer.raise_for_status()
+                async for line in answer.aiter_lines():
+                    if line == "data: [DONE]":
+                        finished = True
+                    elif line.startswith("data: "):
+                        frame = json.loads(line[6:])
+                        failed = failed or "errors" in frame
+                        text += frame.get("response") or ""
+                        frames += 1
+                        if leave_after is not None and frames >= leave_after:
+                            self.counts["left"] += 1
+                            self._check_part(body, text)
+                            return
+        except httpx.TransportError:
+            self._check_part(body, text)
+            raise
         if failed:
             self.counts["honest error"] += 1
         elif not finished:
             self.counts["broken connection"] += 1
+            self._check_part(body, text)
         else:
             self._check(body, text, "stream")
 
@@ -109,6 +115,12 @@ class Soak:
         if not _same(got, self._expected[json.dumps(body)]):
             self.counts["WRONG"] += 1
             self.wrong.append({"body": body, "got": str(got)[:200]})
+
+    def _check_part(self, body: dict[str, Any], got: str) -> None:
+        """What had come of a stream that did not end must be the beginning of the whole."""
+        if not self._expected[json.dumps(body)].startswith(got):
+            self.counts["WRONG"] += 1
+            self.wrong.append({"body": body, "part": got[:200]})
 
     @staticmethod
     def _chat(question: str, tokens: int) -> dict[str, Any]:

@@ -172,7 +172,10 @@ def _sized(deployment: Any, stage: Stage, **autoscale: Any) -> Any:
         "health_check_timeout_s": 20,
         "ray_actor_options": {"num_cpus": stage.num_cpus},
     }
-    if stage.num_gpus:
+    if not stage.num_gpus:
+        # An upgrade starts the new replicas before the old ones leave. GPUs are mostly taken: there, one after another.
+        options["max_surge_percent"] = 100
+    else:
         # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU.
         options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": stage.num_gpus}]
         options["placement_group_strategy"] = "STRICT_PACK"

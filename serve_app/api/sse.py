@@ -1,11 +1,9 @@
-"""Server-sent events: framing, padding, keep-alive comments (WHATWG HTML, section 9.2)."""
+"""Server-sent events: framing, padding, comments (WHATWG HTML, section 9.2)."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import string
-from collections.abc import AsyncIterator, Callable
 from random import randrange
 from typing import Any
 
@@ -45,35 +43,3 @@ def padding(text: str) -> str:
 def comment(text: str) -> bytes:
     """What clients skip; ``text`` has no line breaks."""
     return b": " + text.encode() + b"\n\n"
-
-
-async def with_keep_alive(
-    frames: AsyncIterator[bytes], interval: float = KEEP_ALIVE_SECONDS, say: Callable[[], bytes] = lambda: KEEP_ALIVE
-) -> AsyncIterator[bytes]:
-    """``frames``, with a comment, which ``say`` gives, wherever none came for ``interval`` seconds. Closing this closes
-    ``frames``.
-    """
-    task: asyncio.Task[bytes | None] | None = None
-
-    async def take() -> bytes | None:
-        return await anext(frames, None)
-
-    try:
-        while True:
-            # The waiting task survives the comments: cancelling it would end the generator behind it.
-            task = task or asyncio.create_task(take())
-            done, _ = await asyncio.wait((task,), timeout=interval)
-            if not done:
-                yield say()
-                continue
-            item = task.result()
-            task = None
-            if item is None:
-                return
-            yield item
-    finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if hasattr(frames, "aclose"):
-            await frames.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 from starlette.responses import StreamingResponse
@@ -84,7 +85,11 @@ class Primed:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events that close the request behind them however they end, also before the first byte."""
+    """Server-sent events that close the request behind them however they end, also before the first byte.
+
+    Where nothing was sent for ``every_s`` seconds, the comment ``say()`` is. One task per stream looks after that, and
+    after clients that take nothing: timers for each event would be half of what an event costs.
+    """
 
     def __init__(
         self,
@@ -94,16 +99,58 @@ class EventStream(StreamingResponse):
         every_s: float = sse.KEEP_ALIVE_SECONDS,
         say: Callable[[], bytes] = lambda: sse.KEEP_ALIVE,
     ) -> None:
-        super().__init__(sse.with_keep_alive(frames, every_s, say), headers=dict(sse.HEADERS))
+        super().__init__(frames, headers=dict(sse.HEADERS))
+        self._frames = frames
         self._events = events
         self._patience_s = patience_s
+        self._every_s = every_s
+        self._say = say
+        # When something was last given to the client or taken by it.
+        self._since = 0.0
+        self._sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def impatient(message: Message) -> None:
-            async with asyncio.timeout(self._patience_s):
-                await send(message)
-
         try:
-            await super().__call__(scope, receive, impatient)
+            await super().__call__(scope, receive, send)
         finally:
+            if hasattr(self._frames, "aclose"):
+                await self._frames.aclose()
             await self._events.aclose()
+
+    async def stream_response(self, send: Send) -> None:
+        """What Starlette calls to send everything. Raises `TimeoutError` for a client that takes nothing."""
+        self._since = time.monotonic()
+        async with asyncio.timeout(None) as limit:
+            watching = asyncio.ensure_future(self._watch(send, limit))
+            try:
+                await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                async for frame in self._frames:
+                    await self._send(send, {"type": "http.response.body", "body": frame, "more_body": True})
+                await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+            finally:
+                watching.cancel()
+
+    async def _send(self, send: Send, message: Message) -> None:
+        self._since, self._sending = time.monotonic(), True
+        await send(message)
+        self._since, self._sending = time.monotonic(), False
+
+    async def _watch(self, send: Send, limit: asyncio.Timeout) -> None:
+        while True:
+            allowed = self._patience_s if self._sending else self._every_s
+            left = self._since + allowed - time.monotonic()
+            if left > 0:
+                await asyncio.sleep(min(left, self._patience_s))
+            elif self._sending:
+                limit.reschedule(asyncio.get_running_loop().time())
+                return
+            else:
+                try:
+                    async with asyncio.timeout(self._patience_s):
+                        await send({"type": "http.response.body", "body": self._say(), "more_body": True})
+                except TimeoutError:
+                    limit.reschedule(asyncio.get_running_loop().time())
+                    return
+                except OSError:  # the client has gone, as whoever sends the events will find
+                    return
+                self._since = time.monotonic()

@@ -252,28 +252,3 @@ def test_error_bodies(error, status, code):
     _, _, data = response_parts(error, openai=True)
     body = json.loads(data)
     assert body["error"]["message"] == body["errors"][0]["message"] and body["error"]["code"] == str(code)
-
-
-async def test_keep_alive_comments_fill_silence_and_closing_reaches_the_source():
-    release = asyncio.Event()
-    closed = asyncio.Event()
-
-    async def source() -> AsyncIterator[bytes]:
-        try:
-            yield b"one"
-            await release.wait()
-            yield b"two"
-            await asyncio.Event().wait()
-        finally:
-            closed.set()
-
-    found = sse.with_keep_alive(source(), interval=0.01)
-    assert await anext(found) == b"one"
-    assert await anext(found) == sse.KEEP_ALIVE
-    assert await anext(found) == sse.KEEP_ALIVE
-    release.set()
-    while (item := await anext(found)) == sse.KEEP_ALIVE:
-        pass
-    assert item == b"two"
-    await found.aclose()
-    assert closed.is_set()

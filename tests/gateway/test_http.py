@@ -13,13 +13,10 @@ import pytest
 
 from serve_app.accounts import hash_key
 from serve_app.api.errors import OutOfCapacity
-from serve_app.api.types import Event, TextDelta
 from serve_app.config import CLOUDFLARE_RATE_LIMITS, ConfigError, load_settings
-from serve_app.gateway import streams
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.gateway.streams import EventStream, Primed, streamed
 
 CHAT = "@cf/pico/pico-instruct"
 KEY = "a key of this test alone"
@@ -144,83 +141,6 @@ async def test_the_id_of_an_answer_is_in_every_line_of_the_log(http, caplog):
         assert line.startswith(f"[{answer.headers['cf-ray']}] ")
         assert answer.headers["request-id"] == answer.headers["cf-ray"]
     assert len({answer.headers["cf-ray"] for answer in answers}) == 5
-
-
-async def test_a_client_that_takes_nothing_loses_its_stream():
-    closed = asyncio.Event()
-
-    async def events() -> AsyncIterator[Event]:
-        try:
-            while True:
-                yield TextDelta(0, "x")
-        finally:
-            closed.set()
-
-    async def frames(primed: Primed) -> AsyncIterator[bytes]:
-        async for _ in primed:
-            yield b"data: x\n\n"
-
-    async def never(*_: Any) -> Any:
-        await asyncio.Event().wait()
-
-    primed = await Primed.of(events())
-    with pytest.raises(BaseException) as ended:  # a group where Starlette uses one
-        await EventStream(frames(primed), primed, patience_s=0.01)({"type": "http", "asgi": {}}, never, never)
-    assert "TimeoutError" in repr(ended.value) and closed.is_set()
-
-
-async def test_a_stream_that_waits_for_a_model_says_so(monkeypatch):
-    monkeypatch.setattr(streams, "PROGRESS_S", 0.05)
-    gate = asyncio.Event()
-    left = ["a model is starting, about 3 s left"]
-
-    async def events() -> AsyncIterator[Event]:
-        await gate.wait()
-        yield TextDelta(0, "x")
-        raise OutOfCapacity
-
-    async def frames(primed: Primed) -> AsyncIterator[bytes]:
-        try:
-            async for event in primed:
-                yield b"data: " + event.text.encode() + b"\n\n"
-        except OutOfCapacity:
-            yield b"data: refused\n\n"
-
-    answer = await streamed(events(), frames, lambda: left[0])
-    body = answer.body_iterator
-    assert await anext(body) == b": a model is starting, about 3 s left\n\n"
-    left[0] = ""
-    assert await anext(body) == b": keep-alive\n\n"
-    gate.set()
-    assert [part async for part in body] == [b"data: x\n\n", b"data: refused\n\n"]
-
-
-async def test_who_is_refused_while_a_model_starts_gets_a_status_and_who_leaves_is_forgotten(monkeypatch):
-    monkeypatch.setattr(streams, "PROGRESS_S", 0.05)
-    closed = asyncio.Event()
-
-    async def refused() -> AsyncIterator[Event]:
-        raise OutOfCapacity(retry_after=7.0)
-        yield
-
-    async def endless() -> AsyncIterator[Event]:
-        try:
-            await asyncio.Event().wait()
-            yield TextDelta(0, "x")
-        finally:
-            closed.set()
-
-    async def frames(primed: Primed) -> AsyncIterator[bytes]:
-        async for _ in primed:
-            yield b"data: x\n\n"
-
-    with pytest.raises(OutOfCapacity):
-        await streamed(refused(), frames, lambda: "waiting")
-    answer = await streamed(endless(), frames, lambda: "waiting")
-    assert await anext(answer.body_iterator) == b": waiting\n\n"
-    await answer.body_iterator.aclose()
-    await answer._events.aclose()
-    assert closed.is_set()
 
 
 def test_the_setting(tmp_path: Path):
