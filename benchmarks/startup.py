@@ -1,7 +1,8 @@
 """From `serve-app serve` to the first token, as a person at the keyboard has it.
 
 ``python -m benchmarks startup [--rounds 3] [--json]``. The first round may fetch weights and compile kernels; it is
-reported apart. Every round starts and ends the whole local stack.
+reported apart. Every round starts and ends the whole local stack. ``cpu_s`` is what all processes had used at the first
+token, ``idle_cpu_share`` what they use of one core once all is loaded and nobody asks (``--processes``: which of them).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import urllib.request
 from pathlib import Path
 
 MODEL = "@cf/pico/pico-instruct"
+# After loading, before it is called idle.
+SETTLE_S = 5.0
 
 
 def first_token(url: str, key: str) -> bool:
@@ -71,7 +74,7 @@ def memory_mib(pid: int) -> float:
     return total / 1024
 
 
-def one_round(port: int, key: str) -> dict[str, float]:
+def one_round(port: int, key: str, idle_s: float, processes: bool) -> dict[str, float]:
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "PORT": str(port), "SERVE_APP_API_KEY": key}
     started = time.monotonic()
@@ -85,13 +88,19 @@ def one_round(port: int, key: str) -> dict[str, float]:
                 raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
             time.sleep(0.1)
         figures["first_token_s"] = time.monotonic() - started
+        figures["cpu_s"] = sum(cpu_seconds(server.pid).values())
         while not all_ready(url):
             time.sleep(0.1)
         figures["all_ready_s"] = time.monotonic() - started
         figures["memory_mib"] = memory_mib(server.pid)
-        before = _cpu_seconds()
-        time.sleep(10)
-        figures["idle_machine_cpu_share"] = (_cpu_seconds() - before) / 10
+        time.sleep(SETTLE_S)
+        before = cpu_seconds(server.pid)
+        time.sleep(idle_s)
+        used = {name: seconds - before.get(name, 0.0) for name, seconds in cpu_seconds(server.pid).items()}
+        figures["idle_cpu_share"] = sum(used.values()) / idle_s
+        if processes:
+            for name, seconds in sorted(used.items(), key=lambda pair: -pair[1]):
+                print(f"  {100 * seconds / idle_s:5.2f} %  {name}")
     finally:
         ending = time.monotonic()
         server.send_signal(signal.SIGINT)
@@ -100,26 +109,40 @@ def one_round(port: int, key: str) -> dict[str, float]:
     return figures
 
 
-def _cpu_seconds() -> float:
-    """Busy CPU seconds of the whole machine, so anything else that runs counts as well."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    busy = sum(int(f) for i, f in enumerate(fields) if i not in (3, 4))
-    return busy / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """Of a process and each of its descendants, what it has used so far, by its number and name."""
+    found = {}
+    for current in descendants(pid):
+        try:
+            fields = Path(f"/proc/{current}/stat").read_text().rsplit(")", 1)[1].split()
+            title = Path(f"/proc/{current}/cmdline").read_text().replace("\0", " ").split(" --")[0].strip()
+        except OSError:
+            continue
+        found[f"{current} {_short(title)}"] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def _short(title: str) -> str:
+    """A command line without the folders of its programs; a method that an actor is running is not part of its name."""
+    words = [word.rsplit("/", 1)[-1] for word in title.split()]
+    return words[0].split(".")[0] if words and words[0].startswith("ray::") else " ".join(words)[:80]
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks startup", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds, after a first one that warms caches")
     parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--idle", type=float, default=10, metavar="S", help="how long to look at it idle")
+    parser.add_argument("--processes", action="store_true", help="print each process's share of a core while idle")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
     key = "benchmark-" + os.urandom(12).hex()
     rounds = []
     for number in range(arguments.rounds + 1):
-        figures = one_round(arguments.port, key)
+        figures = one_round(arguments.port, key, arguments.idle, arguments.processes)
         print(("first start" if number == 0 else f"round {number}") + f": {_shown(figures)}", flush=True)
         rounds.append(figures)
-    medians = {name: statistics.median(r[name] for r in rounds[1:]) for name in rounds[0]}
+    medians = {name: statistics.median(r[name] for r in rounds[1:] or rounds) for name in rounds[0]}
     print(f"median of {arguments.rounds}: {_shown(medians)}")
     if arguments.json:
         print(json.dumps({"benchmark": "startup", "first": rounds[0], "median": medians, "rounds": rounds[1:]}))

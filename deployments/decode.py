@@ -14,9 +14,8 @@ from deployments.stage import EngineStage
 
 log = logging.getLogger("ray.serve")
 
-# How long to wait for the draft worker's name: while it loads, and in a health check, which must be quick.
-DRAFT_LOAD_S = 120.0
-DRAFT_CHECK_S = 3.0
+# How long to wait for the draft worker's name before a health check begins anew.
+DRAFT_WAIT_S = 120.0
 # A stage that is loading has no counters to show.
 STATS_TIMEOUT_S = 3.0
 
@@ -43,19 +42,22 @@ class Decode(EngineStage):
 
     async def greet(self, worker: Any) -> None:
         await super().greet(worker)
-        # In the background: decoding does not wait for its draft model to load.
-        self._connecting = asyncio.ensure_future(self._connect_draft(worker, DRAFT_LOAD_S))
+        self._connect_soon(worker)
 
     async def check_health(self) -> None:
         state = await self.supervisor.check(lambda worker: worker.check.remote())
-        if state is not None and state["needs_draft"]:
-            await self.supervisor.check(lambda worker: self._connect_draft(worker, DRAFT_CHECK_S))
+        if state is not None and state["needs_draft"] and self._connecting.done():
+            self.supervisor.tell(self._connect_soon)
 
-    async def _connect_draft(self, worker: Any, seconds: float) -> None:
+    def _connect_soon(self, worker: Any) -> None:
+        """In the background: neither decoding nor a health check waits for the draft model to load."""
+        self._connecting = asyncio.ensure_future(self._connect_draft(worker))
+
+    async def _connect_draft(self, worker: Any) -> None:
         if self._draft is None:
             return
         try:
-            await worker.use_draft.remote(await asyncio.wait_for(self._draft_name(), seconds))
+            await worker.use_draft.remote(await asyncio.wait_for(self._draft_name(), DRAFT_WAIT_S))
         except Exception as error:  # decoding goes on without drafts; the next health check tries again
             log.warning("no draft worker for now (%s)", type(error).__name__)
 

@@ -93,11 +93,16 @@ class HealthMonitor:
 
 @dataclass(slots=True, frozen=True)
 class ApplicationState:
-    """What Serve says of one application. ``serving``: every deployment that answers depend on is healthy."""
+    """What Serve says of one application. ``serving``: every deployment that answers depend on has replicas."""
 
     state: str
     message: str
     serving: bool
+
+
+def _answers(deployment: Any) -> bool:
+    """While a deployment is upgraded it is not healthy, but has a running replica of the old or the new kind."""
+    return deployment.status.value == "HEALTHY" or deployment.replica_states.get("RUNNING", 0) > 0
 
 
 def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
@@ -106,8 +111,8 @@ def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
     found = {}
     for name, application in serve.status().applications.items():
         state = application.status.value.lower()
-        needed = [d.status.value for n, d in application.deployments.items() if n not in OPTIONAL]
-        healthy = bool(needed) and all(status == "HEALTHY" for status in needed)
-        serving = state == "running" or (state == "deploying" and healthy)
+        needed = [d for n, d in application.deployments.items() if n not in OPTIONAL]
+        answering = bool(needed) and all(_answers(d) for d in needed)
+        serving = state == "running" or (state == "deploying" and answering)
         found[name] = ApplicationState(state, application.message, serving)
     return found, read_progress()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -65,7 +66,7 @@ def redeploy(stack, **changed) -> None:
 def test_streams_outlive_an_upgrade(stack, http):
     expected = {q: stream(http, q) for q in QUESTIONS}
     assert all(tokens == TOKENS for _, tokens in expected.values())
-    before = replica(stack)
+    before = decode_worker(stack)
     over = threading.Event()
 
     def keep_asking(number: int) -> int:
@@ -82,17 +83,23 @@ def test_streams_outlive_an_upgrade(stack, http):
         try:
             # Other options of the engine: its worker has to start anew.
             redeploy(stack, max_num_seqs=24)
-            middle = replica(stack)
+            middle = decode_worker(stack)
             redeploy(stack)
         finally:
             over.set()
         answered = [one.result() for one in asking]
     assert all(answered), answered
-    assert len({before, middle, replica(stack)}) == 3, "the replicas have not been replaced"
+    assert len({before, middle, decode_worker(stack)}) == 3, "the replicas have not been replaced"
 
 
-def replica(stack) -> int:
-    """The process of the decode worker."""
-    models = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30).json()["models"]
-    [pid] = [w["pid"] for w in models[CHAT]["workers"] if w["stage"] == "decode"]
-    return pid
+def decode_worker(stack) -> int:
+    """The process of the only decode worker, once the old one's replica has gone."""
+    found: list[int] = []
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        models = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30).json()["models"]
+        found = [w["pid"] for w in models[CHAT].get("workers", ()) if w["stage"] == "decode"]
+        if len(found) == 1:
+            return found[0]
+        time.sleep(0.2)
+    raise AssertionError(f"decode workers: {found}")
