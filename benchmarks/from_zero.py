@@ -1,0 +1,145 @@
+"""A model without replicas: from the request to its first token, and what its client hears meanwhile.
+
+``python -m benchmarks from_zero [--rounds 3] [--json]`` starts the local stack with pico-instruct under a name of its
+own and no replicas at rest. Each round asks for a stream and notes when the first comment and the first token come;
+half a second later, asks without patience and notes what it is told; and waits until the replicas have gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.startup import all_ready
+
+MODEL = "@cf/pico/sometimes"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make_home(folder: Path) -> None:
+    """A state directory whose catalogue has the model; compiled kernels are taken from the user's own."""
+    from serve_app.config import load_settings
+
+    record = yaml.safe_load((ROOT / "serve_app" / "catalog" / "models" / "pico-instruct.yaml").read_text())
+    record |= {"id": MODEL, "weights": {"path": str(ROOT / "checkpoints" / "pico-instruct")}}
+    del record["draft"]
+    local = record["serving"]["local"]
+    del local["draft"]
+    for stage in ("decode", "prefill"):
+        local[stage] |= {"min_replicas": 0, "max_replicas": 1, "upscale_delay_s": 0, "downscale_delay_s": 2}
+    (folder / "models").mkdir()
+    (folder / "models" / "sometimes.yaml").write_text(yaml.safe_dump(record))
+    kept = load_settings({**os.environ}).home
+    for name in ("kernels", "weights"):
+        if (kept / name).is_dir():
+            (folder / name).symlink_to(kept / name)
+
+
+class Client:
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+
+    def _request(self, **more: Any) -> urllib.request.Request:
+        question = [{"role": "user", "content": "What does itertools.chain do?"}]
+        body = {"model": MODEL, "messages": question, "max_tokens": 8, **more}
+        return urllib.request.Request(f"{self._url}/v1/chat/completions", json.dumps(body).encode(), self._headers)
+
+    def stream(self) -> dict[str, float]:
+        began = time.monotonic()
+        figures = {"comments": 0.0}
+        with urllib.request.urlopen(self._request(stream=True), timeout=120) as answer:
+            for line in answer:
+                if line.startswith(b": "):
+                    figures.setdefault("first_comment_s", time.monotonic() - began)
+                    figures["comments"] += 1
+                elif line.startswith(b"data: {"):
+                    if b'"error"' in line:
+                        raise SystemExit(f"the stream failed: {line.decode()}")
+                    figures.setdefault("first_token_s", time.monotonic() - began)
+        return figures
+
+    def without_patience(self) -> float:
+        """``Retry-After`` of a request that will not wait; 0 if it was answered."""
+        try:
+            with urllib.request.urlopen(self._request(options={"rejectIfBusy": True}), timeout=120):
+                return 0.0
+        except urllib.error.HTTPError as error:
+            return float(error.headers["Retry-After"])
+
+    def workers(self) -> int:
+        asked = urllib.request.Request(f"{self._url}/v1/status", headers=self._headers)
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return len(json.load(answer)["models"][MODEL]["routing"]["workers"])
+
+
+def one_round(client: Client) -> dict[str, float]:
+    told: list[float] = []
+    timer = threading.Timer(0.5, lambda: told.append(client.without_patience()))
+    timer.start()
+    figures = client.stream()
+    timer.join()
+    figures["retry_after_s"] = told[0]
+    while client.workers():
+        time.sleep(0.5)
+    time.sleep(2)  # the processes end a moment after their replicas
+    return figures
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--port", type=int, default=8126)
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args(argv)
+    key = "benchmark-" + os.urandom(12).hex()
+    url = f"http://127.0.0.1:{options.port}"
+    with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as folder:
+        make_home(Path(folder))
+        environment = {
+            **os.environ,
+            "PORT": str(options.port),
+            "SERVE_APP_API_KEY": key,
+            "SERVE_APP_HOME": folder,
+            "SERVE_APP_MODELS": MODEL,
+        }
+        server = subprocess.Popen(
+            [sys.executable, "-m", "serve_app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL
+        )
+        rounds = []
+        try:
+            while not all_ready(url):
+                if server.poll() is not None:
+                    raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
+                time.sleep(0.5)
+            time.sleep(5)
+            for number in range(options.rounds):
+                rounds.append(one_round(Client(url, key)))
+                shown = ", ".join(f"{name} {value:.2f}" for name, value in rounds[-1].items())
+                print(f"round {number + 1}: {shown}", flush=True)
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(60)
+    median = statistics.median(r["first_token_s"] for r in rounds)
+    print(f"median of {options.rounds}: {median:.2f} s from the request to the first token")
+    if options.json:
+        print(json.dumps({"benchmark": "from_zero", "first_token_s": median, "rounds": rounds}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
