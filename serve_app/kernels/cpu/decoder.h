@@ -107,15 +107,16 @@ public:
         const auto mark = [&](Part part) {
             if (a.nanoseconds && thread == 0) clock(part);
         };
-        const auto done = [&](Part part) {
-            team.wait();
+        // `next`: whose weights to fetch while others are not done.
+        const auto done = [&](Part part, const Linear& next) {
+            team.wait(first_panel(next, thread));
             mark(part);
         };
         if (thread == 0) last = Clock::now();
         rows(self, a.tokens, [&](int64_t t) {
             std::memcpy(x + t * m.hidden, m.embedding + a.input_ids[t] * m.hidden, m.hidden * sizeof(bf16));
         });
-        done(NORMS);
+        done(NORMS, m.layer_count ? m.layers[0].qkv : m.head);
         const bf16* from;
         bf16 *states = x, *heads = attended;  // rows still of interest
         int64_t count = a.tokens;
@@ -132,9 +133,9 @@ public:
             product(self, 4 * i, l.qkv, from, a.tokens, [&](int row, int column, int width, const float* sums) {
                 copy(qkv + row * qkv_width + column, sums, width);
             });
-            done(LINEARS);
+            done(LINEARS, l.o);
             rotate_and_write(self, i);
-            done(ROTARY);
+            done(ROTARY, l.o);
             const bool last = i + 1 == m.layer_count;
             if (last && a.samples == 0) return;  // all that was wanted are the keys and values
             attend(self, i);
@@ -149,28 +150,28 @@ public:
                     std::memcpy(heads + s * width, attended + t * width, width * sizeof(bf16));
                 });
             }
-            done(ATTENTION);
+            done(ATTENTION, l.o);
             product(self, 4 * i + 1, l.o, heads, count, [&](int row, int column, int width, const float* sums) {
                 add(states + row * m.hidden + column, sums, width);
             });
-            done(LINEARS);
+            done(LINEARS, l.gate_up);
             from = norm(self, l.post_norm, states, count);
             mark(NORMS);
             product(self, 4 * i + 2, l.gate_up, from, count, [&](int row, int column, int width, const float* sums) {
                 gate(inner + row * m.inner + column / 2, sums, width / 2);
             });
-            done(LINEARS);
+            done(LINEARS, l.down);
             product(self, 4 * i + 3, l.down, inner, count, [&](int row, int column, int width, const float* sums) {
                 add(states + row * m.hidden + column, sums, width);
             });
-            done(LINEARS);
+            done(LINEARS, last ? m.head : m.layers[i + 1].qkv);
         }
         from = norm(self, m.final_norm, states, count);
         mark(NORMS);
         product(self, 4 * m.layer_count, m.head, from, count, [&](int row, int column, int width, const float* sums) {
             std::memcpy(a.logits + row * m.vocab + column, sums, width * sizeof(float));
         });
-        done(HEAD);
+        done(HEAD, Linear{});
     }
 
 private:
@@ -208,14 +209,22 @@ private:
         return normed;
     }
 
-    // Threads take panels one by one, the next before the present one is begun, so that it can be fetched meanwhile.
+    // Where thread `thread` will begin with a product, as far as it stays in the cache until then.
+    static Fetch first_panel(const Linear& l, int thread) {
+        if (!l.weight || thread >= panels(l)) return {};
+        const int64_t bytes = l.bits == 16 ? 2 * PANEL * l.k : l.k / GROUP * group_bytes((int)l.bits);
+        return {(const char*)l.weight + thread * bytes, std::min<int64_t>(bytes, 2 * PANEL * K_PIECE)};
+    }
+
+    // Threads begin with a panel each and take the others one by one, the next before the present one is begun, so that it
+    // can be fetched meanwhile.
     template <class Write>
     void product(const Shared& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
         std::atomic<int>& counter = claimed[index];
         const int all = panels(l);
         const Codes codes = l.bits == 16 ? Codes{} : quantize(self, from, count, l.k);
-        for (int panel = counter++, next; panel < all; panel = next) {
-            next = counter++;
+        for (int panel = self.thread, next; panel < all; panel = next) {
+            next = self.team.size + counter++;
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
             const auto finished = [&](int row, const float* sums) { write(row, panel * PANEL, width, sums); };
             if (l.bits == 16) panel_product(l, panel, next, from, l.k, (int)count, finished);

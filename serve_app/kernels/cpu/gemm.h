@@ -15,7 +15,8 @@ constexpr int PANEL = 64;       // outputs per panel
 constexpr int TILE = 6;         // rows per pass over a panel: 6 x 4 sums + 4 weights fit the 32 registers
 constexpr int ROW_CHUNK = 48;   // rows whose fp32 sums are kept while a panel is passed in pieces
 constexpr int NEAR = 2048;      // elements fetched ahead where a panel is passed once: hardware stops at each 4 KB page
-constexpr int K_PIECE = 2048;   // a panel's piece (256 KB) stays in the second-level cache for the whole chunk
+constexpr int K_PIECE = 2048;   // a panel's piece (256 KB) and the next one stay in the second-level cache
+constexpr int K_NEAR = 64;      // with two or three tiles memory takes most time: pieces (8 KB) of the first-level cache
 
 struct Linear {  // mirrored by serve_app/kernels/decoder.py
     const void* weight;
@@ -27,11 +28,31 @@ inline int panels(const Linear& l) { return (int)((l.n + PANEL - 1) / PANEL); }
 
 #if HAS_BF16_DOT
 
-// What a pass fetches while it computes: every `every`-th pair of rows, `distance` elements ahead. A panel is passed once
-// per tile of rows; all passes together fetch the next panel, so that memory never waits for arithmetic.
+// What a pass fetches while it computes: every `every`-th pair of rows, `distance` elements ahead. A piece is passed once
+// per tile of rows; all passes together fetch the piece that comes next, so that memory never waits for arithmetic.
 struct Ahead {
     int64_t distance;
     int every, wait;
+    bool near;  // to the first-level cache, else to the second
+
+    void fetch(const void* line) const {
+        near ? _mm_prefetch((const char*)line, _MM_HINT_T0) : _mm_prefetch((const char*)line, _MM_HINT_T1);
+    }
+};
+
+// A panel's pieces: as few as fit, of even sizes, so that fetching one takes as long as computing the one before.
+struct Pieces {
+    int64_t units;  // what is divided: pairs of columns, or groups
+    int count;
+
+    bool near;
+
+    // `far` and `close` are the most units of a piece in the second and in the first level of the cache.
+    Pieces(int64_t units, int tiles, int64_t far, int64_t close) : units(units), near(tiles <= 3) {
+        const int64_t most = tiles == 1 ? units : near ? close : far;
+        count = (int)((units + most - 1) / most);
+    }
+    int64_t begin(int i) const { return units * i / count; }
 };
 
 // sums[m][64] += x[m][2 * pairs] . w for M rows.
@@ -42,7 +63,7 @@ inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs
         for (int j = 0; j < 4; j++) acc[m][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + m * PANEL + 16 * j);
     for (int p = 0; p < pairs; p++, w += 2 * PANEL) {
         if (--ahead.wait < 0) {
-            for (int j = 0; j < 4; j++) _mm_prefetch((const char*)(w + ahead.distance + 32 * j), _MM_HINT_T1);
+            for (int j = 0; j < 4; j++) ahead.fetch(w + ahead.distance + 32 * j);
             ahead.wait = ahead.every - 1;
         }
         __m512bh b[4];
@@ -80,12 +101,15 @@ inline void panel_product(const Linear& l, int panel, int next, const bf16* x, i
         const int count = std::min(ROW_CHUNK, rows - low);
         // Even tiles: 8 rows go as 4 + 4, not 6 + 2.
         const int tiles = (count + TILE - 1) / TILE;
-        for (int64_t k = 0; k < l.k; k += K_PIECE) {
-            const int pairs = (int)std::min<int64_t>(K_PIECE, l.k - k) / 2;
+        const Pieces pieces(l.k / 2, tiles, K_PIECE / 2, K_NEAR / 2);
+        for (int i = 0; i < pieces.count; i++) {
+            const int64_t k = 2 * pieces.begin(i), after = 2 * pieces.begin(i + 1);
+            // Behind the last piece comes the next panel, or this one again for the next rows.
+            const int64_t to_come = i + 1 < pieces.count ? after : low + ROW_CHUNK < rows ? 0 : far / PANEL;
             for (int t = 0; t < tiles; t++) {
                 const int begin = count * t / tiles, end = count * (t + 1) / tiles;
-                any_tile(end - begin, x + (low + begin) * x_stride + k, x_stride, weight + k * PANEL, pairs,
-                         sums + begin * PANEL, k == 0, Ahead{tiles == 1 ? NEAR : far, tiles, t});
+                any_tile(end - begin, x + (low + begin) * x_stride + k, x_stride, weight + k * PANEL, (int)(after - k) / 2,
+                         sums + begin * PANEL, i == 0, Ahead{tiles == 1 ? NEAR : (to_come - k) * PANEL, tiles, t, pieces.near});
             }
         }
         for (int m = 0; m < count; m++) {

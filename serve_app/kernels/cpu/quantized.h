@@ -68,7 +68,7 @@ inline void quantized_tile(const Codes& x, const uint8_t* w, int groups, float* 
         }
         for (int r = 0; r < ROWS; r++) {
             if (r % ahead.every == ahead.wait % ahead.every)
-                for (int j = 0; j < 4; j++) _mm_prefetch((const char*)(w + ahead.distance + r * 256 + 64 * j), _MM_HINT_T1);
+                for (int j = 0; j < 4; j++) ahead.fetch(w + ahead.distance + r * 256 + 64 * j);
             __m512i b[4];
             for (int j = 0; j < 4; j++) b[j] = _mm512_loadu_si512(w + r * 256 + 64 * j);
             for (int half = 0; half < (BITS == 8 ? 1 : 2); half++)
@@ -114,7 +114,7 @@ inline void any_quantized_tile(int rows, const Codes& x, const uint8_t* w, int g
 // One panel for all rows, as panel_product in gemm.h.
 template <int BITS, class Write>
 inline void quantized_panel(const Linear& l, int panel, int next, const Codes& x, int rows, Write write) {
-    constexpr int PIECE = 2 * K_PIECE / GROUP;  // groups; as many bytes as there
+    constexpr int PIECE = 2 * K_PIECE / GROUP, NEAR_PIECE = 2 * K_NEAR / GROUP;  // groups; as many bytes as there
     alignas(64) float sums[ROW_CHUNK * PANEL];
     const int groups = (int)(l.k / GROUP);
     const int64_t bytes = group_bytes(BITS);
@@ -123,14 +123,16 @@ inline void quantized_panel(const Linear& l, int panel, int next, const Codes& x
     for (int low = 0; low < rows; low += ROW_CHUNK) {
         const int count = std::min(ROW_CHUNK, rows - low);
         const int tiles = (count + TILE - 1) / TILE;
-        for (int g = 0; g < groups; g += PIECE) {
-            const int wide = std::min(PIECE, groups - g);
+        const Pieces pieces(groups, tiles, PIECE, NEAR_PIECE);
+        for (int i = 0; i < pieces.count; i++) {
+            const int64_t g = pieces.begin(i), after = pieces.begin(i + 1);
+            const int64_t to_come = i + 1 < pieces.count ? after : low + ROW_CHUNK < rows ? 0 : far / bytes;
             for (int t = 0; t < tiles; t++) {
                 const int begin = count * t / tiles, end = count * (t + 1) / tiles;
                 Codes rows_of = x.from(low + begin);
                 rows_of.values += g * GROUP, rows_of.scales += g, rows_of.sums += g;
-                any_quantized_tile<BITS>(end - begin, rows_of, weight + g * bytes, wide, sums + begin * PANEL, g == 0,
-                                         Ahead{tiles == 1 ? 2 * NEAR : far, tiles, t});
+                any_quantized_tile<BITS>(end - begin, rows_of, weight + g * bytes, (int)(after - g), sums + begin * PANEL,
+                                         i == 0, Ahead{tiles == 1 ? 2 * NEAR : (to_come - g) * bytes, tiles, t, pieces.near});
             }
         }
         for (int m = 0; m < count; m++) {

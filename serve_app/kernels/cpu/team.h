@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <atomic>
+#include <cstdint>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -15,13 +16,30 @@
 
 namespace {
 
+// Memory that will be needed next, fetched into the second-level cache a little at a time while there is nothing to do.
+class Fetch {
+public:
+    Fetch() = default;
+    Fetch(const void* begin, int64_t bytes) : at_((const char*)begin), end_(at_ + bytes) {}
+
+    // False when all is fetched.
+    bool some() {
+        if (at_ >= end_) return false;
+        for (int i = 0; i < 4; i++, at_ += 64) __builtin_prefetch(at_, 0, 2);
+        return true;
+    }
+
+private:
+    const char *at_ = nullptr, *end_ = nullptr;
+};
+
 class Team {
 public:
     explicit Team(int size) : size(size) {}
 
     // Returns when all have called it. Neighbours mostly arrive within microseconds; on a crowded machine one of them may
     // have lost its core, and then spinning would keep others from it.
-    void wait() {
+    void wait(Fetch fetch = {}) {
         const int phase = phase_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
             arrived_.store(0, std::memory_order_relaxed);
@@ -30,6 +48,7 @@ public:
             return;
         }
         for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; spins++) {
+            if (fetch.some()) continue;
             if (spins < PAUSES)
                 pause();
             else if (spins < PAUSES + YIELDS)
