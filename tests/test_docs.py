@@ -15,7 +15,9 @@ from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import ENVIRONMENT, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/operations.md", "docs/api.md", "CONTRIBUTING.md"]
+DOCUMENTS = ["README.md", "docs/architecture.md", "docs/operations.md", "docs/gpu.md", "docs/api.md", "CONTRIBUTING.md"]
+# Read by kernels, which know no settings.
+KERNEL_VARIABLES = {"SERVE_APP_FLASH_ATTENTION"}
 # Read by what we build on, not by us.
 FOREIGN_VARIABLES = {"HF_TOKEN", "HF_HOME", "HF_ENDPOINT", "CXX", "RAY_ADDRESS", "KEY", "AI"}
 
@@ -98,7 +100,7 @@ def _options(parser: argparse.ArgumentParser, rest: str) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_environment_variables_exist(document: str) -> None:
-    known = set(ENVIRONMENT) | set(env.serving_env()) | FOREIGN_VARIABLES | {"SERVE_APP_HOME"}
+    known = set(ENVIRONMENT) | set(env.serving_env()) | FOREIGN_VARIABLES | KERNEL_VARIABLES | {"SERVE_APP_HOME"}
     named = set(re.findall(r"\b(?:SERVE_APP|RAY|HF)_[A-Z][A-Z_]*[A-Z]\b", text(document)))
     assert named <= known
 

@@ -84,6 +84,9 @@ def load_module(
         if tuple(parameters[name].shape) != where.shape:
             raise NotPlain(f"{name} has shape {where.shape} and not {tuple(parameters[name].shape)}")
         targets[name] = torch.empty(where.shape, dtype=dtype, device=device)
+    if device.type == "cuda":
+        # Memory that was just freed may still be written to by the stream that had it.
+        torch.cuda.synchronize(device)
     started = time.perf_counter()
     copied = _copy_all(stored, targets, device, progress)
     seconds = time.perf_counter() - started

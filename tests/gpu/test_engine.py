@@ -80,3 +80,49 @@ def test_a_capture_that_fails_leaves_the_device_usable():
     replay = CudaCapture()(lambda: y.add_(1))
     replay()
     assert y.tolist() == [1, 1, 1, 1]
+
+
+def test_no_step_waits_for_the_device(monkeypatch):
+    """What launches a step asks the device for nothing: torch raises where something would wait for it."""
+    from serve_app.engine import overlap
+
+    model = load_causal_lm(PICO, device="cuda")
+    engine = build_engine(model, EngineLimits(max_batch_tokens=256, max_model_len=512, max_num_seqs=8))
+    while engine.runner.prepare():
+        pass
+    settings = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 0},
+        {"temperature": 1.0, "top_p": 0.99, "min_p": 0.001, "repetition_penalty": 1.2},
+        {"temperature": 0.0, "frequency_penalty": 0.5, "logit_bias": {5: 1.0}},
+    ]
+    original, strict = overlap.launch, []
+
+    def watched(*args):
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
+        try:
+            return original(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(overlap, "launch", watched)
+    for round_number in range(2):  # kernels are compiled in the first
+        for index, sampling in enumerate(settings):
+            prompt = prompts(4000)[index]
+            engine.add(tiny.make_request(f"{round_number}-{index}", prompt, max_tokens=12, ignore_eos=True, **sampling))
+        assert all(len(tokens) == 12 for tokens in tiny.run_all(engine).values())
+        strict.append(True)
+
+
+def test_a_float8_cache_gives_what_the_cpu_gives():
+    """Codes are rounded alike, sums in another order."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs compute capability 8.9")
+    from serve_app.models.surgery import difference, probe
+
+    for options in ({"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}):
+        here = load_causal_lm(PICO, dtype="bfloat16", device="cuda", **options)
+        there = load_causal_lm(PICO, dtype="bfloat16", **options)
+        assert "lean" in here.report, here.report
+        assert difference(probe(here, here.forward).cpu(), probe(there, there.forward)) < 0.05
