@@ -84,9 +84,9 @@ class Acceptance:
         self._rates: dict[tuple[str, int], _Rate] = {}
         self._own: dict[str, dict[str, _Own]] = {}
 
-    def tick(self) -> None:
-        """A step begins."""
-        self.now += 1
+    def tick(self, steps: int = 1) -> None:
+        """Time goes by."""
+        self.now += steps
 
     def mean(self, source: str, grade: int) -> float:
         """Over all requests."""

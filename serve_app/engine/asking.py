@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from serve_app.engine.acceptance import Acceptance
-from serve_app.engine.draft_plan import Chances
+from serve_app.engine.draft_plan import FLOOR, Chances
 from serve_app.engine.offer import Offer, Proposer
 
 # Tokens that a proposer which takes time may be asked for.
@@ -22,38 +20,43 @@ TRUST = 0.1
 class Candidates:
     """Offers that a proposer might extend: the chance of each of its tokens, and that its first one is reached."""
 
-    offers: list[Offer]
-    chance: np.ndarray
-    reached: np.ndarray
+    offers: list[Offer] = field(default_factory=list)
+    chance: list[float] = field(default_factory=list)
+    reached: list[float] = field(default_factory=list)
     # Ids of the offers whose drafts it would replace.
-    replaced: set[int]
+    replaced: set[int] = field(default_factory=set)
 
-    def added(self, count: int) -> np.ndarray:
-        """The chances of ``count`` tokens for each; flat."""
-        return (self.reached[:, None] * self.chance[:, None] ** np.arange(1, count + 1)).ravel()
+    def added(self, count: int) -> list[float]:
+        """The chances of up to ``count`` tokens for each, as far as they are worth a row."""
+        found = []
+        for chance, reached in zip(self.chance, self.reached, strict=True):
+            for _ in range(count):
+                reached *= chance
+                if reached < FLOOR:
+                    break
+                found.append(reached)
+        return found
 
 
 def candidates(proposer: Proposer, offers: list[Offer], chances: Chances, acceptance: Acceptance) -> Candidates:
     """Those of ``offers`` (with their ``chances``, see :func:`serve_app.engine.draft_plan.reach`) it could help."""
-    found = Candidates([], np.empty(0), np.empty(0), set())
-    own, reached = [], []
+    found = Candidates()
     for offer, before in zip(offers, chances, strict=True):
         chance = acceptance.chance(offer.request.id, proposer.name, 0)
-        first = 1.0
+        first, replaces = 1.0, False
         if offer.segments:
-            if before[0] + TRUST < chance:
-                found.replaced.add(id(offer))
-            elif proposer.continues and offer.room > offer.tokens:
-                first = before[offer.tokens - 1]
+            if (before[0] if before else 0.0) + TRUST < chance:
+                replaces = True
+            elif proposer.continues and len(before) == offer.tokens < offer.room:
+                first = before[-1]
             else:
                 continue
         if offer.room and first * chance >= REACH:
             found.offers.append(offer)
-            own.append(chance)
-            reached.append(first)
-        else:
-            found.replaced.discard(id(offer))
-    found.chance, found.reached = np.array(own), np.array(reached)
+            found.chance.append(chance)
+            found.reached.append(first)
+            if replaces:
+                found.replaced.add(id(offer))
     return found
 
 

@@ -6,14 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from serve_app.engine import asking, draft_plan
 from serve_app.engine.acceptance import Acceptance
-from serve_app.engine.draft_plan import Chances, Plan
+from serve_app.engine.draft_plan import Plan
 from serve_app.engine.ledger import Ledger
 from serve_app.engine.offer import Offer, Proposer, Segment
-from serve_app.engine.step_costs import AskCosts, StepCosts, size_class
+from serve_app.engine.rhythm import Rhythm
+from serve_app.engine.step_costs import AskCosts, StepCosts
+
+# The name under which steps are booked that asked no proposer that takes time.
+FREE = ""
 
 
 @dataclass(slots=True)
@@ -33,16 +35,15 @@ class SpeculationController:
 
     The tokens of all offers are ranked by their chance of standing; the more are verified, the more a step yields and
     the longer it takes. The number that yields most tokens per second is taken, if it beats a plain step by ``MARGIN``.
-    Proposers that take time are asked only if that is expected to raise the rate further.
+    Proposers that take time are asked only if that is expected to raise the rate further. Where looking for drafts has
+    brought nothing lately, or has cost too much, most steps do not look at all and are as plain ones.
     """
 
     MARGIN = 1.03
-    # While drafts pay, one step in so many does without, so that what they are compared with stays true.
+    # One step in so many does not look, so that what drafts are compared with stays true.
     REFRESH = 64
     # One drafted step in so many verifies fewer or more than seems best: costs rise in stairs.
     VARY, VARIED = 32, (2.0, 0.5, 1.5)
-    # Up to so many steps in a row with nothing worth verifying each one, each second, each eighth looks for drafts.
-    TIRED, ASLEEP = ((32, 1), (256, 2), (1024, 4)), 16
     # Where drafts have been too dear for so many steps they are tried again, then after twice as many, and so on.
     RETRY, RETRY_MOST = 16, 8192
 
@@ -52,7 +53,8 @@ class SpeculationController:
         self.acceptance = Acceptance()
         self.costs = StepCosts()
         self.asking = AskCosts()
-        self.ledger = Ledger()
+        self.ledgers = {FREE: Ledger()}
+        self.rhythm = Rhythm()
         self.steps = self.drafted_steps = self.drafts = 0
         self.choices: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
@@ -61,35 +63,32 @@ class SpeculationController:
         self._batch = 0
         self._plain: float | None = None
         self._why = ""
-        self._since_plain = self._paying = self._too_dear = 0
-        self._retry = self.RETRY
-        self._fruitless: dict[int, int] = {}
-        self._resting = False
+        self._asked = FREE
+        # The last step with drafts took twice as long as expected.
+        self._slow = False
+        self._since_plain = self._paying = 0
+        self._retry, self._retry_at = self.RETRY, self.RETRY
 
     # -- a step, in the order of the calls -----------------------------------------------------------------------------
 
-    def begin(self, batch: int) -> None:
-        """A step of ``batch`` generating requests begins."""
+    def begin(self, batch: int) -> int:
+        """A step of ``batch`` generating requests begins. From this one on, how many should not look for drafts."""
         self._batch = batch
-        self._plain = self.costs.plain(batch) if batch else None
-        self._why = self._reason_against()
-        self._resting = self._rests(batch)
-        self.acceptance.tick()
+        self._plain = self.costs.plain(batch)
+        # Until one that takes time is asked, for whose sake the step looks.
+        self._asked = next((name for name, ledger in self.ledgers.items() if not ledger.suspended), FREE)
+        self._why, pause = ("", 0) if self.always else self._pause(batch)
+        return pause
 
-    def steps_aside(self, batch: int) -> bool:
-        """Whether a step of ``batch`` requests that begins now would have no drafts, whatever is proposed."""
-        if self.always:
-            return False
-        self._plain = self.costs.plain(batch) if batch else None
-        return not self.max_tokens or bool(self._reason_against()) or self._rests(batch)
-
-    def stepped_aside(self, batch: int, seconds: float) -> None:
-        """A step was run without asking; it was a plain one of ``batch`` requests unless that is 0."""
-        self._batch, self._why, self._resting = batch, "", True
-        self.acceptance.tick()
-        if batch:
-            self._chose("stepped aside", 0)
-            self.record(batch, batch, batch, seconds, 0.0)
+    def stepped_aside(self, batch: int, steps: int, seconds: float) -> None:
+        """``steps`` for which nobody looked were run: plain ones of ``batch`` requests, in ``seconds`` together."""
+        self.acceptance.tick(steps)
+        self.choices[self._why] += steps
+        self.steps += steps
+        self._since_plain = 0
+        self.costs.record(batch, batch, seconds / steps)
+        for ledger in self.ledgers.values():
+            ledger.stepped_aside(seconds, steps)
 
     def ask(self, proposer: Proposer, offers: list[Offer]) -> tuple[list[Offer], int]:
         """The offers that a proposer should extend, and by how many tokens at most."""
@@ -97,12 +96,17 @@ class SpeculationController:
         if not limit:
             return [], 0
         if self.always or proposer.free:
+            if self.ledgers[FREE].suspended:
+                return [], 0
             members = [o for o in offers if o.room > o.tokens and (proposer.continues or not o.segments)]
-            # Free ones also where nothing will be verified: it is learned whether it would have stood.
-            return ([], 0) if self._resting and not self.always else (members, limit)
-        if self._resting or self._why or not offers:
+            return members, limit
+        if self.ledgers.setdefault(proposer.name, Ledger()).suspended:
+            self.choices[f"{proposer.name} not asked: lost lately"] += 1
             return [], 0
-        return self._ask_if_worthwhile(proposer, offers, limit)
+        members, count = self._ask_if_worthwhile(proposer, offers, limit)
+        if members:
+            self._asked = proposer.name
+        return members, count
 
     def asked(self, source: str, offers: list[Offer], count: int, seconds: float) -> None:
         """A proposer was asked for ``count`` tokens and took ``seconds``."""
@@ -117,14 +121,13 @@ class SpeculationController:
 
     def take(self, offers: list[Offer]) -> list[int]:
         """How many tokens of each offer to verify."""
+        self.acceptance.tick()
+        self._since_plain += 1
         if self.always:
             return [o.tokens for o in offers]
         kept = [0] * len(offers)
-        if not any(o.segments for o in offers):
-            self._chose(self._why or ("resting" if self._resting else "nothing proposed"), 0)
-            return kept
-        if self._why:
-            self._chose(self._why, 0)
+        if self._plain is None or not any([o.segments for o in offers]):
+            self._chose("nothing proposed", 0)
             return kept
         chances = draft_plan.reach(offers, self.acceptance)
         ranking = draft_plan.ranked(chances)
@@ -132,7 +135,7 @@ class SpeculationController:
         if not plan.drafts:
             plan, why = self._retry_plan(ranking)
         else:
-            self._retry = self.RETRY
+            self._retry, self._retry_at = self.RETRY, min(self._retry_at, self.acceptance.now + self.RETRY)
             self._paying += 1
             if self._paying % self.VARY == 0:
                 why = "measuring drafted"
@@ -176,52 +179,59 @@ class SpeculationController:
             begin = end
         return stood
 
-    def record(self, batch: int, rows: int, gained: int, seconds: float, proposing: float) -> None:
+    def record(self, batch: int, rows: int, gained: int, seconds: float, looking: float) -> None:
         """A step in which every request generated: ``rows`` computed, ``gained`` tokens, its time without and that of
-        proposing.
+        looking for drafts.
         """
-        plain = self.costs.plain(batch)
-        self.costs.record(batch, rows, seconds)
         self.steps += 1
-        if rows > batch:
-            self.drafted_steps += 1
-            self._since_plain += 1
-        else:
-            self._since_plain = 0
-        if rows > batch or proposing:
-            if plain is not None:
-                self.ledger.drafted_step(gained / batch * plain, seconds + proposing, plain)
-        else:
-            self.ledger.plain_step(seconds)
+        self.drafted_steps += rows > batch
+        plain = self._plain
+        if plain is not None:
+            worth, expected = gained / batch * plain, self.costs.expected(batch, rows - batch)
+            # The noise of a step without drafts has nothing to do with looking, nor has a hiccup of the machine.
+            spent = expected
+            if rows > batch:
+                forgiven, self._slow = not self._slow, seconds > 2 * expected
+                spent = 2 * expected if self._slow and forgiven else seconds
+            self._book(worth, spent + looking, plain)
+            self.rhythm.looked(batch, worth > spent + looking)
+        self.costs.record(batch, rows, seconds, looked=True)
+
+    def disturbed(self, looking: float) -> None:
+        """A step whose own time says nothing took so long for looking for drafts."""
+        if self._plain is not None:
+            self._book(0.0, looking, self._plain)
+
+    def _book(self, worth: float, spent: float, plain: float) -> None:
+        for name, ledger in self.ledgers.items():
+            if name == self._asked:
+                ledger.looked(worth, spent, plain)
+            else:
+                ledger.stepped_aside(plain)
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
         self.acceptance.forget(request_id)
-        # Who comes next may be of another kind.
-        self._fruitless = {key: count // 2 for key, count in self._fruitless.items()}
+        self.rhythm.request_ended()
         for source in self._sources.values():
             source.met.discard(request_id)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def _rests(self, batch: int) -> bool:
-        """Whether this step does not look for drafts because so many before it found nothing worth verifying."""
-        fruitless = self._fruitless.get(size_class(batch), 0) if batch else 0
-        rhythm = next((every for most, every in self.TIRED if fruitless <= most), self.ASLEEP)
-        return self.acceptance.now % rhythm != 0
-
-    def _reason_against(self) -> str:
-        """Why no drafts are verified in this step, whatever is proposed; empty if there is no such reason."""
+    def _pause(self, batch: int) -> tuple[str, int]:
+        """Why steps from now on should not look for drafts, and how many."""
+        if not self.max_tokens:
+            return "turned off", self.rhythm.MOST
         if self._plain is None or self._since_plain >= self.REFRESH:
-            return "measuring plain"
-        if self.ledger.suspended:
-            return "lost lately"
-        return ""
+            return "measuring plain", 1
+        if all([ledger.suspended for ledger in self.ledgers.values()]):
+            return "lost lately", self.rhythm.MOST
+        return "resting", self.rhythm.pause(batch, self.acceptance.now)
 
-    def _best(self, ranking: Chances, proposing: float = 0.0, doubt: float = 1.0) -> Plan:
+    def _best(self, ranking: list[float], proposing: float = 0.0, doubt: float = 1.0) -> Plan:
         return draft_plan.best(ranking, self._batch, self.costs, margin=self.MARGIN, proposing=proposing, doubt=doubt)
 
-    def _retry_plan(self, ranking: Chances) -> tuple[Plan, str]:
+    def _retry_plan(self, ranking: list[float]) -> tuple[Plan, str]:
         """Drafts are too dear at the measured costs; now and then what was measured is doubted."""
         hopeful = self._best(ranking, doubt=0.5)
         if hopeful.drafts and self._try_again():
@@ -230,11 +240,11 @@ class SpeculationController:
         return Plan(0, self._batch, self._plain or 1.0), "too dear" if hopeful.drafts else "unlikely to stand"
 
     def _try_again(self) -> bool:
-        self._too_dear += 1
-        if self._too_dear < self._retry:
+        now = self.acceptance.now
+        if now < self._retry_at:
             return False
-        self._too_dear = 0
         self._retry = min(2 * self._retry, self.RETRY_MOST)
+        self._retry_at = now + self._retry
         return True
 
     def _ask_if_worthwhile(self, proposer: Proposer, offers: list[Offer], limit: int) -> tuple[list[Offer], int]:
@@ -249,19 +259,19 @@ class SpeculationController:
         before = self._best(draft_plan.ranked(chances))
         without = before.rate * self.MARGIN
         # Most often not even all of its tokens, in the time of one, would do.
-        most = before.tokens + float(found.added(limit).sum())
+        most = before.tokens + sum(found.added(limit))
         if not found.replaced and most < without * (
             before.seconds + self.asking.seconds(source, len(members), 1, plain)
         ):
             self.choices[f"{source} not asked: too dear"] += 1
             return [], 0
-        given = chances[[id(o) not in found.replaced for o in offers]].ravel()
+        given = draft_plan.ranked([c for o, c in zip(offers, chances, strict=True) if id(o) not in found.replaced])
 
         def best_count(doubt: float) -> int:
             best, best_rate = 0, without
             for count in asking.counts(limit):
                 seconds = doubt * self.asking.seconds(source, len(members), count, plain)
-                ranking = draft_plan.ranked(np.concatenate((given, found.added(count))))
+                ranking = sorted(given + found.added(count), reverse=True)
                 plan = self._best(ranking, seconds, doubt)
                 if plan.rate > best_rate:
                     best, best_rate = count, plan.rate
@@ -280,9 +290,6 @@ class SpeculationController:
 
     def _chose(self, why: str, drafts: int, plan: Plan | None = None) -> None:
         self.choices[why] += 1
-        if not self._why:
-            key = size_class(self._batch)
-            self._fruitless[key] = 0 if drafts else self._fruitless.get(key, 0) + 1
         self.last = {"batch": self._batch, "drafts": drafts, "why": why}
         if plan is not None and drafts and self._plain is not None:
             self.drafts += drafts
@@ -304,7 +311,7 @@ class SpeculationController:
             "acceptance_rate": accepted / proposed if proposed else 0.0,
             # Tokens that a request gets from a step with drafts, the one that is always right among them.
             "acceptance_length": 1 + accepted / verified if verified else 1.0,
-            "seconds_gained": round(self.ledger.gained, 3),
+            "seconds_gained": round(sum(ledger.gained for ledger in self.ledgers.values()), 3),
             "proposers": {
                 name: {
                     "asked": s.asked,

@@ -12,7 +12,8 @@ from serve_app.engine.step_costs import StepCosts
 
 # Chances below are not worth a row, whatever it costs.
 FLOOR = 0.05
-Chances = np.ndarray
+# Of each offer: the chance that its first token stands, its first two, and so on, as far as they are worth a row.
+Chances = list[list[float]]
 
 
 @dataclass(slots=True)
@@ -29,39 +30,39 @@ class Plan:
 
 
 def reach(offers: list[Offer], acceptance: Acceptance) -> Chances:
-    """The chance that each offered token stands, which it only can if those before it do; float64 [offers, longest], 0
-    behind an offer's last token.
-    """
-    found = np.zeros((len(offers), max((o.tokens for o in offers), default=0)))
-    for index, offer in enumerate(offers):
-        begin = 0
+    """The chance that each offered token stands, which it only can if those before it do."""
+    found: Chances = []
+    for offer in offers:
+        chances: list[float] = []
+        reached = 1.0
         for segment in offer.segments:
-            end = begin + len(segment.tokens)
-            found[index, begin:end] = acceptance.chance(offer.request.id, segment.source, segment.grade)
-            begin = end
-    return np.multiply.accumulate(found, axis=1)
+            chance = acceptance.chance(offer.request.id, segment.source, segment.grade)
+            for _ in segment.tokens:
+                reached *= chance
+                if reached < FLOOR:
+                    break
+                chances.append(reached)
+        found.append(chances)
+    return found
 
 
-def ranked(chances: Chances) -> Chances:
-    """Those worth a row, best first; [n]."""
-    flat = chances[chances >= FLOOR]
-    flat[::-1].sort()
-    return flat
+def ranked(chances: Chances) -> list[float]:
+    """All of them, best first."""
+    return sorted([c for of_offer in chances for c in of_offer], reverse=True)
 
 
 def best(
-    ranking: Chances, batch: int, costs: StepCosts, *, margin: float, proposing: float = 0.0, doubt: float = 1.0
+    ranking: list[float], batch: int, costs: StepCosts, *, margin: float, proposing: float = 0.0, doubt: float = 1.0
 ) -> Plan:
     """The number of drafts, taken from the best down, with which ``batch`` requests get most tokens per second; 0 if no
     number beats a plain step by ``margin``. ``doubt`` scales what drafts are believed to cost.
     """
-    plain = costs.seconds(batch, np.zeros(1))[0]
+    plain = costs.plain(batch) or 0.0
     none = Plan(0, float(batch), plain + proposing)
-    if not len(ranking):
+    # Most often not even all of them for nothing would do.
+    if sum(ranking) < (margin - 1) * batch:
         return none
     tokens = batch + np.add.accumulate(ranking)
-    if tokens[-1] < margin * batch:
-        return none
     seconds = plain + doubt * (costs.seconds(batch, np.arange(1.0, len(ranking) + 1)) - plain) + proposing
     rates = tokens / seconds
     at = int(rates.argmax())
@@ -72,6 +73,8 @@ def best(
 
 def kept(chances: Chances, drafts: int) -> list[int]:
     """How many tokens of each offer are among the best ``drafts``."""
-    # Stable: an offer's own tokens stay in order even where chances are equal.
-    order = np.argsort(-chances, axis=None, kind="stable")[:drafts]
-    return np.bincount(order // chances.shape[1], minlength=len(chances)).tolist()
+    order = sorted([(-chance, index) for index, of_offer in enumerate(chances) for chance in of_offer])
+    found = [0] * len(chances)
+    for _, index in order[:drafts]:
+        found[index] += 1
+    return found

@@ -68,7 +68,7 @@ class Offer:
 
     @property
     def tokens(self) -> int:
-        return sum(len(s.tokens) for s in self.segments)
+        return sum([len(s.tokens) for s in self.segments]) if self.segments else 0
 
     def extend(self, source: str, grade: int, tokens: list[int]) -> None:
         tokens = tokens[: self.room - self.tokens]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 
 from serve_app.engine.constrain import allowed_draft
@@ -36,15 +36,26 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Pending:
-    """What a step was given, to be compared with what it makes of it."""
+class _Looked:
+    """What a step that looks for drafts was given, to be compared with what it makes of it."""
 
-    offers: list[Offer] = field(default_factory=list)
-    known: list[int] = field(default_factory=list)
+    offers: list[Offer]
+    known: list[int]
     # Every running request generates: the step's time says something about steps like it.
-    pure: bool = False
-    proposing: float = 0.0
-    started: float = 0.0
+    pure: bool
+    # Seconds of looking, and when that was done.
+    looking: float
+    done: float
+
+
+@dataclass(slots=True)
+class _Aside:
+    """Steps in a row that do not look, for ``batch`` running requests that all generate."""
+
+    batch: int
+    left: int
+    steps: int = 0
+    seconds: float = 0.0
 
 
 class Speculation:
@@ -60,53 +71,82 @@ class Speculation:
         self.proposers = list(proposers) if isinstance(proposers, Sequence) else [proposers]
         self.controller = controller
         self._vocab_size = vocab_size
-        self._pending = _Pending()
+        self._looked: _Looked | None = None
+        self._aside: _Aside | None = None
         self._failing: set[str] = set()
 
     def before_step(self, running: list[Request], max_model_len: int) -> None:
-        """Puts drafts on the requests that only wait for their next token."""
-        ready = [r for r in running if r.pending == 1 and not r.prefill_only]
+        """Puts drafts on the requests that only wait for their next token, if this step looks for any."""
+        self._looked = None
+        if self._still_aside(running):
+            return
+        started = time.perf_counter()
+        ready = [r for r in running if len(r.tokens) - r.computed == 1 and not r.prefill_only]
+        if not ready or self._begin(len(ready), len(running)):
+            return
         offers = [Offer(r, self._room(r, max_model_len)) for r in ready]
-        pending = _Pending(offers, [len(r.tokens) for r in ready], len(ready) == len(running))
-        self.controller.begin(len(ready))
-        for proposer in self.proposers if ready else ():
+        known = [len(r.tokens) for r in ready]
+        for proposer in self.proposers:
             members, count = self.controller.ask(proposer, offers)
             if members:
-                seconds = self._propose(proposer, members, count)
-                pending.proposing += 0.0 if proposer.free else seconds
+                self._propose(proposer, members, count)
         for offer, kept in zip(offers, self.controller.take(offers), strict=True):
-            del offer.request.draft[kept:]
-        pending.started = time.perf_counter()
-        self._pending = pending
+            if offer.segments:
+                del offer.request.draft[kept:]
+        done = time.perf_counter()
+        self._looked = _Looked(offers, known, len(ready) == len(running), done - started, done)
 
     def steps_aside(self, running: list[Request]) -> bool:
-        """Whether the next step would have no drafts anyway, so that it may be run without asking."""
-        return self.controller.steps_aside(len(running))
+        """Whether a step that begins now would not look for drafts, so that it may be run without asking."""
+        return not running or self._still_aside(running) or self._begin(len(running), len(running))
 
     def after_step(self, step: Step, started: float) -> None:
         """Compares what was offered with what the target chose, and what the step took with what it yielded.
 
-        A step that began at ``started`` without :meth:`before_step` teaches what a plain one takes.
+        A step that began at ``started`` and did not look teaches what a plain one takes.
         """
-        pending, self._pending = self._pending, _Pending()
-        if not pending.started:
-            plain = all(s.count == s.samples == 1 for s in step.scheduled)
-            self.controller.stepped_aside(len(step.scheduled) if plain else 0, time.perf_counter() - started)
+        now = time.perf_counter()
+        looked, self._looked = self._looked, None
+        if looked is None:
+            aside = self._aside
+            if aside is not None:
+                aside.left -= 1
+                if len(step.scheduled) == aside.batch and all([s.count == s.samples == 1 for s in step.scheduled]):
+                    aside.steps += 1
+                    aside.seconds += now - started
             return
-        seconds = time.perf_counter() - pending.started
         verified = {id(s.request): s.samples - 1 for s in step.scheduled if s.samples}
+        # Nobody was preempted, or left out because there was no room.
+        pure = looked.pure and len(verified) == len(step.scheduled) == len(looked.offers)
         gained = 0
-        for offer, before in zip(pending.offers, pending.known, strict=True):
-            count = verified.get(id(offer.request))
-            if count is None:  # preempted, or there was no room for it
-                pending.pure = False
-                continue
-            new = offer.request.tokens[before:]
-            gained += len(new)
-            self.controller.learn(offer, new, count)
-        if pending.pure and pending.offers and len(step.scheduled) == len(pending.offers):
-            rows = sum(s.count for s in step.scheduled)
-            self.controller.record(len(pending.offers), rows, gained, seconds, pending.proposing)
+        for offer, before in zip(looked.offers, looked.known, strict=True):
+            gained += len(offer.request.tokens) - before
+            if (offer.segments or offer.dropped) and (count := verified.get(id(offer.request))) is not None:
+                self.controller.learn(offer, offer.request.tokens[before:], count)
+        seconds, looking = now - looked.done, looked.looking + time.perf_counter() - now
+        if pure:
+            rows = sum([s.count for s in step.scheduled])
+            self.controller.record(len(looked.offers), rows, gained, seconds, looking)
+        else:
+            self.controller.disturbed(looking)
+
+    def _still_aside(self, running: list[Request]) -> bool:
+        aside = self._aside
+        if aside is None:
+            return False
+        if aside.left > 0 and aside.batch == len(running):
+            return True
+        self._aside = None
+        if aside.steps:
+            self.controller.stepped_aside(aside.batch, aside.steps, aside.seconds)
+        return False
+
+    def _begin(self, batch: int, running: int) -> bool:
+        """Whether this step and perhaps some more stand aside."""
+        pause = self.controller.begin(batch)
+        if pause:
+            self._aside = _Aside(running, pause if batch == running else 1)
+        return pause > 0
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
@@ -114,7 +154,7 @@ class Speculation:
         for proposer in self.proposers:
             proposer.forget(request_id)
 
-    def _propose(self, proposer: Proposer, members: list[Offer], count: int) -> float:
+    def _propose(self, proposer: Proposer, members: list[Offer], count: int) -> None:
         """Asks, and notes what was said. A proposer that fails costs its proposal, not the step."""
         started = time.perf_counter()
         try:
@@ -126,15 +166,13 @@ class Speculation:
             # What it still holds is unknown. How long it took to fail says nothing about what asking takes.
             for offer in members:
                 proposer.forget(offer.request.id)
-            return time.perf_counter() - started
+            return
         self._failing.discard(proposer.name)
         for offer in members:
             draft = drafts.get(offer.request.id)
             if draft is not None:
                 offer.extend(proposer.name, draft.grade, self._usable(offer.request, draft.tokens[:count]))
-        seconds = time.perf_counter() - started
-        self.controller.asked(proposer.name, members, count, seconds)
-        return seconds
+        self.controller.asked(proposer.name, members, count, time.perf_counter() - started)
 
     def _usable(self, request: Request, tokens: list[int]) -> list[int]:
         """``tokens`` up to the first that the target could not draw."""

@@ -22,6 +22,9 @@ class Average:
         self.samples += 1
         if self.samples > 2:
             sample = min(max(sample, self.value / 2), self.value * 2)
+        elif self.samples == 2:
+            # The first of its kind is often a slow one.
+            self.value = sample = min(self.value, sample)
         self.value += max(self.WEIGHT, 1 / self.samples) * (sample - self.value)
 
 
@@ -64,13 +67,38 @@ class StepCosts:
     # A row more, as a share of a plain step's cost per request.
     HOPE = 0.25
     MIN_SAMPLES = 2
+    # Steps that differ by less take the same time.
+    SAME = 0.25
 
     def __init__(self) -> None:
         self._curves: dict[int, _Curve] = {}
+        # Steps that looked for drafts and had none.
+        self._looked: dict[int, Average] = {}
 
-    def record(self, batch: int, rows: int, seconds: float) -> None:
-        """One step in which each of ``batch`` requests generated, computing ``rows`` tokens in all."""
-        self._curves.setdefault(size_class(batch), _Curve()).add(rows - batch, seconds)
+    def record(self, batch: int, rows: int, seconds: float, *, looked: bool = False) -> None:
+        """One step in which each of ``batch`` requests generated, computing ``rows`` tokens in all, after it ``looked``
+        for drafts or without.
+        """
+        key = size_class(batch)
+        if looked and rows == batch:
+            self._looked.setdefault(key, Average()).add(seconds)
+        else:
+            curve = self._curves.get(key)
+            if curve is None:
+                curve = self._curves[key] = _Curve()
+            curve.add(rows - batch, seconds)
+
+    def expected(self, batch: int, extra: int) -> float:
+        """Seconds of a step that looked for drafts and has ``extra`` rows of them; needs :meth:`plain`.
+
+        One that has none may take longer than a plain one all the same: it could not be run ahead.
+        """
+        if extra:
+            return float(self.seconds(batch, np.array([float(extra)]))[0])
+        plain, looked = self.plain(batch) or 0.0, self._looked.get(size_class(batch))
+        if looked is None or looked.samples < self.MIN_SAMPLES or looked.value < (1 + self.SAME) * plain:
+            return plain
+        return looked.value
 
     def plain(self, batch: int) -> float | None:
         """Seconds of a step without drafts, once measured."""
@@ -82,6 +110,10 @@ class StepCosts:
         """An estimate for each number of ``extra`` rows; needs :meth:`plain` to be known for ``batch``."""
         curve = self._curves[size_class(batch)]
         xs, ys = curve.extras, [y.value for y in curve.seconds]
+        if len(xs) == 1 and (like := self._nearest(batch)) is not None:
+            # What was learned at another batch size, as a share of its plain step.
+            share = ys[0] / like.seconds[0].value
+            xs, ys = like.extras, [share * y.value for y in like.seconds]
         plain, last = ys[0], xs[-1]
         found = np.interp(extra, xs, ys)
         if extra[-1] <= last:
@@ -91,6 +123,12 @@ class StepCosts:
         # The line from the plain step: the last two points may be next to each other, and are measured with noise.
         slope = max(0.0, (ys[-1] - plain) / last)
         return found + slope * np.maximum(extra - last, 0)
+
+    def _nearest(self, batch: int) -> _Curve | None:
+        """The curve with more than a plain step whose batch size is nearest."""
+        key = size_class(batch)
+        known = [k for k, curve in self._curves.items() if len(curve.extras) > 1 and curve.plain is not None]
+        return self._curves[min(known, key=lambda k: abs(k - key))] if known else None
 
     def fewest_extra(self, batch: int) -> int:
         """The smallest number of extra rows that was measured at about this batch size; large where none was."""

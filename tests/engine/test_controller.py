@@ -243,9 +243,9 @@ def test_the_ledger_stops_losses_at_a_few_steps():
     ledger, lost = Ledger(), 0.0
     for _ in range(2000):
         if ledger.suspended:
-            ledger.plain_step(1.0)
+            ledger.stepped_aside(1.0)
         else:
-            ledger.drafted_step(worth=1.0, spent=2.0, plain=1.0)
+            ledger.looked(worth=1.0, spent=2.0, plain=1.0)
             lost += 1.0
     assert lost < Ledger.DEBT + 0.02 * 2000 + 2
 

@@ -38,6 +38,8 @@ class World:
     cost: Callable[[int, int], float]
     batch: int = 4
     noise: float = 0.0
+    # Seconds that a step which looks for drafts spends on that.
+    look: float = 0.0
     seconds: float = 0.0
     tokens: int = 0
     drafted: list[int] = field(default_factory=list)
@@ -50,7 +52,7 @@ class World:
     def run(self, steps: int) -> World:
         """``steps`` more; ``seconds``, ``tokens`` and ``drafted`` are those of these steps."""
         self.seconds, self.tokens, self.drafted, self.asked = 0.0, 0, [], {}
-        for _ in range(steps):
+        while len(self.drafted) < steps:
             self.step()
         return self
 
@@ -60,9 +62,15 @@ class World:
         return self.tokens / self.batch * self.cost(self.batch, self.batch) / self.seconds
 
     def step(self) -> None:
+        """One that looks for drafts, or those until then."""
+        if pause := self.controller.begin(self.batch):
+            every = [self.took(self.batch) for _ in range(pause)]
+            self.controller.stepped_aside(self.batch, pause, sum(every))
+            for seconds in every:
+                self.count(seconds, self.batch, 0)
+            return
         offers = [Offer(r, 16) for r in self.requests[: self.batch]]
-        self.controller.begin(self.batch)
-        proposing = 0.0
+        proposing = self.look
         for source in self.sources:
             members, count = self.controller.ask(source, offers)
             if not members:
@@ -89,8 +97,14 @@ class World:
             self.controller.learn(offer, new, verified)
             offer.request.draft.clear()
         rows = self.batch + sum(kept)
-        seconds = self.cost(self.batch, rows) * (1 + self.noise * self.chance.expovariate(1))
+        seconds = self.took(rows)
         self.controller.record(self.batch, rows, gained, seconds, proposing)
-        self.seconds += seconds + proposing
-        self.tokens += gained
-        self.drafted.append(sum(kept))
+        self.count(seconds + proposing, gained, sum(kept))
+
+    def took(self, rows: int) -> float:
+        return self.cost(self.batch, rows) * (1 + self.noise * self.chance.expovariate(1))
+
+    def count(self, seconds: float, tokens: int, drafted: int) -> None:
+        self.seconds += seconds
+        self.tokens += tokens
+        self.drafted.append(drafted)
