@@ -73,7 +73,9 @@ class Product:
         for number in range(spec.gateways):
             config = self._router
             router = Router(
-                CostModel(priors), LocalityIndex(200_000), RouterConfig(**{**_fields(config), "seed": number})
+                CostModel(priors),
+                LocalityIndex(200_000),
+                RouterConfig(**{**_fields(config), "seed": config.seed + number}),
             )
             queue = FairQueue(self._fair, router.expected_cached)
             targets = Targets(spec.ttft_target if self._admit else None, spec.itl_target)

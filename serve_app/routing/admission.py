@@ -29,6 +29,8 @@ class Targets:
 @dataclass(slots=True, frozen=True)
 class AdmissionConfig:
     targets: Targets = Targets()
+    # For prompts that take longer than the target by themselves: how many times that their first token may take.
+    patience: float = 1.5
     # Workers keep about this much prefill queued: enough not to run dry between two reports, no more.
     window_s: float = 0.15
     # Waiting for less than this is not called waiting by reject_if_busy.
@@ -182,7 +184,8 @@ class Admission:
         if deadline is None:
             if self.config.targets.ttft is None:
                 return None
-            deadline = request.arrived_at + self.config.targets.ttft
+            # A prompt that takes long by itself has longer: its wait may be refused, its length may not.
+            deadline = request.arrived_at + max(self.config.targets.ttft, self.config.patience * (ttft - wait))
         if now + ttft + self._margin <= deadline:
             return None
         # Nobody let in, nothing learned: what the margin keeps out makes it smaller.

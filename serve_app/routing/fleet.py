@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from random import Random
 from serve_app.routing.costs import CostModel
 from serve_app.routing.types import Role, WorkerLoad
 
+# Over how long the share of time with prompts is taken, seconds, and what it is never taken to exceed.
+WATCH_S = 10.0
+FULL = 0.95
 # A report made less than this after a decision may not show the request yet.
 VISIBLE_AFTER_S = 0.05
 # Up to this many workers all are priced; of more, those with the shortest queues and the fewest streams.
@@ -66,6 +70,10 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self._shortlist: list[Worker] = []
         self._shortlist_left = 0
+        self._prefilling = 0.0
+        # r / (1 - r), r the share of time in which workers for prefill have lately been busy with prompts: how many
+        # seconds those behind wait longer for each second of it that is wasted, about.
+        self.congestion = 0.0
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -100,6 +108,7 @@ class Fleet:
             self._shortlist_left = 0
         elif load.reported_at < worker.load.reported_at:
             return
+        self._watch(worker.load, load)
         worker.load, worker.slow = load, slow
         self._see(worker, load.reported_at - VISIBLE_AFTER_S)
         sent_seconds = sum(r.seconds for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
@@ -135,6 +144,15 @@ class Fleet:
             reservation.decode.kv_tokens -= reservation.kv_tokens
             self._set_step(reservation.decode)
         reservation.prefill_seen = reservation.decode_seen = True
+
+    def _watch(self, old: WorkerLoad, new: WorkerLoad) -> None:
+        """Between two reports a worker has had prompts to compute, or has had none."""
+        if old.role == "decode":
+            return
+        seconds = (new.reported_at - old.reported_at) / len(self.workers)
+        busy = FULL if old.queued_prefill_tokens else 0.0
+        self._prefilling += (1.0 - math.exp(-seconds / WATCH_S)) * (busy - self._prefilling)
+        self.congestion = self._prefilling / (1.0 - self._prefilling)
 
     def _see(self, worker: Worker, until: float) -> None:
         unseen = worker.unseen

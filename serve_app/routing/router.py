@@ -6,7 +6,9 @@ beside w's decoding). Each is priced in seconds,
     price = TTFT + stream_weight · (own streaming time + delay that others' streams suffer) + role_cost where against
 
 and the cheapest is taken. TTFT is made of the queue, fetching what some tier holds, computing the rest, handing over,
-and waiting for a decode place. Nothing is random but the last tie-break, which keeps several gateways from herding.
+and waiting for a decode place. The busier the workers for prefill, the higher role_cost and the lower stream_weight, as
+what is wasted there delays all prompts behind. Nothing is random but the last tie-break, which keeps several gateways
+from herding.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class RouterConfig:
     chunk_tokens: int = 256  # prompt tokens that one of a request's ``keys`` stands for
     stream_weight: float = 0.003  # a second of slower streaming against a second of waiting for the first token
     role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
+    calm: float = 2.5  # congestion from which on role_cost grows and stream_weight falls
     session_hold: float = 0.05  # what leaving a session's workers must gain at least
     sessions: int = 100_000
     split: bool = True  # False: prefill and decode always on the same worker
@@ -210,14 +213,16 @@ class Router:
         if batch >= load.max_seqs or total > load.kv_tokens_total:
             over = max((batch + 1 - load.max_seqs) / max(batch, 1), (total - load.kv_tokens_total) / max(kv, 1))
             place = over * output * step
-        weight, role = config.stream_weight, worker.role
+        # Going against a role wastes time that prompts wait for, either way: small chunks, or streams beside them.
+        strain = max(1.0, self.fleet.congestion / config.calm)
+        weight, against, role = config.stream_weight / strain, config.role_cost * strain, worker.role
         slower = costs.d1 + costs.d2 * (prompt + output)  # what this stream adds to each step
         prefill = ready + weight * batch * compute
         decode = step + place + weight * output * (step + batch * slower)
         if role == "decode":
-            prefill += config.role_cost
+            prefill += against
         elif role == "prefill":
-            decode += config.role_cost
+            decode += against
         moved = min(prompt, config.chunk_tokens) if config.early_handover else prompt - own
         handover = costs.fetch_seconds("node", moved)
         return _Price(

@@ -50,6 +50,16 @@ def test_gpu_models_sleep_until_asked_and_fit_one_gpu(model: str) -> None:
     assert 0 < sum(stage.num_gpus for stage in profile.stages.values()) <= 1
 
 
+def test_gpu_text_models_have_latencies_to_keep_to() -> None:
+    """Without them admission lets everybody wait, and the planner guesses."""
+    text = [r for r in CATALOG if r.task == "text-generation" and "gpu" in r.serving]
+    assert text
+    for record in text:
+        targets = record.serving["gpu"].targets
+        assert targets.ttft_s is not None and targets.itl_s is not None, record.id
+        assert targets.itl_s < targets.ttft_s
+
+
 def test_neurons_follow_from_dollars_as_cloudflare_rounds_them() -> None:
     # Dollar and neuron columns of Cloudflare's table, models whose dollar column is not rounded.
     for dollars, stated in ((0.11, 10000), (0.66, 60000), (0.20, 18182), (0.35, 31818), (1.4, 127273)):

@@ -23,11 +23,24 @@ def test_refused_exactly_when_predicted_late(queued: int, prompt: int, target: f
     for i in range(ahead):
         a.queue.push(request(f"q{i}", 3000))
     req = request("r", prompt)
-    predicted = a.queued_seconds(req) + a.router.choose(req, 0.0).ttft
+    decision = a.router.choose(req, 0.0)
+    predicted = a.queued_seconds(req) + decision.ttft
     outcome = a.consider(req, 0.0)
-    assert (outcome is not None) == (predicted > target)
+    # What takes longer than the target by itself is refused for its wait only.
+    assert (outcome is not None) == (predicted > max(target, a.config.patience * (decision.ttft - decision.wait)))
     if outcome is not None:
         assert 0 <= outcome.retry_after <= predicted
+
+
+def test_a_prompt_is_not_refused_for_its_length() -> None:
+    """Trying again would not make it shorter. A deadline is the caller's own affair."""
+    a = admission(load("a"), ttft=0.1)
+    long = request("r", 30_000)
+    assert a.router.choose(long, 0.0).ttft > 0.5
+    assert a.consider(long, 0.0) is None and isinstance(a.place(long, 0.0), Decision)
+    assert isinstance(a.consider(request("s", 30_000, deadline=0.1), 0.0), Refusal)
+    waits = admission(load("a", queued_prefill_tokens=100_000), ttft=0.1)
+    assert isinstance(waits.consider(long, 0.0), Refusal)
 
 
 def test_a_deadline_of_the_request_goes_before_the_target() -> None:

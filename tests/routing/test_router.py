@@ -47,6 +47,21 @@ def test_a_full_decode_worker_leaves_the_stream_where_it_was_prefilled() -> None
     assert router(load("p", "prefill"), full).choose(request(), 0.0).decode == "p"
 
 
+def test_roles_are_kept_more_strictly_the_busier_prefill_is() -> None:
+    """A queue that is worth a detour while prefill has idle time is not worth one when prompts always wait."""
+    kept = {}
+    for busy in (False, True):
+        r = router(load("p", "prefill"), load("d", "decode", running=2))
+        for tenth in range(1, 600):
+            queued = 1000 if busy else 0
+            r.report(load("p", "prefill", at=tenth / 10, queued_prefill_tokens=queued))
+        r.report(load("p", "prefill", at=60.0, queued_prefill_tokens=7000))
+        r.report(load("d", "decode", at=60.0, running=2))
+        assert (r.fleet.congestion > 5) == busy
+        kept[busy] = r.choose(request(prompt=1000), 60.0).prefill == "p"
+    assert kept == {False: False, True: True}
+
+
 def test_load_sent_counts_before_any_report_and_is_not_counted_twice() -> None:
     r = router(load("a"), load("b"), split=False)
     seen = [place(r, request(str(i)), 0.0).decode for i in range(6)]
