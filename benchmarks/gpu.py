@@ -133,7 +133,7 @@ def table(result: dict[str, Any]) -> str:
              f"{mine['ttft_32']['p50_ms']:.0f} / {mine['ttft_32']['max_ms']:.0f}", ""),
             ("weights read, s", f"{stages.get('weights_s', stages['load_s'])}", f"{theirs.get('load_s', 0):.1f}"),
             ("start to first token, s", f"{mine['first_token_s']:.1f}", f"{theirs.get('first_token_s', 0):.1f}"),
-            (f"{len(mine['graphs'])} graphs captured, s", f"{mine['graphs_s']:.1f}", ""),
+            (f"{len(mine['graphs'])} graphs captured, s / MB", f"{mine['graphs_s']:.1f} / {mine['graphs_mb']}", ""),
             ("activations at most, MB", f"{stages.get('activations_mb', '-')}", ""),
             ("cache, tokens", f"{stages['kv_cache_tokens']}", ""),
         ]  # fmt: skip

@@ -26,6 +26,10 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def free_bytes(device: str) -> int:
+    return torch.cuda.mem_get_info()[0] if device == "cuda" else 0
+
+
 def seconds(run: Callable[[], Any], device: str, rounds: int) -> float:
     """Median of single runs after two that warm up."""
     taken = []
@@ -153,10 +157,11 @@ def ours(device: str, path: Path, options: dict[str, Any]) -> dict[str, Any]:
     side = Ours(device, path, options)
     side.run([(prompts([8], side.vocab, 1)[0], 2)])
     report: dict[str, Any] = {"first_token_s": time.perf_counter() - BORN, "stages": side.model.report}
-    started = time.perf_counter()
+    started, free = time.perf_counter(), free_bytes(device)
     while side.engine.runner.prepare():
         pass
     report["graphs_s"] = time.perf_counter() - started
+    report["graphs_mb"] = (free - free_bytes(device)) >> 20
     report["graphs"] = getattr(side.engine.runner.forward, "captured", [])
     rounds, kv = options["rounds"], side.model.kv_shape
     report |= {"weight_bytes": bytes_read(side.model, path), "kv_token_bytes": kv.block_bytes // 32}

@@ -23,12 +23,21 @@ Attention = Callable[..., Tensor]
 Clock = Callable[[Callable[[], object]], float]
 ROUNDS = 7
 # New tokens and cached ones of each request, and the window.
-CASES = [
+Case = tuple[list[int], list[int], int | None]
+CASES: list[Case] = [
     ([130, 70], [0, 0], None),
     ([150, 90], [45, 200], None),
     ([200], [31], 50),
     ([1, 1, 1], [700, 0, 33], None),
     ([3, 1], [900, 40], None),
+]
+# One of each kind of launch beside those, so that no request has to wait for a compiler.
+LAUNCHES: list[Case] = [
+    ([300], [1500], None),
+    ([9, 4], [900, 20], None),
+    ([9], [0], None),
+    ([3], [0], None),
+    ([1], [0], None),
 ]
 # Less is noise, and the kernel that decode uses anyway is one kernel less to depend on.
 MIN_GAIN = 1.03
@@ -51,7 +60,7 @@ def choose_attention(operators: Operators, heads: Heads, device: torch.device) -
     if device.type != "cuda" or operators.name == "torch":
         return operators.attention, ""
     try:
-        check(operators.attention, heads, device)
+        check(operators.attention, heads, device, CASES + LAUNCHES)
     except Exception as failure:  # no room for its tiles, say
         log.warning("plain torch attends, many times slower: Triton with %s: %s", heads, failure)
         return TORCH.attention, f"attention by torch (Triton: {type(failure).__name__}: {str(failure)[:200]})"
@@ -88,12 +97,12 @@ def compare(
     return candidate, f"prompts by FlashAttention ({name}, {gain:.2f} times as fast as Triton, error {error:.1e})"
 
 
-def check(candidate: Attention, heads: Heads, device: torch.device) -> float:
+def check(candidate: Attention, heads: Heads, device: torch.device, cases: list[Case] = CASES) -> float:
     """Largest error against torch on prompts without and behind a cached prefix, with a window, and on decode. Raises
     RuntimeError when it is too large.
     """
     worst = 0.0
-    for seed, (queries, contexts, window) in enumerate(CASES):
+    for seed, (queries, contexts, window) in enumerate(cases):
         b = move(random_batch(queries, contexts, heads.q_heads, heads.kv_heads, heads.dim, heads.dtype, seed), device)
         cache = b.kv_layer.to(heads.cache)
         options = {"scale": heads.dim**-0.5, "window": window}

@@ -93,3 +93,14 @@ def test_the_plan_fills_the_device_and_no_more() -> None:
     prefill = plan_launch(requests=4, tokens=4096, max_query_len=1024, max_seq_len=1024, **shape)
     assert prefill.block_m == 128 and prefill.splits == 1
     assert prefill.tiles == 4096 // 32 + 4
+
+
+def test_the_tuning_script_runs(device: torch.device, capsys) -> None:
+    import json
+
+    from benchmarks import gpu_tune
+
+    arguments = ["--device", device.type, "--heads", "4,2,32", "--rounds", "1", "--json"]
+    assert gpu_tune.main([*arguments, "--dtype", "bfloat16" if device.type == "cuda" else "float32"]) == 0
+    cases = json.loads(capsys.readouterr().out.splitlines()[-1])["cases"]
+    assert all(0 < case["best_s"] <= case["plan_s"] and case["tried"] > 1 for case in cases.values())
