@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 WAYS = 16
 HOLDERS = 4
 BYTES_PER_WAY = 8 + 2 * HOLDERS + 4
-_PLACES = np.arange(HOLDERS)
 _FILL = 0.8  # buckets fill unevenly: at 80 % about one key in forty finds its bucket full
 
 
@@ -34,6 +33,7 @@ class LocalityIndex:
         self._buckets = max(1, int(capacity / (WAYS * _FILL)) + 1)
         self._prints = np.zeros((self._buckets, WAYS), np.uint64)
         self._holders = np.zeros((self._buckets, WAYS, HOLDERS), np.uint16)
+        self._words = self._holders.view(np.uint64)[:, :, 0]  # a key's four holders as one number, the newest lowest
         self._stamps = np.zeros((self._buckets, WAYS), np.uint32)
         self._clock = 0
         self._names: list[str | None] = [None]  # holder 0 is nobody
@@ -65,7 +65,7 @@ class LocalityIndex:
         self._clock += 1
         self._stamps[rows, ways] = self._clock
         # Four numbers of two bytes each are one of eight; most chunks of a prompt have the same holders.
-        held = self._holders[rows, ways].view(np.uint64)[:, 0].tolist()
+        held = self._words[rows, ways].tolist()
         best: dict[int, int] = {}
         last = 0
         for at in range(length, 0, -1):
@@ -99,16 +99,15 @@ class LocalityIndex:
                 self._prints[rows[at], ways[at]] = prints[at]
                 self._holders[rows[at], ways[at]] = 0
                 self._stamps[rows[at], ways[at]] = self._clock
-        for number in numbers:
-            held = self._holders[rows, ways]
-            if (held[:, 0] == number).all():
-                continue
-            mine, empty = held == number, held == 0
-            # The newest goes first; what it displaces is itself, an empty place, or the oldest.
-            place = np.where(empty.any(axis=1), empty.argmax(axis=1), HOLDERS - 1)
-            place = np.where(mine.any(axis=1), mine.argmax(axis=1), place)
-            shifted = np.concatenate([np.full((len(keys), 1), number, np.uint16), held[:, :-1]], axis=1)
-            self._holders[rows, ways] = np.where(place[:, None] >= _PLACES, shifted, held)
+        held = self._words[rows, ways].tolist()
+        # Most chunks of a prompt have the same holders: few different words are worked out.
+        after: dict[int, int] = {}
+        for word in set(held):
+            with_new = word
+            for number in numbers:
+                with_new = _newest(with_new, number)
+            after[word] = with_new
+        self._words[rows, ways] = [after[word] for word in held]
 
     def discard(self, keys: Sequence[bytes], holder: str) -> None:
         """``holder`` has dropped ``keys``."""
@@ -152,6 +151,14 @@ class LocalityIndex:
                 self._names.append(holder)
             self._numbers[holder] = number
         return number
+
+
+def _newest(word: int, number: int) -> int:
+    """Four holders of two bytes each with ``number`` first. It displaces itself, an empty place, or the oldest."""
+    held = [(word >> 16 * place) & 0xFFFF for place in range(HOLDERS)]
+    at = held.index(number) if number in held else held.index(0) if 0 in held else HOLDERS - 1
+    before, behind = word & ((1 << 16 * at) - 1), word >> 16 * (at + 1) << 16 * (at + 1)
+    return number | before << 16 | behind
 
 
 def _fingerprints(keys: Sequence[bytes]) -> NDArray[np.uint64]:

@@ -88,3 +88,16 @@ def test_bytes_per_key() -> None:
     assert index.nbytes / 100_000 <= 26
     found = sum(len(index.match([key])) for key in keys[::50])
     assert found >= 0.95 * len(keys[::50])
+
+
+def test_the_newest_of_four_holders_displaces_itself_then_a_gap_then_the_oldest() -> None:
+    index, keys = LocalityIndex(100), [sha256(b"x").digest()]
+    for name in "abcde":
+        index.add(keys, name)
+    assert set(index.match(keys)) == set("bcde")
+    index.add(keys, "c")
+    index.discard(keys, "d")  # leaves a gap before what is older
+    index.add(keys, "b")
+    assert set(index.match(keys)) == set("bce")
+    index.add(keys, "f", "g")
+    assert set(index.match(keys)) == set("bcfg")
