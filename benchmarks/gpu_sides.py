@@ -45,7 +45,10 @@ def seconds(run: Callable[[], Any], device: str, rounds: int) -> float:
 def machine(device: str, _: Path, options: dict[str, Any]) -> dict[str, Any]:
     """What the device can do at most, as torch measures it: bytes read per second, bfloat16 products per second."""
     small = device == "cpu"
-    data = torch.zeros((1 << 24) if small else (1 << 31), dtype=torch.bfloat16, device=device)
+    numbers = (1 << 24) if small else (1 << 31)
+    while not small and 4 * numbers > 0.6 * free_bytes(device):  # two arrays of them
+        numbers //= 2
+    data = torch.zeros(numbers, dtype=torch.bfloat16, device=device)
     target = torch.empty_like(data)
     copy = 2 * data.nbytes / seconds(lambda: target.copy_(data), device, 10)
     size = 512 if small else 8192
@@ -54,7 +57,8 @@ def machine(device: str, _: Path, options: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"copy_gb_s": copy / 1e9, "matrix_tflops": rate / 1e12, "torch": torch.__version__}
     if device == "cuda":
         # A matrix times one vector reads as a decode step does.
-        matrix, vector = data.view(1 << 16, -1), torch.randn(1 << 15, device=device).to(torch.bfloat16)
+        matrix = data.view(1 << 16, -1)
+        vector = torch.randn(matrix.shape[1], device=device).to(torch.bfloat16)
         read = data.nbytes / seconds(lambda: torch.mv(matrix, vector), device, 10)
         properties = torch.cuda.get_device_properties(0)
         found |= {"mv_gb_s": read / 1e9, "name": properties.name, "memory_gb": properties.total_memory / 1e9,
@@ -275,6 +279,7 @@ def parity(device: str, _: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Greedy tokens of the pico model in float32: this device's engine, the CPU's, and transformers' ``generate``."""
     from transformers import AutoModelForCausalLM
 
+    torch.set_float32_matmul_precision("highest")
     path = ROOT / "checkpoints" / "pico-instruct"
     load = {"load": {"dtype": "float32"}, "context": 512, "batch_tokens": 64, "seqs": 8}
     inputs = prompts([5, 40, 100, 3, 33, 64, 17, 90], 4000, 7)

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 PAGE = tl.constexpr(32)  # tokens per KV block
 ENVIRONMENT = "SERVE_APP_FLASH_ATTENTION"
 # What torch can activate, the module that brings it, and the compute capabilities it is for.
-PROVIDERS = {"FA3": ("flash_attn_interface", {9}), "FA4": ("flash_attn", {9, 10})}
+PROVIDERS = {"FA3": ("flash_attn_interface", {9}), "FA4": ("flash_attn.cute", {9, 10})}
 # Fewer queries per request leave its tiles mostly empty.
 MIN_QUERIES = 64
 # Keys per query of the batch that may be copied for it.
@@ -144,8 +144,7 @@ def activate(wanted: str, major: int) -> str | None:
     if (active := current()) is not None and wanted in ("", active):
         return active
     for name, (module, majors) in PROVIDERS.items():
-        installed = not wanted and major in majors and importlib.util.find_spec(module) is not None
-        if name == wanted or installed:
+        if name == wanted or (not wanted and major in majors and installed(module)):
             try:
                 attention.activate_flash_attention_impl(name)
                 return name
@@ -156,6 +155,13 @@ def activate(wanted: str, major: int) -> str | None:
     if wanted:
         raise Unavailable(f"{ENVIRONMENT}={wanted} is unknown; use {', '.join(PROVIDERS)} or off")
     return None
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except Exception:  # the package around it is not there, or broken
+        return False
 
 
 def copy_keys(kv_layer: Tensor, batch: AttentionBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,9 @@ import os
 import pytest
 import torch
 
-if not torch.cuda.is_available():
+if torch.cuda.is_available():
+    os.environ.pop("TRITON_INTERPRET", None)
+else:
     # Read when a kernel is decorated, so before any module with kernels is imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
