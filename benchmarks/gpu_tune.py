@@ -41,19 +41,19 @@ SMALL = {"2 prompts of 40": ([40, 40], [0, 0]), "2 decodes behind 100": ([1, 1],
 
 
 def launches(plan: Launch, batch: RandomBatch, group: int) -> list[Launch]:
-    """The plan first, then its neighbours in each direction."""
-    rows = [plan.block_m] if batch.max_query_len == 1 else sorted({max(plan.block_m // 2, 16), plan.block_m})
-    splits = sorted({max(1, plan.splits // 2), plan.splits, min(64, plan.splits * 2)})
+    """The plan first; then other tiles of keys, warps and stages together, other rows or splits by themselves."""
     found = [plan]
-    for block_m, block_n, warps, stages, split in product(rows, (32, 64, 128), (4, 8), (2, 3, 4), splits):
-        tiles = plan.tiles
-        if batch.max_query_len > 1:
-            if group > block_m:
-                continue
-            tiles = len(batch.q) // (block_m // group) + len(batch.seq_lens)
-        if (other := Launch(tiles, split, block_m, block_n, warps, stages)) != plan:
-            found.append(other)
-    return found
+    for block_n, warps, stages in product((32, 64, 128), (4, 8), (2, 3, 4, 5)):
+        found.append(dataclasses.replace(plan, block_n=block_n, warps=warps, stages=stages))
+    for splits in (plan.splits // 2, plan.splits * 2):
+        if 1 <= splits <= 64:
+            found.append(dataclasses.replace(plan, splits=splits))
+    if batch.max_query_len > 1:
+        for block_m in (plan.block_m // 2, plan.block_m * 2):
+            if max(16, group) <= block_m <= 256:
+                tiles = len(batch.q) // (block_m // group) + len(batch.seq_lens)
+                found.append(dataclasses.replace(plan, block_m=block_m, tiles=tiles))
+    return list(dict.fromkeys(found))
 
 
 def wall_seconds(run: Callable[[], object]) -> float:
