@@ -8,6 +8,7 @@ half a second later, asks without patience and notes what it is told; and waits 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.startup import all_ready
+from benchmarks.startup import all_ready, descendants
 
 MODEL = "@cf/pico/sometimes"
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,9 +69,11 @@ class Client:
                     figures.setdefault("first_comment_s", time.monotonic() - began)
                     figures["comments"] += 1
                 elif line.startswith(b"data: {"):
-                    if b'"error"' in line:
-                        raise SystemExit(f"the stream failed: {line.decode()}")
-                    figures.setdefault("first_token_s", time.monotonic() - began)
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        raise SystemExit(f"the stream failed: {event}")
+                    if event["choices"] and event["choices"][0]["delta"].get("content"):
+                        figures.setdefault("first_token_s", time.monotonic() - began)
         return figures
 
     def without_patience(self) -> float:
@@ -81,22 +84,26 @@ class Client:
         except urllib.error.HTTPError as error:
             return float(error.headers["Retry-After"])
 
-    def workers(self) -> int:
-        asked = urllib.request.Request(f"{self._url}/v1/status", headers=self._headers)
-        with urllib.request.urlopen(asked, timeout=30) as answer:
-            return len(json.load(answer)["models"][MODEL]["routing"]["workers"])
+
+def workers(server: int) -> int:
+    """Engine workers among the server's processes."""
+    titles = []
+    for pid in descendants(server):
+        with contextlib.suppress(OSError):
+            titles.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sum(title.startswith(b"ray::EngineWorker") for title in titles)
 
 
-def one_round(client: Client) -> dict[str, float]:
+def one_round(client: Client, server: int) -> dict[str, float]:
     told: list[float] = []
     timer = threading.Timer(0.5, lambda: told.append(client.without_patience()))
     timer.start()
     figures = client.stream()
     timer.join()
     figures["retry_after_s"] = told[0]
-    while client.workers():
+    while workers(server):
         time.sleep(0.5)
-    time.sleep(2)  # the processes end a moment after their replicas
+    time.sleep(2)
     return figures
 
 
@@ -128,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
                 time.sleep(0.5)
             time.sleep(5)
             for number in range(options.rounds):
-                rounds.append(one_round(Client(url, key)))
+                rounds.append(one_round(Client(url, key), server.pid))
                 shown = ", ".join(f"{name} {value:.2f}" for name, value in rounds[-1].items())
                 print(f"round {number + 1}: {shown}", flush=True)
         finally:

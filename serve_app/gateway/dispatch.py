@@ -169,7 +169,8 @@ class Dispatcher:
         """The stage to call, and the fields of the wire request that carry the choice."""
         decision = ticket.decision
         if decision is None:
-            return "", {}
+            # A model that starts for this request: its first worker shall not wait for a second one to prefill.
+            return "", {"prefill": None} if self._model.scales_to_zero else {}
         prefill = None
         if decision.prefill is not None:
             prefill = {"stage": self.workers.stage(decision.prefill) or "prefill", "replica": decision.prefill}

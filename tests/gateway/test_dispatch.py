@@ -331,6 +331,8 @@ async def test_a_model_that_has_scaled_to_zero_says_when_to_come_back(model, clo
     assert len(woken) == 1  # who comes back shall find a worker
     await dispatcher.enter(patient := ticket(2))
     assert patient.blind
+    # Its prompt is computed where it is decoded: a prefill worker would have to start as well.
+    assert dispatcher.hints(patient) == ("", {"prefill": None})
     clock.now += 4.0
     slow_worker(dispatcher)
     dispatcher.finish(patient)
