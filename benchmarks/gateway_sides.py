@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 PATIENCE_S = 120.0
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def plain_ingress() -> Any:
@@ -71,7 +72,7 @@ class Side:
         self.log = log
         with log.open("w") as stream:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, env=environment
+                command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
             )
 
     def wait(self, answers: Callable[[], bool]) -> None:
