@@ -7,12 +7,17 @@ import random
 from dataclasses import replace
 from pathlib import Path as File
 
+import numpy as np
 import pytest
 
+from serve_app.accounts import Caller
 from serve_app.api.errors import OutOfCapacity
+from serve_app.api.types import GenerateRequest
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.load import LoadReport
+from serve_app.engine.request import SamplingParams
 from serve_app.gateway.dispatch import Dispatcher, Ticket
+from serve_app.gateway.generate import _route_request
 from serve_app.gateway.models import ServedModel
 from serve_app.gateway.paths import Path
 from serve_app.routing.types import RouteRequest
@@ -384,3 +389,26 @@ async def test_first_tokens_that_come_late_make_it_careful_and_nobody_is_kept_ou
         dispatcher.report("process of d1", IDLE)
     assert let_in[0] and all(let_in[-20:])
     assert 0 < dispatcher.admission._margin + 1e-9 < 1.0
+
+
+async def test_what_another_tenant_has_sent_changes_nothing_about_where_one_goes(dispatcher):
+    """Routing follows what is cached, so it must know a prompt by its tenant: or a neighbour's cache could be timed."""
+    for name in ("d1", "d2"):
+        slow_worker(dispatcher, name)
+    ids = np.arange(2000, dtype=np.int32)
+    asked = GenerateRequest(CHAT, None, "", True, SamplingParams(max_tokens=16), session="talk")
+
+    def sent(account: str, salt: bytes) -> RouteRequest:
+        return _route_request(dispatcher, asked, ids, salt, Caller(account))
+
+    def choice(request: RouteRequest) -> tuple:
+        found = dispatcher.router.choose(request, Clock.now)
+        return dispatcher.router.expected_cached(request), found.cached, found.uncached, found.why
+
+    before = choice(sent("mine", b"my salt"))
+    for _ in range(3):
+        other = sent("other", b"another salt")
+        dispatcher.router.commit(other, dispatcher.router.choose(other, Clock.now), Clock.now)
+        dispatcher.router.finished(other.id)
+    assert choice(sent("other", b"another salt"))[0] > 1900
+    assert choice(sent("mine", b"my salt")) == before and before[0] == 0
