@@ -10,9 +10,10 @@ A step's masks are computed in a thread of their own while the forward pass runs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ class Constraint(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the output is complete and nothing can follow."""
+        """Whether nothing can follow: the output is complete, or there is an :attr:`error`."""
         ...
 
     def allowed(self, draft: list[int]) -> int:
@@ -74,57 +75,78 @@ class Grammars(Protocol):
 
 @dataclass(slots=True)
 class Mask:
-    """``forbidden`` [C, >= V] bool for rows ``rows`` (int64 [C]) of the logits."""
+    """``bias`` [C, >= V] float32, 0 or minus infinity, for rows ``rows`` of the logits."""
 
-    rows: Tensor
-    forbidden: Tensor
+    rows: list[int]
+    bias: Tensor
 
-    def apply(self, logits: Tensor) -> Tensor:
-        """``logits`` [S, V] float32 with minus infinity where a token is forbidden."""
-        forbidden = self.forbidden[:, : logits.shape[1]]
+    def apply(self, logits: Tensor) -> None:
+        """Makes ``logits`` [S, V] float32 minus infinity where a token is forbidden, in place."""
+        bias = self.bias[:, : logits.shape[1]]
         if len(self.rows) == len(logits):
-            return logits.masked_fill(forbidden, -torch.inf)
-        return logits.index_copy(0, self.rows, logits[self.rows].masked_fill(forbidden, -torch.inf))
+            logits.add_(bias)
+        else:
+            logits.index_add_(0, torch.tensor(self.rows, dtype=torch.int64, device=logits.device), bias)
 
 
-def forbidden_tokens(bits: NDArray[np.int32], device: torch.device) -> Tensor:
-    """Bits [C, words] as bool [C, words * 32] on ``device``, true where a token is forbidden."""
+# What each byte of a mask adds to the logits of its eight tokens.
+_BIAS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
+_BIAS = _BIAS.astype(np.float32)
+
+
+def mask_bias(bits: NDArray[np.int32], device: torch.device) -> Tensor:
+    """Bits [C, words] as float32 [C, words * 32] on ``device``: what to add to logits, minus infinity for a zero."""
     if device.type == "cpu":
-        unpacked = np.unpackbits(np.bitwise_not(bits).view(np.uint8), axis=1, bitorder="little")
-        return torch.from_numpy(unpacked).view(torch.bool)
-    # Thirty-two times fewer bytes to move than the unpacked mask has.
+        return torch.from_numpy(_BIAS.take(bits.view(np.uint8), axis=0).reshape(len(bits), -1))
+    # As many times fewer bytes to move as a number has bits.
     packed = torch.from_numpy(bits).to(device, non_blocking=True)
     shifts = torch.arange(32, dtype=torch.int32, device=device)
-    return ((packed.unsqueeze(-1) >> shifts) & 1).eq(0).flatten(1)
+    allowed = ((packed.unsqueeze(-1) >> shifts) & 1).flatten(1).bool()
+    return torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, -torch.inf)
+
+
+Fill = Callable[[], NDArray[np.int32] | Tensor]
 
 
 class Masking:
     """The masks of one step, under way."""
 
-    def __init__(self, items: list[tuple[int, Scheduled]], rows: list[int], filling: Future) -> None:
+    def __init__(
+        self, items: list[tuple[int, Scheduled]], rows: list[int], fill: Fill, thread: ThreadPoolExecutor
+    ) -> None:
         self._items = items
         self._rows = rows
-        self._filling = filling
+        self._fill = fill
+        self._filling = thread.submit(fill)
 
     def mask(self, device: torch.device) -> Mask:
         """Waits for the masks. The rows are those of the step's logits."""
-        bits = self._filling.result()
-        return Mask(torch.tensor(self._rows, dtype=torch.int64, device=device), forbidden_tokens(bits, device))
+        # On a busy machine the thread may not have had its turn.
+        found = self._fill() if self._filling.cancel() else self._filling.result()
+        return Mask(self._rows, found if isinstance(found, Tensor) else mask_bias(found, device))
 
     def settle(self, sampled: list[Sampled]) -> None:
         """Lets the grammars read what was drawn; ``sampled`` is aligned with the step's requests and changed here."""
         for index, item in self._items:
             result, constraint = sampled[index], item.request.constraint
             assert constraint is not None
-            if constraint.error is None:
-                drawn = result.token_ids[: accept(item.request.draft, result.token_ids) + 1]
-                result.token_ids = drawn[: constraint.advance(drawn)]
-            if constraint.error is not None:
-                result.token_ids = []
-                result.finish_reason = FINISH_REFUSED
-                result.error = f"its grammar leads nowhere here: {constraint.error}"
-            elif constraint.ended:
-                result.finish_reason = FINISH_STOP
+            drawn = result.token_ids
+            if item.request.draft:
+                drawn = drawn[: accept(item.request.draft, drawn) + 1]
+            read = constraint.advance(drawn)
+            result.token_ids = drawn[:read]
+            # One that goes on has read everything.
+            if read < len(drawn) or constraint.ended:
+                self._end(result, constraint)
+
+    @staticmethod
+    def _end(result: Sampled, constraint: Constraint) -> None:
+        if constraint.error is not None:
+            result.token_ids = []
+            result.finish_reason = FINISH_REFUSED
+            result.error = f"its grammar leads nowhere here: {constraint.error}"
+        elif constraint.ended:
+            result.finish_reason = FINISH_STOP
 
 
 class Masks:
@@ -140,8 +162,8 @@ class Masks:
             output = request.tokens[request.prompt_len :]
             request.constraint = self._grammars.matcher(request.sampling.grammar, output)
 
-    def begin(self, scheduled: list[Scheduled]) -> Masking | None:
-        """Starts on the masks of a step's rows; None where no request has a grammar."""
+    def begin(self, scheduled: list[Scheduled], device: torch.device) -> Masking | None:
+        """Starts on the masks of a step's rows, for logits on ``device``; None where no request has a grammar."""
         items: list[tuple[int, Scheduled]] = []
         wanted: list[MaskRows] = []
         rows: list[int] = []
@@ -155,7 +177,11 @@ class Masks:
             at += item.samples
         if not items:
             return None
-        return Masking(items, rows, self._thread.submit(self._grammars.fill, wanted, len(rows)))
+        return Masking(items, rows, partial(self._fill, wanted, len(rows), device), self._thread)
+
+    def _fill(self, wanted: list[MaskRows], rows: int, device: torch.device) -> NDArray[np.int32] | Tensor:
+        bits = self._grammars.fill(wanted, rows)
+        return mask_bias(bits, device) if device.type == "cpu" else bits
 
 
 def allowed_draft(request: Request, draft: list[int]) -> list[int]:

@@ -88,7 +88,7 @@ class Runner:
         batch = build_batch(step.scheduled, self.kv)
         if self.observer is not None:
             batch.capture = Capture(self.observer.layers)
-        masking = self.masks.begin(step.scheduled) if self.masks is not None else None
+        masking = self.masks.begin(step.scheduled, self.kv.device) if self.masks is not None else None
         logits = self.forward(batch)
         if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
             self.observer.observe(step.scheduled, batch.capture.states)

@@ -48,7 +48,7 @@ def sample(
     """Draws one token per row of ``logits`` [S, V] (any float dtype); log-probabilities for the rows that ask.
 
     Order as in the field: bias and penalties on the logits, then ``mask``, which no bias overrules, then temperature,
-    top_k, top_p, min_p. Log-probabilities are those of the model, before any of it.
+    top_k, top_p, min_p. Log-probabilities are those of the model, before any of it. ``logits`` may be changed.
     """
     logits = logits.float()
     wants_logprobs = [r.params.logprobs is not None for r in rows]
@@ -62,7 +62,7 @@ def sample(
         for index, row in enumerate(rows):
             penalise_row(logits[index], row)
     if mask is not None:
-        logits = mask.apply(logits)
+        mask.apply(logits)
     token_ids = choose(logits, rows).tolist()
     logprobs: list[TokenLogprobs | None] = [None] * len(rows)
     if raw is not None:

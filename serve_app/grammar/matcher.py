@@ -53,7 +53,7 @@ class Matcher:
 
     def advance(self, token_ids: list[int]) -> int:
         for count, token in enumerate(token_ids):
-            if self.inner.is_stopped():
+            if count and self.inner.is_stopped():
                 return count
             if not self.inner.consume_token(token):
                 return count
@@ -69,6 +69,8 @@ class Grammars:
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int], *, threads: int = 1) -> None:
         self._pool = ThreadPoolExecutor(COMPILERS, thread_name_prefix="grammar")
         self._executor = LLExecutor(threads)
+        # Handing a step's masks to a single other thread takes longer than computing them.
+        self._alone = threads == 1
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self.compilations = 0
@@ -94,7 +96,10 @@ class Grammars:
         pointer, size = bits.ctypes.data, bits.shape[1] * bits.itemsize
         plain = [(w.constraint.inner, w.row) for w in wanted if not w.draft]  # type: ignore[attr-defined]
         drafted = [(w.constraint.inner, w.row, w.draft) for w in wanted if w.draft]  # type: ignore[attr-defined]
-        if plain:
+        if self._alone:
+            for inner, row in plain:
+                inner.unsafe_compute_mask_ptr(pointer + row * size, size)
+        elif plain:
             self._executor.unsafe_compute_mask_ptr(plain, pointer, size, rows)
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, pointer, size, rows)
