@@ -46,7 +46,7 @@ async def streamed(
         text = waiting()
         return sse.comment(text) if text else sse.KEEP_ALIVE
 
-    return EventStream(frames(primed), primed, every_s=PROGRESS_S, say=say)
+    return EventStream(frames(primed), primed, every_s=PROGRESS_S, say=say, opening=say())
 
 
 class Primed:
@@ -87,8 +87,8 @@ class Primed:
 class EventStream(StreamingResponse):
     """Server-sent events that close the request behind them however they end, also before the first byte.
 
-    Where nothing was sent for ``every_s`` seconds, the comment ``say()`` is. One task per stream looks after that, and
-    after clients that take nothing: timers for each event would be half of what an event costs.
+    ``opening`` comes first; where nothing was sent for ``every_s`` seconds, the comment ``say()`` does. One task per
+    stream looks after that, and after clients that take nothing: timers for each event would be half of what it costs.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class EventStream(StreamingResponse):
         patience_s: float = SLOW_CLIENT_S,
         every_s: float = sse.KEEP_ALIVE_SECONDS,
         say: Callable[[], bytes] = lambda: sse.KEEP_ALIVE,
+        opening: bytes = b"",
     ) -> None:
         super().__init__(frames, headers=dict(sse.HEADERS))
         self._frames = frames
@@ -105,6 +106,7 @@ class EventStream(StreamingResponse):
         self._patience_s = patience_s
         self._every_s = every_s
         self._say = say
+        self._opening = opening
         # When something was last given to the client or taken by it.
         self._since = 0.0
         self._sending = False
@@ -124,6 +126,8 @@ class EventStream(StreamingResponse):
             watching = asyncio.ensure_future(self._watch(send, limit))
             try:
                 await self._send(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                if self._opening:
+                    await self._send(send, {"type": "http.response.body", "body": self._opening, "more_body": True})
                 async for frame in self._frames:
                     await self._send(send, {"type": "http.response.body", "body": frame, "more_body": True})
                 await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
