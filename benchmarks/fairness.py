@@ -285,7 +285,7 @@ async def measure(url: str, home: Path, server: subprocess.Popen, rounds: int, s
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks fairness", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase")
     parser.add_argument(
         "--itl-ms",
         type=float,

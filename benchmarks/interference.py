@@ -1,0 +1,211 @@
+"""What long prompts do to streams that run: workers that do both, beside one that prefills and one that decodes.
+
+``python -m benchmarks interference [--streams 16] [--prompt 1024] [--rounds 3] [--size 7m] [--json]``. Starts a small
+private Ray with the product's own workers and pool, without Serve and HTTP, and a random model. Two workers of one
+thread each have the same work in each of three set-ups, which take turns:
+
+* ``mixed``: half of the streams and every other prompt on each worker, a prompt in one step (no chunking);
+* ``chunked``: the same with 256 prompt tokens a step;
+* ``disaggregated``: prompts on one worker, handed over as the product does it, streams on the other.
+
+Prompts arrive at fixed times, as often as keeps one worker busy for ``--load`` of its time. Gaps between the tokens of
+the streams are taken where a gateway would be. ``itl`` is over all of them: its percentiles see prompts only where many
+steps have some. ``stall`` is over streams and prompts: a stream's longest gap while a prompt waits for its first token.
+What else runs on the machine hits all three, but not alike: figures count where other processes were quiet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.trace.measure import quantile
+from benchmarks.turns import Reader
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+CHUNK = 256
+ANSWER = 4  # tokens of each long prompt's answer
+CONTEXT = 1024  # tokens of each stream's prompt
+
+
+class Clients(Reader):
+    """Streams whose gaps are written down, and long prompts."""
+
+    async def stream(self, worker: Any, ids: list[int], until: float) -> list[tuple[float, float]]:
+        """(when a token came, seconds since the one before) of one answer that is cut short at ``until``."""
+        wire = self.wire(ids, 6000)
+        stream = self._inbox.open_stream(wire["id"], 0)
+        call = worker.generate.remote(wire)
+        gaps, last = [], 0.0
+        async for item in stream:
+            now = time.perf_counter()
+            if last and item.ids:
+                gaps += [(now, (now - last) / len(item.ids))] * len(item.ids)
+            last = now
+            if now > until:
+                break
+        stream.close()
+        await worker.abort.remote(wire["id"])
+        await asyncio.gather(call, return_exceptions=True)
+        return gaps
+
+    async def prompt(self, decode: Any, prefill: Any | None, ids: list[int]) -> tuple[float, float]:
+        """(when it was sent, seconds to the first token) of a long prompt, computed by ``prefill`` if there is one."""
+        sent = time.perf_counter()
+        wire = self.wire(ids, ANSWER)
+        if prefill is None:
+            return sent, (await self._follow(wire, decode))[0]
+        running = asyncio.ensure_future(self._follow({**wire, "cached": 0, "arriving": True}, decode))
+        told = await prefill.prefill.remote({"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]})
+        while not await decode.prefilled.remote(wire["id"], told):
+            await asyncio.sleep(0.001)
+        return sent, (await running)[0]
+
+
+async def side(
+    clients: Clients, homes: list[tuple[Any, Any | None]], streams: list[Any], rng: Any, period: float, seconds: float,
+    prompt: int,
+) -> dict[str, float]:  # fmt: skip
+    """``homes``: (decode, prefill) of the prompts in turn; ``streams``: the worker of each stream."""
+    begin = time.perf_counter() + 0.5  # until all streams run
+    until = begin + seconds
+
+    def fresh(count: int) -> list[int]:
+        return rng.integers(10, 8000, count).tolist()
+
+    async def arrive(number: int) -> tuple[float, float]:
+        await asyncio.sleep(max(0.0, begin + number * period - time.perf_counter()))
+        return await clients.prompt(*homes[number % len(homes)], fresh(prompt))
+
+    running = [asyncio.ensure_future(clients.stream(w, fresh(CONTEXT), until)) for w in streams]
+    prompts = await asyncio.gather(*(arrive(n) for n in range(max(1, int(seconds / period)))))
+    told = await asyncio.gather(*running)
+    gaps = [gap for one in told for at, gap in one if at >= begin]
+    if not gaps:
+        raise SystemExit("no stream has written a token: is the machine that busy?")
+    stalls = [
+        max((gap for at, gap in one if at > sent and at - gap < sent + first), default=first)
+        for sent, first in prompts
+        for one in told
+    ]
+    return {
+        **{f"itl_{name}_ms": 1e3 * quantile(gaps, q) for name, q in QUANTILES.items()},
+        **{f"stall_{name}_ms": 1e3 * quantile(stalls, q) for name, q in QUANTILES.items()},
+        "tokens_per_s": len(gaps) / seconds,
+        "prompt_ttft_p50_ms": 1e3 * statistics.median(first for _, first in prompts),
+    }
+
+
+async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
+    from deployments.spec import WorkerSpec
+    from deployments.worker import EngineWorker
+    from serve_app.channel.inbox import TokenInbox
+
+    def start(stage: str, max_batch_tokens: int) -> Any:
+        return EngineWorker.remote(  # type: ignore[attr-defined]
+            WorkerSpec(
+                model="benchmark", stage=stage, weights={"path": str(checkpoint)}, source=str(checkpoint),
+                home=str(checkpoint.parent), dtype="bfloat16", cpu_threads=1, max_model_len=8192,
+                kv_cache_bytes=256 << 20, max_batch_tokens=max_batch_tokens, max_num_seqs=64, publish=True,
+            )
+        )  # fmt: skip
+
+    whole = arguments.prompt + 64
+    mixed = [start("decode", whole), start("decode", whole)]
+    chunked = [start("decode", CHUNK), start("decode", CHUNK)]
+    decode, prefill = start("decode", CHUNK), start("prefill", whole)
+    for worker in (*mixed, *chunked, decode, prefill):
+        await worker.info.remote()
+    inbox = TokenInbox()
+    await inbox.start()
+    clients, rng = Clients(inbox), np.random.default_rng(0)
+    alone = [
+        (await clients.prompt(decode, prefill, rng.integers(10, 8000, arguments.prompt).tolist()))[1] for _ in range(4)
+    ]
+    for worker in (*mixed, *chunked):
+        await clients.prompt(worker, None, rng.integers(10, 8000, arguments.prompt).tolist())
+    period = statistics.median(alone[1:]) / arguments.load
+    n = arguments.streams
+    sides: dict[str, tuple[list[tuple[Any, Any | None]], list[Any]]] = {
+        "mixed": ([(w, None) for w in mixed], [mixed[i % 2] for i in range(n)]),
+        "chunked": ([(w, None) for w in chunked], [chunked[i % 2] for i in range(n)]),
+        "disaggregated": ([(decode, prefill)], [decode] * n),
+    }
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for number in range(arguments.rounds):
+        for name in list(sides)[:: -1 if number % 2 else 1]:
+            homes, streams = sides[name]
+            rounds[name].append(await side(clients, homes, streams, rng, period, arguments.seconds, arguments.prompt))
+    await inbox.aclose()
+    figures = {
+        name: {key: round(statistics.median(r[key] for r in rows), 2) for key in rows[0]}
+        for name, rows in rounds.items()
+    }
+    best = rounds["disaggregated"]
+    ratios = {
+        f"{metric}_p90": {
+            name: round(statistics.median(a[key] / b[key] for a, b in zip(rounds[name], best, strict=True)), 2)
+            for name in ("mixed", "chunked")
+        }
+        for metric, key in (("itl", "itl_p90_ms"), ("stall", "stall_p90_ms"))
+    }
+    return {
+        "prompt_alone_ms": round(1e3 * statistics.median(alone[1:]), 1),
+        "prompts_per_s": round(1 / period, 2),
+        "sides": figures,
+        "over_disaggregated": ratios,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks interference", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of each long prompt")
+    parser.add_argument("--load", type=float, default=0.7, help="share of one worker's time that prompts take")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each side and round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", default="7m", help="of the random model: see benchmarks checkpoint")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args(argv)
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process reaches this Ray's work
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="interference-") as scratch:
+        checkpoint = Path(scratch) / "model"
+        write = [sys.executable, "-m", "benchmarks", "checkpoint", str(checkpoint), arguments.size]
+        subprocess.run(write, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ray.init(
+            address="local", num_cpus=4, include_dashboard=False, object_store_memory=1 << 30, namespace="serve_app",
+            log_to_driver=False,
+        )  # fmt: skip
+        try:
+            found = asyncio.run(measure(arguments, checkpoint))
+        finally:
+            ray.shutdown()
+    print(
+        f"a prompt of {arguments.prompt} tokens alone: {found['prompt_alone_ms']} ms; {found['prompts_per_s']} a second"
+    )
+    for name, figures in found["sides"].items():
+        print(f"{name:14}" + "  ".join(f"{key} {value:9.2f}" for key, value in figures.items()))
+    for metric, by_side in found["over_disaggregated"].items():
+        print(f"{metric} over disaggregated: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in by_side.items()))
+    if arguments.json:
+        shown = {n: getattr(arguments, n) for n in ("streams", "prompt", "load", "size")}
+        print(json.dumps({"benchmark": "interference", **shown, **found}))
+
+
+if __name__ == "__main__":
+    main()
