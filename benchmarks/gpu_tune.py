@@ -3,7 +3,7 @@
     python -m benchmarks gpu_tune [--heads 32,8,128] [--dtype bfloat16] [--json]
 
 Each case is a batch of prompts, chunks or decodes. Launches alternate in rounds; the figure of each is its median. A
-plan that is more than 5 % behind the best is worth a change in `plan_launch` (`serve_app/kernels/gpu/attention.py`).
+plan that is more than 5 % behind the best is worth a change in `plan_launch` (`serve_app/kernels/gpu/plan.py`).
 The last columns are the best one's products per second and bytes of keys and values read per second.
 """
 
@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from serve_app.kernels.gpu.attention import Launch, paged_attention, plan_launch
+from serve_app.kernels.gpu.attention import paged_attention
 from serve_app.kernels.gpu.choice import device_seconds
 from serve_app.kernels.gpu.common import processors
+from serve_app.kernels.gpu.plan import Launch, plan_launch
 from serve_app.kernels.gpu.selftest import move
 from serve_app.kernels.selftest import RandomBatch, random_batch
 

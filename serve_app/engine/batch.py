@@ -50,6 +50,7 @@ class Batch:
     max_seq_len: int
     kv: Tensor  # [L, 2, num_blocks, Hkv, 32, D]
     total_seq_len: int = 0  # sum of seq_lens; 0: the host does not know it
+    decodes: int = 0  # at least so many requests at the head of the batch have one token
     capture: Capture | None = None
 
 
@@ -87,5 +88,6 @@ def build_batch(scheduled: Sequence[Scheduled], kv: Tensor) -> Batch:
         max_query_len=int(counts.max()),
         max_seq_len=int(seq_lens.max()),
         total_seq_len=int(seq_lens.sum()),
+        decodes=int((np.cumsum(counts > 1) == 0).sum()),
         kv=kv,
     )

@@ -44,6 +44,8 @@ class AttentionBatch(Protocol):
     def max_seq_len(self) -> int: ...
     @property
     def total_seq_len(self) -> int: ...  # sum of seq_lens, 0 where the host does not know it
+    @property
+    def decodes(self) -> int: ...  # at least so many requests at the head of the batch have one query
 
 
 @functools.cache
@@ -168,7 +170,7 @@ class _Renumbered:
     def __init__(self, batch: AttentionBatch, block_tables: Tensor) -> None:
         self.query_start, self.seq_lens, self.block_tables = batch.query_start, batch.seq_lens, block_tables
         self.max_query_len, self.max_seq_len = batch.max_query_len, batch.max_seq_len
-        self.total_seq_len = batch.total_seq_len
+        self.total_seq_len, self.decodes = batch.total_seq_len, batch.decodes
 
 
 def _attend(

@@ -27,6 +27,7 @@ class RandomBatch:
     max_query_len: int
     max_seq_len: int
     total_seq_len: int
+    decodes: int
 
 
 def random_batch(
@@ -67,6 +68,7 @@ def random_batch(
         max(queries),
         max(lengths),
         sum(lengths),
+        next((r for r, count in enumerate(queries) if count > 1), len(queries)),
     )
 
 

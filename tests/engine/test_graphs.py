@@ -130,3 +130,16 @@ def test_bucket_sizes():
     sizes = bucket_sizes(256)
     assert sizes[:6] == [1, 2, 4, 8, 16, 24] and sizes[-1] == 256
     assert all(b / a <= 2 for a, b in zip(sizes, sizes[1:], strict=False))
+
+
+def test_steps_run_ahead_over_graphs(model):
+    """The logits of all graphs are one buffer, which the step that is launched next overwrites."""
+    from serve_app.engine.overlap import OverlapEngine
+
+    model, reference = model
+    plain = graphed_engine(model, max_batch_tokens=40)
+    engine = OverlapEngine(plain.runner, plain.scheduler)
+    batch = prompts(8)
+    expected = [tiny.reference_tokens(reference, p, NEW_TOKENS - 2 * i) for i, p in enumerate(batch)]
+    assert generate(engine, batch) == expected
+    assert engine.runner.forward.replays > 10

@@ -7,13 +7,13 @@ A program takes a tile of queries of one request and one KV head, and walks over
 
 All query heads of a KV head share each key that is read. Where tiles are too few to fill the device (small batches),
 the keys of a tile are split over several programs and a second kernel joins what they found ("flash decoding").
-Lengths are read on the device only, so that a launch can be captured in a CUDA graph and replayed on other lengths.
+Decodes and prompts in one batch are two launches. Lengths are read on the device only, so that a launch can be captured
+in a CUDA graph and replayed on other lengths.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,65 +22,13 @@ import triton.language as tl
 from torch import Tensor
 
 from serve_app.kernels.gpu.common import next_power_of_2, processors, widens
+from serve_app.kernels.gpu.plan import Launch, Part, plan_launch
 
 if TYPE_CHECKING:
     from serve_app.kernels.attention import AttentionBatch
 
 PAGE = tl.constexpr(32)  # tokens per KV block
 LOG2E = tl.constexpr(1.4426950408889634)
-MAX_SPLITS = 64
-PREFILL_SPLITS = 8
-
-
-@dataclass(slots=True, frozen=True)
-class Launch:
-    """How one call is cut into programs: ``tiles`` x KV heads x ``splits``."""
-
-    tiles: int
-    splits: int
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-
-
-def plan_launch(
-    *,
-    requests: int,
-    tokens: int,
-    max_query_len: int,
-    max_seq_len: int,
-    group: int,
-    kv_heads: int,
-    dim: int,
-    item_bytes: int,
-    units: int,
-) -> Launch:
-    """Tile sizes and splits for a batch on a device of ``units`` multiprocessors.
-
-    ``max_seq_len`` only bounds the splits: under a CUDA graph it is the longest sequence that may come.
-    """
-    least = max(16, next_power_of_2(group))
-    row_bytes = next_power_of_2(dim) * item_bytes  # of a head: more leaves less room for tiles in shared memory
-    wide = row_bytes > 256
-    if row_bytes > 512:
-        block_m, block_n, warps, stages = least, 16, 4, 2
-        tiles = requests if max_query_len == 1 else tokens // (block_m // group) + requests
-    elif max_query_len == 1:
-        block_m, block_n, warps, stages = least, 32 if wide else 64, 4, 3
-        tiles = requests
-    else:
-        block_m = max(least, 16 if max_query_len * group <= 16 else 64 if wide or max_query_len * group <= 64 else 128)
-        block_n, warps, stages = 32 if wide else 64, 8 if block_m >= 128 else 4, 2 if wide else 3
-        tiles = tokens // (block_m // group) + requests
-    # Two waves of programs hide the latency of the first loads; each split should have two tiles of keys at least.
-    wanted = -(-2 * units // (tiles * kv_heads))
-    splits = min(wanted, max(1, max_seq_len // (2 * block_n)), MAX_SPLITS)
-    splits = 1 << (splits.bit_length() - 1)
-    if max_query_len > 1 and splits > 1:
-        # Each number of splits is a kernel to compile, and these are not compiled ahead as those of decode graphs are.
-        splits = PREFILL_SPLITS if splits >= PREFILL_SPLITS // 2 else 1
-    return Launch(tiles, splits, block_m, block_n, warps, stages)
 
 
 def paged_attention(
@@ -94,45 +42,71 @@ def paged_attention(
     sinks: Tensor | None = None,
     launch: Launch | None = None,
 ) -> Tensor:
-    """:func:`serve_app.kernels.attention.paged_attention`; the cache may also be float8_e4m3fn (scale 1)."""
-    tokens, q_heads, dim = q.shape
-    kv_heads, requests = kv_layer.shape[2], len(batch.seq_lens)
+    """:func:`serve_app.kernels.attention.paged_attention`; the cache may also be float8_e4m3fn (scale 1).
+
+    Decodes at the head of a batch of prompts get a launch of their own: tiles for prompts would be nearly empty.
+    """
     if q.stride(2) != 1:
         q = q.contiguous()
-    if launch is None:
-        launch = plan_launch(
-            requests=requests,
-            tokens=tokens,
-            max_query_len=batch.max_query_len,
-            max_seq_len=batch.max_seq_len,
-            group=q_heads // kv_heads,
-            kv_heads=kv_heads,
-            dim=dim,
-            item_bytes=q.element_size(),
-            units=processors(q.device),
-        )
-    out = torch.empty((tokens, q_heads, dim), dtype=q.dtype, device=q.device)
-    splits = launch.splits
-    partial = out if splits == 1 else torch.empty((tokens, q_heads, splits, dim), dtype=torch.float32, device=q.device)
-    stats = out if splits == 1 else torch.empty((tokens, q_heads, splits, 2), dtype=torch.float32, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    whole = Part(0, len(batch.seq_lens), 0, len(q), batch.max_query_len)
+    for part in [whole] if launch is not None else whole.divided(batch.decodes):
+        _run(part, launch or _plan(part, q, kv_layer, batch), q, kv_layer, batch, out, scale, window, softcap, sinks)
+    return out
+
+
+def _plan(part: Part, q: Tensor, kv_layer: Tensor, batch: AttentionBatch) -> Launch:
+    return plan_launch(
+        requests=part.requests,
+        tokens=part.tokens,
+        max_query_len=part.max_query_len,
+        max_seq_len=batch.max_seq_len,
+        group=q.shape[1] // kv_layer.shape[2],
+        kv_heads=kv_layer.shape[2],
+        dim=q.shape[2],
+        item_bytes=q.element_size(),
+        units=processors(q.device),
+    )
+
+
+def _run(
+    part: Part,
+    launch: Launch,
+    q: Tensor,
+    kv_layer: Tensor,
+    batch: AttentionBatch,
+    out: Tensor,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> None:
+    """Writes the rows of ``part`` to ``out``."""
+    _, q_heads, dim = q.shape
+    kv_heads, splits = kv_layer.shape[2], launch.splits
+    # Of the part's tokens only, which the kernel counts from the batch's first.
+    shape = (part.tokens, q_heads, splits)
+    partial = out if splits == 1 else torch.empty((*shape, dim), dtype=torch.float32, device=q.device)
+    stats = out if splits == 1 else torch.empty((*shape, 2), dtype=torch.float32, device=q.device)
     meta = _head_constants(q_heads, kv_heads, dim)
-    _attend[(launch.tiles, kv_heads, splits)](
+    # Counted from a token in the midst of a tile, the last request's may end one tile later.
+    tiles = launch.tiles + (part.first_token > 0)
+    _attend[(tiles, kv_heads, splits)](
         q, kv_layer, batch.query_start, batch.seq_lens, batch.block_tables, out, partial, stats,
         out if sinks is None else sinks,
-        scale, softcap or 1.0, requests,
+        scale, softcap or 1.0, part.first, part.last, part.first_token,
         q.stride(0), q.stride(1), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
         batch.block_tables.stride(0),
         **meta,
         BLOCK_M=launch.block_m, BLOCK_N=launch.block_n, WINDOW=window or 0, CAPPED=bool(softcap),
-        SINKS=sinks is not None, DECODE=batch.max_query_len == 1, SPLITS=splits, WIDE=widens(q.dtype),
+        SINKS=sinks is not None, DECODE=part.max_query_len == 1, SPLITS=splits, WIDE=widens(q.dtype),
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
     if splits > 1:
-        _join[(tokens, q_heads)](
-            partial, stats, out, out if sinks is None else sinks,
+        _join[(part.tokens, q_heads)](
+            partial, stats, out, out if sinks is None else sinks, part.first_token,
             HEADS=q_heads, DIM=dim, DIM_PADDED=meta["DIM_PADDED"], SPLITS=splits, SINKS=sinks is not None, num_warps=4,
         )  # fmt: skip
-    return out
 
 
 @functools.cache
@@ -145,11 +119,11 @@ def _head_constants(q_heads: int, kv_heads: int, dim: int) -> dict[str, int]:
     }
 
 
-# Two numbers that change from batch to batch must not make Triton compile anew.
-@triton.jit(do_not_specialize=["requests", "table_row"])
+# Numbers that change from batch to batch must not make Triton compile anew.
+@triton.jit(do_not_specialize=["first_request", "requests", "first_token", "table_row"])
 def _attend(
     q, kv, query_start, seq_lens, tables, out, partial, stats, sinks,
-    scale, softcap, requests,
+    scale, softcap, first_request, requests, first_token,
     q_token, q_head, kv_plane, kv_block, kv_head_stride, table_row,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
@@ -160,11 +134,12 @@ def _attend(
     split = tl.program_id(2)
     TOKENS: tl.constexpr = BLOCK_M // GROUP  # queries per tile
     if DECODE:
-        request = tile
+        request = tile + first_request
         first = 0
     else:
         # Request r owns the tiles from query_start[r] // TOKENS + r on: enough for its queries, and found by bisection.
-        low: tl.int32 = 0
+        tile += tl.load(query_start + first_request) // TOKENS + first_request
+        low: tl.int32 = first_request
         high: tl.int32 = requests
         while high - low > 1:
             middle = (low + high) // 2
@@ -247,15 +222,15 @@ def _attend(
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out + place[:, None] * DIM + column[None, :], acc.to(out.dtype.element_ty), mask=wanted)
     else:
-        place = place * SPLITS + split
+        place = (place - first_token * HEADS) * SPLITS + split
         tl.store(partial + place[:, None] * DIM + column[None, :], acc, mask=wanted)
         tl.store(stats + place * 2, best, mask=live)
         tl.store(stats + place * 2 + 1, total, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_token"])
 def _join(
-    partial, stats, out, sinks,
+    partial, stats, out, sinks, first_token,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Joins the splits of one query and head: each is a softmax over its own keys, with its maximum and sum."""
@@ -277,5 +252,5 @@ def _join(
         partial + place[:, None] * DIM + column[None, :], mask=(total > 0)[:, None] & (column < DIM)[None, :], other=0.0
     )
     joined = tl.sum(part * weight[:, None], 0) / whole
-    where = (tl.program_id(0).to(tl.int64) * HEADS + head) * DIM + column
+    where = ((tl.program_id(0).to(tl.int64) + first_token) * HEADS + head) * DIM + column
     tl.store(out + where, joined.to(out.dtype.element_ty), mask=column < DIM)

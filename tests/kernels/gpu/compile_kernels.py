@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from serve_app.kernels.gpu import attention, flash, fused, sampling
+from serve_app.kernels.gpu import attention, flash, fused, plan, sampling
 
 CAPABILITY = int(sys.argv[1])
 TARGET = GPUTarget("cuda", CAPABILITY, 32)
@@ -42,7 +42,7 @@ def attend(dtype: str, cache: str, longest: int, group: int, dim: int) -> None:
     padded = max(16, 1 << (dim - 1).bit_length())
     kinds = dict(q=f"*{dtype}", kv=f"*{cache}", query_start="*i32", seq_lens="*i32", tables="*i32", out=f"*{dtype}",
                  partial="*fp32", stats="*fp32", sinks="*fp32")  # fmt: skip
-    launch = attention.plan_launch(
+    launch = plan.plan_launch(
         requests=4, tokens=4 * longest, max_query_len=longest, max_seq_len=4096, group=group, kv_heads=8, dim=dim,
         item_bytes=4 if dtype == "fp32" else 2, units=132,
     )  # fmt: skip

@@ -30,12 +30,12 @@ def case(name: str, dtype: torch.dtype) -> tuple[RandomBatch, dict]:
 
 
 def compare(name: str, dtype: torch.dtype, device: torch.device, **tuning: int) -> None:
-    from serve_app.kernels.gpu import attention
+    from serve_app.kernels.gpu import attention, plan
 
     b, options = case(name, dtype)
     want = naive_attention(b, **options)
     group = CASES[name][3]
-    launch = attention.plan_launch(
+    launch = plan.plan_launch(
         requests=len(b.seq_lens), tokens=len(b.q), max_query_len=b.max_query_len, max_seq_len=b.max_seq_len,
         group=group, kv_heads=CASES[name][2], dim=CASES[name][4], item_bytes=dtype.itemsize, units=1,
     )  # fmt: skip
@@ -81,8 +81,32 @@ def test_strided_queries_and_a_shared_prefix(device: torch.device) -> None:
     torch.testing.assert_close(got.cpu().double(), want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("units", [1, 60])
+def test_decodes_beside_a_prompt_have_tiles_of_their_own(units: int, device: torch.device, monkeypatch) -> None:
+    from serve_app.kernels.gpu import attention, plan
+
+    monkeypatch.setattr(attention, "processors", lambda device: units)  # of the larger number keys are split
+    contexts = [70, 0, 33, 5, 64, 31, 1, 90, 12, 50, 20, 300, 2, 65, 9, 40, 7]
+    cases = [
+        ([1] * 9 + [40, 1, 6], None, None, False),
+        ([1] * 9 + [40, 1, 6], 24, 30.0, True),
+        ([1] * 15 + [2, 5], None, None, False),  # tiles of 8 that begin in the midst of one
+    ]
+    for queries, window, softcap, with_sinks in cases:
+        b = random_batch(queries, contexts[: len(queries)], 4, 2, 32, torch.float32, 4)
+        assert b.decodes >= plan.MIN_DECODES
+        sinks = torch.randn(4) if with_sinks else None
+        want = naive_attention(b, 0.3, window, softcap, sinks)
+        moved = move(b, device)
+        got = attention.paged_attention(
+            moved.q, moved.kv_layer, moved, scale=0.3, window=window, softcap=softcap,
+            sinks=None if sinks is None else sinks.to(device),
+        )  # fmt: skip
+        torch.testing.assert_close(got.cpu().double(), want, atol=1e-5, rtol=1e-5)
+
+
 def test_the_plan_fills_the_device_and_no_more() -> None:
-    from serve_app.kernels.gpu.attention import plan_launch
+    from serve_app.kernels.gpu.plan import plan_launch
 
     shape = dict(group=4, kv_heads=8, dim=128, item_bytes=2, units=132)
     one = plan_launch(requests=1, tokens=1, max_query_len=1, max_seq_len=8192, **shape)
