@@ -40,8 +40,9 @@ class SpeculationController:
     """
 
     MARGIN = 1.03
-    # One step in so many does not look, so that what drafts are compared with stays true.
-    REFRESH = 64
+    # One step in so many does not look, so that what drafts are compared with stays true; one in ``SOON`` for each time
+    # that this was measured before, while that is less.
+    REFRESH, SOON = 64, 4
     # One drafted step in so many verifies fewer or more than seems best: costs rise in stairs.
     VARY, VARIED = 32, (2.0, 0.5, 1.5)
     # Where drafts have been too dear for so many steps they are tried again, then after twice as many, and so on.
@@ -222,7 +223,8 @@ class SpeculationController:
         """Why steps from now on should not look for drafts, and how many."""
         if not self.max_tokens:
             return "turned off", self.rhythm.MOST
-        if self._plain is None or self._since_plain >= self.REFRESH:
+        refresh = min(self.REFRESH, self.SOON * self.costs.measured(batch))
+        if self._plain is None or self._since_plain >= refresh:
             return "measuring plain", 1
         if all([ledger.suspended for ledger in self.ledgers.values()]):
             return "lost lately", self.rhythm.MOST

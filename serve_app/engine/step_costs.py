@@ -11,19 +11,22 @@ import numpy as np
 
 @dataclass(slots=True)
 class Average:
-    """Exponential moving average that starts as a plain mean. One sample moves it by little: a machine has hiccups."""
+    """Exponential moving average that begins with the least of the first samples. One sample moves it by little: a
+    machine has hiccups.
+    """
 
     WEIGHT = 0.1
+    FIRST = 3
 
     value: float = 0.0
     samples: int = 0
 
     def add(self, sample: float) -> None:
         self.samples += 1
-        if self.samples > 2:
+        if self.samples > self.FIRST:
             sample = min(max(sample, self.value / 2), self.value * 2)
-        elif self.samples == 2:
-            # The first of its kind is often a slow one.
+        elif self.samples > 1:
+            # The first of their kind are often slow ones.
             self.value = sample = min(self.value, sample)
         self.value += max(self.WEIGHT, 1 / self.samples) * (sample - self.value)
 
@@ -66,7 +69,7 @@ class StepCosts:
 
     # A row more, as a share of a plain step's cost per request.
     HOPE = 0.25
-    MIN_SAMPLES = 2
+    MIN_SAMPLES = 3
     # Steps that differ by less take the same time.
     SAME = 0.25
 
@@ -105,6 +108,12 @@ class StepCosts:
         curve = self._curves.get(size_class(batch))
         known = curve.plain if curve is not None else None
         return known.value if known is not None and known.samples >= self.MIN_SAMPLES else None
+
+    def measured(self, batch: int) -> int:
+        """How often a step without drafts was measured."""
+        curve = self._curves.get(size_class(batch))
+        known = curve.plain if curve is not None else None
+        return known.samples if known is not None else 0
 
     def seconds(self, batch: int, extra: np.ndarray) -> np.ndarray:
         """An estimate for each number of ``extra`` rows; needs :meth:`plain` to be known for ``batch``."""
