@@ -8,11 +8,12 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -105,10 +106,10 @@ class LocalCluster:
     def start_ray(self) -> None:
         """Only Ray, with the environment that everything else here relies on."""
         os.environ.update(self.environment)
-        self._fork_server = ForkServer(self._scratch)
+        launching = self._launching()
         import ray
 
-        with self._fork_server.launching():
+        with launching:
             ray.init(
                 address="local",
                 # Logical: our actors ask for fractions, and threads are bounded by the catalogue.
@@ -120,6 +121,17 @@ class LocalCluster:
                 logging_level=logging.WARNING,
             )
         self._started = True
+
+    def _launching(self) -> AbstractContextManager[None]:
+        """Has Ray's workers forked where that works: elsewhere system libraries do not survive it."""
+        if sys.platform != "linux":
+            return nullcontext()
+        try:
+            self._fork_server = ForkServer(self._scratch)
+        except OSError as error:  # such as a path too long for a socket
+            logging.getLogger(__name__).warning("workers start one by one, without a fork server: %s", error)
+            return nullcontext()
+        return self._fork_server.launching()
 
     def start_serving(self) -> None:
         """Serve and the applications on a running Ray."""
@@ -240,7 +252,6 @@ def _deploy(built: dict[str, Any]) -> None:
 
 def attach(home: Path) -> Any:
     """Connects this process to the running cluster as a driver, unless it is connected already; returns ``ray``."""
-    import sys
 
     if "ray" not in sys.modules:
         env.apply(env.client_env(), os.environ)

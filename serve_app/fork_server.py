@@ -103,6 +103,17 @@ class Birth:
     def kind(self) -> tuple[str, ...]:
         return tuple(self.env.get(name, "") for name in DISTINCT)
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the launcher has lost patience: it has become the worker itself."""
+        with socket.socket(fileno=os.dup(self.files[-1])) as launcher:
+            try:
+                return launcher.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
     def send(self, link: socket.socket) -> None:
         told = json.dumps({"argv": self.argv, "env": self.env, "cwd": self.cwd}).encode()
         socket.send_fds(link, [told], self.files)
@@ -198,6 +209,9 @@ def serve(link: socket.socket, distinct: dict[str, str]) -> Birth | None:
     if not _forks_differ():
         return None  # launchers do without
     while (birth := Birth.receive(link)) is not None:
+        if birth.given_up:
+            birth.close()
+            continue
         if os.fork() == 0:
             link.close()
             return birth

@@ -2,13 +2,14 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
 
 import pytest
 
-from serve_app.fork_server import WORKER, ForkServer
+from serve_app.fork_server import WORKER, Birth, ForkServer
 
 # A worker that says what it is. "forked": the server's imports are there before it has imported anything.
 SCRIPT = """
@@ -109,3 +110,12 @@ def test_the_server_ends_with_the_process_that_started_it(tmp_path):
 
     assert select.select([pidfd], [], [], 30)[0], "the server is still there"
     os.close(pidfd)
+
+
+def test_a_launcher_that_has_given_up_gets_no_fork():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    birth = Birth([WORKER], {}, "/", [theirs.detach()])
+    assert not birth.given_up
+    ours.close()
+    assert birth.given_up
+    birth.close()

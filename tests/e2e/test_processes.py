@@ -1,0 +1,21 @@
+"""What the processes of the running stack have loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from benchmarks.startup import descendants
+
+
+def test_only_workers_have_loaded_torch(stack):
+    titles, holders = set(), set()
+    for pid in descendants(os.getpid())[1:]:
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+            titles.add(title)
+            if "libtorch" in Path(f"/proc/{pid}/maps").read_text():
+                holders.add(title)
+    assert any("ServeController" in title for title in titles) and any("fork_server" in title for title in titles)
+    assert holders and all(title.startswith("ray::") and "Worker" in title for title in holders), holders
