@@ -97,7 +97,7 @@ class SpeculationController:
         if not limit:
             return [], 0
         if self.always or proposer.free:
-            if self.ledgers[FREE].suspended:
+            if self.ledgers[FREE].suspended and not self.always:
                 return [], 0
             members = [o for o in offers if o.room > o.tokens and (proposer.continues or not o.segments)]
             return members, limit
