@@ -10,7 +10,8 @@ out, it is found with a server without target first.
   What is refused or late counts as failed. Beside it how long a refusal took, at the client and in the gateway alone
   (from the tokenised prompt to the refusal, as ``GET /v1/requests/{id}`` tells it).
 
-Load and server share the machine.
+Load and server share the machine: what takes the engine's time away is printed in cores, load generator, gateway (with
+HAProxy), engine and the rest apart.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import yaml
 
+from benchmarks.startup import cpu_seconds
 from serve_app.accounts import AccountsFile
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 
@@ -62,11 +65,12 @@ class Tenant:
     def __init__(self, url: str, home: Path, name: str) -> None:
         key = AccountsFile(home).add(name)
         self.path = f"/client/v4/accounts/{name}/ai/run/{MODEL}"
-        self.client = httpx.AsyncClient(
-            base_url=url,
+        # Clients share the cores with the server: this one costs a fifth of httpx.
+        self.client = aiohttp.ClientSession(
+            url,
             headers={"Authorization": f"Bearer {key}"},
-            timeout=120,
-            limits=httpx.Limits(max_connections=400, max_keepalive_connections=400),
+            timeout=aiohttp.ClientTimeout(120),
+            connector=aiohttp.TCPConnector(limit=400),
         )
         self._number = 0
 
@@ -77,19 +81,24 @@ class Tenant:
 
     async def ask(self, tally: Tally, **options: Any) -> int:
         began = time.perf_counter()
-        answer = await self.client.post(self.path, json=self.body(**options))
+        async with self.client.post(self.path, json=self.body(**options)) as answer:
+            await answer.read()
         took = time.perf_counter() - began
-        if answer.status_code == 200:
+        if answer.status == 200:
             tally.good += 1
             tally.finished.append(time.perf_counter())
             tally.latencies.append(took)
             tally.answered_ids.append(answer.headers["cf-ray"])
-        elif answer.status_code == 429:
+        elif answer.status == 429:
             tally.refused.append(took)
             tally.refused_ids.append(answer.headers["cf-ray"])
         else:
-            tally.late += answer.status_code == 408
-        return answer.status_code
+            tally.late += answer.status == 408
+        return answer.status
+
+    async def get(self, path: str, **headers: str) -> Any:
+        async with self.client.get(path, headers=headers) as answer:
+            return await answer.json()
 
 
 def start_server(home: Path, port: int, itl_ms: float | None) -> subprocess.Popen:
@@ -167,7 +176,7 @@ async def where_time_went(tenant: Tenant, tally: Tally, samples: int = 20) -> di
     """Medians in ms over some requests: waiting in the gateway, from there to the first token, and the rest."""
     parts: dict[str, list[float]] = {"wait": [], "first token": [], "rest": []}
     for request_id in tally.answered_ids[-samples:]:
-        events = (await tenant.client.get(f"/v1/requests/{request_id}")).json()["events"]
+        events = (await tenant.get(f"/v1/requests/{request_id}"))["events"]
         at = {e["event"]: e["ms"] for e in events}
         if {"routed", "first token", "done"} <= set(at):
             parts["wait"].append(at["routed"])
@@ -224,20 +233,49 @@ async def in_gateway_ms(tenant: Tenant, ids: list[str]) -> list[float]:
     """From the tokenised prompt to the refusal."""
     found = []
     for request_id in ids:
-        events = (await tenant.client.get(f"/v1/requests/{request_id}")).json()["events"]
+        events = (await tenant.get(f"/v1/requests/{request_id}"))["events"]
         if not any(e["event"] == "queued" for e in events):
             found.append(next(e["ms"] for e in events if e["event"] == "refused"))
     return found
 
 
-async def goodput_rounds(tenant: Tenant, rounds: int, seconds: float) -> dict[str, Any]:
+class Cores:
+    """Whose processor time it was: cores that load generator, gateway and engine used while it is open."""
+
+    GROUPS = {"EngineWorker": "engine", "gateway": "gateway", "haproxy": "gateway"}
+
+    def __init__(self, server: subprocess.Popen) -> None:
+        self._server = server
+        self.used: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        before, began = self._now(), time.perf_counter()
+        yield
+        seconds = time.perf_counter() - began
+        for name, value in self._now().items():
+            self.used.setdefault(name, []).append((value - before.get(name, 0.0)) / seconds)
+
+    def _now(self) -> dict[str, float]:
+        found = {"load": time.process_time(), "engine": 0.0, "gateway": 0.0, "other": 0.0}
+        for title, seconds in cpu_seconds(self._server.pid).items():
+            found[next((group for part, group in self.GROUPS.items() if part in title), "other")] += seconds
+        return found
+
+    def medians(self) -> dict[str, float]:
+        return {name: round(statistics.median(values), 2) for name, values in self.used.items()}
+
+
+async def goodput_rounds(tenant: Tenant, server: subprocess.Popen, rounds: int, seconds: float) -> dict[str, Any]:
     capacity = statistics.median([(t := await run_for(seconds, tenant, HEAVY_STREAMS)).good / t.seconds
                                   for _ in range(2)])  # fmt: skip
     one, four, refused, at_once = [], [], [], []
-    shares = []
+    shares, cores_1, cores_4 = [], Cores(server), Cores(server)
     for _ in range(rounds):
-        at_1, served_1 = await open_load(tenant, capacity, 2 * seconds)
-        at_4, served_4 = await open_load(tenant, 4 * capacity, 2 * seconds)
+        with cores_1.during():
+            at_1, served_1 = await open_load(tenant, capacity, 2 * seconds)
+        with cores_4.during():
+            at_4, served_4 = await open_load(tenant, 4 * capacity, 2 * seconds)
         one.append(served_1)
         four.append(served_4)
         refused += at_4.refused
@@ -245,6 +283,7 @@ async def goodput_rounds(tenant: Tenant, rounds: int, seconds: float) -> dict[st
         shares.append(four[-1] / one[-1])
         print(f"goodput: 1x {one[-1]:.1f}/s ({len(at_1.refused)} refused, {at_1.late} late), 4x {four[-1]:.1f}/s "
               f"({len(at_4.refused)} refused, {at_4.late} late), share {shares[-1]:.2f}", flush=True)  # fmt: skip
+    print(f"goodput: cores used at 1x {cores_1.medians()}, at 4x {cores_4.medians()}")
     return {
         "capacity_requests_per_s": capacity,
         "goodput_1x_per_s": statistics.median(one),
@@ -263,9 +302,9 @@ async def alone_step_ms(url: str, home: Path, server: subprocess.Popen) -> float
     light = Tenant(url, home, "light")
     await asyncio.sleep(2.0)  # until the gateway has read the keys
     await run_for(3.0, light, LIGHT_STREAMS)
-    headers = {"Authorization": f"Bearer {(home / 'api_key').read_text().strip()}"}
-    routing = (await light.client.get("/v1/status", headers=headers)).json()["models"][MODEL]["routing"]
-    await light.client.aclose()
+    key = f"Bearer {(home / 'api_key').read_text().strip()}"
+    routing = (await light.get("/v1/status", Authorization=key))["models"][MODEL]["routing"]
+    await light.client.close()
     return next(worker["step_ms"] for worker in routing["workers"] if worker["stage"] == "decode")
 
 
@@ -276,9 +315,9 @@ async def measure(url: str, home: Path, server: subprocess.Popen, rounds: int, s
     await run_for(3.0, heavy, HEAVY_STREAMS)  # learns what steps cost
     await run_for(1.0, light, LIGHT_STREAMS)
     found = {"light": await light_rounds(light, heavy, rounds, seconds)}
-    found["goodput"] = await goodput_rounds(heavy, rounds, seconds)
+    found["goodput"] = await goodput_rounds(heavy, server, rounds, seconds)
     for tenant in (light, heavy):
-        await tenant.client.aclose()
+        await tenant.client.close()
     return found
 
 

@@ -130,13 +130,19 @@ class Birth:
 
 
 class ForkServer:
-    """The servers as the process that starts Ray sees them. ``folder`` is this user's alone."""
+    """The servers as the process that starts Ray sees them. ``folder`` is this user's alone.
+
+    Raises OSError where the launcher can't be executed (a file system without programs, a Python in a folder with a
+    blank in its name) or the socket not be made: Ray's workers would not start then.
+    """
 
     def __init__(self, folder: Path) -> None:
         address = str(folder / "fork-server")
         self._launcher = folder / "python"
         self._launcher.write_text(_LAUNCHER % {"python": sys.executable, "worker": WORKER, "address": address})
         self._launcher.chmod(0o700)
+        if subprocess.run([self._launcher, "-V"], capture_output=True, timeout=30).returncode:
+            raise OSError(f"{self._launcher} does not start {sys.executable}")
         # numpy's BLAS without threads, which would not survive a fork. The pipe tells the server that this process has
         # ended. A session of its own: Ctrl-C is for this process.
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:

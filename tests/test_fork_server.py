@@ -119,3 +119,13 @@ def test_a_launcher_that_has_given_up_gets_no_fork():
     ours.close()
     assert birth.given_up
     birth.close()
+
+
+def test_a_launcher_that_cannot_be_executed_is_known_at_once(tmp_path, monkeypatch):
+    """What follows `#!` ends at a blank: Ray's workers would never start."""
+    python = tmp_path / "a folder" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(OSError):
+        ForkServer(tmp_path)

@@ -7,7 +7,7 @@ class Ledger:
     """Seconds gained and lost by steps that look for drafts against those that do not.
 
     A step that looks earns what its tokens would have cost in plain steps, and spends what it took: the forward pass,
-    asking proposers, and the book-keeping itself. Losses are allowed up to a few plain steps and half a percent of
+    asking proposers, and the book-keeping itself. Losses are allowed up to two plain steps and a quarter of a percent of
     the time spent decoding; when they are used up, nobody looks until they are earned again. However wrong the
     estimates are, that is all speculation can cost.
 
@@ -15,9 +15,9 @@ class Ledger:
     one that does not pay does not keep others from it.
     """
 
-    SHARE = 0.005
+    SHARE = 0.0025
     # In plain steps: what may be lost in advance, and what past gains may be risked again.
-    DEBT, CREDIT = 4.0, 16.0
+    DEBT, CREDIT = 2.0, 16.0
 
     def __init__(self) -> None:
         self.balance = 0.0

@@ -67,7 +67,7 @@ inline void put(bf16* to, vfloat v) {
 }
 
 class Step {
-    static constexpr int64_t OWN_ROWS = 4;
+    static constexpr int64_t OWN_ROWS = 8;
 
 public:
     explicit Step(const StepArgs& args) : a(args), m(*args.model) {}
