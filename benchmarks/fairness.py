@@ -65,7 +65,7 @@ class Tenant:
     def __init__(self, url: str, home: Path, name: str) -> None:
         key = AccountsFile(home).add(name)
         self.path = f"/client/v4/accounts/{name}/ai/run/{MODEL}"
-        # Clients share the cores with the server: this one costs a fifth of httpx.
+        # Clients share the cores with the server, and httpx takes more of them than the gateway does.
         self.client = aiohttp.ClientSession(
             url,
             headers={"Authorization": f"Bearer {key}"},
