@@ -7,8 +7,8 @@ class Ledger:
     """Seconds gained and lost by steps that look for drafts against those that do not.
 
     A step that looks earns what its tokens would have cost in plain steps, and spends what it took: the forward pass,
-    asking proposers, and the book-keeping itself. Losses are allowed up to two plain steps and a quarter of a percent of
-    the time spent decoding; when they are used up, nobody looks until they are earned again. However wrong the
+    asking proposers, and the book-keeping itself. Losses are allowed up to two plain steps and a quarter of a percent
+    of the time spent decoding; when they are used up, nobody looks until they are earned again. However wrong the
     estimates are, that is all speculation can cost.
 
     There is one for look-ups and one for each proposer that takes time, to which the steps are booked that asked it:
