@@ -40,6 +40,9 @@ class AdmissionConfig:
     retry_cap_s: float = 600.0
     # Of the target between tokens, for a tenant below its share of the streams.
     stretch: float = 1.25
+    # Of the time in the queue that a request's deadline leaves, kept for errors: under overload the queue is as long as
+    # deadlines allow, and each small error would make somebody late for whom work has been done by then.
+    slack: float = 0.25
 
 
 class DrainMeter:
@@ -111,7 +114,9 @@ class Admission:
             return self._refusal(wait, "too many tokens wait for this model")
         if request.reject_if_busy and wait > self.config.busy_s:
             return self._refusal(wait, "busy, and the request said not to wait")
-        return self._late(request, now, queued + decision.ttft, wait)
+        # What the others in the queue take can't be foreseen as well as what the request itself takes.
+        slack = 1.0 if request.deadline is None else 1.0 - self.config.slack
+        return self._late(request, now, queued / slack + decision.ttft, wait)
 
     def place(self, request: RouteRequest, now: float) -> Decision | Refusal | None:
         """When it is ``request``'s turn: where it goes; None while every worker has enough queued; or too late now."""

@@ -52,6 +52,18 @@ def test_a_deadline_of_the_request_goes_before_the_target() -> None:
     assert isinstance(b.consider(request("r", deadline=0.01), 0.0), Refusal)
 
 
+def test_a_quarter_of_the_time_in_the_queue_is_kept_for_errors() -> None:
+    """Whose deadline has passed is answered with an error, whatever has been computed for it by then."""
+    a = admission(load("a"))
+    for i in range(20):
+        a.queue.push(request(f"q{i}", 3000))
+    alone, queued = a.router.choose(request("r"), 0.0).ttft, a.queued_seconds(request("r"))
+    assert isinstance(a.consider(request("r", deadline=1.3 * queued + alone), 0.0), Refusal)
+    assert a.consider(request("r", deadline=1.4 * queued + alone), 0.0) is None
+    # At its turn only the request itself is left to foresee.
+    assert isinstance(a.place(request("r", deadline=1.05 * alone), 0.0), Decision)
+
+
 def test_reject_if_busy_means_not_to_wait() -> None:
     assert admission(load("a")).consider(request("r", reject_if_busy=True), 0.0) is None
     busy = admission(load("a", queued_prefill_tokens=50_000)).consider(request("r", reject_if_busy=True), 0.0)
