@@ -230,6 +230,7 @@ class EngineWorker:
             "generated_tokens": engine.stats.generated_tokens,
             "busy_seconds": round(engine.stats.busy_seconds, 3),
             "speculation": engine.speculation.controller.stats() if engine.speculation is not None else None,
+            "draft_connected": self._draft.connected,
             "pool": self._pool.stats(),
             "pid": os.getpid(),
         }
