@@ -12,15 +12,13 @@ import argparse
 import asyncio
 import json
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.startup import MODEL, all_ready
+from benchmarks.stack import local_stack
+from benchmarks.startup import MODEL
 
 TOKENS = 1500
 
@@ -110,21 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     from serve_app.config import load_settings
 
     home = load_settings({**os.environ}).home
-    key = "benchmark-" + os.urandom(12).hex()
-    url = f"http://127.0.0.1:{options.port}"
-    environment = {**os.environ, "PORT": str(options.port), "SERVE_APP_API_KEY": key}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "serve_app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL
-    )
-    try:
-        while not all_ready(url):
-            if server.poll() is not None:
-                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
-            time.sleep(0.5)
-        results = measure(home, options.port, key, options.requests)
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
+    with local_stack(options.port) as stack:
+        results = measure(home, options.port, stack.key, options.requests)
     print(f"asking the engine takes {results['asking_ms']:.1f} ms, which is in the following")
     for name in ("streamed", "whole"):
         print(f"{name:9}" + ", ".join(f"{figure} {value:.1f}" for figure, value in results[name].items()))

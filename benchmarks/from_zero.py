@@ -11,10 +11,7 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,7 +22,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.startup import all_ready, descendants
+from benchmarks.stack import local_stack
+from benchmarks.startup import descendants
 
 MODEL = "@cf/pico/sometimes"
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,34 +111,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=8126)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
-    key = "benchmark-" + os.urandom(12).hex()
-    url = f"http://127.0.0.1:{options.port}"
+    rounds = []
     with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as folder:
         make_home(Path(folder))
-        environment = {
-            **os.environ,
-            "PORT": str(options.port),
-            "SERVE_APP_API_KEY": key,
-            "SERVE_APP_HOME": folder,
-            "SERVE_APP_MODELS": MODEL,
-        }
-        server = subprocess.Popen(
-            [sys.executable, "-m", "serve_app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL
-        )
-        rounds = []
-        try:
-            while not all_ready(url):
-                if server.poll() is not None:
-                    raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
-                time.sleep(0.5)
+        with local_stack(options.port, SERVE_APP_HOME=folder, SERVE_APP_MODELS=MODEL) as stack:
             time.sleep(5)
             for number in range(options.rounds):
-                rounds.append(one_round(Client(url, key), server.pid))
+                rounds.append(one_round(Client(stack.url, stack.key), stack.pid))
                 shown = ", ".join(f"{name} {value:.2f}" for name, value in rounds[-1].items())
                 print(f"round {number + 1}: {shown}", flush=True)
-        finally:
-            server.send_signal(signal.SIGINT)
-            server.wait(60)
     median = statistics.median(r["first_token_s"] for r in rounds)
     print(f"median of {options.rounds}: {median:.2f} s from the request to the first token")
     if options.json:

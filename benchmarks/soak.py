@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,7 +25,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.startup import MODEL, all_ready, descendants, memory_mib
+from benchmarks.stack import local_stack
+from benchmarks.startup import MODEL, descendants, memory_mib
 
 QUESTIONS = [
     f"What does {name} do?" for name in ("itertools.chain", "math.sqrt", "json.dumps", "os.path.join", "re.sub")
@@ -206,21 +206,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
-    key = "benchmark-" + os.urandom(12).hex()
-    url = f"http://127.0.0.1:{options.port}"
-    environment = {**os.environ, "PORT": str(options.port), "SERVE_APP_API_KEY": key}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "serve_app.cli", "serve"], env=environment, stdout=subprocess.DEVNULL
-    )
-    try:
-        while not all_ready(url):
-            if server.poll() is not None:
-                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
-            time.sleep(0.5)
-        found = asyncio.run(soak(options, url, key, server.pid))
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
+    with local_stack(options.port) as stack:
+        found = asyncio.run(soak(options, stack.url, stack.key, stack.pid))
     for name, value in found.items():
         print(f"{name}: {value}")
     if options.json:

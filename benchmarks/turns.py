@@ -16,16 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.stack import private_ray
 
 ANSWER, NEW = 96, 64
 SALT = b"benchmark's salt"
@@ -156,21 +154,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process reaches this Ray's work
-    import ray
-
-    with tempfile.TemporaryDirectory(prefix="turns-") as scratch:
-        checkpoint = Path(scratch) / "model"
-        write = [sys.executable, "-m", "benchmarks", "checkpoint", str(checkpoint), arguments.size]
-        subprocess.run(write, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        ray.init(
-            address="local", num_cpus=4, include_dashboard=False, object_store_memory=1 << 30, namespace="serve_app",
-            log_to_driver=False,
-        )  # fmt: skip
-        try:
-            found = asyncio.run(measure(arguments, checkpoint))
-        finally:
-            ray.shutdown()
+    with private_ray(arguments.size) as checkpoint:
+        found = asyncio.run(measure(arguments, checkpoint))
     for name, value in found["ttft_ms"].items():
         print(f"time to first token, {name:12} {value:9.1f} ms")
     turn, handed = found["paths"]["turn"], found["paths"]["handed_over"]

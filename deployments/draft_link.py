@@ -16,7 +16,6 @@ class DraftLink:
 
     def __init__(self) -> None:
         self._actor: Any = None
-        self.failures = 0
 
     @property
     def connected(self) -> bool:
@@ -35,6 +34,5 @@ class DraftLink:
                 actor.propose.remote([(q.id, q.agreed, q.suffix) for q in queries], count), timeout=self.TIMEOUT_S
             )
         except ray.exceptions.RayError:
-            self.failures += 1
             self._actor = None
             raise

@@ -1,0 +1,65 @@
+"""What a benchmark measures, started for it alone and ended with it: the local stack, or Ray with a random model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.startup import all_ready
+
+
+@dataclass(slots=True, frozen=True)
+class LocalStack:
+    """Where it listens, the key it takes, and the id of its first process."""
+
+    url: str
+    key: str
+    pid: int
+
+
+@contextlib.contextmanager
+def local_stack(port: int, **environment: str) -> Iterator[LocalStack]:
+    """``serve-app serve`` with all of its models ready; ``environment`` is set for it alone."""
+    key, url = "benchmark-" + os.urandom(12).hex(), f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "serve_app.cli", "serve"],
+        env={**os.environ, "PORT": str(port), "SERVE_APP_API_KEY": key, **environment},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while not all_ready(url):
+            if server.poll() is not None:
+                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
+            time.sleep(0.5)
+        yield LocalStack(url, key, server.pid)
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+
+
+@contextlib.contextmanager
+def private_ray(size: str) -> Iterator[Path]:
+    """Ray without Serve, and the folder of a random model (see ``benchmarks checkpoint`` for sizes)."""
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process reaches this Ray's work
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as scratch:
+        checkpoint = Path(scratch) / "model"
+        write = [sys.executable, "-m", "benchmarks", "checkpoint", str(checkpoint), size]
+        subprocess.run(write, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        ray.init(
+            address="local", num_cpus=4, include_dashboard=False, object_store_memory=1 << 30, namespace="serve_app",
+            log_to_driver=False,
+        )  # fmt: skip
+        try:
+            yield checkpoint
+        finally:
+            ray.shutdown()
