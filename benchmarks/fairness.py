@@ -36,7 +36,7 @@ import aiohttp
 import httpx
 import yaml
 
-from benchmarks.startup import cpu_seconds
+from benchmarks.processes import cpu_seconds
 from serve_app.accounts import AccountsFile
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 
+from benchmarks.processes import descendants
 from benchmarks.stack import local_stack
-from benchmarks.startup import descendants
 
 MODEL = "@cf/pico/sometimes"
 ROOT = Path(__file__).resolve().parents[1]

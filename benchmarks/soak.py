@@ -5,8 +5,9 @@
 Clients ask greedy questions in a stream or at once, embed and rerank; one in five leaves in the middle. Every complete
 answer must equal the one that the quiet server gave first, and every stream that ends by itself must be complete. With
 ``--kill-gateway S`` the gateway is killed every S seconds: streams then break (which is counted, not an error),
-clients come back, and what they get must be right again. Memory is the proportional set size of all processes, after a
-tenth of the time and at the end. Starts and ends its own server.
+clients come back, and what they get must be right again. Memory is the proportional set size of all processes, looked
+at ten times: shared memory (the object store, with the pool in it) apart, since that fills up to its limit before
+it is flat. Starts and ends its own server.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from typing import Any
 
 import httpx
 
+from benchmarks.processes import SHARED, descendants, memory_mib
 from benchmarks.stack import local_stack
-from benchmarks.startup import MODEL, descendants, memory_mib
+from benchmarks.startup import MODEL
 
 QUESTIONS = [
     f"What does {name} do?" for name in ("itertools.chain", "math.sqrt", "json.dumps", "os.path.join", "re.sub")
@@ -162,7 +164,7 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
         await run.learn(client)
         started = time.monotonic()
         limit = options.minutes * 60
-        memory: dict[str, float] = {}
+        memory: list[dict[str, int]] = []
         kills = 0
 
         def share() -> float:
@@ -175,16 +177,16 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
         said = 0.0
         while not all(c.done() for c in clients):
             await asyncio.sleep(0.5)
-            if share() >= 0.1 and "after a tenth" not in memory:
-                memory["after a tenth"] = await asyncio.to_thread(memory_mib, server)
             if options.kill_gateway and share() < 0.9 and time.monotonic() - started > next_kill:
                 kills += kill_gateway(server)
                 next_kill += options.kill_gateway
             if share() - said >= 0.1:
                 said = share()
-                print(f"  {100 * said:3.0f} %  {dict(run.counts)}", file=sys.stderr, flush=True)
+                memory.append(await asyncio.to_thread(_memory, server))
+                shown = {"own": sum(memory[-1].values()) - memory[-1][SHARED], SHARED: memory[-1][SHARED]}
+                print(f"  {100 * said:3.0f} %  {dict(run.counts)}  MiB: {shown}", file=sys.stderr, flush=True)
         await asyncio.gather(*clients)
-        memory["at the end"] = await asyncio.to_thread(memory_mib, server)
+        memory.append(await asyncio.to_thread(_memory, server))
     seconds = time.monotonic() - started
     return {
         "benchmark": "soak",
@@ -192,8 +194,14 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
         "counts": dict(run.counts),
         "wrong": run.wrong[:5],
         "gateway_kills": kills,
-        "memory_mib": {k: round(v) for k, v in memory.items()},
+        "own_memory_mib": [sum(m.values()) - m[SHARED] for m in memory],
+        "shared_memory_mib": [m[SHARED] for m in memory],
+        "memory_by_process_mib": {name: [m.get(name, 0) for m in memory] for name in sorted(set().union(*memory))},
     }
+
+
+def _memory(server: int) -> dict[str, int]:
+    return {name: round(mib) for name, mib in memory_mib(server).items()}
 
 
 def main() -> int:

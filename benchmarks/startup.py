@@ -17,7 +17,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
+
+from benchmarks.processes import cpu_seconds, memory_mib
 
 MODEL = "@cf/pico/pico-instruct"
 # After loading, before it is called idle.
@@ -45,35 +46,6 @@ def all_ready(url: str) -> bool:
         return False
 
 
-def descendants(pid: int) -> list[int]:
-    """A process and everything below it."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-            parents.setdefault(parent, []).append(int(entry.name))
-    found = [pid]
-    for current in found:  # grows while it is walked
-        found += parents.get(current, [])
-    return found
-
-
-def memory_mib(pid: int) -> float:
-    """Proportional set size of a process and its descendants, in MiB: pages shared between them count once."""
-    total = 0
-    for current in descendants(pid):
-        try:
-            for line in Path(f"/proc/{current}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1])
-        except OSError:
-            continue
-    return total / 1024
-
-
 def one_round(port: int, key: str, idle_s: float, processes: bool) -> dict[str, float]:
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "PORT": str(port), "SERVE_APP_API_KEY": key}
@@ -92,7 +64,7 @@ def one_round(port: int, key: str, idle_s: float, processes: bool) -> dict[str, 
         while not all_ready(url):
             time.sleep(0.1)
         figures["all_ready_s"] = time.monotonic() - started
-        figures["memory_mib"] = memory_mib(server.pid)
+        figures["memory_mib"] = sum(memory_mib(server.pid).values())
         time.sleep(SETTLE_S)
         before = cpu_seconds(server.pid)
         time.sleep(idle_s)
@@ -107,25 +79,6 @@ def one_round(port: int, key: str, idle_s: float, processes: bool) -> dict[str, 
         server.wait(60)
         figures["stop_s"] = time.monotonic() - ending
     return figures
-
-
-def cpu_seconds(pid: int) -> dict[str, float]:
-    """Of a process and each of its descendants, what it has used so far, by its number and name."""
-    found = {}
-    for current in descendants(pid):
-        try:
-            fields = Path(f"/proc/{current}/stat").read_text().rsplit(")", 1)[1].split()
-            title = Path(f"/proc/{current}/cmdline").read_text().replace("\0", " ").split(" --")[0].strip()
-        except OSError:
-            continue
-        found[f"{current} {_short(title)}"] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
-
-
-def _short(title: str) -> str:
-    """A command line without the folders of its programs; a method that an actor is running is not part of its name."""
-    words = [word.rsplit("/", 1)[-1] for word in title.split()]
-    return words[0].split(".")[0] if words and words[0].startswith("ray::") else " ".join(words)[:80]
 
 
 def main(argv: list[str] | None = None) -> None:

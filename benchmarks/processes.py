@@ -1,0 +1,63 @@
+"""What the processes of a stack use: memory and processor time, by process."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+SHARED = "shared memory"
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and everything below it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            parents.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for current in found:  # grows while it is walked
+        found += parents.get(current, [])
+    return found
+
+
+def memory_mib(pid: int) -> Counter[str]:
+    """Proportional set size of a process and its descendants by name, in MiB: pages shared between them count once.
+
+    Shared memory, which is the object store and the pool's files in it, is a line of its own.
+    """
+    total: Counter[str] = Counter()
+    for current in descendants(pid):
+        try:
+            lines = Path(f"/proc/{current}/smaps_rollup").read_text().splitlines()
+            name = _name(current)
+        except OSError:
+            continue
+        kib = {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
+        total[SHARED] += kib["Pss_Shmem"] / 1024
+        total[name] += (kib["Pss"] - kib["Pss_Shmem"]) / 1024
+    return total
+
+
+def cpu_seconds(pid: int) -> dict[str, float]:
+    """Of a process and each of its descendants, what it has used so far, by its number and name."""
+    found = {}
+    for current in descendants(pid):
+        try:
+            fields = Path(f"/proc/{current}/stat").read_text().rsplit(")", 1)[1].split()
+            name = _name(current)
+        except OSError:
+            continue
+        found[f"{current} {name}"] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def _name(pid: int) -> str:
+    """A command line without the folders of its programs; a method that an actor is running is not part of its name."""
+    title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").split(" --")[0].strip()
+    words = [word.rsplit("/", 1)[-1] for word in title.split()]
+    return words[0].split(".")[0] if words and words[0].startswith("ray::") else " ".join(words)[:80]
