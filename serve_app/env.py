@@ -17,8 +17,8 @@ COMMON: dict[str, str] = {
     # arrays, which are read without a copy anyway.
     # A reference pickled behind Ray's back is pinned for ever; fail loudly instead of leaking KV chunks.
     "RAY_allow_out_of_band_object_ref_serialization": "0",
-    # Ray's head remembers every call of every actor, up to 100,000 of them, for `ray list tasks`: its memory grew by 30 MB
-    # a minute at 70 requests a second. Here a call is a request, whose path `GET /v1/requests/{id}` tells.
+    # Ray's head remembers every call of every actor, up to 100,000 of them, for `ray list tasks`: its memory grew by
+    # 30 MB a minute at 70 requests a second. Here a call is a request, whose path `GET /v1/requests/{id}` tells.
     "RAY_task_events_report_interval_ms": "0",
     # Nothing leaves the cluster unasked.
     "RAY_USAGE_STATS_ENABLED": "0",
