@@ -76,8 +76,8 @@ class GivenDraft:
     held: dict[str, int] = field(default_factory=dict)
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def __call__(self, queries: list[DraftQuery], count: int) -> dict[str, list[int] | None]:
-        answers = self.engine.propose(queries, count)
+    def __call__(self, queries: list[DraftQuery], count: int, over: list[str]) -> dict[str, list[int] | None]:
+        answers = self.engine.propose(queries, count, over)
         for query in queries:
             case, draft = self.cases[query.id.rpartition("/")[2]], answers[query.id]
             if draft and case.answer is not None:

@@ -24,15 +24,14 @@ class DraftLink:
     def connect(self, name: str) -> None:
         self._actor = ray.get_actor(name, namespace=NAMESPACE)
 
-    def __call__(self, queries: list[Any], count: int) -> dict[str, list[int] | None]:
+    def __call__(self, queries: list[Any], count: int, over: list[str]) -> dict[str, list[int] | None]:
         """Raises ``RayError`` where the worker does not answer in time, and is not connected any more then."""
         actor = self._actor
         if actor is None:
             raise ray.exceptions.RayError("no draft worker is connected")
         try:
-            return ray.get(
-                actor.propose.remote([(q.id, q.agreed, q.suffix) for q in queries], count), timeout=self.TIMEOUT_S
-            )
+            asked = actor.propose.remote([(q.id, q.agreed, q.suffix) for q in queries], count, over)
+            return ray.get(asked, timeout=self.TIMEOUT_S)
         except ray.exceptions.RayError:
             self._actor = None
             raise

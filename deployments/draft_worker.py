@@ -36,12 +36,14 @@ class DraftWorker:
         self._proposals = 0
         progress("ready")
 
-    def propose(self, queries: list[tuple[str, int, list[int]]], count: int) -> dict[str, list[int] | None]:
+    def propose(
+        self, queries: list[tuple[str, int, list[int]]], count: int, over: list[str]
+    ) -> dict[str, list[int] | None]:
         """See :meth:`serve_app.engine.draft.DraftEngine.propose`; queries are (id, agreed, suffix)."""
         from serve_app.engine.speculate import DraftQuery
 
         self._proposals += 1
-        return self._engine.propose([DraftQuery(*q) for q in queries], count)
+        return self._engine.propose([DraftQuery(*q) for q in queries], count, over)
 
     def stats(self) -> dict[str, Any]:
         return {"stage": "draft", "sequences": self._engine.sequences, "proposals": self._proposals, "pid": os.getpid()}

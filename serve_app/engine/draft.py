@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +25,8 @@ class _Sequence:
 
 
 class DraftEngine:
-    """Serves several decode workers at once; sequences it has to forget are asked for again in full.
+    """Serves several decode workers at once; sequences it has to forget are asked for again in full. Those that have
+    ended are forgotten when it is told so, or, if a worker was lost before, when there is no room.
 
     Greedy drafts need no probabilities on the wire, and verification stays exact for sampled requests as well
     (see :func:`serve_app.engine.scheduler.accept`).
@@ -43,8 +45,12 @@ class DraftEngine:
         return len(self._sequences)
 
     @torch.inference_mode()
-    def propose(self, queries: list[DraftQuery], count: int) -> dict[str, list[int] | None]:
-        """Up to ``count`` tokens for each query. None: unknown sequence, send it whole. Empty: no draft this time."""
+    def propose(self, queries: list[DraftQuery], count: int, over: Sequence[str] = ()) -> dict[str, list[int] | None]:
+        """Up to ``count`` tokens for each query. None: unknown sequence, send it whole. Empty: no draft this time.
+        Sequences in ``over`` have ended.
+        """
+        for request_id in over:
+            self.forget(request_id)
         answers: dict[str, list[int] | None] = {}
         active: list[_Sequence] = []
         for query in queries:

@@ -25,10 +25,10 @@ class DraftQuery:
 
 class DraftTransport(Protocol):
     """Reaches a draft model, in this process or another. Returns None for sequences it does not know any more; raises
-    if it can't be reached.
+    if it can't be reached. ``over``: sequences asked about before that have ended.
     """
 
-    def __call__(self, queries: list[DraftQuery], count: int) -> dict[str, list[int] | None]: ...
+    def __call__(self, queries: list[DraftQuery], count: int, over: list[str]) -> dict[str, list[int] | None]: ...
 
 
 class DraftProposer:
@@ -45,6 +45,8 @@ class DraftProposer:
         self._transport = transport
         self._reachable = reachable
         self._sent: dict[str, list[int]] = {}
+        # Told with the next question; where that gets lost, the draft model forgets what is idle when it needs room.
+        self._over: list[str] = []
 
     @property
     def limit(self) -> int:
@@ -58,7 +60,8 @@ class DraftProposer:
             # What the draft model holds is what was sent and what it added itself; both may have been overruled.
             agreed = _common_prefix(sent, tokens) if sent is not None else 0
             queries.append(DraftQuery(request.id, agreed, tokens[agreed:]))
-        answers = self._transport(queries, count)
+        over, self._over = self._over, []
+        answers = self._transport(queries, count, over)
         proposals = {}
         for request in requests:
             draft = answers.get(request.id)
@@ -71,7 +74,8 @@ class DraftProposer:
         return proposals
 
     def forget(self, request_id: str) -> None:
-        self._sent.pop(request_id, None)
+        if self._sent.pop(request_id, None) is not None:
+            self._over.append(request_id)
 
 
 def _common_prefix(sent: list[int], tokens: list[int]) -> int:

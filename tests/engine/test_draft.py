@@ -52,6 +52,14 @@ def test_only_what_is_new_is_computed():
     assert server.passes == [2, 1, 1, 1]
 
 
+def test_what_has_ended_leaves_its_blocks():
+    server = Counting()
+    for number in range(9):
+        over = [f"q{number - 1}"] if number else []
+        server.engine.propose([DraftQuery(f"q{number}", 0, random_prompt(number, 70))], 4, over)
+    assert server.engine.sequences == 1 and server.blocks.used_blocks == 3
+
+
 @pytest.mark.parametrize("stood", [0, 1, 2, 3, 4])
 def test_rejected_drafts_are_rolled_back(stood):
     server = Counting()

@@ -237,10 +237,12 @@ class Recorder:
         self.fail = False
         self.calls = 0
 
-    def __call__(self, queries, count):
+    def __call__(self, queries, count, over):
         self.calls += 1
         if self.fail:
             raise ConnectionError
+        for name in over:
+            del self.held[name]
         answers = {}
         for query in queries:
             self.sent.append(len(query.suffix))
@@ -276,6 +278,16 @@ def test_a_forgotten_sequence_is_sent_whole():
     assert proposer.propose([one], 4) == {}
     assert proposer.propose([one], 4) == {"x": Draft([101 % 7] * 4)}
     assert transport.sent[-1] == 101
+
+
+def test_what_has_ended_is_told_with_the_next_question():
+    transport = Recorder()
+    proposer = DraftProposer(transport)
+    for number in range(5):
+        proposer.propose([request(f"q{number}", random_prompt(number, 40))], 4)
+        proposer.forget(f"q{number}")
+        proposer.forget("never asked about")
+    assert set(transport.held) == {"q4"}
 
 
 def test_after_a_failure_everything_is_sent_again():
