@@ -1,6 +1,6 @@
 """A checkpoint with random weights, for measuring speed where only shapes matter.
 
-``python -m benchmarks checkpoint OUT_DIR {7m,0.5b,1b}`` writes a Llama-architecture model in bfloat16, with the
+``python -m benchmarks checkpoint OUT_DIR {7m,80m,0.5b,1b}`` writes a Llama-architecture model in bfloat16, with the
 tokenizer of pico-instruct beside it, since peers insist on one.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 # hidden, intermediate, layers, heads, K/V heads, vocabulary
 SIZES = {
     "7m": (256, 768, 6, 8, 4, 8192),
+    "80m": (768, 2048, 12, 12, 4, 8192),
     "0.5b": (896, 4864, 24, 14, 2, 151936),
     "1b": (2048, 8192, 16, 32, 8, 128256),
 }

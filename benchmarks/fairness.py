@@ -1,8 +1,8 @@
 """A light tenant beside one that overloads the machine, and goodput under overload.
 
-``python -m benchmarks fairness [--rounds 3] [--itl-ms MS] [--json]``. Starts a server of its own with the pico model
-(no draft, one worker a stage) in a temporary home, and two accounts. The target between tokens is ``--itl-ms``; left
-out, it is found with a server without target first.
+``python -m benchmarks fairness [--size 80m] [--rounds 3] [--itl-ms MS] [--json]``. Starts a server of its own with the
+pico model, or with a random one of ``--size`` (no draft, one worker a stage) in a temporary home, and two accounts. The
+target between tokens is ``--itl-ms``; left out, it is found with a server without target first.
 
 * *light*: how long its requests take alone, and while another tenant has ten times as many under way; the rounds of
   the two alternate, so what else the machine does hits both alike.
@@ -36,7 +36,9 @@ import aiohttp
 import httpx
 import yaml
 
+from benchmarks.checkpoint import SIZES
 from benchmarks.processes import cpu_seconds
+from benchmarks.stack import write_checkpoint
 from serve_app.accounts import AccountsFile
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 
@@ -101,9 +103,11 @@ class Tenant:
             return await answer.json()
 
 
-def start_server(home: Path, port: int, itl_ms: float | None) -> subprocess.Popen:
+def start_server(home: Path, port: int, itl_ms: float | None, weights: Path | None) -> subprocess.Popen:
     record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
-    record["weights"]["path"] = str(PROJECT_ROOT / record["weights"]["path"])
+    record["weights"]["path"] = str(weights or PROJECT_ROOT / record["weights"]["path"])
+    if weights is not None:
+        record["dtype"] = "bfloat16"
     record["draft"] = None
     local = record["serving"]["local"]
     del local["draft"]
@@ -122,10 +126,10 @@ def start_server(home: Path, port: int, itl_ms: float | None) -> subprocess.Pope
 
 
 @contextlib.contextmanager
-def running(port: int, itl_ms: float | None) -> Iterator[tuple[Path, subprocess.Popen]]:
+def running(port: int, itl_ms: float | None, weights: Path | None) -> Iterator[tuple[Path, subprocess.Popen]]:
     """A server in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="serve-app-fairness-") as folder:
-        server = start_server(Path(folder), port, itl_ms)
+        server = start_server(Path(folder), port, itl_ms, weights)
         try:
             yield Path(folder), server
         finally:
@@ -323,6 +327,7 @@ async def measure(url: str, home: Path, server: subprocess.Popen, rounds: int, s
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks fairness", description=__doc__)
+    parser.add_argument("--size", choices=SIZES, help="of a random model in place of pico-instruct")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each phase")
     parser.add_argument(
@@ -333,18 +338,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8131)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
-    url = f"http://127.0.0.1:{arguments.port}"
-    itl_ms = arguments.itl_ms
-    if itl_ms is None:
-        with running(arguments.port, None) as (home, server):
-            itl_ms = round(1.25 * asyncio.run(alone_step_ms(url, home, server)), 2)
-        print(f"target between tokens: {itl_ms} ms", flush=True)
-    with running(arguments.port, itl_ms) as (home, server):
-        found = asyncio.run(measure(url, home, server, arguments.rounds, arguments.seconds))
+    with tempfile.TemporaryDirectory(prefix="serve-app-fairness-") as folder:
+        weights = write_checkpoint(Path(folder) / "model", arguments.size) if arguments.size else None
+        itl_ms, found = run(arguments, weights)
     for part, figures in found.items():
         print(f"{part}: " + ", ".join(f"{n} {v:.2f}" for n, v in figures.items() if v is not None))
     if arguments.json:
-        print(json.dumps({"benchmark": "fairness", "model": MODEL, "itl_ms": itl_ms, **found}))
+        model = f"random, {arguments.size}" if arguments.size else MODEL
+        print(json.dumps({"benchmark": "fairness", "model": model, "itl_ms": itl_ms, **found}))
+
+
+def run(arguments: argparse.Namespace, weights: Path | None) -> tuple[float, dict[str, Any]]:
+    """The target between tokens in ms, and what was measured."""
+    url, itl_ms = f"http://127.0.0.1:{arguments.port}", arguments.itl_ms
+    if itl_ms is None:
+        with running(arguments.port, None, weights) as (home, server):
+            itl_ms = round(1.25 * asyncio.run(alone_step_ms(url, home, server)), 2)
+        print(f"target between tokens: {itl_ms} ms", flush=True)
+    with running(arguments.port, itl_ms, weights) as (home, server):
+        return itl_ms, asyncio.run(measure(url, home, server, arguments.rounds, arguments.seconds))
 
 
 if __name__ == "__main__":

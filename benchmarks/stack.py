@@ -45,6 +45,13 @@ def local_stack(port: int, **environment: str) -> Iterator[LocalStack]:
         server.wait(60)
 
 
+def write_checkpoint(folder: Path, size: str) -> Path:
+    """A random model (see ``benchmarks checkpoint`` for sizes), written by a process that imports torch for it."""
+    write = [sys.executable, "-m", "benchmarks", "checkpoint", str(folder), size]
+    subprocess.run(write, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return folder
+
+
 @contextlib.contextmanager
 def private_ray(size: str) -> Iterator[Path]:
     """Ray without Serve, and the folder of a random model (see ``benchmarks checkpoint`` for sizes)."""
@@ -52,9 +59,7 @@ def private_ray(size: str) -> Iterator[Path]:
     import ray
 
     with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as scratch:
-        checkpoint = Path(scratch) / "model"
-        write = [sys.executable, "-m", "benchmarks", "checkpoint", str(checkpoint), size]
-        subprocess.run(write, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        checkpoint = write_checkpoint(Path(scratch) / "model", size)
         ray.init(
             address="local", num_cpus=4, include_dashboard=False, object_store_memory=1 << 30, namespace="serve_app",
             log_to_driver=False,
