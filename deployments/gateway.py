@@ -25,8 +25,7 @@ from serve_app.gateway.settings import GatewaySettings
 class Gateway:
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
-        ask = ask_gateways if settings.several_nodes else None
-        self._core = Core(settings, call_application, ask_all_replicas, host, ask)
+        self._core = Core(settings, call_application, ask_all_replicas, host, ask_gateways)
         await self._core.start()
         self._metrics = GatewayMetrics(self._core.routing_stats)
         self._metrics.start()
@@ -34,9 +33,9 @@ class Gateway:
     async def __serve_build_asgi_app__(self) -> Any:
         return build_http(self._core)
 
-    async def stored_response(self, method: str, wire: dict[str, Any]) -> Any:
-        """For the other gateways: see :meth:`serve_app.gateway.core.Gateway.stored_response`."""
-        return await self._core.stored_response(method, wire)
+    async def for_peer(self, method: str, wire: dict[str, Any]) -> Any:
+        """For the other gateways: see :meth:`serve_app.gateway.core.Gateway.for_peer`."""
+        return await self._core.for_peer(method, wire)
 
     async def run(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
         """The Python handle's call: the envelope with the result, or with the error and its status."""
@@ -49,10 +48,10 @@ class Gateway:
 
 
 async def ask_gateways(method: str, wire: dict[str, Any]) -> list[Any]:
-    """Asks every gateway, this one among them, for a response that may be stored on its node."""
+    """Asks every gateway, this one among them, for a response or a path that it, or its node, may have."""
     context = serve.get_replica_context()
     handle = serve.get_deployment_handle(context.deployment, context.app_name)
-    return await handle.broadcast("stored_response", method, wire).results_async()
+    return await handle.broadcast("for_peer", method, wire).results_async()
 
 
 async def ask_all_replicas(model: ServedModel, method: str, wire: dict[str, Any], stage: str = "") -> list[Any]:

@@ -30,8 +30,9 @@ from serve_app.gateway.generate import Generator
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.models import Models, ServedModel
 from serve_app.gateway.paths import PathStore
+from serve_app.gateway.peers import AskPeers, Peers
 from serve_app.gateway.rate_limit import RateLimiter
-from serve_app.gateway.response_peers import AskPeers, PeerResponses
+from serve_app.gateway.response_peers import PeerResponses
 from serve_app.gateway.response_store import ResponseStore
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.subscriptions import Subscriptions, Wake
@@ -50,8 +51,7 @@ class Gateway:
     """``call(model, method, wire)`` reaches a model's application; the gateway knows nothing else of Ray.
 
     ``ask_all`` does the same on every replica and gives a list. ``host`` is the address at which workers reach this
-    replica's token inbox. ``ask_gateways(method, wire)``
-    reaches every gateway's :meth:`stored_response`, where they are on several nodes.
+    replica's token inbox. ``ask_gateways(method, wire)`` reaches every gateway's :meth:`for_peer`.
     """
 
     def __init__(
@@ -88,12 +88,18 @@ class Gateway:
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
 
         self.limiter = RateLimiter(home / "rates.sqlite3", settings.rate_limits)
-        store = ResponseStore(home / "responses.sqlite3")
-        self.responses = store if ask_gateways is None else PeerResponses(store, ask_gateways)
+        self._peers = Peers(ask_gateways)
+        self.responses = PeerResponses(ResponseStore(home / "responses.sqlite3"), self._peers)
 
-    async def stored_response(self, method: str, wire: dict[str, Any]) -> Any:
-        """What this node has of a response that another gateway is asked for."""
-        return await self.responses.answer(method, wire) if isinstance(self.responses, PeerResponses) else None
+    async def for_peer(self, method: str, wire: dict[str, Any]) -> Any:
+        """What is here, or None, of the response or the path that another gateway is asked for."""
+        if method == "path":
+            return await self.paths.find(wire["account"], wire["id"])
+        return await self.responses.answer(method, wire)
+
+    async def request_path(self, account: str, wanted: str) -> dict[str, Any]:
+        """The path of an account's request, whichever gateway has or had it. Raises :class:`NotFound`."""
+        return await self.paths.get(account, wanted, self._peers)
 
     async def start(self) -> None:
         await self.inbox.start()

@@ -1,8 +1,8 @@
 """The path each request took: what happened when, with token counts, for whoever sent it.
 
 Paths are written when a request ends, many at a time, into an SQLite file that every gateway of the node shares; one
-under way is known to its own gateway only. A look-up names the account, and what belongs to another is looked up in the
-same way as what was never there.
+under way is known to its own gateway only, which others ask for it. A look-up names the account, and what belongs to
+another is looked up in the same way as what was never there.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from serve_app.api.errors import NotFound
+from serve_app.gateway.peers import Peers
 
 # Events of one request: a bound for those that lose many workers or generate many choices.
 MAX_EVENTS = 64
@@ -109,8 +110,19 @@ class PathStore:
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.ensure_future(self._flush_soon())
 
-    async def get(self, account: str, request_id: str) -> dict[str, Any]:
-        """The path as JSON has it. Raises :class:`NotFound`, in the same words and time for any id but an own one."""
+    async def get(self, account: str, request_id: str, peers: Peers) -> dict[str, Any]:
+        """The path as JSON has it, from here or another gateway. Raises :class:`NotFound`, in the same words and time
+        for any id but an own one.
+        """
+        found = await self.find(account, request_id)
+        if found is None:
+            found = next(iter(await peers.have("path", account, request_id)), None)
+        if found is None:
+            raise NotFound("No such request. The header cf-ray of an answer holds its id.", param="id")
+        return found
+
+    async def find(self, account: str, request_id: str) -> dict[str, Any] | None:
+        """What this gateway and the file of its node have of it."""
         stored = await asyncio.to_thread(self._read, account, request_id)
         running = self._running.get((account, request_id))
         if running is not None:
@@ -118,9 +130,7 @@ class PathStore:
         ended = self._ended.get((account, request_id))
         if ended is not None:
             return orjson.loads(ended[1])
-        if stored is None:
-            raise NotFound("No such request. The header cf-ray of an answer holds its id.", param="id")
-        return orjson.loads(stored)
+        return orjson.loads(stored) if stored is not None else None
 
     def close(self) -> None:
         with self._lock:

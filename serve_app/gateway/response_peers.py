@@ -6,28 +6,19 @@ them. A gateway that does not answer counts as one that has nothing: the client 
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from serve_app.api.errors import NotFound
+from serve_app.gateway.peers import Peers
 from serve_app.gateway.response_store import MAX_TURNS, ResponseStore, broken_chain
-
-log = logging.getLogger("ray.serve")
-
-TIMEOUT_S = 5.0
-
-# (method, wire) -> what every gateway's :meth:`PeerResponses.answer` gives.
-AskPeers = Callable[[str, dict[str, Any]], Awaitable[list[Any]]]
 
 
 class PeerResponses:
     """The interface of `ResponseStore`, over ``store`` and the other gateways'."""
 
-    def __init__(self, store: ResponseStore, ask: AskPeers) -> None:
+    def __init__(self, store: ResponseStore, peers: Peers) -> None:
         self._store = store
-        self._ask = ask
+        self._peers = peers
 
     async def answer(self, method: str, wire: dict[str, Any]) -> Any:
         """For another gateway: what this node has, or None."""
@@ -50,7 +41,7 @@ class PeerResponses:
         try:
             return await self._store.get(account, response_id)
         except NotFound:
-            for found in await self._others("get", account, response_id):
+            for found in await self._peers.have("get", account, response_id):
                 return found
             raise
 
@@ -59,7 +50,7 @@ class PeerResponses:
         try:
             await self._store.delete(account, response_id)
         except NotFound:
-            if not await self._others("delete", account, response_id):
+            if not await self._peers.have("delete", account, response_id):
                 raise
 
     async def conversation(self, account: str, response_id: str | None) -> list[dict[str, Any]]:
@@ -69,7 +60,7 @@ class PeerResponses:
         while response_id is not None:
             found = await self._store.chain(account, response_id)
             if found is None:
-                found = next(iter(await self._others("chain", account, response_id)), None)
+                found = next(iter(await self._peers.have("chain", account, response_id)), None)
             if found is None or turns >= MAX_TURNS:
                 raise broken_chain(response_id)
             messages, count, response_id = found
@@ -79,12 +70,3 @@ class PeerResponses:
 
     def close(self) -> None:
         self._store.close()
-
-    async def _others(self, method: str, account: str, response_id: str) -> list[Any]:
-        """The answers of those that have the response."""
-        try:
-            told = await asyncio.wait_for(self._ask(method, {"account": account, "id": response_id}), TIMEOUT_S)
-        except Exception as error:  # a gateway that is being replaced must not fail the others' clients
-            log.warning("other gateways can't be asked for a response (%s)", type(error).__name__)
-            return []
-        return [answer for answer in told if answer is not None]

@@ -51,7 +51,7 @@ class AboutRoutes:
 
     async def request_path(self, request: Request) -> Response:
         gateway, wanted = self._exchange.gateway, request.path_params["id"]
-        return json_answer(await gateway.paths.get(request.state.account, wanted))
+        return json_answer(await gateway.request_path(request.state.account, wanted))
 
     async def openapi(self, request: Request) -> Response:
         if self._written is None:

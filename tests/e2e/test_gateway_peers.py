@@ -1,4 +1,4 @@
-"""Gateways of several nodes reach each other's stored responses through Serve."""
+"""Gateways reach each other through Serve."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "peers"
 
 @serve.deployment(name="Peers", num_replicas=2, ray_actor_options={"num_cpus": 0})
 class Peers:
-    async def stored_response(self, method: str, wire: dict[str, Any]) -> Any:
+    async def for_peer(self, method: str, wire: dict[str, Any]) -> Any:
         return [os.getpid(), method, wire]
 
     async def ask(self) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.api.errors import InvalidInput, NotFound
+from serve_app.gateway.peers import Peers
 from serve_app.gateway.response_peers import PeerResponses
 from serve_app.gateway.response_store import ResponseStore
 from tests.gateway.test_response_store import response, turn
@@ -19,7 +20,7 @@ def nodes(tmp_path: Path, count: int) -> list[PeerResponses]:
     async def ask(method: str, wire: dict[str, Any]) -> list[Any]:
         return [await node.answer(method, wire) for node in found]
 
-    found += [PeerResponses(ResponseStore(tmp_path / f"{i}.sqlite3"), ask) for i in range(count)]
+    found += [PeerResponses(ResponseStore(tmp_path / f"{i}.sqlite3"), Peers(ask)) for i in range(count)]
     return found
 
 
@@ -51,7 +52,7 @@ async def test_gateways_that_do_not_answer_have_nothing(tmp_path):
     async def broken(method: str, wire: dict[str, Any]) -> list[Any]:
         raise RuntimeError("gone")
 
-    alone = PeerResponses(ResponseStore(tmp_path / "x.sqlite3"), broken)
+    alone = PeerResponses(ResponseStore(tmp_path / "x.sqlite3"), Peers(broken))
     kept = response()
     await alone.put("acc", kept, turn("one"))
     assert await alone.conversation("acc", kept["id"]) == turn("one")
