@@ -34,6 +34,7 @@ class Ours:
         return {
             "report": self.model.report,
             "weight_bytes": getattr(decoder, "packed_bytes", 0),
+            "plain_bytes": getattr(decoder, "plain_bytes", 0),
             "kv_token_bytes": kv.block_bytes // 32,
         }
 

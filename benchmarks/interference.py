@@ -1,17 +1,20 @@
 """What long prompts do to streams that run: workers that do both, beside one that prefills and one that decodes.
 
-``python -m benchmarks interference [--streams 16] [--prompt 1024] [--rounds 3] [--size 7m] [--json]``. Starts a small
-private Ray with the product's own workers and pool, without Serve and HTTP, and a random model. Two workers of one
-thread each have the same work in each of three set-ups, which take turns:
+``python -m benchmarks interference [--streams 16] [--prompt 1024] [--under-way 2 | --load 0.7] [--json]``. Starts a
+small private Ray with the product's own workers and pool, without Serve and HTTP, and a random model. Two workers of
+one thread each have the same work in each of three set-ups, which take turns:
 
 * ``mixed``: half of the streams and every other prompt on each worker, a prompt in one step (no chunking);
 * ``chunked``: the same with 256 prompt tokens a step;
 * ``disaggregated``: prompts on one worker, handed over as the product does it, streams on the other.
 
-Prompts arrive at fixed times, as often as keeps one worker busy for ``--load`` of its time. Gaps between the tokens of
-the streams are taken where a gateway would be. ``itl`` is over all of them: its percentiles see prompts only where many
-steps have some. ``stall`` is over streams and prompts: a stream's longest gap while a prompt waits for its first token.
-What else runs on the machine hits all three, but not alike: figures count where other processes were quiet.
+``--under-way`` clients each send the next prompt when they have the first token of the one before, as somebody does who
+works through a pile of documents; with ``--load`` prompts arrive at fixed times instead, as often as keeps one worker
+busy for that share of its time. How many prompts got their first token is told beside the gaps: two workers that both
+prefill do more of them than one. Gaps between the tokens of the streams are taken where a gateway would be. ``itl`` is
+over all of them: its percentiles see prompts only where many steps have some. ``stall`` is over streams and prompts: a
+stream's longest gap while a prompt waits for its first token. What else runs on the machine hits all three, but not
+alike: figures count where other processes were quiet.
 """
 
 from __future__ import annotations
@@ -71,10 +74,12 @@ class Clients(Reader):
 
 
 async def side(
-    clients: Clients, homes: list[tuple[Any, Any | None]], streams: list[Any], rng: Any, period: float, seconds: float,
-    prompt: int,
+    clients: Clients, homes: list[tuple[Any, Any | None]], streams: list[Any], rng: Any, seconds: float, prompt: int,
+    period: float | None, under_way: int,
 ) -> dict[str, float]:  # fmt: skip
-    """``homes``: (decode, prefill) of the prompts in turn; ``streams``: the worker of each stream."""
+    """``homes``: (decode, prefill) of the prompts in turn; ``streams``: the worker of each stream. Prompts come every
+    ``period`` seconds, or without one when those before are done, ``under_way`` at a time.
+    """
     begin = time.perf_counter() + 0.5  # until all streams run
     until = begin + seconds
 
@@ -85,8 +90,19 @@ async def side(
         await asyncio.sleep(max(0.0, begin + number * period - time.perf_counter()))
         return await clients.prompt(*homes[number % len(homes)], fresh(prompt))
 
+    async def one_by_one(client: int) -> list[tuple[float, float]]:
+        await asyncio.sleep(max(0.0, begin - time.perf_counter()))
+        done = []
+        while time.perf_counter() < until:
+            done.append(await clients.prompt(*homes[client % len(homes)], fresh(prompt)))
+        return done
+
     running = [asyncio.ensure_future(clients.stream(w, fresh(CONTEXT), until)) for w in streams]
-    prompts = await asyncio.gather(*(arrive(n) for n in range(max(1, int(seconds / period)))))
+    if period is None:
+        piles = await asyncio.gather(*(one_by_one(n) for n in range(under_way)))
+        prompts = [done for pile in piles for done in pile]
+    else:
+        prompts = await asyncio.gather(*(arrive(n) for n in range(max(1, int(seconds / period)))))
     told = await asyncio.gather(*running)
     gaps = [gap for one in told for at, gap in one if at >= begin]
     if not gaps:
@@ -100,6 +116,7 @@ async def side(
         **{f"itl_{name}_ms": 1e3 * quantile(gaps, q) for name, q in QUANTILES.items()},
         **{f"stall_{name}_ms": 1e3 * quantile(stalls, q) for name, q in QUANTILES.items()},
         "tokens_per_s": len(gaps) / seconds,
+        "prompts_per_s": sum(sent + first <= until for sent, first in prompts) / seconds,
         "prompt_ttft_p50_ms": 1e3 * statistics.median(first for _, first in prompts),
     }
 
@@ -132,7 +149,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     ]
     for worker in (*mixed, *chunked):
         await clients.prompt(worker, None, rng.integers(10, 8000, arguments.prompt).tolist())
-    period = statistics.median(alone[1:]) / arguments.load
+    period = statistics.median(alone[1:]) / arguments.load if arguments.load else None
     n = arguments.streams
     sides: dict[str, tuple[list[tuple[Any, Any | None]], list[Any]]] = {
         "mixed": ([(w, None) for w in mixed], [mixed[i % 2] for i in range(n)]),
@@ -143,7 +160,11 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     for number in range(arguments.rounds):
         for name in list(sides)[:: -1 if number % 2 else 1]:
             homes, streams = sides[name]
-            rounds[name].append(await side(clients, homes, streams, rng, period, arguments.seconds, arguments.prompt))
+            rounds[name].append(
+                await side(
+                    clients, homes, streams, rng, arguments.seconds, arguments.prompt, period, arguments.under_way
+                )
+            )
     await inbox.aclose()
     figures = {
         name: {key: round(statistics.median(r[key] for r in rows), 2) for key in rows[0]}
@@ -159,7 +180,6 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     }
     return {
         "prompt_alone_ms": round(1e3 * statistics.median(alone[1:]), 1),
-        "prompts_per_s": round(1 / period, 2),
         "sides": figures,
         "over_disaggregated": ratios,
     }
@@ -171,7 +191,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of each long prompt")
-    parser.add_argument("--load", type=float, default=0.7, help="share of one worker's time that prompts take")
+    parser.add_argument("--under-way", type=int, default=2, help="long prompts at a time")
+    parser.add_argument("--load", type=float, help="instead: at fixed times, as a share of one worker's time")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each side and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", default="7m", help="of the random model: see benchmarks checkpoint")
@@ -179,15 +200,13 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     with private_ray(arguments.size) as checkpoint:
         found = asyncio.run(measure(arguments, checkpoint))
-    print(
-        f"a prompt of {arguments.prompt} tokens alone: {found['prompt_alone_ms']} ms; {found['prompts_per_s']} a second"
-    )
+    print(f"a prompt of {arguments.prompt} tokens alone: {found['prompt_alone_ms']} ms")
     for name, figures in found["sides"].items():
         print(f"{name:14}" + "  ".join(f"{key} {value:9.2f}" for key, value in figures.items()))
     for metric, by_side in found["over_disaggregated"].items():
         print(f"{metric} over disaggregated: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in by_side.items()))
     if arguments.json:
-        shown = {n: getattr(arguments, n) for n in ("streams", "prompt", "load", "size")}
+        shown = {n: getattr(arguments, n) for n in ("streams", "prompt", "under_way", "load", "size")}
         print(json.dumps({"benchmark": "interference", **shown, **found}))
 
 

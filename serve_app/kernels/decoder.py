@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serve_app.kernels import native
+from serve_app.kernels import compact, native
 from serve_app.kernels.attention import cpu_library
 from serve_app.kernels.quantize import Quantized, pack_panels
 
 PANEL = 64
 PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attention", "head")
 _HUGE_PAGE = 2 << 20
-_NORM, _LINEAR = "Pd", "PPqqq"
+_NORM, _LINEAR = "Pd", "5P3q"
 _LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qdd")
 _MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
 _STEP = struct.Struct("15P8q")
@@ -150,8 +150,16 @@ class Arena:
         return at
 
 
+# Weights that stay in the last level of the cache are read fast as they are.
+COMPACT_ABOVE_BYTES = 64 << 20
+
+
 class Decoder:
-    """A packed decoder. ``rotary(positions)`` gives cos and sin [positions, rotary_dim / 2] float32 for 0 and up."""
+    """A packed decoder. ``rotary(positions)`` gives cos and sin [positions, rotary_dim / 2] float32 for 0 and up.
+
+    bfloat16 weights are packed into 12 bits, which changes no result, where that saves time (``compact`` None) or where
+    told to.
+    """
 
     def __init__(
         self,
@@ -162,6 +170,8 @@ class Decoder:
         final_norm: NormWeight,
         head: LinearWeight,
         rotary: Callable[[int], tuple[Tensor, Tensor]],
+        *,
+        compact: bool | None = None,
     ) -> None:
         self._library = library
         self._rotary = rotary
@@ -171,8 +181,11 @@ class Decoder:
         self._keep: list[Any] = [embedding]
         self.shape = shape
         linears = [w for layer in layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        self.packed_bytes = sum(w.packed_bytes for w in [*linears, head])
-        self._arena = Arena(self.packed_bytes + 64 * (len(linears) + 1))
+        most = sum(w.packed_bytes for w in [*linears, head])
+        self._compact = most > COMPACT_ABOVE_BYTES if compact is None else compact
+        # Bytes that a step with all rows reads, and what they would be with every weight as it came.
+        self.packed_bytes, self.plain_bytes = 0, most
+        self._arena = Arena(most + 64 * (len(linears) + 1))  # what is not used costs nothing
         table = b"".join(self._layer(layer) for layer in layers)
         record = _MODEL.pack(
             self._hold(table), embedding.data_ptr(), *self._norm(final_norm), *self._linear(head), len(layers),
@@ -244,23 +257,36 @@ class Decoder:
         self._keep.append(weight)
         return weight.data_ptr(), norm.eps
 
-    def _linear(self, weight: LinearWeight, paired: bool = False) -> tuple[int, int, int, int, int]:
+    def _linear(self, weight: LinearWeight, paired: bool = False) -> tuple[int, ...]:
         rows, k = weight.out_features, weight.parts[0].shape[1]
         order = paired_order(rows // 2) if paired else plain_order(rows)
-        at = self._arena.take(weight.packed_bytes)
-        bits = 16
+        bits, exceptions = 16, (0, 0, 0)
         if weight.quantized:
+            at = self._take(weight.packed_bytes)
             codes = Quantized.stack(weight.quantized)
             panels, bits = pack_panels(codes, order), codes.bits
             ctypes.memmove(at, panels.data_ptr(), panels.numel())
         else:
             source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
             source = source.detach().contiguous()
-            self._library.pack(source.data_ptr(), at, order.ctypes.data, len(order), k, self.threads)
+            extra = compact.survey(self._library, source, order, self.threads) if self._compact else None
+            if extra is not None:
+                at, bits = self._take(compact.compact_bytes(len(order), k)), 12
+                compact.pack(self._library, source, order, self.threads, extra, at)
+                self._keep.append(extra)
+                self.packed_bytes += extra.nbytes
+                exceptions = extra.addresses()
+            else:
+                at = self._take(weight.packed_bytes)
+                self._library.pack(source.data_ptr(), at, order.ctypes.data, len(order), k, self.threads)
         bias = 0
         if weight.biases:
             values = torch.cat([b.detach().float() for b in weight.biases] + [torch.zeros(1)])
             ordered = values[torch.from_numpy(order)].contiguous()  # -1 is the zero at the end
             self._keep.append(ordered)
             bias = ordered.data_ptr()
-        return at, bias, rows, k, bits
+        return at, bias, *exceptions, rows, k, bits
+
+    def _take(self, size: int) -> int:
+        self.packed_bytes += size
+        return self._arena.take(size)

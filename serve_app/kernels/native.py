@@ -36,6 +36,8 @@ class Library:
     norm: Callable[[bytes], int]
     decoder: Callable[[bytes], int]
     pack: Callable[..., None]
+    survey_compact: Callable[..., None]
+    pack_compact: Callable[..., None]
     thread_limit: int
     note: str
 
@@ -48,13 +50,17 @@ def open_library(path: Path) -> Library:
         function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
     pack = handle.pack_panels
     pack.argtypes, pack.restype = (*(ctypes.c_void_p,) * 3, *(ctypes.c_int64,) * 3), None
+    survey, compact = handle.survey_compact, handle.pack_compact
+    sizes = (ctypes.c_int64,) * 3
+    survey.argtypes, survey.restype = (*(ctypes.c_void_p,) * 2, *sizes, *(ctypes.c_void_p,) * 2), None
+    compact.argtypes, compact.restype = (*(ctypes.c_void_p,) * 2, *sizes, *(ctypes.c_void_p,) * 5), None
     limit, note = 0, "threads follow torch.get_num_threads()"
     if (runtimes := len(openmp_runtimes())) > 1:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
     attention, write, norm, decoder = functions
-    return Library(path, attention, write, norm, decoder, pack, limit, note)
+    return Library(path, attention, write, norm, decoder, pack, survey, compact, limit, note)
 
 
 def openmp_runtimes() -> set[str]:

@@ -107,6 +107,8 @@ def build_forward(lean: LeanModel) -> tuple[Callable[[Batch], Tensor], str]:
     if library is not None and lean.embedding.dtype == torch.bfloat16 and lean.shape.obstacle() is None:
         decoder = Decoder(library, lean.shape, lean.embedding, lean.layers, lean.final_norm, lean.head, lean.rotary)
         kind = " quantised" if lean.quantized else ""
+        if decoder.packed_bytes < 0.9 * decoder.plain_bytes:
+            kind += f", as if they were {decoder.plain_bytes / 1e6:.0f}"
         return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed{kind}"
     return LeanForward(lean), "lean torch forward"
 

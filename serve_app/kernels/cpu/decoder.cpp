@@ -32,6 +32,29 @@ extern "C" int decoder_step(const StepArgs* args) {
 #endif
 }
 
+// Looks at weight rows [n, k] bf16 before pack_compact: per panel which exponents its codes stand for, and per panel and block
+// how many values fit none of them. rows must be a multiple of 64 and k of 2.
+extern "C" void survey_compact(const uint16_t* source, const int64_t* order, int64_t rows, int64_t k, int64_t threads,
+                               uint8_t* bases, int32_t* counts) {
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+    for (int64_t panel = 0; panel < rows / 64; panel++) {
+        const PanelSource from{source, order + panel * 64, k};
+        bases[panel] = (uint8_t)best_base(from);
+        count_exceptions(from, bases[panel], counts + panel * compact_blocks(k));
+    }
+}
+
+// Packs into compact.h's layout; `starts` [panels * blocks + 1] adds up the survey's counts.
+extern "C" void pack_compact(const uint16_t* source, const int64_t* order, int64_t rows, int64_t k, int64_t threads,
+                             const uint8_t* bases, const int32_t* starts, uint8_t* packed, uint8_t* tables, uint32_t* values) {
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+    for (int64_t panel = 0; panel < rows / 64; panel++) {
+        const PanelSource from{source, order + panel * 64, k};
+        write_table(bases[panel], tables + panel * COMPACT_TABLE);
+        pack_panel(from, bases[panel], packed + panel * (k / 2) * COMPACT_BYTES, values + starts[panel * compact_blocks(k)]);
+    }
+}
+
 // Packs weight rows [n, k] bf16 into panels (gemm.h); row r of the result is row order[r] of the source, -1 for zeros.
 // rows must be a multiple of 64 and k of 2.
 extern "C" void pack_panels(const uint16_t* source, uint16_t* packed, const int64_t* order, int64_t rows, int64_t k,

@@ -212,7 +212,9 @@ private:
     // Where thread `thread` will begin with a product, as far as it stays in the cache until then.
     static Fetch first_panel(const Linear& l, int thread) {
         if (!l.weight || thread >= panels(l)) return {};
-        const int64_t bytes = l.bits == 16 ? 2 * PANEL * l.k : l.k / GROUP * group_bytes((int)l.bits);
+        const int64_t bytes = l.bits == 16   ? PlainPanel::bytes(l)
+                              : l.bits == 12 ? CompactPanel::bytes(l)
+                                             : l.k / GROUP * group_bytes((int)l.bits);
         return {(const char*)l.weight + thread * bytes, std::min<int64_t>(bytes, 2 * PANEL * K_PIECE)};
     }
 
@@ -222,12 +224,13 @@ private:
     void product(const Shared& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
         std::atomic<int>& counter = claimed[index];
         const int all = panels(l);
-        const Codes codes = l.bits == 16 ? Codes{} : quantize(self, from, count, l.k);
+        const Codes codes = l.bits >= 12 ? Codes{} : quantize(self, from, count, l.k);
         for (int panel = self.thread, next; panel < all; panel = next) {
             next = self.team.size + counter++;
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
             const auto finished = [&](int row, const float* sums) { write(row, panel * PANEL, width, sums); };
-            if (l.bits == 16) panel_product(l, panel, next, from, l.k, (int)count, finished);
+            if (l.bits == 16) panel_product<PlainPanel>(l, panel, next, from, l.k, (int)count, finished);
+            if (l.bits == 12) panel_product<CompactPanel>(l, panel, next, from, l.k, (int)count, finished);
 #if HAS_QUANTIZED
             if (l.bits == 8) quantized_panel<8>(l, panel, next, codes, (int)count, finished);
             if (l.bits == 4) quantized_panel<4>(l, panel, next, codes, (int)count, finished);
@@ -253,8 +256,8 @@ private:
     bool quantized() const {
         for (int64_t i = 0; i < m.layer_count; i++)
             for (const Linear* l : {&m.layers[i].qkv, &m.layers[i].o, &m.layers[i].gate_up, &m.layers[i].down})
-                if (l->bits != 16) return true;
-        return m.head.bits != 16;
+                if (l->bits < 12) return true;
+        return m.head.bits < 12;
     }
 
     void prepare_codes(int64_t count) {

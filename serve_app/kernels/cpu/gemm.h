@@ -6,6 +6,7 @@
 #pragma once
 #include <algorithm>
 
+#include "compact.h"
 #include "simd.h"
 
 namespace {
@@ -14,56 +15,115 @@ using namespace simd;
 constexpr int PANEL = 64;       // outputs per panel
 constexpr int TILE = 6;         // rows per pass over a panel: 6 x 4 sums + 4 weights fit the 32 registers
 constexpr int ROW_CHUNK = 48;   // rows whose fp32 sums are kept while a panel is passed in pieces
-constexpr int NEAR = 2048;      // elements fetched ahead where a panel is passed once: hardware stops at each 4 KB page
+constexpr int NEAR = 4096;      // bytes fetched ahead where a panel is passed once: hardware stops at each such page
 constexpr int K_PIECE = 2048;   // a panel's piece (256 KB) and the next one stay in the second-level cache
 constexpr int K_NEAR = 64;      // with two or three tiles memory takes most time: pieces (8 KB) of the first-level cache
 
 struct Linear {  // mirrored by serve_app/kernels/decoder.py
     const void* weight;
     const float* bias;  // [n], in panel order, or null
-    int64_t n, k, bits;  // 16: bfloat16, as here; 8 and 4: quantized.h
+    Exceptions exceptions;  // of compact.h, else nulls
+    int64_t n, k, bits;     // 16: bfloat16, as here; 12: compact.h; 8 and 4: quantized.h
 };
 
 inline int panels(const Linear& l) { return (int)((l.n + PANEL - 1) / PANEL); }
 
 #if HAS_BF16_DOT
 
-// What a pass fetches while it computes: every `every`-th pair of rows, `distance` elements ahead. A piece is passed once
-// per tile of rows; all passes together fetch the piece that comes next, so that memory never waits for arithmetic.
+inline void fetch(const void* line, bool near) {
+    near ? _mm_prefetch((const char*)line, _MM_HINT_T0) : _mm_prefetch((const char*)line, _MM_HINT_T1);
+}
+
+// What a pass fetches while it computes: with every `every`-th pair of columns the lines of that pair from `next` on. A piece
+// is passed once per tile of rows; all passes together fetch the piece that comes next, so that memory never waits for
+// arithmetic.
 struct Ahead {
-    int64_t distance;
+    const uint8_t* next;
     int every, wait;
     bool near;  // to the first-level cache, else to the second
+};
 
-    void fetch(const void* line) const {
-        near ? _mm_prefetch((const char*)line, _MM_HINT_T0) : _mm_prefetch((const char*)line, _MM_HINT_T1);
+// A panel of bfloat16 as it stands.
+class PlainPanel {
+public:
+    static constexpr int LINES = 4;  // of 64 bytes per pair of columns
+    static constexpr int UNIT = 1;   // pairs of columns that a piece has at least
+    static constexpr int FAR = K_PIECE / 2, CLOSE = K_NEAR / 2, ALONE = 1 << 30;
+
+    PlainPanel(const Linear& l, int panel) : begin_((const uint8_t*)l.weight + panel * bytes(l)) {}
+    static int64_t bytes(const Linear& l) { return 2 * PANEL * l.k; }
+    const uint8_t* at(int64_t pair) const { return begin_ + pair * LINES * 64; }
+    const bf16* piece(int64_t from, int64_t, bool) { return (const bf16*)at(from); }
+    Ahead alone(int64_t from) const { return Ahead{at(from) + NEAR, 1, 0, true}; }
+
+private:
+    const uint8_t* begin_;
+};
+
+// A panel in 12 bits a value, unpacked piece by piece.
+class CompactPanel {
+public:
+    static constexpr int LINES = 3, UNIT = COMPACT_BLOCK;
+    static constexpr int FAR = K_PIECE / 4, CLOSE = K_NEAR / 2, ALONE = COMPACT_BLOCK;
+
+    CompactPanel(const Linear& l, int panel)
+        : begin_((const uint8_t*)l.weight + panel * bytes(l)),
+          starts_(l.exceptions.starts + panel * compact_blocks(l.k)),
+          exceptions_(l.exceptions.values),
+          table_(compact_table(l.exceptions.tables + panel * COMPACT_TABLE)) {
+        alignas(64) static thread_local uint16_t memory[FAR * 2 * PANEL];
+        unpacked_ = memory;
     }
+    static int64_t bytes(const Linear& l) { return PANEL * l.k * 3 / 2; }
+    const uint8_t* at(int64_t pair) const { return begin_ + pair * COMPACT_BYTES; }
+
+    // `from` is the first pair of a block; `fetching`: nobody has fetched it, so each pair fetches one of those to come.
+    const bf16* piece(int64_t from, int64_t to, bool fetching) {
+        uint16_t* target = unpacked_;
+        for (int64_t p = from; p < to; p++, target += 2 * PANEL) {
+            if (fetching)
+                for (int j = 0; j < LINES; j++) fetch(at(p) + NEAR + 64 * j, true);
+            unpack_pair(at(p), table_, target);
+        }
+        for (int64_t b = from / UNIT; b * UNIT < to; b++)
+            for (int32_t e = starts_[b]; e < starts_[b + 1]; e++)
+                unpacked_[(b * UNIT - from) * 2 * PANEL + (exceptions_[e] >> 16)] = (uint16_t)exceptions_[e];
+        return (const bf16*)unpacked_;
+    }
+    Ahead alone(int64_t) const { return Ahead{nullptr, 1, 1 << 30, true}; }
+
+private:
+    const uint8_t* begin_;
+    const int32_t* starts_;
+    const uint32_t* exceptions_;
+    __m512i table_;
+    uint16_t* unpacked_;
 };
 
 // A panel's pieces: as few as fit, of even sizes, so that fetching one takes as long as computing the one before.
 struct Pieces {
     int64_t units;  // what is divided: pairs of columns, or groups
     int count;
-
     bool near;
 
-    // `far` and `close` are the most units of a piece in the second and in the first level of the cache.
-    Pieces(int64_t units, int tiles, int64_t far, int64_t close) : units(units), near(tiles <= 3) {
-        const int64_t most = tiles == 1 ? units : near ? close : far;
+    // `far` and `close` are the most units of a piece in the second and in the first level of the cache, `alone` those of one
+    // that is passed once.
+    Pieces(int64_t units, int tiles, int64_t far, int64_t close, int64_t alone = 1 << 30) : units(units), near(tiles <= 3) {
+        const int64_t most = tiles == 1 ? alone : near ? close : far;
         count = (int)((units + most - 1) / most);
     }
     int64_t begin(int i) const { return units * i / count; }
 };
 
-// sums[m][64] += x[m][2 * pairs] . w for M rows.
-template <int M>
+// sums[m][64] += x[m][2 * pairs] . w for M rows; a pair of columns to be fetched has LINES lines.
+template <int M, int LINES>
 inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs, float* sums, bool fresh, Ahead ahead) {
     __m512 acc[M][4];
     for (int m = 0; m < M; m++)
         for (int j = 0; j < 4; j++) acc[m][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + m * PANEL + 16 * j);
     for (int p = 0; p < pairs; p++, w += 2 * PANEL) {
         if (--ahead.wait < 0) {
-            for (int j = 0; j < 4; j++) ahead.fetch(w + ahead.distance + 32 * j);
+            for (int j = 0; j < LINES; j++) fetch(ahead.next + (p * LINES + j) * 64, ahead.near);
             ahead.wait = ahead.every - 1;
         }
         __m512bh b[4];
@@ -79,37 +139,42 @@ inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs
         for (int j = 0; j < 4; j++) _mm512_storeu_ps(sums + m * PANEL + 16 * j, acc[m][j]);
 }
 
+template <int LINES>
 inline void any_tile(int rows, const bf16* x, int64_t stride, const bf16* w, int pairs, float* sums, bool fresh,
                      Ahead ahead) {
     switch (rows) {
-        case 6: return panel_tile<6>(x, stride, w, pairs, sums, fresh, ahead);
-        case 5: return panel_tile<5>(x, stride, w, pairs, sums, fresh, ahead);
-        case 4: return panel_tile<4>(x, stride, w, pairs, sums, fresh, ahead);
-        case 3: return panel_tile<3>(x, stride, w, pairs, sums, fresh, ahead);
-        case 2: return panel_tile<2>(x, stride, w, pairs, sums, fresh, ahead);
-        case 1: return panel_tile<1>(x, stride, w, pairs, sums, fresh, ahead);
+        case 6: return panel_tile<6, LINES>(x, stride, w, pairs, sums, fresh, ahead);
+        case 5: return panel_tile<5, LINES>(x, stride, w, pairs, sums, fresh, ahead);
+        case 4: return panel_tile<4, LINES>(x, stride, w, pairs, sums, fresh, ahead);
+        case 3: return panel_tile<3, LINES>(x, stride, w, pairs, sums, fresh, ahead);
+        case 2: return panel_tile<2, LINES>(x, stride, w, pairs, sums, fresh, ahead);
+        case 1: return panel_tile<1, LINES>(x, stride, w, pairs, sums, fresh, ahead);
     }
 }
 
 // One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums.
-template <class Write>
+template <class Panel, class Write>
 inline void panel_product(const Linear& l, int panel, int next, const bf16* x, int64_t x_stride, int rows, Write write) {
     alignas(64) float sums[ROW_CHUNK * PANEL];
-    const bf16* weight = (const bf16*)l.weight + (int64_t)panel * PANEL * l.k;
-    const int64_t far = (int64_t)(next - panel) * PANEL * l.k;
+    Panel weight(l, panel);
+    const Panel following(l, next < panels(l) ? next : panel);
+    const int64_t pairs = l.k / 2;
     for (int low = 0; low < rows; low += ROW_CHUNK) {
         const int count = std::min(ROW_CHUNK, rows - low);
         // Even tiles: 8 rows go as 4 + 4, not 6 + 2.
         const int tiles = (count + TILE - 1) / TILE;
-        const Pieces pieces(l.k / 2, tiles, K_PIECE / 2, K_NEAR / 2);
+        const Pieces pieces((pairs + Panel::UNIT - 1) / Panel::UNIT, tiles, Panel::FAR / Panel::UNIT, Panel::CLOSE / Panel::UNIT,
+                            Panel::ALONE / Panel::UNIT);
         for (int i = 0; i < pieces.count; i++) {
-            const int64_t k = 2 * pieces.begin(i), after = 2 * pieces.begin(i + 1);
+            const int64_t from = pieces.begin(i) * Panel::UNIT, to = std::min(pairs, pieces.begin(i + 1) * Panel::UNIT);
+            const bf16* values = weight.piece(from, to, tiles == 1);
             // Behind the last piece comes the next panel, or this one again for the next rows.
-            const int64_t to_come = i + 1 < pieces.count ? after : low + ROW_CHUNK < rows ? 0 : far / PANEL;
+            const uint8_t* to_come = i + 1 < pieces.count ? weight.at(to) : low + ROW_CHUNK < rows ? weight.at(0) : following.at(0);
             for (int t = 0; t < tiles; t++) {
                 const int begin = count * t / tiles, end = count * (t + 1) / tiles;
-                any_tile(end - begin, x + (low + begin) * x_stride + k, x_stride, weight + k * PANEL, (int)(after - k) / 2,
-                         sums + begin * PANEL, i == 0, Ahead{tiles == 1 ? NEAR : (to_come - k) * PANEL, tiles, t, pieces.near});
+                any_tile<Panel::LINES>(end - begin, x + (low + begin) * x_stride + 2 * from, x_stride, values, (int)(to - from),
+                                       sums + begin * PANEL, i == 0,
+                                       tiles == 1 ? weight.alone(from) : Ahead{to_come, tiles, t, pieces.near});
             }
         }
         for (int m = 0; m < count; m++) {

@@ -36,6 +36,13 @@ inline int64_t group_bytes(int bits) { return bits == 8 ? PANEL * GROUP + PANEL 
 
 #if HAS_QUANTIZED
 
+// As Ahead in gemm.h, `bytes` from what is being read.
+struct Distance {
+    int64_t bytes;
+    int every, wait;
+    bool near;
+};
+
 inline void quantize_row(const bf16* x, const Codes& to) {
     for (int64_t g = 0; g < to.groups(); g++, x += GROUP) {
         vfloat v[GROUP / LANES], top = {};
@@ -57,7 +64,7 @@ inline void quantize_row(const bf16* x, const Codes& to) {
 
 // sums[m][64] (+)= x[m] . w over `groups` groups for M rows.
 template <int BITS, int M>
-inline void quantized_tile(const Codes& x, const uint8_t* w, int groups, float* sums, bool fresh, Ahead ahead) {
+inline void quantized_tile(const Codes& x, const uint8_t* w, int groups, float* sums, bool fresh, Distance ahead) {
     constexpr int ROWS = BITS == 8 ? GROUP / 4 : GROUP / 8;  // of [64][4] bytes
     const __m512i low = _mm512_set1_epi8(15);
     for (int g = 0; g < groups; g++, w += group_bytes(BITS)) {
@@ -68,7 +75,7 @@ inline void quantized_tile(const Codes& x, const uint8_t* w, int groups, float* 
         }
         for (int r = 0; r < ROWS; r++) {
             if (r % ahead.every == ahead.wait % ahead.every)
-                for (int j = 0; j < 4; j++) ahead.fetch(w + ahead.distance + r * 256 + 64 * j);
+                for (int j = 0; j < 4; j++) fetch(w + ahead.bytes + r * 256 + 64 * j, ahead.near);
             __m512i b[4];
             for (int j = 0; j < 4; j++) b[j] = _mm512_loadu_si512(w + r * 256 + 64 * j);
             for (int half = 0; half < (BITS == 8 ? 1 : 2); half++)
@@ -100,7 +107,7 @@ inline void quantized_tile(const Codes& x, const uint8_t* w, int groups, float* 
 
 template <int BITS>
 inline void any_quantized_tile(int rows, const Codes& x, const uint8_t* w, int groups, float* sums, bool fresh,
-                               Ahead ahead) {
+                               Distance ahead) {
     switch (rows) {
         case 6: return quantized_tile<BITS, 6>(x, w, groups, sums, fresh, ahead);
         case 5: return quantized_tile<BITS, 5>(x, w, groups, sums, fresh, ahead);
@@ -132,7 +139,7 @@ inline void quantized_panel(const Linear& l, int panel, int next, const Codes& x
                 Codes rows_of = x.from(low + begin);
                 rows_of.values += g * GROUP, rows_of.scales += g, rows_of.sums += g;
                 any_quantized_tile<BITS>(end - begin, rows_of, weight + g * bytes, (int)(after - g), sums + begin * PANEL,
-                                         i == 0, Ahead{tiles == 1 ? 2 * NEAR : (to_come - g) * bytes, tiles, t, pieces.near});
+                                         i == 0, Distance{tiles == 1 ? NEAR : (to_come - g) * bytes, tiles, t, pieces.near});
             }
         }
         for (int m = 0; m < count; m++) {
