@@ -82,11 +82,11 @@ def sentence_transformers_loop(path: Path, batch_size: int) -> Run | None:
 
 
 def soak(run: Run, texts: list[str], requests: int) -> dict[str, float]:
-    """Resident memory in MB after a tenth of ``requests`` small requests and after all of them."""
+    """Resident memory in MB after each tenth of ``requests`` small requests."""
     rng, seen = np.random.default_rng(1), {}
     for number in range(1, requests + 1):
         run([texts[i] for i in rng.integers(0, len(texts), 2)])
-        if number in (requests // 10, requests):
+        if number % max(1, requests // 10) == 0:
             pages = int(Path("/proc/self/statm").read_text().split()[1])
             seen[f"after_{number}"] = round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
     return seen

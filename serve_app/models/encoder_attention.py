@@ -47,8 +47,8 @@ def flat_attention_forward(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """``query`` [1, Hq, T, D], ``key`` and ``value`` [1, Hkv, T, D] -> [1, T, Hq, D]; T is the sum over
-    ``runs``.
+    """``query`` [1, Hq, T, D], ``key`` and ``value`` [1, Hkv, T, D] -> [1, T, Hq, D]; what is behind the sum over
+    ``runs`` comes out as zeros.
 
     Raises NotImplementedError for what it does not compute; the loader then keeps the padded path.
     """
@@ -69,6 +69,7 @@ def flat_attention_forward(
         attended = scaled_dot_product_attention(q, k, v, scale=scaling, is_causal=causal)
         out[start:end].view(count, length, heads, dim).copy_(attended.transpose(1, 2))
         start = end
+    out[start:] = 0
     return out.unsqueeze(0), None
 
 
