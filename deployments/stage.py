@@ -105,7 +105,8 @@ class EngineStage:
 
     async def _prefill_there(self, wire: dict[str, Any], where: dict[str, str]) -> None:
         """Calls the prefill stage and tells the worker how it ended."""
-        request = {"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]}  # all but the last int32
+        # Under a name of its own: a wish may not be followed, and the prompt be computed where it is waited for.
+        request = {"id": f"{wire['id']}-prefill", "salt": wire["salt"], "ids": wire["ids"][:-4]}  # no last int32
         request[HINT] = where["replica"]
         told: dict[str, Any] = {}
         try:

@@ -44,11 +44,13 @@ MAX_ONGOING = 4096
 METRICS_INTERVAL_S = 2
 
 
-def gateway_application(settings: Settings) -> Application:
-    """The only application with HTTP."""
+def gateway_application(settings: Settings, replicas: tuple[int, int] | None = None) -> Application:
+    """The only application with HTTP; of ``replicas``, at least and at most, by default as the profile has it."""
+    least, most = replicas or (1, 1 if settings.profile == "local" else 16)
     autoscaling = AutoscalingConfig(
-        min_replicas=1,
-        max_replicas=1 if settings.profile == "local" else 16,
+        min_replicas=least,
+        initial_replicas=least,
+        max_replicas=most,
         target_ongoing_requests=256,
         upscale_delay_s=2,
         downscale_delay_s=300,

@@ -64,6 +64,7 @@ class Ticket:
     placed_at: float = 0.0
     blind: bool = False
     started: bool = False
+    calls: int = 0  # under way to workers
     turn: asyncio.Future[None] | None = None
 
 
@@ -194,6 +195,10 @@ class Dispatcher:
             self.admission.started(ticket.request.id)
             if ticket.decision is not None:
                 self.admission.arrived(ticket.decision.ttft, self._clock() - ticket.placed_at)
+
+    def left(self, ticket: Ticket) -> None:
+        """The worker has done with the request, though its client may still read."""
+        self.router.left(ticket.request.id)
 
     def finish(self, ticket: Ticket, *, cached: int = 0, output: int = 0) -> None:
         """The request has ended, or has left before it began; ``cached`` prompt tokens and ``output`` tokens."""

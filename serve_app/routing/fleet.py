@@ -37,6 +37,7 @@ class Reservation:
     kv_tokens: int
     prefill_seen: bool = False
     decode_seen: bool = False
+    left: bool = False  # the decode worker, with its last token
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +48,7 @@ class Worker:
     slow: float = 1.0
     busy_until: float = 0.0  # when the prompts queued there will have been computed
     batch: int = 0  # sequences that generate or will
+    own: int = 0  # those of them that this gateway has sent there, and that have not left it
     kv_tokens: int = 0
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
     unseen: deque[Reservation] = field(default_factory=deque)
@@ -113,7 +115,8 @@ class Fleet:
         self._see(worker, load.reported_at - VISIBLE_AFTER_S)
         sent_seconds = sum(r.seconds for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
         sent = [r for r in worker.unseen if r.decode is worker and not r.decode_seen]
-        worker.batch = load.running + load.waiting + len(sent)
+        # What is long on its way, or computed elsewhere before it gets there, is in no report.
+        worker.batch = max(load.running + load.waiting + len(sent), worker.own)
         worker.kv_tokens = load.kv_tokens_used + sum(r.kv_tokens for r in sent)
         self._set_step(worker)
         chunk = max(load.max_batch_tokens - worker.batch, load.block_tokens)
@@ -129,6 +132,7 @@ class Fleet:
         prefill, decode = reservation.prefill, reservation.decode
         prefill.busy_until = max(prefill.busy_until, reservation.made_at) + reservation.seconds
         decode.batch += 1
+        decode.own += 1
         decode.kv_tokens += reservation.kv_tokens
         self._set_step(decode)
         prefill.unseen.append(reservation)
@@ -137,6 +141,7 @@ class Fleet:
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: what no report shows of it yet will not come."""
+        self.left(reservation)
         if not reservation.prefill_seen:
             reservation.prefill.busy_until -= reservation.seconds
         if not reservation.decode_seen:
@@ -144,6 +149,12 @@ class Fleet:
             reservation.decode.kv_tokens -= reservation.kv_tokens
             self._set_step(reservation.decode)
         reservation.prefill_seen = reservation.decode_seen = True
+
+    def left(self, reservation: Reservation) -> None:
+        """The worker has done with the request, whose client may still read; more than once is harmless."""
+        if not reservation.left:
+            reservation.left = True
+            reservation.decode.own -= 1
 
     def _watch(self, old: WorkerLoad, new: WorkerLoad) -> None:
         """Between two reports a worker has had prompts to compute, or has had none."""

@@ -131,6 +131,11 @@ class Router:
         if reservation is not None:
             self.fleet.release(reservation)
 
+    def left(self, request_id: str) -> None:
+        """The decode worker has done with the request, though its client may still read."""
+        if (reservation := self._reservations.get(request_id)) is not None:
+            self.fleet.left(reservation)
+
     # -- the choice ------------------------------------------------------------------------------------------------
 
     def choose(self, request: RouteRequest, now: float) -> Decision | None:
@@ -207,11 +212,11 @@ class Router:
         compute = costs.prefill_seconds(uncached, cached, chunk, worker.step / slow) * slow
         ready = (wait if wait > fetch else fetch) + compute
         step = costs.decode_seconds(batch + 1, kv + prompt) * slow
-        # A sequence leaves a full worker about every output·step/batch seconds.
+        # Of n sequences that run, one leaves about every output·step/n seconds; who has no place yet does not leave.
         place = 0.0
-        total = kv + prompt + output
-        if batch >= load.max_seqs or total > load.kv_tokens_total:
-            over = max((batch + 1 - load.max_seqs) / max(batch, 1), (total - load.kv_tokens_total) / max(kv, 1))
+        total, room = kv + prompt + output, load.kv_tokens_total
+        if batch >= load.max_seqs or total > room:
+            over = max((batch + 1 - load.max_seqs) / load.max_seqs, (total - room) / max(min(kv, room), 1))
             place = over * output * step
         # Going against a role wastes time that prompts wait for, either way: small chunks, or streams beside them.
         strain = max(1.0, self.fleet.congestion / config.calm)

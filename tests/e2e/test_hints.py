@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import numpy as np
@@ -112,6 +113,16 @@ async def test_stages_are_preferences(application, inbox):
         assert answer["finish"] == "length"
         assert sum((await made(prefill) - before[0]).values()) >= 3
         assert sum((await made(decode) - before[1]).values()) == (299 if where else 0)
+
+
+async def test_a_prompt_may_come_to_be_computed_where_it_is_waited_for(application, inbox):
+    """A wish for another replica of the same stage need not be followed."""
+    decode, _ = application
+    home = (await replicas(decode, inbox))[0]
+    where = {"stage": "decode", "replica": home}
+    call = decode.generate.remote(wire("itself", tokens=300, replica=home, prefill=where))
+    answer = await asyncio.wait_for(call, 60)
+    assert answer["finish"] == "length" and answer["replica"] == home and answer["cached"] == 0
 
 
 async def test_a_grammar_holds_in_every_stage(application, inbox):

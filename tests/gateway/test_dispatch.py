@@ -71,13 +71,17 @@ async def entered(dispatcher: Dispatcher, *tickets: Ticket) -> list[asyncio.Task
 
 
 async def drain(dispatcher: Dispatcher, tickets: list[Ticket], tasks: list[asyncio.Task[None]]) -> list[str]:
-    """Lets one request after another end, at an idle worker; the order in which they had their turns."""
+    """Lets one client after another have its answer, at a worker that has done with all of them; the order in which
+    they had their turns.
+    """
     order = [t.request.id for t in tickets if t.placed]
     open_ = [t for t in tickets if t.placed]
     while len(order) < len(tickets):
         dispatcher.start(open_[0])
         dispatcher.finish(open_.pop(0), cached=0, output=16)
         dispatcher._clock.now += 5.0
+        for ticket in open_:
+            dispatcher.left(ticket)
         dispatcher.report("process of d1", IDLE)
         new = [t for t in tickets if t.placed and t.request.id not in order]
         assert new, "nobody has a turn although the worker is idle"

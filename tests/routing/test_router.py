@@ -77,6 +77,33 @@ def test_load_sent_counts_before_any_report_and_is_not_counted_twice() -> None:
     r.finished("never seen")
 
 
+def test_what_is_sent_and_has_not_ended_counts_however_long_it_is_on_its_way() -> None:
+    r = router(load("a"))
+    for i in range(3):
+        place(r, request(str(i)), 0.0)
+    r.report(load("a", at=10.0))  # none of them is there yet: prompts are computed elsewhere, or calls are slow
+    assert r.fleet.workers["a"].batch == 3
+    r.report(load("a", at=11.0, running=2, waiting=3))
+    assert r.fleet.workers["a"].batch == 5
+    r.left("0")  # its client may still read
+    r.left("0")
+    r.report(load("a", at=12.0, running=1))
+    assert r.fleet.workers["a"].batch == 2
+    for i in range(3):
+        r.finished(str(i))
+    r.report(load("a", at=13.0, running=1))
+    assert r.fleet.workers["a"].batch == 1
+
+
+def test_a_full_workers_queue_is_as_long_as_all_that_are_in_it() -> None:
+    """Places come free one after another, as those that run end; who waits has none to leave."""
+    waits = {}
+    for queue in (0, 1, 24):
+        r = router(load("a", max_seqs=4, running=4, waiting=queue))
+        waits[queue] = r.choose(request(prompt=10, max_tokens=20), 0.0).wait
+    assert waits[0] > 0 and waits[1] >= 2 * waits[0] and waits[24] >= 25 * waits[0]
+
+
 def test_a_report_older_than_the_last_is_ignored() -> None:
     r = router(load("a", at=5.0, running=7))
     r.report(load("a", at=4.0, running=1))
