@@ -144,6 +144,13 @@ def _pack_checked(module: nn.Linear) -> PackedLinear | None:
     return packed
 
 
+def tail_rows(rows: int) -> int:
+    """How many rows to put behind ``rows`` on a CPU. oneDNN compiles code and keeps scratch memory for every number of
+    rows it sees, up to half a megabyte per linear; of few different numbers there is little, and it is there already.
+    """
+    return 0 if rows <= 32 else -rows % (8 if rows <= 128 else 16)
+
+
 class FusedLinear:
     """A linear whose epilogue takes in what follows it: SiLU, a product or a sum; packed where possible."""
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.encode_types import EncodeBatch, Pooling, Readout, Rows, TokenHead
+from serve_app.kernels.linear import tail_rows
 from serve_app.models import encoder_attention
 from serve_app.models.load import UnsupportedModel, read_config, require_safetensors
 from serve_app.models.pooling import pool, read_pooling
@@ -73,12 +74,8 @@ class EncoderModel:
         return sum((end - start) * int(lengths[end - 1]) for start, end in _padding_runs(lengths))
 
     def _tail(self, tokens: int) -> int:
-        """Positions behind a flat batch that nobody reads. On a CPU every number of rows has compiled code and scratch
-        memory of its own in oneDNN: with few different numbers there is little of it, and it is there already.
-        """
-        if self.device.type != "cpu":
-            return 0
-        return -tokens % (8 if tokens <= 64 else 16)
+        """Positions behind a flat batch that nobody reads."""
+        return tail_rows(tokens) if self.device.type == "cpu" else 0
 
     def _run_flat(self, batch: EncodeBatch) -> Tensor | list[Tensor]:
         lengths = batch.lengths.tolist()

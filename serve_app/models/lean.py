@@ -28,7 +28,7 @@ from serve_app.kernels.decoder import (
     NormWeight,
     decoder_library,
 )
-from serve_app.kernels.linear import FusedLinear
+from serve_app.kernels.linear import FusedLinear, tail_rows
 from serve_app.models import attention
 from serve_app.models.quantization import codes_of
 
@@ -136,14 +136,16 @@ class LeanForward:
         """Logits [S, vocab] of ``batch.sample_rows``."""
         shape, tokens = self.shape, len(batch.input_ids)
         cos, sin = self._tables(batch)
-        x = F.embedding(batch.input_ids, self.embedding)
+        tail = tail_rows(tokens)
+        x = F.embedding(F.pad(batch.input_ids, (0, tail)), self.embedding)
         split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         wanted = batch.capture.layers if batch.capture is not None else ()
         captured = {}
         for index, (layer, (qkv, o, gate, up, down)) in enumerate(self.layers):
             if index in wanted:
-                captured[index] = x
-            q, k, v = qkv(rms_norm(x, layer.input_norm)).view(tokens, -1, shape.head_dim).split(split, 1)
+                captured[index] = x[:tokens]
+            projected = qkv(rms_norm(x, layer.input_norm))[:tokens]
+            q, k, v = projected.view(tokens, -1, shape.head_dim).split(split, 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = rms_norm(q, layer.q_norm), rms_norm(k, layer.k_norm)
             kv = batch.kv[index]
@@ -156,7 +158,7 @@ class LeanForward:
                 window=layer.window or None,
                 softcap=layer.softcap or None,
             )
-            x = o.plus(heads.view(tokens, -1), x)
+            x = o.plus(F.pad(heads.view(tokens, -1), (0, 0, 0, tail)), x)
             normed = rms_norm(x, layer.post_norm)
             x = down.plus(up.times(normed, gate.swish(normed)), x)
         if batch.capture is not None:
