@@ -39,16 +39,22 @@ inline int packed_at(int element) {
 
 #if defined(__AVX512BW__)
 // One pair of columns: 128 values in the order of gemm.h.
-inline void unpack_pair(const uint8_t* from, __m512i table, uint16_t* to) {
+inline void unpack(const uint8_t* from, __m512i table, __m512i values[4]) {
     const __m512i four_bits = _mm512_set1_epi8(15);
     const __m512i low0 = _mm512_loadu_si512(from), low1 = _mm512_loadu_si512(from + 64);
     const __m512i codes = _mm512_loadu_si512(from + 128);
     const __m512i high0 = _mm512_shuffle_epi8(table, _mm512_and_si512(codes, four_bits));
     const __m512i high1 = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(codes, 4), four_bits));
-    _mm512_store_si512(to, _mm512_unpacklo_epi8(low0, high0));
-    _mm512_store_si512(to + 32, _mm512_unpackhi_epi8(low0, high0));
-    _mm512_store_si512(to + 64, _mm512_unpacklo_epi8(low1, high1));
-    _mm512_store_si512(to + 96, _mm512_unpackhi_epi8(low1, high1));
+    values[0] = _mm512_unpacklo_epi8(low0, high0);
+    values[1] = _mm512_unpackhi_epi8(low0, high0);
+    values[2] = _mm512_unpacklo_epi8(low1, high1);
+    values[3] = _mm512_unpackhi_epi8(low1, high1);
+}
+
+inline void unpack_pair(const uint8_t* from, __m512i table, uint16_t* to) {
+    __m512i values[4];
+    unpack(from, table, values);
+    for (int j = 0; j < 4; j++) _mm512_store_si512(to + 32 * j, values[j]);
 }
 
 inline __m512i compact_table(const uint8_t* bytes) {

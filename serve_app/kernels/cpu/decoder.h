@@ -230,7 +230,10 @@ private:
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
             const auto finished = [&](int row, const float* sums) { write(row, panel * PANEL, width, sums); };
             if (l.bits == 16) panel_product<PlainPanel>(l, panel, next, from, l.k, (int)count, finished);
-            if (l.bits == 12) panel_product<CompactPanel>(l, panel, next, from, l.k, (int)count, finished);
+            if (l.bits == 12 && count <= CompactPanel::ROWS)
+                panel_product<CompactPanel>(l, panel, next, from, l.k, (int)count, finished);
+            if (l.bits == 12 && count > CompactPanel::ROWS)
+                panel_product<UnpackedPanel>(l, panel, next, from, l.k, (int)count, finished);
 #if HAS_QUANTIZED
             if (l.bits == 8) quantized_panel<8>(l, panel, next, codes, (int)count, finished);
             if (l.bits == 4) quantized_panel<4>(l, panel, next, codes, (int)count, finished);

@@ -43,78 +43,6 @@ struct Ahead {
     bool near;  // to the first-level cache, else to the second
 };
 
-// A panel of bfloat16 as it stands.
-class PlainPanel {
-public:
-    static constexpr int LINES = 4;  // of 64 bytes per pair of columns
-    static constexpr int UNIT = 1;   // pairs of columns that a piece has at least
-    static constexpr int FAR = K_PIECE / 2, CLOSE = K_NEAR / 2, ALONE = 1 << 30;
-
-    PlainPanel(const Linear& l, int panel) : begin_((const uint8_t*)l.weight + panel * bytes(l)) {}
-    static int64_t bytes(const Linear& l) { return 2 * PANEL * l.k; }
-    const uint8_t* at(int64_t pair) const { return begin_ + pair * LINES * 64; }
-    const bf16* piece(int64_t from, int64_t, bool) { return (const bf16*)at(from); }
-    Ahead alone(int64_t from) const { return Ahead{at(from) + NEAR, 1, 0, true}; }
-
-private:
-    const uint8_t* begin_;
-};
-
-// A panel in 12 bits a value, unpacked piece by piece.
-class CompactPanel {
-public:
-    static constexpr int LINES = 3, UNIT = COMPACT_BLOCK;
-    static constexpr int FAR = K_PIECE / 4, CLOSE = K_NEAR / 2, ALONE = COMPACT_BLOCK;
-
-    CompactPanel(const Linear& l, int panel)
-        : begin_((const uint8_t*)l.weight + panel * bytes(l)),
-          starts_(l.exceptions.starts + panel * compact_blocks(l.k)),
-          exceptions_(l.exceptions.values),
-          table_(compact_table(l.exceptions.tables + panel * COMPACT_TABLE)) {
-        alignas(64) static thread_local uint16_t memory[FAR * 2 * PANEL];
-        unpacked_ = memory;
-    }
-    static int64_t bytes(const Linear& l) { return PANEL * l.k * 3 / 2; }
-    const uint8_t* at(int64_t pair) const { return begin_ + pair * COMPACT_BYTES; }
-
-    // `from` is the first pair of a block; `fetching`: nobody has fetched it, so each pair fetches one of those to come.
-    const bf16* piece(int64_t from, int64_t to, bool fetching) {
-        uint16_t* target = unpacked_;
-        for (int64_t p = from; p < to; p++, target += 2 * PANEL) {
-            if (fetching)
-                for (int j = 0; j < LINES; j++) fetch(at(p) + NEAR + 64 * j, true);
-            unpack_pair(at(p), table_, target);
-        }
-        for (int64_t b = from / UNIT; b * UNIT < to; b++)
-            for (int32_t e = starts_[b]; e < starts_[b + 1]; e++)
-                unpacked_[(b * UNIT - from) * 2 * PANEL + (exceptions_[e] >> 16)] = (uint16_t)exceptions_[e];
-        return (const bf16*)unpacked_;
-    }
-    Ahead alone(int64_t) const { return Ahead{nullptr, 1, 1 << 30, true}; }
-
-private:
-    const uint8_t* begin_;
-    const int32_t* starts_;
-    const uint32_t* exceptions_;
-    __m512i table_;
-    uint16_t* unpacked_;
-};
-
-// A panel's pieces: as few as fit, of even sizes, so that fetching one takes as long as computing the one before.
-struct Pieces {
-    int64_t units;  // what is divided: pairs of columns, or groups
-    int count;
-    bool near;
-
-    // `far` and `close` are the most units of a piece in the second and in the first level of the cache, `alone` those of one
-    // that is passed once.
-    Pieces(int64_t units, int tiles, int64_t far, int64_t close, int64_t alone = 1 << 30) : units(units), near(tiles <= 3) {
-        const int64_t most = tiles == 1 ? alone : near ? close : far;
-        count = (int)((units + most - 1) / most);
-    }
-    int64_t begin(int i) const { return units * i / count; }
-};
-
 // sums[m][64] += x[m][2 * pairs] . w for M rows; a pair of columns to be fetched has LINES lines.
 template <int M, int LINES>
 inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs, float* sums, bool fresh, Ahead ahead) {
@@ -139,48 +67,172 @@ inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs
         for (int j = 0; j < 4; j++) _mm512_storeu_ps(sums + m * PANEL + 16 * j, acc[m][j]);
 }
 
-template <int LINES>
-inline void any_tile(int rows, const bf16* x, int64_t stride, const bf16* w, int pairs, float* sums, bool fresh,
+// How panel_product below goes through a panel of bfloat16 as it stands.
+class PlainPanel {
+public:
+    static constexpr int LINES = 4;  // of 64 bytes per pair of columns
+    static constexpr int UNIT = 1;   // pairs of columns that a piece has at least
+    static constexpr int TILE_ROWS = TILE, ROWS = ROW_CHUNK, FAR = K_PIECE / 2, CLOSE = K_NEAR / 2;
+
+    PlainPanel(const Linear& l, int panel) : begin_((const uint8_t*)l.weight + panel * bytes(l)) {}
+    static int64_t bytes(const Linear& l) { return 2 * PANEL * l.k; }
+    const uint8_t* at(int64_t pair) const { return begin_ + pair * LINES * 64; }
+    // Before the tiles of a piece: pairs [from, to).
+    void begin(int64_t from, int64_t) { piece_ = (const bf16*)at(from); }
+
+    template <int M>
+    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Ahead ahead) const {
+        panel_tile<M, LINES>(x, x_stride, piece_, pairs, sums, fresh, ahead);
+    }
+
+private:
+    const uint8_t* begin_;
+    const bf16* piece_ = nullptr;
+};
+
+// A panel in 12 bits a value for few rows: each tile unpacks into registers. Blocks with exceptions take a way of their own.
+class CompactPanel {
+public:
+    static constexpr int LINES = 3, UNIT = COMPACT_BLOCK;
+    static constexpr int TILE_ROWS = 4, ROWS = 16, FAR = 4 * COMPACT_BLOCK, CLOSE = FAR;  // unpacking takes registers, too
+
+    CompactPanel(const Linear& l, int panel)
+        : begin_((const uint8_t*)l.weight + panel * bytes(l)),
+          starts_(l.exceptions.starts + panel * compact_blocks(l.k)),
+          exceptions_(l.exceptions.values),
+          table_(compact_table(l.exceptions.tables + panel * COMPACT_TABLE)) {}
+    static int64_t bytes(const Linear& l) { return PANEL * l.k * 3 / 2; }
+    const uint8_t* at(int64_t pair) const { return begin_ + pair * COMPACT_BYTES; }
+    void begin(int64_t from, int64_t) { from_ = from; }
+
+    template <int M>
+    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Ahead ahead) const {
+        alignas(64) uint16_t unpacked[COMPACT_BLOCK * 2 * PANEL];
+        const uint8_t* from = at(from_);
+        const int32_t* starts = starts_ + from_ / UNIT;
+        __m512 acc[M][4];
+        for (int m = 0; m < M; m++)
+            for (int j = 0; j < 4; j++)
+                acc[m][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + m * PANEL + 16 * j);
+        for (int block = 0; block < pairs; block += UNIT, starts++) {
+            const int end = std::min(pairs, block + UNIT);
+            const bool exact = starts[0] == starts[1];
+            if (!exact) {
+                for (int p = block; p < end; p++)
+                    unpack_pair(from + p * COMPACT_BYTES, table_, unpacked + (p - block) * 2 * PANEL);
+                for (int32_t e = starts[0]; e < starts[1]; e++) unpacked[exceptions_[e] >> 16] = (uint16_t)exceptions_[e];
+            }
+            for (int p = block; p < end; p++) {
+                if (--ahead.wait < 0) {
+                    for (int j = 0; j < LINES; j++) fetch(ahead.next + (p * LINES + j) * 64, ahead.near);
+                    ahead.wait = ahead.every - 1;
+                }
+                __m512i b[4];
+                if (exact)
+                    unpack(from + p * COMPACT_BYTES, table_, b);
+                else
+                    for (int j = 0; j < 4; j++) b[j] = _mm512_load_si512(unpacked + (p - block) * 2 * PANEL + 32 * j);
+                for (int m = 0; m < M; m++) {
+                    int32_t pair;
+                    std::memcpy(&pair, x + m * x_stride + 2 * p, 4);
+                    const __m512bh a = (__m512bh)_mm512_set1_epi32(pair);
+                    for (int j = 0; j < 4; j++) acc[m][j] = _mm512_dpbf16_ps(acc[m][j], a, (__m512bh)b[j]);
+                }
+            }
+        }
+        for (int m = 0; m < M; m++)
+            for (int j = 0; j < 4; j++) _mm512_storeu_ps(sums + m * PANEL + 16 * j, acc[m][j]);
+    }
+
+protected:
+    const uint8_t* begin_;
+    const int32_t* starts_;
+    const uint32_t* exceptions_;
+    __m512i table_;
+    int64_t from_ = 0;
+};
+
+// The same for many rows: a piece is unpacked once, into the second-level cache, for as many rows as can be.
+class UnpackedPanel : public CompactPanel {
+public:
+    static constexpr int TILE_ROWS = TILE, ROWS = 192, FAR = 512, CLOSE = FAR;
+
+    UnpackedPanel(const Linear& l, int panel) : CompactPanel(l, panel) {
+        alignas(64) static thread_local uint16_t memory[FAR * 2 * PANEL];
+        unpacked_ = memory;
+    }
+
+    void begin(int64_t from, int64_t to) {
+        for (int64_t p = from; p < to; p++) unpack_pair(at(p), table_, unpacked_ + (p - from) * 2 * PANEL);
+        for (int64_t b = from / UNIT; b * UNIT < to; b++)
+            for (int32_t e = starts_[b]; e < starts_[b + 1]; e++)
+                unpacked_[(b * UNIT - from) * 2 * PANEL + (exceptions_[e] >> 16)] = (uint16_t)exceptions_[e];
+    }
+
+    template <int M>
+    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Ahead ahead) const {
+        panel_tile<M, LINES>(x, x_stride, (const bf16*)unpacked_, pairs, sums, fresh, ahead);
+    }
+
+private:
+    uint16_t* unpacked_;
+};
+
+// A panel's pieces: as few as fit, of even sizes, so that fetching one takes as long as computing the one before.
+struct Pieces {
+    int64_t units;  // what is divided: pairs of columns, or groups
+    int count;
+    bool near;
+
+    // `far` and `close` are the most units of a piece in the second and in the first level of the cache.
+    Pieces(int64_t units, int tiles, int64_t far, int64_t close) : units(units), near(tiles <= 3) {
+        const int64_t most = tiles == 1 ? units : near ? close : far;
+        count = (int)((units + most - 1) / most);
+    }
+    int64_t begin(int i) const { return units * i / count; }
+};
+
+template <class Panel>
+inline void any_tile(const Panel& panel, int rows, const bf16* x, int64_t stride, int pairs, float* sums, bool fresh,
                      Ahead ahead) {
     switch (rows) {
-        case 6: return panel_tile<6, LINES>(x, stride, w, pairs, sums, fresh, ahead);
-        case 5: return panel_tile<5, LINES>(x, stride, w, pairs, sums, fresh, ahead);
-        case 4: return panel_tile<4, LINES>(x, stride, w, pairs, sums, fresh, ahead);
-        case 3: return panel_tile<3, LINES>(x, stride, w, pairs, sums, fresh, ahead);
-        case 2: return panel_tile<2, LINES>(x, stride, w, pairs, sums, fresh, ahead);
-        case 1: return panel_tile<1, LINES>(x, stride, w, pairs, sums, fresh, ahead);
+        case 6: return panel.template tile<6>(x, stride, pairs, sums, fresh, ahead);
+        case 5: return panel.template tile<5>(x, stride, pairs, sums, fresh, ahead);
+        case 4: return panel.template tile<4>(x, stride, pairs, sums, fresh, ahead);
+        case 3: return panel.template tile<3>(x, stride, pairs, sums, fresh, ahead);
+        case 2: return panel.template tile<2>(x, stride, pairs, sums, fresh, ahead);
+        case 1: return panel.template tile<1>(x, stride, pairs, sums, fresh, ahead);
     }
 }
 
 // One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums.
 template <class Panel, class Write>
-inline void panel_product(const Linear& l, int panel, int next, const bf16* x, int64_t x_stride, int rows, Write write) {
-    alignas(64) float sums[ROW_CHUNK * PANEL];
-    Panel weight(l, panel);
-    const Panel following(l, next < panels(l) ? next : panel);
+inline void panel_product(const Linear& l, int number, int next, const bf16* x, int64_t x_stride, int rows, Write write) {
+    alignas(64) float sums[Panel::ROWS * PANEL];
+    Panel panel(l, number);
+    const uint8_t* following = (const uint8_t*)l.weight + next * Panel::bytes(l);
     const int64_t pairs = l.k / 2;
-    for (int low = 0; low < rows; low += ROW_CHUNK) {
-        const int count = std::min(ROW_CHUNK, rows - low);
+    for (int low = 0; low < rows; low += Panel::ROWS) {
+        const int count = std::min(Panel::ROWS, rows - low);
         // Even tiles: 8 rows go as 4 + 4, not 6 + 2.
-        const int tiles = (count + TILE - 1) / TILE;
-        const Pieces pieces((pairs + Panel::UNIT - 1) / Panel::UNIT, tiles, Panel::FAR / Panel::UNIT, Panel::CLOSE / Panel::UNIT,
-                            Panel::ALONE / Panel::UNIT);
+        const int tiles = (count + Panel::TILE_ROWS - 1) / Panel::TILE_ROWS;
+        const Pieces pieces((pairs + Panel::UNIT - 1) / Panel::UNIT, tiles, Panel::FAR / Panel::UNIT, Panel::CLOSE / Panel::UNIT);
         for (int i = 0; i < pieces.count; i++) {
             const int64_t from = pieces.begin(i) * Panel::UNIT, to = std::min(pairs, pieces.begin(i + 1) * Panel::UNIT);
-            const bf16* values = weight.piece(from, to, tiles == 1);
+            panel.begin(from, to);
             // Behind the last piece comes the next panel, or this one again for the next rows.
-            const uint8_t* to_come = i + 1 < pieces.count ? weight.at(to) : low + ROW_CHUNK < rows ? weight.at(0) : following.at(0);
+            const uint8_t* to_come = i + 1 < pieces.count ? panel.at(to) : low + Panel::ROWS < rows ? panel.at(0) : following;
+            if (tiles == 1) to_come = panel.at(from) + NEAR;
             for (int t = 0; t < tiles; t++) {
                 const int begin = count * t / tiles, end = count * (t + 1) / tiles;
-                any_tile<Panel::LINES>(end - begin, x + (low + begin) * x_stride + 2 * from, x_stride, values, (int)(to - from),
-                                       sums + begin * PANEL, i == 0,
-                                       tiles == 1 ? weight.alone(from) : Ahead{to_come, tiles, t, pieces.near});
+                any_tile(panel, end - begin, x + (low + begin) * x_stride + 2 * from, x_stride, (int)(to - from),
+                         sums + begin * PANEL, i == 0, Ahead{to_come, tiles, t, pieces.near});
             }
         }
         for (int m = 0; m < count; m++) {
             float* row = sums + m * PANEL;
             if (l.bias)
-                for (int j = 0; j < PANEL; j += LANES) store(row + j, load(row + j) + load(l.bias + panel * PANEL + j));
+                for (int j = 0; j < PANEL; j += LANES) store(row + j, load(row + j) + load(l.bias + number * PANEL + j));
             write(low + m, row);
         }
     }
