@@ -33,11 +33,13 @@ class Decode(EngineStage):
         min_remote_prefill_tokens: int = 64,
     ) -> None:
         EngineStage.__init__(self)
+        # Whoever is chosen to prefill, with a prefill stage or without.
+        self._min_remote = max(1, min_remote_prefill_tokens)
         self._prefill = prefill
         self._draft = draft
         if prefill is not None:
             self.role = "decode"
-            self.prefill_elsewhere(prefill, min_remote_prefill_tokens)
+            self.prefill_elsewhere(prefill)
         await self.start_worker(spec, num_gpus)
 
     async def greet(self, worker: Any) -> None:

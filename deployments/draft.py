@@ -11,7 +11,7 @@ from ray import serve
 
 from deployments.draft_link import NAMESPACE
 from deployments.spec import WorkerSpec
-from deployments.supervisor import Supervisor
+from deployments.supervisor import Supervisor, beside
 from serve_app.progress import read_progress
 
 # Long enough for a small machine; a target that takes longer does not wait for its draft model either.
@@ -45,7 +45,7 @@ class Draft:
 
         # Decode workers call the actor directly, by name: a proposal per step can't afford a way through Serve.
         self._name = f"draft:{self._spec.model}:{uuid.uuid4().hex[:12]}"
-        options = DraftWorker.options(name=self._name, namespace=NAMESPACE, num_gpus=self._num_gpus)  # type: ignore[attr-defined]
+        options = DraftWorker.options(name=self._name, namespace=NAMESPACE, **beside(self._num_gpus))  # type: ignore[attr-defined]
         return options.remote(self._spec)
 
     async def worker_name(self) -> str:

@@ -7,14 +7,14 @@ from typing import Any
 from ray import serve
 
 from deployments.spec import WorkerSpec
-from deployments.supervisor import Supervisor
+from deployments.supervisor import Supervisor, beside
 
 
 class _Encoder:
     async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
         from deployments.encoder_worker import EncoderWorker
 
-        options = EncoderWorker.options(num_gpus=num_gpus)  # type: ignore[attr-defined]
+        options = EncoderWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
         self._supervisor = Supervisor(lambda: options.remote(spec), lambda worker: worker.info.remote())
         await self._supervisor.begin()
 

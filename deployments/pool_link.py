@@ -34,6 +34,8 @@ AWAITED_S = 2.0
 # Prompt tokens after which the engine's speed is looked at again.
 MEASURED_TOKENS = 256
 _FARTHEST_LAST = ("node", "disk", "remote")
+# Where a prompt's tokens are counted: the tiers, and who computes what they lack.
+SOURCES = ("own", "node", "disk", "remote", "prefilled", "computed")
 
 
 @dataclass(slots=True)
@@ -50,12 +52,12 @@ class Stored:
 
 @dataclass(slots=True)
 class Path:
-    """Where a prompt's K/V came from, in tokens by tier (``own`` blocks, ``node``, ``disk``, ``remote``), and what the
-    hand-over cost: bytes moved, those among them that moved while prefill was still computing, and the seconds between
-    the end of prefill and the start here, which is what the client waits for.
+    """What was taken from the pool for a prompt, as (tier, first token, end), and what that cost: bytes moved, those
+    among them that moved while prefill was still computing, and the seconds between the end of prefill and the start
+    here, which is what the client waits for.
     """
 
-    tokens: dict[str, int] = field(default_factory=dict)
+    taken: list[tuple[str, int, int]] = field(default_factory=list)
     bytes: int = 0
     early_bytes: int = 0
     handover_s: float = 0.0
@@ -63,20 +65,26 @@ class Path:
     def took(self, found: list[Fetched], *, early: bool = False) -> None:
         for piece, _ in found:
             size = piece.nbytes // piece.shape[2] * piece.n_blocks
-            self.tokens[piece.tier] = self.tokens.get(piece.tier, 0) + piece.n_tokens
+            self.taken.append((piece.tier, piece.start_token, piece.end_token))
             self.bytes += size
             self.early_bytes += size if early else 0
 
-    def to_wire(self, prompt: int, cached: int, ttft_s: float | None) -> dict[str, Any]:
-        """For the request's result, of whose ``prompt`` tokens the engine did not compute ``cached``;
-        ``handover_share`` is the hand-over's part of the time to first token.
+    def to_wire(self, prompt: int, present: int, cached: int, ttft_s: float | None) -> dict[str, Any]:
+        """For the request's result, of whose ``prompt`` tokens the engine did not compute ``present``, and nobody did
+        for this request ``cached``; ``handover_share`` is the hand-over's part of the time to first token.
+
+        Each prompt token is counted once: where it was found (``own`` blocks, ``node``, ``disk``, ``remote``: together
+        ``cached``), ``prefilled`` for this request by another worker, or ``computed`` here.
         """
-        known = {"node": 0, "disk": 0, "remote": 0, **self.tokens}
-        known["own"] = max(0, cached - known["node"] - known["disk"] - known["remote"])
+        found = {"own": 0, "node": 0, "disk": 0, "remote": 0}
+        for tier, start, end in self.taken:
+            found[tier] += max(0, min(end, cached) - start)
+        found["own"] = max(0, cached - sum(found.values()))
         share = round(self.handover_s / ttft_s, 4) if ttft_s else None
         return {
-            **known,
-            "computed": max(0, prompt - cached),
+            **found,
+            "prefilled": max(0, present - cached),
+            "computed": max(0, prompt - present),
             "bytes": self.bytes,
             "early_bytes": self.early_bytes,
             "handover_s": round(self.handover_s, 6),
@@ -114,16 +122,16 @@ class PoolLink:
         return {
             **asdict(self.client.stats),
             "dropped": self.exports.dropped,
-            "hits": {"own": 0, "node": 0, "disk": 0, "remote": 0, "computed": 0, **self.hits},
+            "hits": {**dict.fromkeys(SOURCES, 0), **self.hits},
             "costs": self.client.costs.report(),
         }
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def done(self, request: Request, stored: Stored, ttft_s: float | None) -> dict[str, Any]:
+    def done(self, request: Request, stored: Stored, cached: int, ttft_s: float | None) -> dict[str, Any]:
         """What is told about a request that has ended; see :meth:`Path.to_wire`."""
-        told = stored.path.to_wire(request.prompt_len, request.cached, ttft_s)
-        self.hits.update({tier: told[tier] for tier in ("own", "node", "disk", "remote", "computed")})
+        told = stored.path.to_wire(request.prompt_len, request.cached, cached, ttft_s)
+        self.hits.update({source: told[source] for source in SOURCES})
         return told
 
     async def stored(self, request: Request) -> Stored:

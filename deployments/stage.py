@@ -16,7 +16,7 @@ from deployments.autoscale import NEEDED
 from deployments.hinted_router import HINT
 from deployments.nursery import adopt
 from deployments.spec import WorkerSpec
-from deployments.supervisor import Supervisor, WorkerLost
+from deployments.supervisor import Supervisor, WorkerLost, beside
 
 log = logging.getLogger("ray.serve")
 
@@ -34,6 +34,7 @@ class EngineStage:
     role = "mixed"
     # Where prompts are computed that come without a choice; None: here.
     _default_prefill: dict[str, str] | None = None
+    # Prompts that lack fewer tokens are computed here; with none missing there is nothing to compute anywhere.
     _min_remote = 1
 
     def __init__(self) -> None:
@@ -46,17 +47,15 @@ class EngineStage:
         """What Serve calls this replica."""
         return serve.get_replica_context().replica_id.unique_id
 
-    def prefill_elsewhere(self, handle: DeploymentHandle, min_tokens: int) -> None:
-        """Has prompts that lack ``min_tokens`` or more computed by the prefill stage, unless a request says where."""
+    def prefill_elsewhere(self, handle: DeploymentHandle) -> None:
+        """Has prompts computed by the prefill stage, unless a request says where."""
         self._peers["prefill"] = handle
         self._default_prefill = {"stage": "prefill", "replica": ""}
-        # With nothing missing there is nothing to prefill anywhere.
-        self._min_remote = max(1, min_tokens)
 
     async def start_worker(self, spec: WorkerSpec, num_gpus: float) -> None:
         from deployments.worker import EngineWorker
 
-        options = EngineWorker.options(num_gpus=num_gpus)  # type: ignore[attr-defined]
+        options = EngineWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
         self.supervisor = Supervisor(lambda: options.remote(spec), self.greet)
         await self.supervisor.begin(await adopt(spec))
 
@@ -68,10 +67,12 @@ class EngineStage:
                 await worker.subscribe.remote({**wire, "lease_s": left})
 
     async def subscribe(self, wire: dict[str, Any]) -> str:
-        """``{"inbox", "lease_s", "needed"}``: a gateway wants load reports for a while, and says how many replicas of
-        each stage its requests need. Returns this replica's id.
+        """``{"inbox", "lease_s", "needed", "roles"}``: a gateway wants load reports for a while, and says how many
+        replicas of each stage its requests need, and what it wishes which replica to prefer. Returns this replica's id.
         """
-        wire = {**wire, "replica": self.replica_id, "role": self.role}
+        wish = wire.get("roles", {}).get(self.replica_id)
+        told = {"replica": self.replica_id, "role": self.role, "wish": wish}
+        wire = {name: value for name, value in wire.items() if name != "roles"} | told
         now = time.monotonic()
         self._gateways = {key: kept for key, kept in self._gateways.items() if kept[0] > now}
         self._gateways[(wire["inbox"]["host"], wire["inbox"]["port"])] = (now + wire["lease_s"], wire)

@@ -12,10 +12,22 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 log = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
+
+
+def beside(num_gpus: float) -> dict[str, Any]:
+    """Actor options of a worker: on its replica's node, whose pool it publishes to.
+
+    With a GPU the replica's placement group sees to that.
+    """
+    if num_gpus:
+        return {"num_gpus": num_gpus}
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return {"num_gpus": 0, "scheduling_strategy": here}
 
 
 class WorkerLost(RuntimeError):

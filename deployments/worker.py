@@ -152,7 +152,8 @@ class EngineWorker:
             self._load_told.changed()
             result = await running.done
             # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
-            result["path"] = self._pool.done(request, stored, running.first_token_s)
+            cached = result.get("cached") or 0
+            result["path"] = self._pool.done(request, stored, cached, running.first_token_s)
             result["undelivered"] = [item.to_wire() for item in self._sender.undelivered(request.id)]
             return result
         finally:
@@ -301,8 +302,8 @@ class EngineWorker:
             running = self._requests.get(output.request_id)
             if running is None or running.done.done():
                 continue
-            if running.cached is None:
-                running.cached = output.cached
+            # What was found for it, as far as this engine has come to use it.
+            running.cached = output.cached if running.cached is None else min(running.cached, output.cached)
             first = running.tokens == 0
             if running.caller is not None:
                 cached = running.cached if first else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Any
 
@@ -9,7 +10,7 @@ from serve_app.channel.frames import InboxAddress
 from serve_app.channel.load import MAX_SAMPLES, LoadReport
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
-from serve_app.channel.served import ServedLedger
+from serve_app.channel.served import ServedLedger, gateway_name
 
 
 class WorkerLoad:
@@ -33,17 +34,32 @@ class WorkerLoad:
         self._node = node
         self._engine = engine
         self._replica = ""
-        self._role = "mixed"
+        self._role = ""
+        # What each gateway wishes this worker to prefer, and until when.
+        self._wishes: dict[str, tuple[float, str | None]] = {}
         self._reporter = LoadReporter(sender, self._measure)
 
     def subscribe(self, wire: dict[str, Any]) -> None:
-        """``{"inbox", "lease_s", "replica", "role"}``: a gateway's address, for how long, and what this worker is."""
+        """``{"inbox", "lease_s", "replica", "role", "wish"}``: a gateway's address, for how long, what this worker is
+        by the catalogue, and what the gateway wishes it to prefer, or None.
+
+        Several gateways may wish for several things. One is followed, the same at all workers: the first by name.
+        """
+        address, lease_s = InboxAddress.from_wire(wire["inbox"]), float(wire["lease_s"])
         self._replica = wire["replica"]
-        self._role = wire["role"]
-        self._reporter.subscribe(InboxAddress.from_wire(wire["inbox"]), float(wire["lease_s"]))
+        self._wishes[gateway_name(address)] = (time.monotonic() + lease_s, wire["wish"])
+        self._role = self._wishes[self._planner()][1] or self._role or wire["role"]
+        self._reporter.subscribe(address, lease_s)
+        self._reporter.changed()
 
     def changed(self) -> None:
         self._reporter.changed()
+
+    def _planner(self) -> str:
+        """The gateway whose wish counts, of those that are still there; "" if none is."""
+        now = time.monotonic()
+        self._wishes = {name: wish for name, wish in self._wishes.items() if wish[0] > now}
+        return min(self._wishes, default="")
 
     def _measure(self) -> LoadReport:
         from serve_app.engine.blocks import BLOCK_TOKENS
@@ -54,8 +70,10 @@ class WorkerLoad:
             replica=self._replica,
             model=self._model,
             stage=self._stage,
-            role=self._role,
+            role=self._role or "mixed",
             node=self._node,
+            planner=self._planner(),
+            gateways=len(self._wishes),
             queued_tokens=scheduler.queued_tokens,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),

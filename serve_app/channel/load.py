@@ -19,7 +19,8 @@ MAX_SAMPLES = 16
 
 @dataclass(slots=True, frozen=True)
 class LoadReport:
-    """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do.
+    """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
+    gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
 
     ``queued_tokens``: prompt tokens accepted, not computed yet and not stored anywhere. ``running`` requests are in the
     batch, ``waiting`` ones are not yet. ``step_seconds``: recent mean time of a step. ``steps``, ``fetches``: samples
@@ -32,6 +33,8 @@ class LoadReport:
     stage: str
     role: str
     node: str
+    planner: str = ""
+    gateways: int = 1
     queued_tokens: int = 0
     running: int = 0
     waiting: int = 0

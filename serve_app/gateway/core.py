@@ -80,7 +80,7 @@ class Gateway:
         )
         self._subscriptions = None
         if ask_all is not None:
-            self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._needed)
+            self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan)
             self._wake = Wake(lambda m, stage: call(m, "wake", {}, stage))
             for model in self.models:
                 if model.record.task == "text-generation":
@@ -107,11 +107,11 @@ class Gateway:
         if self._subscriptions is not None:
             self._subscriptions.start()
 
-    def _needed(self, model: ServedModel) -> dict[str, float]:
+    def _plan(self, model: ServedModel) -> dict[str, Any]:
         workers = self.generator.dispatcher(model).workers
         needed = workers.needed()
         self._wake.where_needed(model, needed, workers.stages)
-        return needed
+        return {"needed": needed, "roles": workers.roles}
 
     def routing_stats(self) -> dict[str, dict[str, Any]]:
         """Of every text model, for metrics."""

@@ -109,7 +109,7 @@ class Dispatcher:
             self.router, self.queue, AdmissionConfig(targets=Targets(ttft=targets.ttft_s, itl=targets.itl_s))
         )
         self.elsewhere = ServedElsewhere(name, self.queue.charge)
-        self.workers = Workers(profile, self.router, self.queue, clock)
+        self.workers = Workers(profile, self.router, self.queue, clock, name)
         self.cold_start = ColdStart(model.scales_to_zero)
         self.counters = Counters()
         self.mean_output = 256.0

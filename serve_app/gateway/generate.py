@@ -38,7 +38,7 @@ NOBODY = Caller("")
 CHANNEL_PATIENCE_S = 1.0
 CHANNEL_CHECK_S = 2.0
 # Where a prompt's K/V may come from, as workers tell it (`deployments.pool_link.Path`).
-SOURCES = ("own", "node", "disk", "remote", "computed")
+SOURCES = ("own", "node", "disk", "remote", "prefilled", "computed")
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
 

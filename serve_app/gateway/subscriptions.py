@@ -26,14 +26,15 @@ AskAll = Callable[[ServedModel, str, dict[str, Any], str], Awaitable[list[Any]]]
 
 
 class Subscriptions:
-    """``ask_all(model, "subscribe", wire, stage)`` reaches every replica of a stage. ``needed(model)``: what its
-    requests need, in replicas by stage, for the autoscaler.
+    """``ask_all(model, "subscribe", wire, stage)`` reaches every replica of a stage. ``plan(model)`` goes along:
+    ``needed``, what its requests need, in replicas by stage, for the autoscaler; ``roles``, what which replica shall
+    prefer.
     """
 
     def __init__(
-        self, models: Models, inbox: TokenInbox, ask_all: AskAll, needed: Callable[[ServedModel], dict[str, float]]
+        self, models: Models, inbox: TokenInbox, ask_all: AskAll, plan: Callable[[ServedModel], dict[str, Any]]
     ) -> None:
-        self._needed = needed
+        self._plan = plan
         self._models = models
         self._inbox = inbox
         self._ask_all = ask_all
@@ -52,7 +53,7 @@ class Subscriptions:
             await asyncio.sleep(EAGER_S)
 
     async def _subscribe(self, model: ServedModel, stage: str) -> None:
-        wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S, "needed": self._needed(model)}
+        wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S, **self._plan(model)}
         again = PERIOD_S
         try:
             await asyncio.wait_for(self._ask_all(model, "subscribe", wire, stage), TIMEOUT_S)

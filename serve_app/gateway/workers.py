@@ -21,9 +21,19 @@ class Workers:
     """``report`` what workers say; the router knows of them what it needs to choose.
 
     A worker is known by the id of its Serve replica, which stays when the replica starts another process.
+
+    Of several gateways one plans the roles, which workers name in their reports (``name()``: what they call this
+    one); to the others a worker is what it reports to be. Two plans at once would take each other's workers.
     """
 
-    def __init__(self, profile: Profile, router: Router, queue: FairQueue, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        router: Router,
+        queue: FairQueue,
+        clock: Callable[[], float],
+        name: Callable[[], str] = lambda: "",
+    ) -> None:
         limits = {
             name: StageLimits(stage.min_replicas, stage.max_replicas)
             for name, stage in profile.stages.items()
@@ -35,11 +45,14 @@ class Workers:
         self._router = router
         self._queue = queue
         self._clock = clock
+        self._name = name
+        self._planning = True
+        self._gateways = 1
         self._planner = Planner(router.costs, config)
         self.demand = DemandMeter()
         self._plan: Plan | None = None
         self._planned_at = clock()
-        self._roles: dict[str, Role] = {}
+        self.roles: dict[str, Role] = {}  # as planned here; none while another gateway plans
         self._stages: dict[str, str] = {}  # the deployment a worker belongs to
         self._processes: dict[str, str] = {}  # the process that reports for it now
 
@@ -61,7 +74,11 @@ class Workers:
         now, worker = self._clock(), report.replica
         self._stages[worker] = report.stage
         self._processes[worker] = process
-        self._router.report(_load(report, self._roles.get(worker), now))
+        self._gateways = max(1, report.gateways)
+        self._planning = report.planner in ("", self._name())
+        if not self._planning:
+            self._plan, self.roles = None, {}
+        self._router.report(_load(report, self.roles.get(worker), now))
         if now - self._planned_at >= PLAN_S:
             self._planned_at = now
             self._review(now)
@@ -91,10 +108,12 @@ class Workers:
         # Of replicas that have gone, the stage is still asked for while their requests are on their way.
         if len(self._stages) > 1000 + len(loads):
             self._stages = {load.worker: self._stages[load.worker] for load in loads}
-        if len(loads) > 1:
-            waiting = self._queue.waiting_tokens()
-            self._plan = self._planner.plan(loads, self.demand.demand(now), now, waiting_tokens=waiting)
-            self._roles = dict(self._plan.roles)
+        if len(loads) > 1 and self._planning:
+            # Requests are spread evenly over the gateways: what comes here stands for what comes to the others.
+            waiting = self._queue.waiting_tokens() * self._gateways
+            demand = self.demand.demand(now) * self._gateways
+            self._plan = self._planner.plan(loads, demand, now, waiting_tokens=waiting)
+            self.roles = dict(self._plan.roles)
 
     # -- for people who look -------------------------------------------------------------------------------------
 
@@ -118,7 +137,8 @@ class Workers:
     def planned(self) -> dict[str, Any]:
         """What the planner makes of it."""
         needed = {stage: round(replicas, 3) for stage, replicas in self.needed().items()}
-        return {"needed": needed, "why": None if self._plan is None else self._plan.why}
+        why = None if self._plan is None else self._plan.why
+        return {"needed": needed, "why": why if self._planning else "another gateway plans"}
 
 
 def _load(report: LoadReport, role: Role | None, now: float) -> WorkerLoad:

@@ -57,6 +57,10 @@ class Demand:
     context: float
     requests: float = 0.0
 
+    def __mul__(self, gateways: int) -> Demand:
+        """Of so many gateways that each have as much."""
+        return Demand(self.prefill * gateways, self.tokens * gateways, self.context, self.requests * gateways)
+
     def __add__(self, other: Demand) -> Demand:
         """Of two gateways together."""
         tokens = self.tokens + other.tokens

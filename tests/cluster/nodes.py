@@ -130,7 +130,7 @@ async def main(directory: Path) -> dict[str, Any]:
 
             # A hand-over between nodes, and one whose prefill worker dies.
             path_taken = await hand_over(caller, answers, here, prefill, prompt(50))
-            seen["handed_over"] = path_taken["remote"]
+            seen["handed_over"] = path_taken["prefilled"]
             dying = asyncio.ensure_future(hand_over(caller, answers, here, prefill, prompt(51) + prompt(52)))
             ray.kill(prefill)
             await dying

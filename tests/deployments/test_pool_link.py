@@ -143,7 +143,7 @@ async def test_decode_takes_over_what_prefill_computes(actors, caller, expected)
     assert answer == expected(ids, 20)
     path = result["path"]
     # Everything but the last token, whose logits decode needs.
-    assert (path["own"], path["node"], path["computed"]) == (0, 899, 1) and result["cached"] == 0
+    assert (path["own"], path["node"], path["prefilled"], path["computed"]) == (0, 0, 899, 1) and result["cached"] == 0
     assert path["early_bytes"] <= path["bytes"] and 0 <= path["handover_share"] < 1
 
 
@@ -162,7 +162,7 @@ async def test_chunks_are_taken_while_prefill_goes_on(actors, caller, expected):
 
     answer, result = await handed_over(caller, decode, prefill, ids, prefilling=in_halves, max_tokens=20)
     assert answer == expected(ids, 20)
-    assert result["path"]["node"] == 899 and result["path"]["early_bytes"] >= result["path"]["bytes"] // 2
+    assert result["path"]["prefilled"] == 899 and result["path"]["early_bytes"] >= result["path"]["bytes"] // 2
 
 
 async def test_decode_computes_what_a_lost_prefill_leaves(actors, caller, expected):
@@ -175,7 +175,7 @@ async def test_decode_computes_what_a_lost_prefill_leaves(actors, caller, expect
 
     answer, result = await handed_over(caller, decode, prefill, ids, prefilling=dies_half_way, max_tokens=20)
     assert answer == expected(ids, 20)
-    assert result["path"]["node"] == 384 and result["path"]["computed"] == 316
+    assert result["path"]["prefilled"] == 384 and result["path"]["computed"] == 316
 
 
 async def test_an_aborted_hand_over_leaves_nothing_behind(actors, caller):

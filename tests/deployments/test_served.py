@@ -1,4 +1,4 @@
-"""A worker tells each gateway what tenants were served by way of the others."""
+"""A worker and two gateways: what tenants were served by way of the other, and whose wish it follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.deployments.workers import SALT, Caller
 async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
     worker = workers.start(tiny.write_checkpoint(tmp_path / "tiny", "llama"), "decode")
     async with Caller() as one, Caller() as two, asyncio.timeout(120):
-        about = {"lease_s": 60, "replica": "r", "role": "decode"}
+        about = {"lease_s": 60, "replica": "r", "role": "decode", "wish": None}
         for caller in (one, two):
             await worker.subscribe.remote({"inbox": caller.address.to_wire(), **about})
         prompt = list(range(3, 103))
@@ -29,4 +29,23 @@ async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
         for caller in (one, two):
             while not any(entry[1:] == expected for r in caller.reports for entry in r.served):
                 await asyncio.sleep(0.05)
+
+        async def told(role: str, planner: Caller) -> None:
+            while not all(
+                (r := caller.reports[-1]).role == role and r.planner == gateway_name(planner.address)
+                for caller in (one, two)
+            ):
+                await asyncio.sleep(0.05)
+
+        first, second = sorted((one, two), key=lambda caller: gateway_name(caller.address))
+        await told("decode", first)
+        for caller, wish, lease_s in ((second, "mixed", 60), (first, "prefill", 0.5)):
+            address = caller.address.to_wire()
+            await worker.subscribe.remote({**about, "inbox": address, "wish": wish, "lease_s": lease_s})
+        await told("prefill", first)
+        # With the first gone the other's wish counts.
+        while second.reports[-1].role != "mixed":
+            await worker.subscribe.remote({**about, "inbox": second.address.to_wire(), "wish": "mixed"})
+            await asyncio.sleep(0.05)
+        assert second.reports[-1].gateways == 1
     ray.kill(worker)

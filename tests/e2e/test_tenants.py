@@ -211,11 +211,9 @@ async def test_the_path_of_a_request_is_its_own_accounts(stack, tenants):
     assert events["routed"]["why"] and events["routed"]["decode"] == events["decoded"]["replica"]
     assert events["done"]["completion_tokens"] == usage["completion_tokens"]
     decoded = events["decoded"]
-    assert (
-        decoded["own"] + decoded["node"] + decoded["disk"] + decoded["remote"] + decoded["computed"]
-        == usage["prompt_tokens"]
-    )
-    assert events["done"]["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+    cached = sum(decoded[tier] for tier in ("own", "node", "disk", "remote"))
+    assert cached == events["done"]["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached + decoded["prefilled"] + decoded["computed"] == usage["prompt_tokens"]
     assert {"queued", "first token"} <= set(events)
     foreign = await other.client.get(f"/v1/requests/{answer.headers['cf-ray']}")
     unknown = await other.client.get("/v1/requests/0123456789abcdef0123456789abcdef")

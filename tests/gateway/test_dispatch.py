@@ -371,6 +371,29 @@ async def test_who_has_fewer_streams_may_stretch_the_target_a_little(model, cloc
     assert dispatcher.stats()["waiting"] == {}
 
 
+async def test_of_two_gateways_one_plans_the_roles_and_the_other_takes_them_as_reported(model, clock):
+    one, two = Dispatcher(model, clock, lambda: "one"), Dispatcher(model, clock, lambda: "two")
+    roles = {"d1": "mixed", "d2": "mixed"}
+    for _ in range(30):
+        clock.now += 0.1
+        for gateway in (one, two):
+            for worker, role in roles.items():
+                report = replace(IDLE, replica=worker, role=role, planner="one", gateways=2)
+                gateway.report(f"process of {worker}", report)
+        # As workers do: what the one that plans wishes for is what they say.
+        roles |= one.workers.roles
+    assert sorted(roles.values()) == ["decode", "prefill"]
+    for gateway in (one, two):
+        assert {load.worker: load.role for load in gateway.workers.loads} == roles
+    assert two.workers.roles == {} and two.stats()["plan"]["why"] == "another gateway plans"
+    # The one that planned is gone: the other goes on from what is.
+    for _ in range(30):
+        clock.now += 0.1
+        for worker, role in roles.items():
+            two.report(f"process of {worker}", replace(IDLE, replica=worker, role=role, planner="two"))
+    assert two.workers.roles == roles
+
+
 async def test_first_tokens_that_come_late_make_it_careful_and_nobody_is_kept_out_for_ever(dispatcher, clock):
     slow_worker(dispatcher)
 

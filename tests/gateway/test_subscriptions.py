@@ -39,13 +39,14 @@ async def asked(inbox, model: ServedModel, monkeypatch, fails: bool, seconds: fl
 
     async def ask_all(of: ServedModel, method: str, wire: dict, stage: str) -> list[str]:
         assert of is model and method == "subscribe" and wire["inbox"] == inbox.address.to_wire()
-        assert wire["needed"] == {"decode": 0.5} and wire["lease_s"] > 2 * subscriptions.PERIOD_S
+        assert wire["needed"] == {"decode": 0.5} and wire["roles"] == {"r1": "decode"}
+        assert wire["lease_s"] > 2 * subscriptions.PERIOD_S
         calls[stage] += 1
         if fails:
             raise RuntimeError("no replicas")
         return ["r1"]
 
-    asking = Subscriptions([model], inbox, ask_all, lambda _: {"decode": 0.5})
+    asking = Subscriptions([model], inbox, ask_all, lambda _: {"needed": {"decode": 0.5}, "roles": {"r1": "decode"}})
     asking.start()
     await asyncio.sleep(seconds)
     asking._task.cancel()

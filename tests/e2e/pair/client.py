@@ -1,0 +1,84 @@
+"""Clients of the pair: requests, streams, and the paths that requests took."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+
+import httpx
+
+from serve_app.catalog.load import PROJECT_ROOT
+from serve_app.text.tokenizer import Tokenizer
+from tests.e2e.conftest import eos_id
+from tests.e2e.pair.deployment import MODEL
+
+# No connection is kept: a server may close an idle one while a request is on its way, which only a proxy knows to mend.
+LIMITS = httpx.Limits(max_connections=500, max_keepalive_connections=0)
+WORDS = ("list", "dict", "set", "string", "int", "float", "path", "file", "line", "join", "split", "sort", "map")
+
+
+def prompt(seed: int, tokens: int) -> str:
+    """Text of exactly so many tokens, without special ones, that no other seed begins with."""
+    tokenizer = Tokenizer(PROJECT_ROOT / "checkpoints" / "pico-instruct")
+    draw = random.Random(seed)
+    whole = [word for word in WORDS if len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1]
+    written = f"{seed}:"
+    while (length := len(tokenizer.encode(written))) < tokens:
+        written += "".join(f" {draw.choice(whole)}" for _ in range(tokens - length))
+    assert length == tokens
+    return written
+
+
+def body(n: int, tokens: int, **more) -> dict:
+    """Without an end of its own, so that answers are as long as is asked for."""
+    prompt = f"Number {n}: " + "say it again " * 6
+    fixed = {"raw": True, "temperature": 0, "logit_bias": {eos_id(): -100}}
+    return {"model": MODEL, "prompt": prompt, "max_tokens": tokens, **fixed, **more}
+
+
+class Client:
+    """An account of the pair's, with a connection pool of its own."""
+
+    def __init__(self, key: str) -> None:
+        headers = {"Authorization": f"Bearer {key}"}
+        self.http = httpx.AsyncClient(headers=headers, timeout=120, limits=LIMITS)
+        self.done = 0
+
+    async def ask(self, gateway: str, request: dict, **headers: str) -> httpx.Response:
+        answer = await self.http.post(f"{gateway}/v1/completions", json=request, headers=headers)
+        self.done += 1
+        return answer
+
+    async def stream(self, gateway: str, request: dict, begun: asyncio.Event | None = None) -> str:
+        """The text of a whole stream; ``begun`` is set with its first token."""
+        text, ended = "", False
+        async with self.http.stream("POST", f"{gateway}/v1/completions", json={**request, "stream": True}) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    ended = True
+                elif line.startswith("data: "):
+                    frame = json.loads(line[6:])
+                    assert "error" not in frame, frame
+                    text += "".join(choice["text"] for choice in frame["choices"])
+                    if begun is not None:
+                        begun.set()
+        assert ended, text
+        return text
+
+    async def path(self, gateway: str, answer: httpx.Response) -> dict[str, dict]:
+        """Its events by name, once the call behind the answer has told where it has been."""
+        async with asyncio.timeout(30):
+            while True:
+                found = await self.http.get(f"{gateway}/v1/requests/{answer.headers['cf-ray']}")
+                assert found.status_code == 200, found.text
+                events = {e["event"]: e for e in found.json()["events"]}
+                if "decoded" in events:
+                    return events
+                await asyncio.sleep(0.05)
+
+
+def text(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from serve_app.accounts import AccountsFile
+from tests.e2e.pair.client import Client
+from tests.e2e.pair.deployment import Pair, deployed
+
+
+@pytest.fixture(scope="package")
+def pair(stack, tmp_path_factory) -> Iterator[Pair]:
+    with deployed(stack, tmp_path_factory.mktemp("pair")) as running:
+        yield running
+
+
+@pytest.fixture
+def gateways(pair) -> list[str]:
+    """Addresses of the two."""
+    return pair.wait_ready()
+
+
+@pytest.fixture
+async def clients(pair):
+    made: dict[str, Client] = {}
+
+    async def make(name: str = "") -> Client:
+        key = AccountsFile(pair.home).add(name) if name else pair.key
+        client = made[name] = Client(key)
+        async with asyncio.timeout(30):
+            for gateway in pair.gateways():
+                while (await client.http.get(f"{gateway}/v1/models")).status_code == 401:
+                    await asyncio.sleep(0.1)
+        return client
+
+    yield make
+    for name, client in made.items():
+        await client.http.aclose()
+        if name:
+            AccountsFile(pair.home).remove(name)

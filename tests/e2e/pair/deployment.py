@@ -1,0 +1,122 @@
+"""An application of its own on the session's Serve: two gateways, and a model with two decode workers behind them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+import yaml
+from ray import serve
+from ray.serve.context import _get_global_client
+
+from serve_app.app import gateway_application, model_application
+from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
+from serve_app.config import api_key, load_settings
+from serve_app.gateway.models import application_name
+
+MODEL = "@cf/pico/pair"
+NAME = "pair"
+PREFIX = "/pair"
+# Of each decode worker: few enough that a test can fill them, and a cache that a few prompts fill.
+SLOTS, BLOCKS = 4, 80
+BLOCK_BYTES = 6 * 2 * 2 * 64 * 4 * 32  # layers, K and V, heads, their size, float32, tokens
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a client sees of it: ``url`` is HAProxy's; :meth:`gateways` reaches the one or the other past it."""
+
+    url: str
+    key: str
+    home: Path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+    def gateways(self) -> list[str]:
+        """The addresses of the gateways that HAProxy sends requests to."""
+        controller = _get_global_client()._controller
+        found = ray.get(controller.get_target_groups.remote(app_name=NAME, from_proxy_manager=True))
+        targets = [target for group in found if group.protocol == "HTTP" for target in group.targets]
+        return sorted(f"http://127.0.0.1:{target.port}{PREFIX}" for target in targets)
+
+    def status(self, gateway: str) -> dict[str, Any]:
+        """What one gateway tells about the model."""
+        answer = httpx.get(f"{gateway}/v1/status", headers=self.headers, timeout=30)
+        return answer.json()["models"][MODEL]
+
+    @staticmethod
+    def settled(told: dict[str, Any]) -> bool:
+        """Whether both gateways hold the workers for the same: one plans, and the other hears of it."""
+        roles = [{w["replica"]: w["role"] for w in one["routing"]["workers"]} for one in told.values()]
+        planning = [one["routing"]["plan"]["why"] != "another gateway plans" for one in told.values()]
+        return sorted(planning) == [False, True] and roles[0] == roles[1] and "mixed" not in roles[0].values()
+
+    def wait_ready(self, seconds: float = 120) -> list[str]:
+        """Until both gateways hear the same of both workers; their addresses."""
+        until = time.monotonic() + seconds
+        found: Any = None
+        while time.monotonic() < until:
+            try:
+                found = {url: self.status(url) for url in self.gateways()}
+                heard = [{w["replica"] for w in told["routing"]["workers"]} for told in found.values()]
+                if len(heard) == 2 and all(len(replicas) == 2 for replicas in heard) and self.settled(found):
+                    return list(found)
+            except (httpx.HTTPError, KeyError, ValueError) as error:
+                found = error
+            time.sleep(0.2)
+        raise AssertionError(f"not ready after {seconds} s: {found}")
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        """Counters of the engines themselves, as any gateway gets them."""
+        return self.status(self.gateways()[0])["workers"]
+
+    @property
+    def idle(self) -> bool:
+        found = self.workers
+        return len(found) == 2 and all(w["running"] == w["waiting"] == w["used_blocks"] == 0 for w in found)
+
+
+def _record() -> dict[str, Any]:
+    record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
+    decode = {"min_replicas": 2, "max_replicas": 2, "num_cpus": 0.25, "max_batch_tokens": 512, "max_num_seqs": SLOTS}
+    decode["kv_cache_bytes"] = (BLOCKS + 1) * BLOCK_BYTES
+    del record["draft"]
+    return {
+        **record,
+        "id": MODEL,
+        "weights": {"path": str(PROJECT_ROOT / "checkpoints" / "pico-instruct")},
+        "properties": {**record["properties"], "context_window": 2048},
+        "serving": {"local": {"decode": decode}},
+    }
+
+
+@contextmanager
+def deployed(stack: Any, home: Path) -> Iterator[Pair]:
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "pair.yaml").write_text(yaml.safe_dump(_record()))
+    settings = load_settings({"SERVE_APP_HOME": str(home), "SERVE_APP_MODELS": MODEL})
+    catalog = load_catalog(home)
+    record = catalog[MODEL]
+    model = model_application(record, record.serving["local"], settings, catalog.source(MODEL))
+    bound = gateway_application(settings, replicas=(2, 2))
+    targets = [
+        serve.RunTarget(target=model, name=application_name(MODEL), route_prefix=None),
+        serve.RunTarget(target=bound, name=NAME, route_prefix=PREFIX),
+    ]
+    serve.run_many(targets, wait_for_applications_running=False)
+    try:
+        pair = Pair(f"{stack.url}{PREFIX}", api_key(settings), home)
+        pair.wait_ready()
+        yield pair
+    finally:
+        serve.delete(NAME, _blocking=False)
+        serve.delete(application_name(MODEL), _blocking=False)

@@ -1,0 +1,187 @@
+"""Two gateways behind one Serve: who is asked makes no difference, and the loss of one none to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import httpx
+
+from benchmarks.processes import descendants
+from tests.e2e.pair.client import Client, body, text
+from tests.e2e.pair.deployment import MODEL, SLOTS, Pair
+from tests.e2e.test_faults import wait_for
+
+LONG = 1500
+
+
+async def until_idle(pair: Pair) -> None:
+    await asyncio.to_thread(wait_for, lambda: pair.idle, 90)
+
+
+@contextlib.asynccontextmanager
+async def flood(client: Client, gateways: list[str], under_way: int, tokens: int) -> AsyncIterator[None]:
+    """Always as many requests under way at each of the gateways until the block ends."""
+    numbers = itertools.count(1000)
+    over = False
+
+    async def ask_again_and_again(gateway: str) -> None:
+        while not over:
+            text(await client.ask(gateway, body(next(numbers), tokens)))
+
+    asking = [asyncio.create_task(ask_again_and_again(g)) for g in gateways for _ in range(under_way)]
+    try:
+        yield
+    finally:
+        over = True
+        await asyncio.gather(*asking)
+
+
+async def test_both_serve_what_comes_through_the_proxy(pair, gateways, clients):
+    client = await clients()
+    before = [pair.status(g)["routing"]["placed"] for g in gateways]
+    answers = await asyncio.gather(*(client.ask(pair.url, body(1, 24)) for _ in range(24)))
+    assert len({text(a) for a in answers}) == 1
+    placed = [pair.status(g)["routing"]["placed"] - b for g, b in zip(gateways, before, strict=True)]
+    assert sum(placed) == 24 and all(placed), placed
+
+
+async def test_paths_and_responses_are_found_at_either(pair, gateways, clients):
+    one, other = await clients(), await clients("other")
+    for first, second in (gateways, gateways[::-1]):
+        answer = await one.ask(first, body(2, 8))
+        # At once: it may not even have been written down.
+        paths = [await one.path(g, answer) for g in (second, first)]
+        assert paths[0] == paths[1] and paths[0]["done"]["completion_tokens"] == 8
+        foreign = await other.http.get(f"{second}/v1/requests/{answer.headers['cf-ray']}")
+        assert foreign.status_code == 404
+        question = {"model": MODEL, "input": "What does math.sqrt do?", "temperature": 0, "max_output_tokens": 24}
+        stored = (await one.http.post(f"{first}/v1/responses", json=question)).json()
+        assert (await one.http.get(f"{second}/v1/responses/{stored['id']}")).json() == stored
+        assert (await other.http.get(f"{second}/v1/responses/{stored['id']}")).status_code == 404
+        follow = {**question, "input": "And json.dumps?", "previous_response_id": stored["id"]}
+        turns = [(await one.http.post(f"{g}/v1/responses", json=follow)).json() for g in (first, second)]
+        assert turns[0]["output"][0]["content"] == turns[1]["output"][0]["content"]
+        assert turns[0]["usage"]["input_tokens"] == turns[1]["usage"]["input_tokens"] > stored["usage"]["total_tokens"]
+        assert (await one.http.delete(f"{second}/v1/responses/{stored['id']}")).status_code == 200
+        assert (await one.http.get(f"{first}/v1/responses/{stored['id']}")).status_code == 404
+
+
+async def test_a_session_meets_the_same_worker_at_either(pair, gateways, clients):
+    client = await clients()
+    await until_idle(pair)
+    for number in range(6):
+        session = f"session {number}"
+        asked = body(100 + number, 2, prompt=f"Number {number}: " + "say it again " * 30)
+        paths = []
+        for gateway in gateways if number % 2 else gateways[::-1]:
+            answer = await client.ask(gateway, asked, **{"x-session-affinity": session})
+            paths.append(await client.path(gateway, answer))
+        keyed = await client.ask(gateways[0], {**asked, "prompt_cache_key": session})
+        paths.append(await client.path(gateways[0], keyed))
+
+        assert {p["routed"]["why"] for p in paths} == {"session"}
+        assert len({p["decoded"]["replica"] for p in paths}) == 1, paths
+        # What the one gateway had computed there, the other finds there.
+        assert [p["decoded"]["own"] for p in paths[1:]] == [paths[1]["received"]["prompt_tokens"] // 32 * 32] * 2
+
+
+async def test_what_is_sent_to_a_worker_stays_within_its_places(pair, gateways, clients):
+    client = await clients()
+    most: Counter[str] = Counter()
+    async with flood(client, gateways, 6 * SLOTS, 100):
+        start = client.done
+        while client.done - start < 40:
+            for gateway in gateways:
+                told = await asyncio.to_thread(pair.status, gateway)
+                most["queued"] = max(most["queued"], sum(told["routing"]["waiting"].values()))
+                for worker in told["workers"]:
+                    most["running"] = max(most["running"], worker["running"])
+                    most["sent"] = max(most["sent"], worker["running"] + worker["waiting"])
+    assert most["running"] == SLOTS and most["queued"] > SLOTS
+    # Each keeps to the places there are and to what ends within moments, whatever it hears late of the other.
+    assert most["sent"] <= 3 * SLOTS, most
+
+
+async def test_a_tenant_has_one_share_over_both(pair, gateways, clients):
+    light, hostile = await clients("light"), await clients("hostile")
+    # Ten times as many, and of either more than a gateway's share of the places; long enough to keep the engines busy.
+    async with flood(hostile, gateways, 80, 100), flood(light, gateways[1:], 16, 100):
+        async with asyncio.timeout(60):
+            while light.done < 12:
+                await asyncio.sleep(0.01)
+        before = hostile.done, light.done
+        async with asyncio.timeout(120):
+            while light.done - before[1] < 24:
+                await asyncio.sleep(0.01)
+        passed, served = hostile.done - before[0], light.done - before[1]
+    # Were each gateway to count for itself, the hostile one would have all of the first and half of the second: 3 to 1.
+    assert passed < 2 * served, f"{passed} of the hostile tenant's requests to {served} of the light one's"
+    await until_idle(pair)
+
+
+async def test_clients_that_leave_one_free_the_engine_for_the_other(pair, gateways, clients):
+    client = await clients()
+    alone = text(await client.ask(gateways[1], body(3, 24)))
+    await until_idle(pair)
+    made = sum(w["generated_tokens"] for w in pair.workers)
+    begun = [asyncio.Event() for _ in range(2 * SLOTS)]
+    leaving = [asyncio.create_task(client.stream(gateways[0], body(10 + n, LONG), e)) for n, e in enumerate(begun)]
+    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 60)
+    waiting = asyncio.create_task(client.ask(gateways[1], body(3, 24)))
+    for task in leaving:
+        task.cancel()
+    await asyncio.gather(*leaving, return_exceptions=True)
+    assert text(await waiting) == alone
+    await until_idle(pair)
+    assert sum(w["generated_tokens"] for w in pair.workers) - made < 2 * SLOTS * LONG
+
+
+async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
+    client = await clients()
+    await until_idle(pair)
+    alone = await client.stream(gateways[1], body(4, 300))
+    begun = [asyncio.Event() for _ in range(4)]
+    kept = [asyncio.create_task(client.stream(gateways[1], body(4, 300), event)) for event in begun[:2]]
+    lost = [asyncio.create_task(client.stream(gateways[0], body(4, LONG), event)) for event in begun[2:]]
+    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 60)
+    await kill(process_of(gateways[0]))
+    fresh = await asyncio.gather(*(client.stream(pair.url, body(4, 300)) for _ in range(4)), return_exceptions=True)
+    assert await asyncio.gather(*kept) == [alone] * 2
+    assert all(isinstance(error, httpx.TransportError) for error in await asyncio.gather(*lost, return_exceptions=True))
+    assert fresh == [alone] * 4
+    # Another takes its place, and what it was sent has left the engines.
+    assert gateways[1] in await asyncio.to_thread(pair.wait_ready)
+    await until_idle(pair)
+
+
+async def kill(pid: int) -> None:
+    """Returns when it has ended."""
+    ended = asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.wait_for(ended.wait(), 60)
+    asyncio.get_running_loop().remove_reader(descriptor)
+    os.close(descriptor)
+
+
+def process_of(gateway: str) -> int:
+    """The gateway replica that listens at an address."""
+    inodes = set()
+    with open("/proc/net/tcp") as table:
+        for line in list(table)[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and int(local.split(":")[1], 16) == httpx.URL(gateway).port:
+                inodes.add(f"socket:[{inode}]")
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            held = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")}
+            if held & inodes:
+                return pid
+    raise AssertionError(f"nobody listens at {gateway}")
