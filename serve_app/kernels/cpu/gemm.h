@@ -94,7 +94,7 @@ private:
 class CompactPanel {
 public:
     static constexpr int LINES = 3, UNIT = COMPACT_BLOCK;
-    static constexpr int TILE_ROWS = 4, ROWS = 16, FAR = 4 * COMPACT_BLOCK, CLOSE = FAR;  // unpacking takes registers, too
+    static constexpr int TILE_ROWS = 4, ROWS = 8, FAR = 8 * COMPACT_BLOCK, CLOSE = 4 * COMPACT_BLOCK;  // unpacking takes registers, too
 
     CompactPanel(const Linear& l, int panel)
         : begin_((const uint8_t*)l.weight + panel * bytes(l)),
@@ -152,10 +152,10 @@ protected:
     int64_t from_ = 0;
 };
 
-// The same for many rows: a piece is unpacked once, into the second-level cache, for as many rows as can be.
+// The same for more rows than two tiles of that have: a piece is unpacked once, into the cache, for as many rows as can be.
 class UnpackedPanel : public CompactPanel {
 public:
-    static constexpr int TILE_ROWS = TILE, ROWS = 192, FAR = 512, CLOSE = FAR;
+    static constexpr int TILE_ROWS = TILE, ROWS = 192, FAR = 512, CLOSE = 64;
 
     UnpackedPanel(const Linear& l, int panel) : CompactPanel(l, panel) {
         alignas(64) static thread_local uint16_t memory[FAR * 2 * PANEL];
