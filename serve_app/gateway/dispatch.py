@@ -205,7 +205,7 @@ class Dispatcher:
         request = ticket.request
         self._waiting.pop(request.id, None)
         self.queue.remove(request.id)
-        self.admission.finished(request.id)
+        self.admission.finished(request.id, self._clock() if ticket.started else None)
         if ticket.blind:
             self._blind -= 1
         if ticket.placed:

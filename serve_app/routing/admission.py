@@ -6,11 +6,11 @@ can't be placed without queueing on a worker waits in the gateway, where order c
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.router import Router
+from serve_app.routing.streams import Streams
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 
 MARGIN_GAIN = 0.1
@@ -99,7 +99,7 @@ class Admission:
         self.config = config or AdmissionConfig()
         self.in_flight = InFlight()
         self._admitted: dict[str, _Admitted] = {}
-        self._streams: Counter[str] = Counter()  # by tenant; those without any are not in it
+        self._streams = Streams()
         self._drain = DrainMeter()
         self._margin = 0.0  # seconds by which first tokens come later than predicted
 
@@ -127,14 +127,14 @@ class Admission:
         late = self._late(request, now, decision.ttft, wait)
         if late is not None:
             return late
-        if wait > self.config.window_s or self._crowded(request, decision):
+        if wait > self.config.window_s or self._crowded(request, decision, now):
             return None
         self._drain.turn(now, len(self.queue) - (request.id in self.queue))
         self.router.commit(request, decision, now)
         output = min(request.expected_output_tokens, request.max_tokens)
         self._forget(request.id)
         self._admitted[request.id] = _Admitted(request.tenant, decision.uncached, output)
-        self._streams[request.tenant] += 1
+        self._streams.begin(request.tenant)
         self.in_flight.prefill += decision.uncached
         self.in_flight.decode += output
         return decision
@@ -153,9 +153,9 @@ class Admission:
         error = min(max(actual - predicted, 0.0), MARGIN_CAP_S)
         self._margin += MARGIN_GAIN * (error - self._margin)
 
-    def finished(self, request_id: str) -> None:
-        """Ended in whatever way."""
-        self._forget(request_id)
+    def finished(self, request_id: str, now: float | None = None) -> None:
+        """Ended in whatever way; ``now`` if its client has the answer and may ask anew."""
+        self._forget(request_id, now)
         self.router.finished(request_id)
 
     def queued_seconds(self, request: RouteRequest, now: float = 0.0) -> float:
@@ -172,17 +172,19 @@ class Admission:
 
     def below_share(self, tenant: str) -> bool:
         """Whether others have more streams than a tenant that has a request."""
-        others = len(self._streams) - (tenant in self._streams)
-        return self._streams[tenant] < self._streams.total() / (others + 1)
+        return self._streams.below_share(tenant)
 
-    def _crowded(self, request: RouteRequest, decision: Decision) -> bool:
-        """Whether one more stream would slow those on the worker beyond the target between tokens. A tenant with fewer
-        streams than others may stretch it a little: it need not wait until one of theirs ends.
+    def _crowded(self, request: RouteRequest, decision: Decision, now: float) -> bool:
+        """Whether one more stream would slow those on the worker, and those that places are kept for, beyond the target
+        between tokens. A tenant with fewer streams than others may stretch it a little: it need not wait until one of
+        theirs ends.
         """
         target = self.config.targets.itl
         if target is None or not self._streams:
             return False
-        return decision.itl > target * (self.config.stretch if self.below_share(request.tenant) else 1.0)
+        costs, length = self.router.costs, request.prompt_tokens + request.expected_output_tokens
+        itl = decision.itl + self._streams.kept_from(request.tenant, now) * (costs.d1 + costs.d2 * length)
+        return itl > target * (self.config.stretch if self.below_share(request.tenant) else 1.0)
 
     def _late(self, request: RouteRequest, now: float, ttft: float, wait: float) -> Refusal | None:
         deadline = request.deadline
@@ -200,9 +202,9 @@ class Admission:
     def _refusal(self, wait: float, reason: str) -> Refusal:
         return Refusal(min(max(wait, 0.0), self.config.retry_cap_s), reason)
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, now: float | None = None) -> None:
         admitted = self._admitted.pop(request_id, None)
         if admitted is not None:
             self.in_flight.prefill -= admitted.prefill
             self.in_flight.decode -= admitted.decode
-            self._streams -= Counter((admitted.tenant,))
+            self._streams.end(admitted.tenant, now)
