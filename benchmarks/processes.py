@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter
 from pathlib import Path
@@ -41,6 +42,15 @@ def memory_mib(pid: int) -> Counter[str]:
         total[SHARED] += kib["Pss_Shmem"] / 1024
         total[name] += (kib["Pss"] - kib["Pss_Shmem"]) / 1024
     return total
+
+
+def running(pid: int) -> Counter[str]:
+    """How many processes of each name there are: a process and its descendants."""
+    found: Counter[str] = Counter()
+    for current in descendants(pid):
+        with contextlib.suppress(OSError):
+            found[_name(current)] += 1
+    return found
 
 
 def cpu_seconds(pid: int) -> dict[str, float]:

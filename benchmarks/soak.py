@@ -7,7 +7,8 @@ answer must equal the one that the quiet server gave first, and every stream tha
 ``--kill-gateway S`` the gateway is killed every S seconds: streams then break (which is counted, not an error),
 clients come back, and what they get must be right again. Memory is the proportional set size of all processes, looked
 at ten times: shared memory (the object store, with the pool in it) apart, since that fills up to its limit before
-it is flat. Starts and ends its own server.
+it is flat; and beside it how many engine workers there were, since autoscaling starts more under load. Starts and ends
+its own server.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.processes import SHARED, descendants, memory_mib
+from benchmarks.processes import SHARED, descendants, memory_mib, running
 from benchmarks.stack import local_stack
 from benchmarks.startup import MODEL
 
@@ -165,6 +166,7 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
         started = time.monotonic()
         limit = options.minutes * 60
         memory: list[dict[str, int]] = []
+        workers: list[int] = []
         kills = 0
 
         def share() -> float:
@@ -183,10 +185,13 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
             if share() - said >= 0.1:
                 said = share()
                 memory.append(await asyncio.to_thread(_memory, server))
-                shown = {"own": sum(memory[-1].values()) - memory[-1][SHARED], SHARED: memory[-1][SHARED]}
+                workers.append((await asyncio.to_thread(running, server))["ray::EngineWorker"])
+                own = sum(memory[-1].values()) - memory[-1][SHARED]
+                shown = {"own": own, SHARED: memory[-1][SHARED], "engine workers": workers[-1]}
                 print(f"  {100 * said:3.0f} %  {dict(run.counts)}  MiB: {shown}", file=sys.stderr, flush=True)
         await asyncio.gather(*clients)
         memory.append(await asyncio.to_thread(_memory, server))
+        workers.append(running(server)["ray::EngineWorker"])
     seconds = time.monotonic() - started
     return {
         "benchmark": "soak",
@@ -195,6 +200,7 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
         "wrong": run.wrong[:5],
         "gateway_kills": kills,
         "own_memory_mib": [sum(m.values()) - m[SHARED] for m in memory],
+        "engine_workers": workers,
         "shared_memory_mib": [m[SHARED] for m in memory],
         "memory_by_process_mib": {name: [m.get(name, 0) for m in memory] for name in sorted(set().union(*memory))},
     }
