@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from serve_app.kernels import native
+from serve_app.kernels.quantize import PANEL
 
-PANEL = 64
 BLOCK_COLUMNS = 16
 TABLE_BYTES = 16
 # A weight with more exceptions than this is not made smaller.

@@ -137,7 +137,7 @@ class LeanForward:
         shape, tokens = self.shape, len(batch.input_ids)
         cos, sin = self._tables(batch)
         tail = tail_rows(tokens)
-        x = F.embedding(F.pad(batch.input_ids, (0, tail)), self.embedding)
+        x = F.embedding(_padded(batch.input_ids, tail), self.embedding)
         split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         wanted = batch.capture.layers if batch.capture is not None else ()
         captured = {}
@@ -158,7 +158,7 @@ class LeanForward:
                 window=layer.window or None,
                 softcap=layer.softcap or None,
             )
-            x = o.plus(F.pad(heads.view(tokens, -1), (0, 0, 0, tail)), x)
+            x = o.plus(_padded(heads.view(tokens, -1), tail), x)
             normed = rms_norm(x, layer.post_norm)
             x = down.plus(up.times(normed, gate.swish(normed)), x)
         if batch.capture is not None:
@@ -171,6 +171,11 @@ class LeanForward:
             dtype = self.embedding.dtype
             self.cos, self.sin = (t.to(dtype) for t in self.rotary(self.positions))
         return self.cos[batch.positions].unsqueeze(1), self.sin[batch.positions].unsqueeze(1)
+
+
+def _padded(rows: Tensor, tail: int) -> Tensor:
+    """With ``tail`` rows of zeros behind. Torch copies where there are none, and a decode step has none."""
+    return F.pad(rows, (*(0, 0) * (rows.ndim - 1), 0, tail)) if tail else rows
 
 
 def rms_norm(x: Tensor, norm: NormWeight) -> Tensor:
