@@ -20,6 +20,7 @@ import orjson
 
 from serve_app.api.errors import NotFound
 from serve_app.gateway.peers import Peers
+from serve_app.sqlite_file import open_shared
 
 # Events of one request: a bound for those that lose many workers or generate many choices.
 MAX_EVENTS = 64
@@ -163,12 +164,6 @@ class PathStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file.touch(mode=0o600)
-            db = sqlite3.connect(self._file, timeout=5, check_same_thread=False)
             # Worth a look for some hours, and not worth a wait for the disk.
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=OFF")
-            db.executescript(_SCHEMA)
-            self._db = db
+            self._db = open_shared(self._file, _SCHEMA, durable=False)
         return self._db

@@ -13,8 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from serve_app.api.errors import RateLimited
+from serve_app.sqlite_file import open_shared
 
 WINDOW_S = 60
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (
+    account TEXT, task TEXT, window INTEGER, count INTEGER, PRIMARY KEY (account, task)
+);
+"""
 # One statement counts and reads: gateways that do so at the same time each get a number of their own.
 _COUNT = """
 INSERT INTO requests VALUES (:account, :task, :window, 1)
@@ -58,14 +64,7 @@ class RateLimiter:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             # A minute's counts: not worth a wait for the disk.
-            db = sqlite3.connect(self._path, timeout=5, isolation_level=None)
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=OFF")
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS requests (account TEXT, task TEXT, window INTEGER, count INTEGER, "
-                "PRIMARY KEY (account, task))"
-            )
-            self._db = db
+            self._db = open_shared(self._path, _SCHEMA, durable=False)
+            self._db.isolation_level = None
         return self._db

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from serve_app.api.errors import InvalidInput, NotFound
+from serve_app.sqlite_file import open_shared
 
 MAX_TURNS = 1000
 _SCHEMA = """
@@ -134,14 +135,7 @@ class ResponseStore:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            # Made before SQLite would make it, so that nobody else on the machine can read the conversations.
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._path.touch(mode=0o600)
-            db = sqlite3.connect(self._path, timeout=10, check_same_thread=False)
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
-            db.executescript(_SCHEMA)
-            self._db = db
+            self._db = open_shared(self._path, _SCHEMA, durable=True)
         return self._db
 
 
