@@ -11,13 +11,14 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.spec import WorkerSpec
 from deployments.stage import EngineStage
+from deployments.supervisor import silent
 
 log = logging.getLogger("ray.serve")
 
 # How long to wait for the draft worker's name before a health check begins anew.
 DRAFT_WAIT_S = 120.0
 # A stage that is loading has no counters to show.
-STATS_TIMEOUT_S = 3.0
+STATS_TIMEOUT_S = 1.5
 
 
 @serve.deployment(name="Decode")
@@ -67,12 +68,15 @@ class Decode(EngineStage):
         return await self._draft.worker_name.remote()  # type: ignore[union-attr]
 
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
-        """Counters of this replica's worker and, unless ``wire["stages"]`` is empty, of all prefill and draft ones."""
-        found = [await self.stats()]
-        for stage in (self._prefill, self._draft):
-            if stage is not None and wire.get("stages") != []:
-                try:
-                    found += await asyncio.wait_for(stage.broadcast("stats").results_async(), STATS_TIMEOUT_S)
-                except Exception as error:  # a stage that is restarting has nothing to tell
-                    log.info("no counters from %s (%s)", stage.deployment_name, type(error).__name__)
-        return found
+        """Counters of this replica's worker and of all prefill and draft ones."""
+        others = [_stats_of(stage) for stage in (self._prefill, self._draft) if stage is not None]
+        own, *told = await asyncio.gather(self.stats(), *others)
+        return [own, *(worker for stage in told for worker in stage)]
+
+
+async def _stats_of(stage: DeploymentHandle) -> list[dict[str, Any]]:
+    try:
+        return await asyncio.wait_for(stage.broadcast("stats").results_async(), STATS_TIMEOUT_S)
+    except Exception as error:  # a stage that is restarting has nothing to tell
+        log.info("no counters from %s (%s)", stage.deployment_name, type(error).__name__)
+        return [silent(stage.deployment_name.lower())]

@@ -50,11 +50,12 @@ class Draft:
 
     async def worker_name(self) -> str:
         """The name of a draft worker that is ready."""
-        await self.stats()
+        await self._supervisor.call(lambda worker: worker.stats.remote())
         return self._name
 
     async def stats(self) -> dict[str, Any]:
-        return await self._supervisor.call(lambda worker: worker.stats.remote())
+        """See :meth:`deployments.supervisor.Supervisor.counters`."""
+        return await self._supervisor.counters("draft", lambda worker: worker.stats.remote())
 
     async def check_health(self) -> None:
         await self._supervisor.check(lambda worker: worker.stats.remote())

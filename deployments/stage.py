@@ -160,11 +160,16 @@ class EngineStage:
             raise
 
     async def stats(self) -> dict[str, Any]:
-        return await self.supervisor.call(lambda worker: worker.stats.remote())
+        """See :meth:`deployments.supervisor.Supervisor.counters`."""
+        return await self.supervisor.counters(self.stage, lambda worker: worker.stats.remote())
 
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
         """Counters of one worker of each stage behind this deployment."""
         return [await self.stats()]
+
+    async def probe(self, wire: dict[str, Any]) -> None:
+        """Ends when the worker answers."""
+        await self.supervisor.call(lambda worker: worker.info.remote())
 
     async def check_health(self) -> None:
         await self.supervisor.check(lambda worker: worker.check.remote())

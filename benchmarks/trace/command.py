@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.trace.baselines import KVAware
 from benchmarks.trace.engine import prefill_alone
+from benchmarks.trace.ideal import ideal_ttft
 from benchmarks.trace.measure import quantile, table
 from benchmarks.trace.product import Product
 from benchmarks.trace.requests import BLOCK, TraceRequest, read_trace, unlimited_hit_ratio, unlimited_misses
@@ -109,6 +110,21 @@ def _ratio(above: float | None, below: float | None) -> float | None:
     return round(above / below, 3) if above is not None and below else None
 
 
+def _ideal(trace: list[TraceRequest], missed: list[int], spec: ClusterSpec, rate: float) -> dict[str, float]:
+    """Without decoding, with all workers or three quarters of them; see :func:`ideal_ttft`."""
+    arrivals = [request.at / rate for request in trace]
+    found = {}
+    for workers in (spec.workers, max(1, spec.workers * 3 // 4)):
+        for shared in (False, True):
+            name = f"{workers} workers" + ", prompts shared" * shared
+            found[name] = _p90_ms(ideal_ttft(arrivals, missed, workers, spec.chunk, shared=shared))
+    return found
+
+
+def _p90_ms(seconds: list[float]) -> float:
+    return round(quantile(seconds, 0.9) * 1e3, 1)
+
+
 def run() -> int:
     arguments = _parser().parse_args()
     if arguments.live:
@@ -152,8 +168,9 @@ def run() -> int:
     unlimited = unlimited_hit_ratio(trace)
     targets = compare(best, rates, unlimited)
     # No routing gets below this: nothing queued, an unlimited cache, a prompt on one worker.
-    alone = [prefill_alone(tokens, spec.chunk) for tokens in unlimited_misses(trace)]
-    targets["ttft_p90_floor_ms"] = round(quantile(alone, 0.9) * 1e3, 1)
+    missed = unlimited_misses(trace)
+    targets["ttft_p90_floor_ms"] = _p90_ms([prefill_alone(tokens, spec.chunk) for tokens in missed])
+    targets["ttft_p90_ideal_ms"] = {f"x{rate:g}": _ideal(trace, missed, spec, rate) for rate in rates}
     if arguments.json:
         shown = {
             "benchmark": "trace",

@@ -40,7 +40,7 @@ from serve_app.text.prompt import prompt_ids
 
 log = logging.getLogger("ray.serve")
 
-STATUS_TIMEOUT_S = 8.0
+STATUS_TIMEOUT_S = 2.5
 
 # (model, method, wire, stage); stage "" is the one that requests are sent to.
 Call = Callable[..., Any]
@@ -69,7 +69,7 @@ class Gateway:
         self.catalog = load_catalog(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
-        self.health = HealthMonitor(self.models, lambda m: call(m, "all_stats", {"stages": []}))
+        self.health = HealthMonitor(self.models, lambda m: call(m, "probe", {}))
         self.paths = PathStore(home / "paths.sqlite3")
         self.generator = Generator(
             self.inbox,
@@ -241,32 +241,40 @@ class Gateway:
         """Counters of every model's workers and queues. The account of the settings, the operator's, sees all of them,
         others their own requests: how busy a machine is tells of other people's work.
         """
-        models = {}
-        for model in self.models:
-            entry: dict[str, Any] = {"ready": model.ready}
-            dispatcher = self.generator.dispatcher(model) if model.record.task == "text-generation" else None
-            if account != self.settings.account:
-                models[model.id] = entry | (dispatcher.stats(account) if dispatcher is not None else {})
-                continue
-            entry["inflight"] = model.inflight
-            if dispatcher is not None:
-                entry["routing"] = dispatcher.stats()
-            # Asking a model that has no replica would start one.
-            if model.ready and not (model.scales_to_zero and not model.inflight):
-                entry["workers"] = await self._workers(model)
-            models[model.id] = entry
-        if account != self.settings.account:
+        own = account == self.settings.account
+        found = await asyncio.gather(*(self._status(model, None if own else account) for model in self.models))
+        models = {model.id: entry for model, entry in zip(self.models, found, strict=True)}
+        if not own:
             return {"models": models}
         gateway = {"streams": len(self.inbox), "accounts_problem": self.accounts.problem}
         return {"gateway": gateway, "models": models}
 
-    async def _workers(self, model: ServedModel) -> list[dict[str, Any]]:
-        """One entry per worker; several decode replicas tell of the same prefill workers."""
+    async def _status(self, model: ServedModel, account: str | None) -> dict[str, Any]:
+        """Of one model: everything, or what is ``account``'s."""
+        entry: dict[str, Any] = {"ready": model.ready}
+        dispatcher = self.generator.dispatcher(model) if model.record.task == "text-generation" else None
+        if account is not None:
+            return entry | (dispatcher.stats(account) if dispatcher is not None else {})
+        entry["inflight"] = model.inflight
+        if dispatcher is not None:
+            entry["routing"] = dispatcher.stats()
+        # Asking a model that has no replica would start one.
+        if model.ready and not (model.scales_to_zero and not model.inflight):
+            entry |= await self._workers(model)
+        return entry
+
+    async def _workers(self, model: ServedModel) -> dict[str, Any]:
+        """``workers``: counters, one entry per worker (several decode replicas tell of the same prefill workers);
+        ``silent``: stages with a worker that has none to tell, because it is being replaced or held up.
+        """
         if self._ask_all is None:
-            return []
+            return {"workers": [], "silent": []}
         try:
             told = await asyncio.wait_for(self._ask_all(model, "all_stats", {}), STATUS_TIMEOUT_S)
-        except Exception as error:  # while a worker is being replaced there may be no answer
+        except Exception as error:  # a replica is being replaced
             log.info("no counters from %s (%s)", model.id, type(error).__name__)
-            return []
-        return list({(w["stage"], w["pid"]): w for counters in told for w in counters}.values())
+            return {"workers": [], "silent": ["all"]}
+        entries = [worker for counters in told for worker in counters]
+        workers = {(w["stage"], w["pid"]): w for w in entries if not w.get("silent")}
+        silent = {w["stage"] for w in entries if w.get("silent")}
+        return {"workers": list(workers.values()), "silent": sorted(silent)}

@@ -21,11 +21,20 @@ PROMPT = "Write something long about Python. " * 8
 BODY = {"prompt": PROMPT, "temperature": 0, "max_tokens": 200, "raw": True, "logit_bias": {eos_id(): -100}}
 
 
+def status(stack) -> dict:
+    answer = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30)
+    return answer.json()["models"][CHAT]
+
+
+def all_of(told: dict) -> list[dict] | None:
+    """Counters of all workers; None while some have none to tell."""
+    return None if told["silent"] else told["workers"]
+
+
 def workers(stack) -> dict[str, dict]:
     """Counters by stage, summed over a stage's replicas (the autoscaler may have added one), and their ``pids``."""
-    answer = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30)
     stages: dict[str, dict] = {}
-    for worker in answer.json()["models"][CHAT]["workers"]:
+    for worker in wait_for(lambda: all_of(status(stack))):
         flat = {**worker, **{f"pool_{k}": v for k, v in (worker.get("pool") or {}).items()}}
         total = stages.setdefault(worker["stage"], {"pids": set()})
         total["pids"].add(worker["pid"])
@@ -174,3 +183,17 @@ def test_gateway_killed_in_the_middle_of_a_stream(stack, run, undisturbed):
     wait_for(answers, 90)
     assert said <= {200, 503}
     wait_for(lambda: workers(stack)["decode"]["running"] == 0, 60)
+
+
+def test_counters_do_not_wait_for_a_worker_that_is_held_up(stack):
+    pids = workers(stack)["decode"]["pids"]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        told = status(stack)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert told["ready"] and told["silent"] == ["decode"]
+    assert {"prefill", "draft"} <= {worker["stage"] for worker in told["workers"]}
+    assert workers(stack)["decode"]["pids"] == pids

@@ -12,7 +12,8 @@ import pytest
 from benchmarks.trace.baselines import KVAware
 from benchmarks.trace.caches import PoolCache, WorkerCache
 from benchmarks.trace.command import POLICIES, build, variants
-from benchmarks.trace.engine import EngineModel, Job
+from benchmarks.trace.engine import EngineModel, Job, prefill_alone
+from benchmarks.trace.ideal import ideal_ttft, step_seconds
 from benchmarks.trace.measure import GapHistogram, quantile
 from benchmarks.trace.requests import read_trace, synthetic_rows, unlimited_hit_ratio, write_trace
 from benchmarks.trace.simulate import Cluster, ClusterSpec
@@ -151,3 +152,25 @@ def test_the_command_prints_one_json_object_last(trace) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["simulated"] is True and {r["policy"] for r in found["rows"]} >= {"product", "all mixed, pool"}
     assert found["compared"]["x8"]["hit_ratio_over_unlimited"] > 0.5
+
+
+def test_an_ideal_cluster_computes_the_shortest_prompt_first_and_no_prompt_twice() -> None:
+    chunk, tokens = 1000, [2500, 300, 700]
+    alone = [prefill_alone(n, chunk) for n in tokens]
+    assert ideal_ttft([0.0, 10.0, 20.0], tokens, 2, chunk) == pytest.approx(alone)
+    one = ideal_ttft([0.0] * 3, tokens, 1, chunk)
+    assert one == pytest.approx([sum(alone), alone[1], alone[1] + alone[2]])
+    # What has begun is not put off for what is shorter, and what waits goes by length.
+    late = ideal_ttft([0.0, 0.01, 0.01], tokens, 1, chunk)
+    assert late[0] == pytest.approx(alone[0]) and late[1] < late[2]
+    both = ideal_ttft([0.0] * 3, tokens, 2, chunk)
+    assert both == pytest.approx([alone[0] + alone[1], alone[1], alone[2]])
+
+
+def test_idle_workers_help_where_that_saves_time() -> None:
+    steps = [step_seconds(8000, 3), step_seconds(8000, 3), step_seconds(4000, 3)]
+    assert ideal_ttft([0.0], [20_000], 3, 8000, shared=True) == pytest.approx([sum(steps)])
+    assert ideal_ttft([0.0], [100], 3, 8000, shared=True) == pytest.approx([step_seconds(100)])
+    # A second prompt takes a worker back at the next step, not before.
+    two = ideal_ttft([0.0, 0.001], [8000, 100], 2, 8000, shared=True)
+    assert two[1] == pytest.approx(step_seconds(8000, 2) - 0.001 + step_seconds(100))

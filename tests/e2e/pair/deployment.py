@@ -77,7 +77,11 @@ class Pair:
     @property
     def workers(self) -> list[dict[str, Any]]:
         """Counters of the engines themselves, as any gateway gets them."""
-        return self.status(self.gateways()[0])["workers"]
+        until = time.monotonic() + 60
+        while (told := self.status(self.gateways()[0]))["silent"]:
+            assert time.monotonic() < until, f"still silent: {told['silent']}"
+            time.sleep(0.2)
+        return told["workers"]
 
     @property
     def idle(self) -> bool:
