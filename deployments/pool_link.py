@@ -17,6 +17,7 @@ import ray
 from serve_app.kv.client import Fetched, KVClient
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, tail_key
+from serve_app.kv.sources import FOUND, SOURCES
 
 if TYPE_CHECKING:
     from serve_app.engine.engine import Engine
@@ -34,8 +35,6 @@ AWAITED_S = 2.0
 # Prompt tokens after which the engine's speed is looked at again.
 MEASURED_TOKENS = 256
 _FARTHEST_LAST = ("node", "disk", "remote")
-# Where a prompt's tokens are counted: the tiers, and who computes what they lack.
-SOURCES = ("own", "node", "disk", "remote", "prefilled", "computed")
 
 
 @dataclass(slots=True)
@@ -76,7 +75,7 @@ class Path:
         Each prompt token is counted once: where it was found (``own`` blocks, ``node``, ``disk``, ``remote``: together
         ``cached``), ``prefilled`` for this request by another worker, or ``computed`` here.
         """
-        found = {"own": 0, "node": 0, "disk": 0, "remote": 0}
+        found = dict.fromkeys(FOUND, 0)
         for tier, start, end in self.taken:
             found[tier] += max(0, min(end, cached) - start)
         found["own"] = max(0, cached - sum(found.values()))

@@ -25,6 +25,7 @@ from serve_app.gateway.models import ServedModel
 from serve_app.gateway.paths import Path, PathStore
 from serve_app.gateway.structure import Structure
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
+from serve_app.kv.sources import SOURCES
 from serve_app.routing.types import RouteRequest
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
@@ -37,8 +38,6 @@ NOBODY = Caller("")
 # A worker that is heard of sends over the channel; where that can't be opened, tokens are asked for instead.
 CHANNEL_PATIENCE_S = 1.0
 CHANNEL_CHECK_S = 2.0
-# Where a prompt's K/V may come from, as workers tell it (`deployments.pool_link.Path`).
-SOURCES = ("own", "node", "disk", "remote", "prefilled", "computed")
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
 

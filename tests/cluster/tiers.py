@@ -28,6 +28,7 @@ from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
 from serve_app.config import api_key, load_settings
 from serve_app.gateway.models import application_name
 from serve_app.kv.pool import PoolOptions, get_or_create_pool
+from serve_app.kv.sources import FOUND
 from tests.e2e.pair.client import body, prompt
 
 MB = 1 << 20
@@ -80,7 +81,7 @@ class Client:
             assert time.monotonic() < until, told.text
             time.sleep(0.05)
         decoded = events["decoded"]
-        found = {tier: decoded[tier] for tier in ("own", "node", "disk", "remote")}
+        found = {tier: decoded[tier] for tier in FOUND}
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         assert cached == events["done"]["cached_tokens"] == sum(found.values()), (usage, decoded)
         assert usage["prompt_tokens"] == TOKENS + 1 == cached + decoded["prefilled"] + decoded["computed"], decoded

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from serve_app.accounts import AccountsFile
+from serve_app.kv.sources import FOUND
 from tests.e2e.conftest import CHAT, eos_id
 from tests.e2e.test_faults import kill, replaced, wait_for
 from tests.e2e.test_load import idle
@@ -211,7 +212,7 @@ async def test_the_path_of_a_request_is_its_own_accounts(stack, tenants):
     assert events["routed"]["why"] and events["routed"]["decode"] == events["decoded"]["replica"]
     assert events["done"]["completion_tokens"] == usage["completion_tokens"]
     decoded = events["decoded"]
-    cached = sum(decoded[tier] for tier in ("own", "node", "disk", "remote"))
+    cached = sum(decoded[tier] for tier in FOUND)
     assert cached == events["done"]["cached_tokens"] == usage["prompt_tokens_details"]["cached_tokens"]
     assert cached + decoded["prefilled"] + decoded["computed"] == usage["prompt_tokens"]
     assert {"queued", "first token"} <= set(events)

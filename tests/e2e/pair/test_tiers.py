@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool, pool_name
+from serve_app.kv.sources import FOUND
 from tests.e2e.conftest import CHAT
 from tests.e2e.pair.client import body, prompt, text
 from tests.e2e.pair.deployment import BLOCKS
@@ -61,7 +62,7 @@ async def test_cached_tokens_come_from_every_tier_of_a_node(pair, gateways, clie
         said = text(answer)
         usage, events = answer.json()["usage"], await client.path(gateways[1], answer)
         decoded = events["decoded"]
-        found = {tier: decoded[tier] for tier in ("own", "node", "disk", "remote")}
+        found = {tier: decoded[tier] for tier in FOUND}
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         assert (
             cached == events["first token"]["cached_tokens"] == events["done"]["cached_tokens"] == sum(found.values())

@@ -1,0 +1,6 @@
+"""Where the tokens of a prompt come from, as results, metrics and request paths name it."""
+
+# Found stored: in the worker's own blocks, in its node's pool, in that pool's files, in another node's pool.
+FOUND = ("own", "node", "disk", "remote")
+# And computed: for this request by a prefill worker, or where it is generated.
+SOURCES = (*FOUND, "prefilled", "computed")
