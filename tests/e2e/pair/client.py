@@ -69,13 +69,22 @@ class Client:
 
     async def path(self, gateway: str, answer: httpx.Response) -> dict[str, dict]:
         """Its events by name, once the call behind the answer has told where it has been."""
-        async with asyncio.timeout(30):
+        return (await self._path(gateway, answer))[1]
+
+    async def turn(self, gateway: str, answer: httpx.Response) -> tuple[float, float]:
+        """When it came to its gateway and when it was sent to a worker, unix seconds."""
+        assert answer.status_code == 200, answer.text
+        created, events = await self._path(gateway, answer)
+        return created, created + events["routed"]["ms"] / 1e3
+
+    async def _path(self, gateway: str, answer: httpx.Response) -> tuple[float, dict[str, dict]]:
+        async with asyncio.timeout(60):
             while True:
                 found = await self.http.get(f"{gateway}/v1/requests/{answer.headers['cf-ray']}")
                 assert found.status_code == 200, found.text
                 events = {e["event"]: e for e in found.json()["events"]}
                 if "decoded" in events:
-                    return events
+                    return found.json()["created"], events
                 await asyncio.sleep(0.05)
 
 
