@@ -152,9 +152,16 @@ class Fleet:
 
     def left(self, reservation: Reservation) -> None:
         """The worker has done with the request, whose client may still read; more than once is harmless."""
-        if not reservation.left:
-            reservation.left = True
-            reservation.decode.own -= 1
+        if reservation.left:
+            return
+        reservation.left = True
+        decode = reservation.decode
+        decode.own -= 1
+        if reservation.decode_seen:
+            # Its place is free at once and not only when a report says so: somebody waits for it.
+            decode.batch = max(decode.batch - 1, decode.own)
+            decode.kv_tokens = max(decode.kv_tokens - reservation.kv_tokens, 0)
+            self._set_step(decode)
 
     def _watch(self, old: WorkerLoad, new: WorkerLoad) -> None:
         """Between two reports a worker has had prompts to compute, or has had none."""

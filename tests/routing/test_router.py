@@ -72,9 +72,28 @@ def test_load_sent_counts_before_any_report_and_is_not_counted_twice() -> None:
     assert after.batch == 3 and after.busy_until - 1.0 < waits["a"] * 1.5
     for i in range(6):
         r.finished(str(i))
-    assert r.fleet.workers["a"].batch == 3 and r.fleet.workers["b"].batch == 0
+    assert r.fleet.workers["a"].batch == 0 and r.fleet.workers["b"].batch == 0
     assert r.fleet.workers["b"].busy_until == pytest.approx(0.0, abs=1e-6)
     r.finished("never seen")
+
+
+def test_a_place_is_free_when_its_request_ends_and_not_when_a_report_says_so() -> None:
+    r = router(load("a"))
+    for i in range(2):
+        place(r, request(str(i)), 0.0)
+    worker = r.fleet.workers["a"]
+    r.report(load("a", at=1.0, running=5, kv_blocks_used=200))  # three are another gateway's
+    step, kv = worker.step, worker.kv_tokens
+    r.left("0")
+    assert worker.batch == 4 and worker.kv_tokens < kv and worker.step < step
+    r.finished("0")
+    assert worker.batch == 4
+    # The report was on its way when the request ended: it counts once more until the next.
+    r.report(load("a", at=1.1, running=5))
+    assert worker.batch == 5
+    r.report(load("a", at=1.2, running=3))
+    r.finished("1")
+    assert worker.batch == 2
 
 
 def test_what_is_sent_and_has_not_ended_counts_however_long_it_is_on_its_way() -> None:
