@@ -34,7 +34,7 @@ class RouterConfig:
     chunk_tokens: int = 256  # prompt tokens that one of a request's ``keys`` stands for
     stream_weight: float = 0.0025  # a second of slower streaming against a second of waiting for the first token
     role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
-    calm: float = 2.5  # congestion from which on role_cost grows and stream_weight falls
+    calm: float = 2.4  # congestion from which on role_cost grows and stream_weight falls
     session_hold: float = 0.05  # what leaving a session's workers must gain at least
     sessions: int = 100_000
     split: bool = True  # False: prefill and decode always on the same worker
