@@ -250,11 +250,15 @@ async def test_least_recently_used_goes_first_and_memory_returns(client, pool):
     assert await fetch(client, lost) == []
     stats = await pool.stats.remote()
     assert stats["evicted"] > 0 and stats["bytes"] <= 100 * MB
-    full = await asyncio.to_thread(used_bytes)
-    assert full > before
+    # 100 MB of chunks at most, whatever was published, once the store has freed what was evicted.
+    for _ in range(100):
+        full = await asyncio.to_thread(used_bytes)
+        if full <= before + 100 * MB:
+            break
+        await asyncio.sleep(0.1)
+    assert before < full <= before + 100 * MB
     await pool.report_bad.remote([m.chunk_id for m in cut(kept, root(), BIG)])
-    # 100 MB of chunks at most, whatever was published; and everything comes back with the pool.
-    assert full <= before + 100 * MB
+    # And everything comes back with the pool.
     ray.kill(pool)
     limit = 30 * MB
     for _ in range(100):

@@ -24,6 +24,10 @@ async def until_idle(pair: Pair) -> None:
     await asyncio.to_thread(wait_for, lambda: pair.idle, 90)
 
 
+async def until_running(pair: Pair, requests: int) -> None:
+    await asyncio.to_thread(wait_for, lambda: sum(w["running"] for w in pair.workers) == requests, 60, 0.05)
+
+
 @contextlib.asynccontextmanager
 async def flood(client: Client, gateways: list[str], under_way: int, tokens: int) -> AsyncIterator[None]:
     """Always as many requests under way at each of the gateways until the block ends."""
@@ -128,9 +132,8 @@ async def test_clients_that_leave_one_free_the_engine_for_the_other(pair, gatewa
     alone = text(await client.ask(gateways[1], body(3, 24)))
     await until_idle(pair)
     made = sum(w["generated_tokens"] for w in pair.workers)
-    begun = [asyncio.Event() for _ in range(2 * SLOTS)]
-    leaving = [asyncio.create_task(client.stream(gateways[0], body(10 + n, LONG), e)) for n, e in enumerate(begun)]
-    await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 60)
+    leaving = [asyncio.create_task(client.ask(gateways[0], body(10 + n, LONG))) for n in range(2 * SLOTS)]
+    await until_running(pair, 2 * SLOTS)
     waiting = asyncio.create_task(client.ask(gateways[1], body(3, 24)))
     for task in leaving:
         task.cancel()
@@ -144,9 +147,10 @@ async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
     client = await clients()
     await until_idle(pair)
     alone = await client.stream(gateways[1], body(4, 300))
-    begun = [asyncio.Event() for _ in range(4)]
-    kept = [asyncio.create_task(client.stream(gateways[1], body(4, 300), event)) for event in begun[:2]]
-    lost = [asyncio.create_task(client.stream(gateways[0], body(4, LONG), event)) for event in begun[2:]]
+    lost = [asyncio.create_task(client.ask(gateways[0], body(4, LONG))) for _ in range(2)]
+    await until_running(pair, 2)
+    begun = [asyncio.Event() for _ in range(2)]
+    kept = [asyncio.create_task(client.stream(gateways[1], body(4, 300), event)) for event in begun]
     await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 60)
     await kill(process_of(gateways[0]))
     fresh = await asyncio.gather(*(client.stream(pair.url, body(4, 300)) for _ in range(4)), return_exceptions=True)
