@@ -15,7 +15,6 @@ class _Encoder:
         from deployments.encoder_worker import EncoderWorker
 
         self._stage = spec.stage
-
         options = EncoderWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
         self._supervisor = Supervisor(lambda: options.remote(spec), lambda worker: worker.info.remote())
         await self._supervisor.begin()

@@ -273,7 +273,7 @@ class Gateway:
             told = await asyncio.wait_for(self._ask_all(model, "all_stats", {}), STATUS_TIMEOUT_S)
         except Exception as error:  # a replica is being replaced
             log.info("no counters from %s (%s)", model.id, type(error).__name__)
-            return {"workers": [], "silent": ["all"]}
+            return {"workers": [], "silent": sorted(model.profile.stages)}
         entries = [worker for counters in told for worker in counters]
         workers = {(w["stage"], w["pid"]): w for w in entries if not w.get("silent")}
         silent = {w["stage"] for w in entries if w.get("silent")}
