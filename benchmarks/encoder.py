@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from serve_app.engine.encode import EncodeBatcher
+from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.models.encoder import load_encoder
 from serve_app.text.tokenizer import Tokenizer
 

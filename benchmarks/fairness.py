@@ -39,8 +39,8 @@ import yaml
 from benchmarks.checkpoint import SIZES
 from benchmarks.processes import cpu_seconds
 from benchmarks.stack import write_checkpoint
-from serve_app.accounts import AccountsFile
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
+from serve_app.state.accounts import AccountsFile
 
 MODEL = "@cf/pico/pico-instruct"
 LIGHT_STREAMS = 2

@@ -25,7 +25,7 @@ from serve_app.kernels.gpu.choice import device_seconds
 from serve_app.kernels.gpu.common import processors
 from serve_app.kernels.gpu.plan import Launch, plan_launch
 from serve_app.kernels.gpu.selftest import move
-from serve_app.kernels.selftest import RandomBatch, random_batch
+from serve_app.kernels.library.selftest import RandomBatch, random_batch
 
 # name: new tokens of each request, cached tokens of each
 CASES = {

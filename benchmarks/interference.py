@@ -122,9 +122,9 @@ async def side(
 
 
 async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
-    from deployments.spec import WorkerSpec
     from deployments.worker import EngineWorker
     from serve_app.channel.inbox import TokenInbox
+    from serve_app.worker.spec import WorkerSpec
 
     def start(stage: str, max_batch_tokens: int) -> Any:
         return EngineWorker.remote(  # type: ignore[attr-defined]

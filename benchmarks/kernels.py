@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from serve_app.kernels.attention import BLOCK, attention_backend, paged_attention, paged_attention_torch
+from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear import PackedLinear, packing_available
-from serve_app.kernels.selftest import RandomBatch, random_batch
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # name: context per request, query heads, KV heads, head_dim

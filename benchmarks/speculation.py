@@ -33,15 +33,21 @@ from typing import Any
 from benchmarks.speculation_texts import Case, Texts
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import EngineLimits, build_engine, num_blocks
-from serve_app.engine.draft import DraftEngine
-from serve_app.engine.eagle import EagleProposer
 from serve_app.engine.engine import Engine
-from serve_app.engine.ngram import NgramProposer
-from serve_app.engine.recent import RecentProposer
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Sampled, Step
-from serve_app.engine.speculate import DraftProposer, DraftQuery, Proposer, Speculation, SpeculationController
+from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.eagle import EagleProposer
+from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.recent import RecentProposer
+from serve_app.engine.speculation.speculate import (
+    DraftProposer,
+    DraftQuery,
+    Proposer,
+    Speculation,
+    SpeculationController,
+)
 from serve_app.models.eagle import EagleHead, attach_head
 from serve_app.models.load import CausalModel, load_causal_lm
 

@@ -25,15 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.api.openai import parse_chat
+from serve_app.api.openai.read import parse_chat
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.constrain import MaskRows, Masks
-from serve_app.engine.draft import DraftEngine
 from serve_app.engine.engine import Engine
-from serve_app.engine.forced import ForcedProposer
-from serve_app.engine.ngram import NgramProposer
 from serve_app.engine.request import Request, SamplingParams
-from serve_app.engine.speculate import DraftProposer, Proposer, Speculation, SpeculationController
+from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.forced import ForcedProposer
+from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.speculate import DraftProposer, Proposer, Speculation, SpeculationController
 from serve_app.grammar.answer import answer_grammar, token_rule
 from serve_app.grammar.check import check_grammar
 from serve_app.grammar.matcher import Grammars

@@ -73,9 +73,9 @@ class Reader:
 async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
     import ray
 
-    from deployments.spec import WorkerSpec
     from deployments.worker import EngineWorker
     from serve_app.channel.inbox import TokenInbox
+    from serve_app.worker.spec import WorkerSpec
 
     def start(stage: str) -> Any:
         return EngineWorker.remote(  # type: ignore[attr-defined]

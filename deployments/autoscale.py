@@ -1,8 +1,8 @@
 """How many replicas a stage of a text model should have: as many as the gateways' planners say that it needs.
 
 Requests wait in gateways, so Serve's own count of ongoing requests sees a part of the demand. Each gateway sends the
-work it measures along with its subscriptions (:mod:`serve_app.gateway.subscriptions`), replicas report the sum, and
-this policy turns it into replicas; bounds and delays are Serve's, from the catalogue.
+work it measures along with its subscriptions (:mod:`serve_app.gateway.dispatch.subscriptions`), replicas report the
+sum, and this policy turns it into replicas; bounds and delays are Serve's, from the catalogue.
 
 Serve pickles this module by value and runs it in its controller: it imports nothing of ours.
 """

@@ -9,9 +9,9 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.spec import WorkerSpec
 from deployments.stage import EngineStage
 from deployments.supervisor import silent
+from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from ray import serve
 
-from deployments.draft_link import NAMESPACE
-from deployments.spec import WorkerSpec
 from deployments.supervisor import Supervisor, beside
 from serve_app.progress import read_progress
+from serve_app.worker.draft_link import NAMESPACE
+from serve_app.worker.spec import WorkerSpec
 
 # Long enough for a small machine; a target that takes longer does not wait for its draft model either.
 TARGET_WAIT_S = 20.0

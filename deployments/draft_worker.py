@@ -7,8 +7,8 @@ from typing import Any
 
 import ray
 
-from deployments.birth import begin
-from deployments.spec import WorkerSpec
+from serve_app.worker.birth import begin
+from serve_app.worker.spec import WorkerSpec
 
 
 @ray.remote(num_cpus=0)
@@ -17,11 +17,11 @@ class DraftWorker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         progress = begin(spec)
-        from deployments.loading import limits_of, load_model, prepare_torch, resolve_weights
         from serve_app.engine.blocks import BlockPool
         from serve_app.engine.build import num_blocks
-        from serve_app.engine.draft import DraftEngine
         from serve_app.engine.runner import Runner
+        from serve_app.engine.speculation.draft import DraftEngine
+        from serve_app.worker.loading import limits_of, load_model, prepare_torch, resolve_weights
 
         prepare_torch(spec)
         model = load_model(spec, resolve_weights(spec, progress), progress)
@@ -39,8 +39,8 @@ class DraftWorker:
     def propose(
         self, queries: list[tuple[str, int, list[int]]], count: int, over: list[str]
     ) -> dict[str, list[int] | None]:
-        """See :meth:`serve_app.engine.draft.DraftEngine.propose`; queries are (id, agreed, suffix)."""
-        from serve_app.engine.speculate import DraftQuery
+        """See :meth:`serve_app.engine.speculation.draft.DraftEngine.propose`; queries are (id, agreed, suffix)."""
+        from serve_app.engine.speculation.speculate import DraftQuery
 
         self._proposals += 1
         return self._engine.propose([DraftQuery(*q) for q in queries], count, over)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import ray
 
-from deployments.birth import begin
-from deployments.spec import WorkerSpec
+from serve_app.worker.birth import begin
+from serve_app.worker.spec import WorkerSpec
 
 
 @ray.remote(num_cpus=0, max_concurrency=4096)
@@ -20,8 +20,8 @@ class EncoderWorker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         progress = begin(spec)
-        from deployments.loading import prepare_torch, resolve_weights
-        from serve_app.engine.encode import EncodeBatcher
+        from serve_app.engine.encoder.batcher import EncodeBatcher
+        from serve_app.worker.loading import prepare_torch, resolve_weights
 
         prepare_torch(spec)
         path = resolve_weights(spec, progress)
@@ -41,7 +41,7 @@ class EncoderWorker:
         all sequences one after the other -> ``{"shape", "data"}`` with float32 bytes (with ``heads`` ``{"sizes",
         "width", "data"}``, rows of their own lengths that begin with a vector of that width), or ``{"error"}`` for
         input that the model refuses."""
-        from serve_app.engine.encode_types import EncodeError
+        from serve_app.engine.encoder.types import EncodeError
 
         lengths = np.frombuffer(wire["lengths"], np.int32)
         cuts = np.cumsum(lengths)[:-1]

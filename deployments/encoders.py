@@ -6,8 +6,8 @@ from typing import Any
 
 from ray import serve
 
-from deployments.spec import WorkerSpec
 from deployments.supervisor import Supervisor, beside
+from serve_app.worker.spec import WorkerSpec
 
 
 class _Encoder:

@@ -15,7 +15,7 @@ from deployments.supervisor import WorkerLost
 from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.generate import WorkerGone
-from serve_app.gateway.http import build_http
+from serve_app.gateway.http.app import build_http
 from serve_app.gateway.models import ServedModel
 from serve_app.gateway.settings import GatewaySettings
 

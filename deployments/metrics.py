@@ -17,7 +17,9 @@ MAX_ACCOUNTS = 200
 
 
 class GatewayMetrics:
-    """``read()`` gives the dispatchers' statistics by model (:meth:`serve_app.gateway.dispatch.Dispatcher.stats`)."""
+    """``read()`` gives the dispatchers' statistics by model, see
+    :meth:`serve_app.gateway.dispatch.dispatcher.Dispatcher.stats`.
+    """
 
     def __init__(self, read: Callable[[], dict[str, dict[str, Any]]]) -> None:
         self._read = read

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from deployments.spec import WorkerSpec
+from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
 

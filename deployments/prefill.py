@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ray import serve
 
-from deployments.spec import WorkerSpec
 from deployments.stage import EngineStage
+from serve_app.worker.spec import WorkerSpec
 
 
 @serve.deployment(name="Prefill")

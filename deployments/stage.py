@@ -13,10 +13,10 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.autoscale import NEEDED
-from deployments.hinted_router import HINT
 from deployments.nursery import adopt
-from deployments.spec import WorkerSpec
 from deployments.supervisor import Supervisor, WorkerLost, beside
+from serve_app.ray_private.hinted_router import HINT
+from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import ray
 
-from deployments.birth import begin
-from deployments.draft_link import DraftLink
 from deployments.nursery import Claim
-from deployments.spec import WorkerSpec
 from serve_app.channel.frames import InboxAddress
 from serve_app.channel.served import gateway_name
+from serve_app.worker.birth import begin
+from serve_app.worker.draft_link import DraftLink
+from serve_app.worker.spec import WorkerSpec
 
 # How long a gateway may be out of reach before its requests are given up.
 INBOX_GRACE_S = 10.0
@@ -65,16 +65,16 @@ class EngineWorker:
         self._load(spec, progress)
 
     def _load(self, spec: WorkerSpec, progress: Callable[[str], None]) -> None:
-        from deployments.loading import load_engine
+        from serve_app.worker.loading import load_engine
 
         self._model, self._engine, self._root_of = load_engine(spec, progress, emit=self._emit, draft=self._draft)
-        from deployments.pool_link import PoolLink
-        from deployments.worker_load import WorkerLoad
         from serve_app.channel.sender import TokenSender
         from serve_app.engine.loop import EngineLoop
         from serve_app.kv.client import KVClient
         from serve_app.kv.export import ExportBuffer
         from serve_app.kv.pool import get_or_create_pool
+        from serve_app.worker.kv_link import PoolLink
+        from serve_app.worker.load_report import WorkerLoad
 
         context = ray.get_runtime_context()
         self._node_id = context.get_node_id()
@@ -108,7 +108,7 @@ class EngineWorker:
         }
 
     async def subscribe(self, wire: dict[str, Any]) -> None:
-        """See :meth:`deployments.worker_load.WorkerLoad.subscribe`."""
+        """See :meth:`serve_app.worker.load_report.WorkerLoad.subscribe`."""
         self._load_told.subscribe(wire)
 
     async def use_draft(self, name: str) -> None:
@@ -120,7 +120,7 @@ class EngineWorker:
 
         ``wire``: ``id``, ``ids`` (prompt, then ``resumed`` tokens generated before; int32 bytes), ``salt``,
         ``sampling``, ``inbox``. Returns ``{"finish", "cached", "undelivered", "path"}`` (see
-        :meth:`deployments.pool_link.Path.to_wire`) or ``{"error", "refused"}``.
+        :meth:`serve_app.worker.kv_link.Path.to_wire`) or ``{"error", "refused"}``.
 
         Returns ``{"missing", "cached"}`` instead if a prefill worker should compute what neither this engine nor the
         pool holds (``wire["prefill_above"]`` tokens or more). Called again with that ``cached`` and ``arriving``, it

@@ -25,17 +25,17 @@ from deployments.decode import Decode
 from deployments.draft import Draft
 from deployments.encoders import Embeddings, Reranker
 from deployments.gateway import Gateway
-from deployments.hinted_router import HintedRequestRouter
 from deployments.prefill import Prefill
 from deployments.root import Text
-from deployments.spec import WorkerSpec
-from serve_app.accounts import hash_key
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import Draft as DraftRecord
 from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import Settings, api_key, cluster_secret, load_settings
 from serve_app.gateway.models import application_name
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.ray_private.hinted_router import HintedRequestRouter
+from serve_app.state.accounts import hash_key
+from serve_app.worker.spec import WorkerSpec
 
 GATEWAY = "gateway"
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.

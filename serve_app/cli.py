@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from serve_app.accounts import PRIORITIES, AccountsError, AccountsFile, read_accounts
 from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
 from serve_app.distill.command import add_parser as add_train_draft
+from serve_app.state.accounts import PRIORITIES, AccountsError, AccountsFile, read_accounts
 
 
 def main(argv: list[str] | None = None) -> int:

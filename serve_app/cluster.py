@@ -22,7 +22,7 @@ from typing import Any
 
 from serve_app import env
 from serve_app.config import Settings
-from serve_app.fork_server import ForkServer
+from serve_app.ray_private.fork_server import ForkServer
 
 Say = Callable[[str], None]
 

@@ -178,7 +178,7 @@ def canonical(path: str) -> str:
 
 def test_the_routes_are_those_of_the_gateway(tmp_path: Path) -> None:
     from serve_app.gateway.core import Gateway
-    from serve_app.gateway.http import build_http
+    from serve_app.gateway.http.app import build_http
     from serve_app.gateway.settings import GatewaySettings
 
     settings = GatewaySettings("local", (), "00" * 32, str(tmp_path), "local")
@@ -194,7 +194,7 @@ def test_the_routes_are_those_of_the_gateway(tmp_path: Path) -> None:
 
 
 def test_the_request_fields_are_those_of_the_schema() -> None:
-    from serve_app.api.schemas import schema
+    from serve_app.api.schema.tasks import schema
 
     fields = {name for row in rows("docs/api.md", "## Text generation") for name in ticked(row[0])}
     forms = schema("text-generation")["input"]["oneOf"]
@@ -205,7 +205,7 @@ def test_the_request_fields_are_those_of_the_schema() -> None:
 
 
 def test_what_is_refused_is_documented() -> None:
-    from serve_app.api.sampling import _UNSUPPORTED
+    from serve_app.api.fields.sampling import _UNSUPPORTED
 
     section = text("docs/api.md").split("## Not supported yet")[1]
     assert {name for name in _UNSUPPORTED if f"`{name}`" not in section} <= {"image", "audio"}

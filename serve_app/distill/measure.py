@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from serve_app.distill.answers import limits
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import build_engine, num_blocks
-from serve_app.engine.draft import DraftEngine
-from serve_app.engine.eagle import EagleProposer
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculate import DraftProposer, Speculation, SpeculationController
+from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.eagle import EagleProposer
+from serve_app.engine.speculation.speculate import DraftProposer, Speculation, SpeculationController
 from serve_app.models.eagle import attach_head
 from serve_app.models.load import CausalModel, load_causal_lm, read_config
 

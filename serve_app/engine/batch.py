@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.scheduler import Scheduled
-from serve_app.engine.staging import to_device
 
 
 @dataclass(slots=True)

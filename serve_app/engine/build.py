@@ -12,9 +12,9 @@ import torch
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.engine import Engine
-from serve_app.engine.graphs import DecodeGraphs
-from serve_app.engine.memory import measure
-from serve_app.engine.overlap import OverlapEngine
+from serve_app.engine.gpu.graphs import DecodeGraphs
+from serve_app.engine.gpu.memory import measure
+from serve_app.engine.gpu.overlap import OverlapEngine
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.kernels.gpu.backend import operators
@@ -49,7 +49,7 @@ def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
 
 def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float) -> int:
     """Bytes for the cache of ``model`` if it may use ``utilization`` (0..1) of its GPU; measured, see
-    :mod:`serve_app.engine.memory`. What was found goes into the model's report.
+    :mod:`serve_app.engine.gpu.memory`. What was found goes into the model's report.
     """
     length = min(limits.max_model_len, model.max_model_len)
     budget = measure(

@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.kv_io.transfer import ChunkExporter
 from serve_app.engine.meter import StepMeter
 from serve_app.engine.request import Request, Status, StepOutput
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Prefix, Sampled, Scheduler, Step
-from serve_app.engine.speculate import Speculation
-from serve_app.engine.transfer import ChunkExporter
+from serve_app.engine.speculation.speculate import Speculation
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Bias and penalties of all rows at once, on the device and without a word to the host.
 
 The same numbers as ``sampling.penalise_row``, which costs less on a CPU. A row's last token may be unknown to the host
-(:mod:`serve_app.engine.overlap`): it is named -1 and taken on the device.
+(:mod:`serve_app.engine.gpu.overlap`): it is named -1 and taken on the device.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.sampling import SampleRow
-from serve_app.engine.staging import to_device
 
 
 def penalise(logits: Tensor, rows: list[SampleRow], last: Tensor | None = None) -> Tensor:

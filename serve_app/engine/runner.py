@@ -14,10 +14,10 @@ from torch import Tensor
 from serve_app.engine.batch import Batch, Capture, build_batch
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.constrain import Masks
+from serve_app.engine.kv_io.transfer import StoredPrefix, load_prefix
 from serve_app.engine.request import Request
 from serve_app.engine.sampling import SampleRow, sample
 from serve_app.engine.scheduler import Sampled, Scheduled, Step
-from serve_app.engine.transfer import StoredPrefix, load_prefix
 from serve_app.kv.chunk import Layout
 
 # (batch) -> logits [S, V] of batch.sample_rows

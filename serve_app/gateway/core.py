@@ -11,31 +11,33 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.accounts import FILE as ACCOUNTS_FILE
-from serve_app.accounts import AccountBook, Caller
-from serve_app.api import models as listing
-from serve_app.api import schemas, workers_ai, workers_ai_answers
-from serve_app.api.asked import with_headers
-from serve_app.api.body import check_object
+from serve_app.api import listing
 from serve_app.api.collect import begun_within
 from serve_app.api.errors import NotFound, as_api_error, envelope
+from serve_app.api.fields.asked import with_headers
+from serve_app.api.fields.body import check_object
+from serve_app.api.schema import tasks as schemas
 from serve_app.api.types import Event, GenerateRequest
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai import write as workers_ai_answers
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.load import LoadReport
-from serve_app.gateway import request_id
+from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
 from serve_app.gateway.encode import EncoderClient
 from serve_app.gateway.generate import Generator
 from serve_app.gateway.health import HealthMonitor
+from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models, ServedModel
-from serve_app.gateway.paths import PathStore
-from serve_app.gateway.peers import AskPeers, Peers
-from serve_app.gateway.rate_limit import RateLimiter
-from serve_app.gateway.response_peers import PeerResponses
-from serve_app.gateway.response_store import ResponseStore
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.gateway.subscriptions import Subscriptions, Wake
+from serve_app.state.accounts import FILE as ACCOUNTS_FILE
+from serve_app.state.accounts import AccountBook, Caller
+from serve_app.state.peers import AskPeers, Peers
+from serve_app.state.rates import RateLimiter
+from serve_app.state.response_peers import PeerResponses
+from serve_app.state.responses import ResponseStore
+from serve_app.state.traces import PathStore
 from serve_app.text.prompt import prompt_ids
 
 log = logging.getLogger("ray.serve")

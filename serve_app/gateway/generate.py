@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.accounts import Caller
 from serve_app.api.collect import merge
 from serve_app.api.errors import InvalidInput, OutOfCapacity
 from serve_app.api.types import Event, GenerateRequest, Usage
@@ -20,13 +19,14 @@ from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.engine.request import TokenLogprobs
-from serve_app.gateway.dispatch import Dispatcher, Ticket
+from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
 from serve_app.gateway.models import ServedModel
-from serve_app.gateway.paths import Path, PathStore
 from serve_app.gateway.structure import Structure
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
 from serve_app.kv.sources import SOURCES
 from serve_app.routing.types import RouteRequest
+from serve_app.state.accounts import Caller
+from serve_app.state.traces import Path, PathStore
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 

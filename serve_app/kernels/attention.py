@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.kernels import build, native
+from serve_app.kernels.library import build, native
 
 if TYPE_CHECKING:
     from serve_app.kernels.fused import Operators
@@ -231,6 +231,6 @@ def _attend(
 def self_test(library: native.Library) -> float:
     """Largest error of the C++ kernels against torch on random mixed batches; RuntimeError when one is too
     large."""
-    from serve_app.kernels.selftest import check_attention, check_rms_norm
+    from serve_app.kernels.library.selftest import check_attention, check_rms_norm
 
     return max(check_attention(library), check_rms_norm(library))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from serve_app.kernels import native
+from serve_app.kernels.library import native
 from serve_app.kernels.quantize import PANEL
 
 BLOCK_COLUMNS = 16

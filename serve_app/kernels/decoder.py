@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serve_app.kernels import compact, native
+from serve_app.kernels import compact
 from serve_app.kernels.attention import cpu_library
+from serve_app.kernels.library import native
 from serve_app.kernels.quantize import Quantized, pack_panels
 
 PANEL = 64

@@ -22,7 +22,7 @@ from serve_app.kernels.fused import Operators
 
 if TYPE_CHECKING:
     from serve_app.engine.batch import Batch
-    from serve_app.models.lean import LeanModel
+    from serve_app.models.fused_decoder import LeanModel
 
 # [T, k] -> [T, n]
 Linear = Callable[[Tensor], Tensor]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from serve_app.engine.encode_types import EncodeBatch, Pooling, Readout, Rows, TokenHead
+from serve_app.engine.encoder.types import EncodeBatch, Pooling, Readout, Rows, TokenHead
 from serve_app.kernels.linear import tail_rows
 from serve_app.models import encoder_attention
 from serve_app.models.load import UnsupportedModel, read_config, require_safetensors

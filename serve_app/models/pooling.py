@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serve_app.engine.encode_types import Pooling
+from serve_app.engine.encoder.types import Pooling
 from serve_app.models.load import UnsupportedModel
 
 _MODES: dict[str, Pooling] = {

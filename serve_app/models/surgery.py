@@ -13,7 +13,8 @@ from serve_app.engine.batch import build_batch
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Forward
 from serve_app.engine.scheduler import Scheduled
-from serve_app.models import device, lean
+from serve_app.models import device
+from serve_app.models import fused_decoder as lean
 
 if TYPE_CHECKING:
     from serve_app.models.load import CausalModel

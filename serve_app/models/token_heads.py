@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.encode_types import TokenHead
+from serve_app.engine.encoder.types import TokenHead
 from serve_app.models.load import UnsupportedModel
 
 FILES: dict[TokenHead, str] = {"sparse": "sparse_linear", "colbert": "colbert_linear"}

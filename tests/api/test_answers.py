@@ -16,11 +16,15 @@ from openai import APIError, AsyncOpenAI
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from serve_app.api import openai, openai_answers, sse, workers_ai, workers_ai_answers
+from serve_app.api import sse
 from serve_app.api.collect import merge
 from serve_app.api.errors import ContextTooLong, OutOfCapacity, UnknownModel, response_parts
 from serve_app.api.multi_vector import Reading
+from serve_app.api.openai import read as openai
+from serve_app.api.openai import write as openai_answers
 from serve_app.api.types import ChoiceDone, Event, TextDelta, TokenLogprob, ToolCallDelta, Usage
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai import write as workers_ai_answers
 from tests.api.clients import MODEL, client, cloudflare
 
 USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)

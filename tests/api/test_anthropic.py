@@ -9,7 +9,9 @@ import httpx2
 import pytest
 from anthropic.types import Message
 
-from serve_app.api import anthropic, anthropic_answers, models
+from serve_app.api import listing as models
+from serve_app.api.anthropic import read as anthropic
+from serve_app.api.anthropic import write as anthropic_answers
 from serve_app.api.errors import (
     AccountForbidden,
     ApiError,

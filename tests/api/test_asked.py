@@ -6,11 +6,14 @@ import asyncio
 
 import pytest
 
-from serve_app.api import anthropic, openai, responses, workers_ai
-from serve_app.api.asked import with_headers
+from serve_app.api.anthropic import read as anthropic
 from serve_app.api.collect import begun_within
 from serve_app.api.errors import InvalidInput, Timeout
+from serve_app.api.fields.asked import with_headers
+from serve_app.api.openai import read as openai
+from serve_app.api.responses import read as responses
 from serve_app.api.types import TextDelta
+from serve_app.api.workers_ai import read as workers_ai
 from tests.api.clients import MODEL
 
 MESSAGES = [{"role": "user", "content": "hi"}]

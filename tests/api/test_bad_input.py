@@ -6,10 +6,11 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from serve_app.api import openai, workers_ai
-from serve_app.api.body import DEPTH_LIMIT, as_object, check_object, parse_body, read_bounded
 from serve_app.api.errors import ApiError, BodyTooLarge, InvalidInput, LoraUnsupported, MissingBody, Timeout
+from serve_app.api.fields.body import DEPTH_LIMIT, as_object, check_object, parse_body, read_bounded
+from serve_app.api.openai import read as openai
 from serve_app.api.types import ModelLimits
+from serve_app.api.workers_ai import read as workers_ai
 
 LIMITS = ModelLimits(context_window=1024, vocab_size=1000)
 MESSAGES = [{"role": "user", "content": "hi"}]

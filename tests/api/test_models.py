@@ -10,11 +10,12 @@ import pytest
 from cloudflare import Cloudflare
 from openai.types import Model
 
-from serve_app.api import models, workers_ai
+from serve_app.api import listing as models
 from serve_app.api.errors import InvalidInput, NotFound
-from serve_app.api.schemas import schema
+from serve_app.api.schema.tasks import schema
 from serve_app.api.types import ChoiceDone, TextDelta, ToolCallDelta, Usage
-from serve_app.api.workers_ai_answers import render_generate
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai.write import render_generate
 
 
 def record(number: int, task: str = "Text Generation", **properties: Any) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serve_app.api import workers_ai, workers_ai_answers
 from serve_app.api.errors import InvalidInput
 from serve_app.api.multi_vector import Reading, lexical_weights
 from serve_app.api.types import EmbedRequest, Usage
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai import write as workers_ai_answers
 
 MODEL = "@cf/baai/bge-m3"
 READING = Reading(

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from serve_app.api import anthropic, openai, responses, schemas_dialects, workers_ai
+from serve_app.api.anthropic import read as anthropic
 from serve_app.api.errors import (
     AccountForbidden,
     ApiError,
@@ -28,8 +28,12 @@ from serve_app.api.errors import (
     Timeout,
     UnknownModel,
 )
-from serve_app.api.openapi import ERRORS, document
-from serve_app.gateway.http import endpoints
+from serve_app.api.openai import read as openai
+from serve_app.api.responses import read as responses
+from serve_app.api.schema import dialects as schemas_dialects
+from serve_app.api.schema.openapi import ERRORS, document
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.gateway.http.app import endpoints
 
 ENDPOINTS = endpoints(None)  # type: ignore[arg-type]
 DOCUMENT = document(((e.method, e.path, e.about, e.scope == "key") for e in ENDPOINTS), "1.0")

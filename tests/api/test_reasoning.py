@@ -13,19 +13,17 @@ import pytest
 from anthropic import Anthropic
 from cloudflare import Cloudflare
 
-from serve_app.api import (
-    anthropic,
-    anthropic_answers,
-    messages,
-    openai,
-    openai_answers,
-    responses,
-    responses_answers,
-    workers_ai,
-    workers_ai_answers,
-)
+from serve_app.api.anthropic import read as anthropic
+from serve_app.api.anthropic import write as anthropic_answers
 from serve_app.api.errors import InvalidInput
+from serve_app.api.fields import messages
+from serve_app.api.openai import read as openai
+from serve_app.api.openai import write as openai_answers
+from serve_app.api.responses import read as responses
+from serve_app.api.responses import write as responses_answers
 from serve_app.api.types import ChoiceDone, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai import write as workers_ai_answers
 from tests.api.clients import MODEL, client
 
 EVENTS: list[Event] = [

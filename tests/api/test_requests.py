@@ -5,9 +5,11 @@ from __future__ import annotations
 import httpx
 import numpy as np
 
-from serve_app.api import openai, workers_ai, workers_ai_answers
 from serve_app.api.multi_vector import Reading
+from serve_app.api.openai import read as openai
 from serve_app.api.types import ModelLimits, Usage
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai import write as workers_ai_answers
 from tests.api.clients import MODEL, client, cloudflare, sent_by
 
 USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from serve_app.api import responses, responses_answers
 from serve_app.api.errors import InvalidInput, NotFound
-from serve_app.api.response_items import MAX_REFERRED, resolve_references
+from serve_app.api.responses import read as responses
+from serve_app.api.responses import write as responses_answers
+from serve_app.api.responses.items import MAX_REFERRED, resolve_references
 from serve_app.api.types import ChoiceDone, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 MODEL = "@cf/pico/pico-instruct"

@@ -8,8 +8,9 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from serve_app.api import responses, responses_answers
 from serve_app.api.errors import InvalidInput, OutOfCapacity
+from serve_app.api.responses import read as responses
+from serve_app.api.responses import write as responses_answers
 from serve_app.api.types import ChoiceDone, Event, ModelLimits, TextDelta, TokenLogprob, ToolCallDelta, Usage
 from tests.api.clients import MODEL, client, sent_by
 from tests.api.test_answers import stream

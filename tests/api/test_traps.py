@@ -15,12 +15,17 @@ import orjson
 import pytest
 from starlette.routing import Match
 
-from serve_app.api import models, openai, openai_answers, responses, workers_ai, workers_ai_answers
-from serve_app.api.body import parse_body
+from serve_app.api import listing as models
 from serve_app.api.errors import InvalidInput, OutOfCapacity, UnknownModel, envelope, openai_body
+from serve_app.api.fields.body import parse_body
 from serve_app.api.multi_vector import Reading
+from serve_app.api.openai import read as openai
+from serve_app.api.openai import write as openai_answers
+from serve_app.api.responses import read as responses
 from serve_app.api.types import ChoiceDone, Event, TextDelta, ToolCallDelta, Usage
-from serve_app.gateway.http import build_http
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai import write as workers_ai_answers
+from serve_app.gateway.http.app import build_http
 from tests.api.clients import MODEL, client, cloudflare, sent_by
 from tests.api.test_answers import frames, stream
 

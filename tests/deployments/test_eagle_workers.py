@@ -9,8 +9,8 @@ import ray
 
 from tests import tiny
 from tests.deployments import workers
-from tests.deployments.test_pool_link import prompt
 from tests.models.heads import write_head
+from tests.worker.test_kv_link import prompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 

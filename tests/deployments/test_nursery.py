@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from deployments import nursery
-from deployments.spec import WorkerSpec
+from serve_app.worker.spec import WorkerSpec
 from tests import tiny
 from tests.e2e.test_faults import wait_for
 

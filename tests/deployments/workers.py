@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from deployments.spec import WorkerSpec
 from deployments.worker import EngineWorker
 from serve_app.channel.frames import InboxAddress, TokenItem
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.load import LoadReport
 from serve_app.engine.request import SamplingParams
+from serve_app.worker.spec import WorkerSpec
 
 SALT = b"one tenant's salt, which nobody can guess"
 _numbers = itertools.count()

@@ -77,7 +77,7 @@ def test_wrong_key(stack, key):
 
 
 def test_every_route_asks_for_the_key_unless_it_says_otherwise(stack):
-    from serve_app.gateway.http import endpoints
+    from serve_app.gateway.http.app import endpoints
 
     listed = endpoints(_NoGateway())
     assert {e.path for e in listed if e.scope == "open"} == {"/health", "/openapi.json", "/docs"}

@@ -229,7 +229,7 @@ BODIES = [*RAW, *(json.dumps({**GOOD, **fields}).encode() for fields in FIELDS)]
 
 def _post_paths() -> list[str]:
     """Every POST route, those with a model in the path once per task."""
-    from serve_app.gateway.http import endpoints
+    from serve_app.gateway.http.app import endpoints
 
     paths = []
     for endpoint in endpoints(None):  # type: ignore[arg-type]

@@ -17,9 +17,9 @@ from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
 from serve_app.engine.request import SamplingParams
+from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
 from serve_app.gateway.generate import Generator
 from serve_app.gateway.models import ServedModel, application_name
-from serve_app.gateway.subscriptions import Subscriptions, Wake
 from tests.e2e.conftest import CHAT
 
 pytestmark = pytest.mark.slow

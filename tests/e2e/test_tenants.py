@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from serve_app.accounts import AccountsFile
 from serve_app.kv.sources import FOUND
+from serve_app.state.accounts import AccountsFile
 from tests.e2e.conftest import CHAT, eos_id
 from tests.e2e.test_faults import kill, replaced, wait_for
 from tests.e2e.test_load import idle

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serve_app.engine.controller import SpeculationController
-from serve_app.engine.offer import Offer
+from serve_app.engine.speculation.controller import SpeculationController
+from serve_app.engine.speculation.offer import Offer
 from tests.engine.fake import request
 
 STANDS, FAILS = 1, 0

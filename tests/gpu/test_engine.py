@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
-from serve_app.engine.graphs import DecodeGraphs
-from serve_app.engine.overlap import OverlapEngine
+from serve_app.engine.gpu.graphs import DecodeGraphs
+from serve_app.engine.gpu.overlap import OverlapEngine
 from serve_app.models.load import load_causal_lm
 from tests import tiny
 
@@ -68,7 +68,7 @@ def test_the_cache_takes_what_is_left():
 
 
 def test_a_capture_that_fails_leaves_the_device_usable():
-    from serve_app.engine.graphs import CudaCapture
+    from serve_app.engine.gpu.graphs import CudaCapture
 
     ours = torch.cuda.current_stream()
     x = torch.ones(4, device="cuda")
@@ -84,7 +84,7 @@ def test_a_capture_that_fails_leaves_the_device_usable():
 
 def test_no_step_waits_for_the_device(monkeypatch):
     """What launches a step asks the device for nothing: torch raises where something would wait for it."""
-    from serve_app.engine import overlap
+    from serve_app.engine.gpu import overlap
 
     model = load_causal_lm(PICO, device="cuda")
     engine = build_engine(model, EngineLimits(max_batch_tokens=256, max_model_len=512, max_num_seqs=8))

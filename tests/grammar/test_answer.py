@@ -7,7 +7,7 @@ import json
 import pytest
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.openai import parse_chat
+from serve_app.api.openai.read import parse_chat
 from serve_app.grammar.answer import answer_grammar, needs_grammar, token_rule
 from serve_app.text.reasoning import Marks
 from serve_app.text.tools import PARSERS

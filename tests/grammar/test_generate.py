@@ -9,9 +9,9 @@ import re
 import jsonschema
 import pytest
 
-from serve_app.engine.forced import ForcedProposer
 from serve_app.engine.request import FINISH_LENGTH, FINISH_REFUSED, FINISH_STOP
-from serve_app.engine.speculate import Draft, Speculation, SpeculationController
+from serve_app.engine.speculation.forced import ForcedProposer
+from serve_app.engine.speculation.speculate import Draft, Speculation, SpeculationController
 from serve_app.grammar.rules import choice_rule, grammar, json_rule, regex_rule
 from tests import tiny
 from tests.grammar.schemas import random_schema

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from serve_app.kernels import build
 from serve_app.kernels.attention import attention_backend, cpu_library
-from serve_app.kernels.native import Library
+from serve_app.kernels.library import build
+from serve_app.kernels.library.native import Library
 
 
 @pytest.fixture(scope="session")

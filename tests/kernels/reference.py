@@ -4,7 +4,7 @@ softmax."""
 import torch
 from torch import Tensor
 
-from serve_app.kernels.selftest import RandomBatch
+from serve_app.kernels.library.selftest import RandomBatch
 
 
 def naive_attention(

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from serve_app.kernels import native
 from serve_app.kernels.attention import paged_attention, paged_attention_torch, write_kv, write_kv_torch
-from serve_app.kernels.native import Library
-from serve_app.kernels.selftest import RandomBatch, random_batch
+from serve_app.kernels.library import native
+from serve_app.kernels.library.native import Library
+from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from tests.kernels.reference import naive_attention
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}

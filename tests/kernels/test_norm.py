@@ -4,7 +4,7 @@ from torch import nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from serve_app.kernels.native import Library
+from serve_app.kernels.library.native import Library
 from serve_app.kernels.norm import FastRMSNorm, replace_rms_norms
 
 

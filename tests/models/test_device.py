@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve_app.kernels.fused import TORCH
-from serve_app.models import lean
+from serve_app.models import fused_decoder as lean
 from serve_app.models.device import DeviceForward
 from serve_app.models.surgery import difference, probe
 from tests import tiny
@@ -57,7 +57,7 @@ def test_hidden_states_are_handed_out(tmp_path):
     from serve_app.engine.batch import Capture, build_batch
     from serve_app.engine.request import Request, SamplingParams
     from serve_app.engine.scheduler import Scheduled
-    from serve_app.models.lean import LeanForward
+    from serve_app.models.fused_decoder import LeanForward
 
     model, forward = build(tiny.write_checkpoint(tmp_path, "qwen3"))
     other = LeanForward(lean.read_model(model, lambda: probe(model, model.forward)))

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from serve_app.engine.batch import Capture, build_batch
-from serve_app.engine.eagle import EagleProposer, HeadRows
 from serve_app.engine.scheduler import Scheduled
-from serve_app.engine.speculate import Speculation, SpeculationController
+from serve_app.engine.speculation.eagle import EagleProposer, HeadRows
+from serve_app.engine.speculation.speculate import Speculation, SpeculationController
 from serve_app.models.eagle import attach_head
 from serve_app.models.load import UnsupportedModel
 from tests import tiny

@@ -23,8 +23,8 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from serve_app.engine.encode import EncodeBatcher
-from serve_app.engine.encode_types import EncodeBatch, Readout
+from serve_app.engine.encoder.batcher import EncodeBatcher
+from serve_app.engine.encoder.types import EncodeBatch, Readout
 from serve_app.models.encoder import MAX_PADDING, EncoderModel, load_encoder
 from serve_app.models.load import UnsupportedModel
 

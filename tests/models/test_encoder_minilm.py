@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import BUILT_IN, load_record
 from serve_app.catalog.weights import resolve
-from serve_app.engine.encode import EncodeBatcher
+from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.models.encoder import load_encoder
 
 

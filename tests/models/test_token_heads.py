@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from serve_app.api.multi_vector import Reading, scores
-from serve_app.engine.encode import EncodeBatcher
-from serve_app.engine.encode_types import EncodeError, Readout
+from serve_app.engine.encoder.batcher import EncodeBatcher
+from serve_app.engine.encoder.types import EncodeError, Readout
 from serve_app.gateway.encode import _reading
 from serve_app.models.encoder import load_encoder
 from serve_app.models.load import UnsupportedModel

@@ -9,13 +9,13 @@ import random
 import pytest
 
 from serve_app.engine.blocks import BlockPool
-from serve_app.engine.draft import DraftEngine
-from serve_app.engine.eagle import EagleProposer
-from serve_app.engine.ngram import NgramProposer
-from serve_app.engine.recent import RecentProposer
+from serve_app.engine.kv_io.transfer import ChunkExporter, Piece, StoredPrefix
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculate import DraftProposer, Speculation, SpeculationController
-from serve_app.engine.transfer import ChunkExporter, Piece, StoredPrefix
+from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.eagle import EagleProposer
+from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.recent import RecentProposer
+from serve_app.engine.speculation.speculate import DraftProposer, Speculation, SpeculationController
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.models.eagle import attach_head
 from tests import tiny

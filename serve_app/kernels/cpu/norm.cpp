@@ -3,7 +3,7 @@
 
 namespace {
 
-struct Args {  // mirrored by serve_app/kernels/native.py
+struct Args {  // mirrored by serve_app/kernels/library/native.py
     const void* x;
     const float* weight;  // [dim], already 1 + w for the variants that add one
     void* out;

@@ -13,7 +13,7 @@
 
 namespace {
 
-struct Args {  // mirrored by serve_app/kernels/native.py, field by field, 8 bytes each
+struct Args {  // mirrored by serve_app/kernels/library/native.py, field by field, 8 bytes each
     const void* q;
     const void* kv;
     void* out;

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from serve_app.kernels.fused import TORCH, Operators
 from serve_app.kernels.gpu.selftest import TOLERANCE, move
-from serve_app.kernels.selftest import RandomBatch, random_batch
+from serve_app.kernels.library.selftest import RandomBatch, random_batch
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.accounts import AccountsFile
+from serve_app.state.accounts import AccountsFile
 from tests.e2e.pair.client import Client
 from tests.e2e.pair.deployment import Pair, deployed
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from serve_app.kernels.gpu.selftest import move
-from serve_app.kernels.selftest import RandomBatch, random_batch
+from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from tests.kernels.reference import naive_attention
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}

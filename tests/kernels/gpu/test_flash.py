@@ -14,7 +14,7 @@ import torch
 from serve_app.kernels.fused import TORCH
 from serve_app.kernels.gpu.choice import Heads, check, choose_attention, compare
 from serve_app.kernels.gpu.selftest import TOLERANCE, move
-from serve_app.kernels.selftest import random_batch
+from serve_app.kernels.library.selftest import random_batch
 
 HEADS = Heads(4, 2, 32, torch.bfloat16, torch.bfloat16)
 

@@ -49,7 +49,7 @@ def test_drawing(triton, device: torch.device) -> None:
 def test_float8_cache(triton, device: torch.device) -> None:
     """Keys and values are rounded to e4m3 when written, and attention reads them as that."""
     from serve_app.kernels.gpu.selftest import move
-    from serve_app.kernels.selftest import random_batch
+    from serve_app.kernels.library.selftest import random_batch
 
     b = move(random_batch([1, 9, 1], [70, 33, 0], 4, 2, 32, torch.float32, 2), device)
     rounded = b.kv_layer.to(torch.float8_e4m3fn)

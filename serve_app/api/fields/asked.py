@@ -1,0 +1,79 @@
+"""How a request asks to be treated, in its body and in its headers: where to run, how long to wait, in which tier.
+
+Names: Cloudflare's `options`, `x-session-affinity` and `cf-aig-request-timeout`; OpenAI's `prompt_cache_key`,
+`service_tier` and `metadata`. None of them is a claim of identity or priority: those come from the key alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.values import boolean, integer, refuse, string, text
+from serve_app.api.types import Asked
+
+MAX_METADATA = 16
+MAX_SESSION_CHARS = 512
+MAX_DEADLINE_MS = 24 * 3600 * 1000
+_SESSION_HEADERS = ("x-session-affinity", "cf-aig-session-id")
+
+_Request = TypeVar("_Request", bound=Asked)
+
+
+def parse_asked(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `types.Asked` that ``body`` sets, as keyword arguments."""
+    options = body.get("options")
+    if options is None:
+        options = {}
+    if not isinstance(options, dict):
+        raise refuse("options", "an object", options)
+    tier = string(body, "service_tier", limit=64)
+    return {
+        "reject_if_busy": bool(boolean(options, "rejectIfBusy")),
+        "deadline_s": _deadline(options),
+        "session": string(body, "prompt_cache_key", limit=MAX_SESSION_CHARS) or None,
+        "service_tier": None if tier in ("", "auto", "default") else tier,
+        "metadata": parse_metadata(body.get("metadata")),
+    }
+
+
+def with_headers(request: _Request, headers: Mapping[str, str]) -> _Request:
+    """``request`` with what its headers ask for. They are hints: what cannot be read is left out, and what the body
+    says about time stands."""
+    session = next((value for name in _SESSION_HEADERS if (value := headers.get(name, "").strip())), None)
+    timeout = headers.get("cf-aig-request-timeout", "").strip()
+    changes: dict[str, Any] = {}
+    if session:
+        changes["session"] = session[:MAX_SESSION_CHARS]
+    if request.deadline_s is None and timeout.isascii() and timeout.isdigit():
+        milliseconds = min(int(timeout[:12]), MAX_DEADLINE_MS)
+        if milliseconds:
+            changes["deadline_s"] = milliseconds / 1000
+    return replace(request, **changes) if changes else request
+
+
+def parse_metadata(value: Any) -> dict[str, str]:
+    """Up to 16 strings that belong to the client; numbers and booleans become strings, null counts as left out."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise refuse("metadata", "an object of strings", value)
+    if len(value) > MAX_METADATA:
+        raise InvalidInput(f"metadata must have at most {MAX_METADATA} entries, got {len(value)}.", param="metadata")
+    found = {}
+    for key, item in value.items():
+        shown = json.dumps(item) if isinstance(item, (bool, int, float)) else item
+        if shown is not None:
+            found[text(key, "metadata", limit=64)] = text(shown, f"metadata.{key}"[:80], limit=512)
+    return found
+
+
+def _deadline(options: dict[str, Any]) -> float | None:
+    """Seconds, from ``deadlineMs`` or from where Cloudflare's binding has its time limit."""
+    asked = integer(options, "deadlineMs", 1, MAX_DEADLINE_MS)
+    if asked is None and isinstance(options.get("gateway"), dict):
+        asked = integer(options["gateway"], "requestTimeoutMs", 1, MAX_DEADLINE_MS)
+    return None if asked is None else asked / 1000

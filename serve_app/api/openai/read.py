@@ -1,0 +1,171 @@
+"""Reading the OpenAI dialect: chat completions, completions and embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from serve_app.api.errors import InvalidInput, LoraUnsupported
+from serve_app.api.fields.asked import parse_asked
+from serve_app.api.fields.body import as_object
+from serve_app.api.fields.formats import parse_format
+from serve_app.api.fields.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
+from serve_app.api.fields.sampling import (
+    MAX_TOP_LOGPROBS,
+    parse_chat_logprobs,
+    parse_n,
+    parse_sampling,
+    parse_stop,
+    parse_token_ids,
+    refuse_unsupported,
+)
+from serve_app.api.fields.thinking import parse_thinking
+from serve_app.api.fields.values import boolean, choice, integer, refuse, string, text, texts
+from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits
+
+MAX_PROMPTS = 128
+# Of one request to /v1/completions, over all its prompts.
+MAX_ANSWERS = 128
+MAX_INPUTS = 4096
+
+
+def model_of(body: bytes | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The model a body names, and the body as an object; the model decides which limits the rest is read
+    with."""
+    found = as_object(body)
+    model = string(found, "model", limit=512)
+    if not model:
+        raise InvalidInput("model is missing; name one of GET /v1/models.", param="model")
+    return model, found
+
+
+def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> GenerateRequest:
+    """`POST /v1/chat/completions`. Without ``max_tokens`` the record's default for chats applies."""
+    model, body = model_of(body)
+    refuse_unsupported(body)
+    if body.get("messages") is None:
+        raise InvalidInput("messages is missing; send an array of {role, content}.", param="messages")
+    limits = (limits or ModelLimits()).of_chat
+    sampling, given = parse_sampling(body, limits, logprobs=parse_chat_logprobs(body))
+    tools = parse_tools(body.get("tools"))
+    return GenerateRequest(
+        model=_plain_model(model, body),
+        messages=parse_messages(body["messages"]),
+        prompt=None,
+        raw=False,
+        sampling=sampling,
+        stop=parse_stop(body.get("stop")),
+        n=parse_n(body),
+        stream=bool(boolean(body, "stream")),
+        include_usage=_include_usage(body),
+        tools=tools,
+        tool_choice=parse_tool_choice(body.get("tool_choice"), tools),
+        **parse_asked(body),
+        max_tokens_given=given,
+        template_kwargs=parse_thinking(body, body.get("reasoning_effort")),
+        parallel_tool_calls=boolean(body, "parallel_tool_calls") is not False,
+        strict_tools=strict_tools(body.get("tools")),
+        answer_format=parse_format(body),
+    )
+
+
+def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> list[GenerateRequest]:
+    """`POST /v1/completions`: one request per prompt (a string, token ids, or an array of either), without
+    chat template.
+
+    Choice ``i`` of prompt ``p`` is choice ``p * n + i`` of the answer, which is what `collect.merge` makes of
+    their events.
+    """
+    model, body = model_of(body)
+    limits = limits or ModelLimits()
+    refuse_unsupported(body)
+    logprobs = body.get("logprobs")
+    # Chat-minded clients send a boolean here; OpenAI's legacy form is the number of alternatives.
+    logprobs = (
+        parse_chat_logprobs(body) if isinstance(logprobs, bool) else integer(body, "logprobs", 0, MAX_TOP_LOGPROBS)
+    )
+    sampling, given = parse_sampling(body, limits, logprobs=logprobs)
+    echo = bool(boolean(body, "echo"))
+    if echo and logprobs is not None:
+        raise InvalidInput("echo with logprobs is not supported: prompts have no log-probabilities here.", param="echo")
+    base = GenerateRequest(
+        model=_plain_model(model, body),
+        messages=None,
+        prompt=None,
+        raw=True,
+        sampling=sampling,
+        stop=parse_stop(body.get("stop")),
+        n=parse_n(body),
+        stream=bool(boolean(body, "stream")),
+        include_usage=_include_usage(body),
+        echo=echo,
+        answer_format=parse_format(body),
+        **parse_asked(body),
+        max_tokens_given=given,
+    )
+    prompts = _prompts(body.get("prompt"), echo, limits)
+    if len(prompts) * base.n > MAX_ANSWERS:
+        message = f"prompt and n ask for {len(prompts) * base.n} answers; one request gives at most {MAX_ANSWERS}."
+        raise InvalidInput(message, param="n")
+    return [replace(base, prompt=prompt, prompt_ids=ids) for prompt, ids in prompts]
+
+
+def _prompts(value: Any, echo: bool, limits: ModelLimits) -> list[tuple[str | None, tuple[int, ...] | None]]:
+    if value is None or value == "" or value == []:
+        raise InvalidInput("prompt is missing; send a string, an array of strings, or token ids.", param="prompt")
+    if isinstance(value, str):
+        return [(text(value, "prompt"), None)]
+    if not isinstance(value, list):
+        raise refuse("prompt", "a string, an array of strings, or token ids", value)
+    if isinstance(value[0], str):
+        prompts = texts(value, "prompt", limit=MAX_PROMPTS)
+        if not all(prompts):
+            raise InvalidInput("prompt must not hold an empty string.", param="prompt")
+        return [(prompt, None) for prompt in prompts]
+    if echo:
+        raise InvalidInput("echo needs prompts as text, not as token ids.", param="echo")
+    rows = value if isinstance(value[0], list) else [value]
+    if len(rows) > MAX_PROMPTS:
+        raise InvalidInput(f"prompt must have at most {MAX_PROMPTS} items, got {len(rows)}.", param="prompt")
+    found = [parse_token_ids(row, "prompt", limits.vocab_size) for row in rows]
+    if not all(found):
+        raise InvalidInput("prompt must not hold an empty array of token ids.", param="prompt")
+    return [(None, ids) for ids in found]
+
+
+def parse_embeddings(body: bytes | dict[str, Any]) -> EmbedRequest:
+    """`POST /v1/embeddings` with ``input`` as a string or an array of strings."""
+    model, body = model_of(body)
+    value = body.get("input")
+    if value is None:
+        raise InvalidInput("input is missing; send a string or an array of strings.", param="input")
+    if isinstance(value, list) and value and isinstance(value[0], (int, list)):
+        raise InvalidInput(
+            "input must be text; token ids are not supported, as tokenizers differ by model.", param="input"
+        )
+    found = texts(value, "input", limit=MAX_INPUTS)
+    if not all(found):
+        raise InvalidInput("input must not hold an empty string.", param="input")
+    return EmbedRequest(
+        model=_plain_model(model, body),
+        texts=found,
+        pooling=choice(body, "pooling", ("mean", "cls")),  # type: ignore[arg-type]
+        encoding=choice(body, "encoding_format", ("float", "base64")) or "float",  # type: ignore[arg-type]
+        dimensions=integer(body, "dimensions", 1, 65536),
+        **parse_asked(body),
+    )
+
+
+def _plain_model(model: str, body: dict[str, Any]) -> str:
+    if body.get("lora") not in (None, ""):
+        raise LoraUnsupported(model)
+    return model
+
+
+def _include_usage(body: dict[str, Any]) -> bool:
+    options = body.get("stream_options")
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise refuse("stream_options", "an object", options)
+    return bool(boolean(options, "include_usage"))

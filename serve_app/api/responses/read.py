@@ -1,0 +1,220 @@
+"""Reading the OpenAI Responses dialect: the body of `POST /v1/responses`.
+
+A turn is a list of items; they become the OpenAI-shaped messages that everything behind the dialects speaks, calls that
+follow each other becoming one assistant message. What went before the turn is the store's business: the gateway puts
+it between the instructions and the turn.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.asked import parse_asked
+from serve_app.api.fields.body import as_object
+from serve_app.api.fields.formats import parse_response_format
+from serve_app.api.fields.messages import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    parse_messages,
+    parse_tool_choice,
+    parse_tools,
+    strict_tools,
+)
+from serve_app.api.fields.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, parse_sampling, refuse_unsupported
+from serve_app.api.fields.thinking import parse_thinking
+from serve_app.api.fields.values import boolean, integer, objects, refuse, string, text
+from serve_app.api.openai.read import model_of
+from serve_app.api.types import GenerateRequest, ModelLimits
+
+LOGPROBS = "message.output_text.logprobs"
+ID_PATTERN = "^resp_[0-9a-f]{32}$"
+# Known fields that change what is asked for and that this server does not do.
+_UNSUPPORTED = {
+    "background": "answering in the background",
+    "conversation": "conversations",
+    "prompt": "stored prompts",
+}
+
+
+@dataclass(slots=True)
+class ResponsesRequest:
+    """``generate`` holds the instructions and this turn, not yet what went before it; ``turn`` the turn alone.
+
+    ``shown`` are the settings that the answer repeats.
+    """
+
+    generate: GenerateRequest
+    turn: list[dict[str, Any]]
+    instructions: str | None = None
+    previous: str | None = None
+    store: bool = True
+    shown: dict[str, Any] = field(default_factory=dict)
+
+    def messages(self, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The whole conversation, with what went ``before`` this turn."""
+        # Instructions are this request's own: those of earlier turns do not carry over.
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return [*system, *before, *self.turn]
+
+
+def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> ResponsesRequest:
+    """Raises `InvalidInput` for what does not fit the schema and for known fields that this server does not honour."""
+    model, body = model_of(as_object(body))
+    for name, what in _UNSUPPORTED.items():
+        if body.get(name) not in (None, False, "", {}):
+            raise InvalidInput(f"{name}: {what} is not supported; leave the field out.", param=name)
+    form = _text_format(body)
+    answer_format = parse_response_format(form, "text.format")
+    refuse_unsupported(body)
+    sampling, given = parse_sampling(
+        {**body, **_max_tokens(body)}, (limits or ModelLimits()).of_chat, logprobs=_logprobs(body)
+    )
+    tools = parse_tools(body.get("tools"))
+    strict = strict_tools(body.get("tools"))
+    choice = parse_tool_choice(body.get("tool_choice"), tools)
+    previous = string(body, "previous_response_id", limit=128)
+    if previous is not None:
+        check_id(previous, "previous_response_id")
+    reasoning = body.get("reasoning")
+    if reasoning is not None and not isinstance(reasoning, dict):
+        raise refuse("reasoning", "an object", reasoning)
+    effort = (reasoning or {}).get("effort")
+    parallel = boolean(body, "parallel_tool_calls")
+    asked = parse_asked(body)
+    request = ResponsesRequest(
+        generate=GenerateRequest(
+            model=model,
+            messages=None,
+            prompt=None,
+            raw=False,
+            sampling=sampling,
+            stream=bool(boolean(body, "stream")),
+            tools=tools,
+            tool_choice=choice,
+            max_tokens_given=given,
+            template_kwargs=parse_thinking(body, effort),
+            parallel_tool_calls=parallel is not False,
+            strict_tools=strict,
+            answer_format=answer_format,
+            **asked,
+        ),
+        turn=parse_input(body.get("input")),
+        instructions=string(body, "instructions"),
+        previous=previous,
+        store=boolean(body, "store") is not False,
+        shown={
+            "metadata": asked["metadata"],
+            "parallel_tool_calls": parallel is not False,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_output_tokens": sampling.max_tokens if given else None,
+            "tool_choice": _shown_choice(choice),
+            "tools": [_shown_tool(tool["function"], strict) for tool in tools or ()],
+            "reasoning": {"effort": effort, "summary": None},
+            "truncation": "disabled",
+            "text": {"format": form if answer_format is not None else {"type": "text"}},
+        },
+    )
+    request.generate.messages = request.messages([])
+    return request
+
+
+def _shown_tool(function: dict[str, Any], strict: tuple[str, ...]) -> dict[str, Any]:
+    return {"type": "function", "strict": function["name"] in strict, **function}
+
+
+def _shown_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """A choice in this dialect's shape, which is flat."""
+    if isinstance(choice, dict) and choice["type"] == "function":
+        return {"type": "function", "name": choice["function"]["name"]}
+    if isinstance(choice, dict):
+        inner = choice["allowed_tools"]
+        names = [{"type": "function", "name": tool["function"]["name"]} for tool in inner["tools"]]
+        return {"type": "allowed_tools", "mode": inner["mode"], "tools": names}
+    return choice or "auto"
+
+
+def check_id(value: str, name: str) -> str:
+    """``value`` if a response could have this id."""
+    if not re.fullmatch(ID_PATTERN, value) or value.endswith("\n"):
+        raise InvalidInput(f'{name} must be the id of a response, such as "resp_" and 32 hex digits.', param=name)
+    return value
+
+
+def parse_input(value: Any) -> list[dict[str, Any]]:
+    """``input``, a string or a list of items, as messages."""
+    if isinstance(value, str):
+        return parse_messages([{"role": "user", "content": text(value, "input")}])
+    if value is None:
+        raise InvalidInput("input is missing; send a string or an array of items.", param="input")
+    out: list[dict[str, Any]] = []
+    thought = ""
+    for i, item in enumerate(objects(value, "input", limit=MAX_MESSAGES)):
+        where = f"input[{i}]"
+        kind = item.get("type", "message")
+        if kind == "message":
+            out.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "function_call":
+            call = {
+                "id": text(item.get("call_id"), f"{where}.call_id", limit=256),
+                "type": "function",
+                "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+            }
+            # Calls made at once, and what was said before them, are one turn of the assistant.
+            if not out or out[-1]["role"] != "assistant":
+                out.append({"role": "assistant", "content": None})
+            out[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            call_id = text(item.get("call_id"), f"{where}.call_id", limit=256)
+            if item.get("output") is None:
+                raise InvalidInput(f"{where}.output is missing; send a string.", param=f"{where}.output")
+            out.append({"role": "tool", "tool_call_id": call_id, "content": item["output"]})
+        elif kind == "reasoning":
+            thought = _reasoning_text(item, where)
+            continue
+        else:
+            named = f'"{kind[:32]}"' if isinstance(kind, str) else "of that kind"
+            message = (
+                f"{where}: items {named} are not supported; send messages, function_call and function_call_output."
+            )
+            raise InvalidInput(message, param=f"{where}.type")
+        if thought and out[-1]["role"] == "assistant":
+            out[-1]["reasoning_content"] = thought
+        thought = ""
+    return parse_messages(out)
+
+
+def _reasoning_text(item: dict[str, Any], where: str) -> str:
+    """What a reasoning item of an earlier turn says, as far as it says it openly."""
+    parts = item.get("content")
+    if parts is None:
+        return ""
+    listed = objects(parts, f"{where}.content", limit=MAX_PARTS)
+    return "".join(text(part.get("text"), f"{where}.content.text") for part in listed)
+
+
+def _max_tokens(body: dict[str, Any]) -> dict[str, Any]:
+    asked = integer(body, "max_output_tokens", 1, MAX_TOKENS)
+    return {} if asked is None else {"max_completion_tokens": asked}
+
+
+def _logprobs(body: dict[str, Any]) -> int | None:
+    include = body.get("include")
+    top = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if include is None:
+        return None
+    if not isinstance(include, list) or not all(isinstance(item, str) for item in include):
+        raise refuse("include", "an array of strings", include)
+    return (top or 0) if LOGPROBS in include else None
+
+
+def _text_format(body: dict[str, Any]) -> Any:
+    config = body.get("text")
+    if config is None:
+        return None
+    if not isinstance(config, dict):
+        raise refuse("text", "an object", config)
+    return config.get("format")

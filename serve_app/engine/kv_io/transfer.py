@@ -1,0 +1,183 @@
+"""K/V in and out of the engine's cache: copying a stored prefix into blocks, and taking chunks out for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.engine.blocks import BLOCK_TOKENS, blocks_for
+from serve_app.engine.gpu.staging import to_device
+from serve_app.engine.request import Request
+from serve_app.kv.chunk import ChunkMeta
+from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
+
+
+@dataclass(slots=True)
+class Piece:
+    """Tokens [start, start + tokens) as ``data`` [L, 2, n_blocks, Hkv, 32, D]; ``start`` is a multiple of 32."""
+
+    start: int
+    tokens: int
+    data: Tensor
+
+
+@dataclass(slots=True)
+class StoredPrefix:
+    """Contiguous pieces from token 0 (or from where the engine's own cache ends) on."""
+
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def begin(self) -> int:
+        return self.pieces[0].start if self.pieces else 0
+
+    @property
+    def end(self) -> int:
+        return self.pieces[-1].start + self.pieces[-1].tokens if self.pieces else 0
+
+
+def load_prefix(kv: Tensor, blocks: list[int], prefix: StoredPrefix, start: int, end: int) -> None:
+    """Copies tokens [start, end) of ``prefix`` into ``blocks`` of ``kv`` [L, 2, num_blocks, Hkv, 32, D].
+
+    ``start`` is a multiple of 32: blocks before it came from the engine's own cache and stay as they are.
+    """
+    if prefix.begin > start:
+        raise ValueError(f"the stored prefix begins at token {prefix.begin}, behind {start}")
+    for piece in prefix.pieces:
+        first = max(start, piece.start)
+        last = min(end, piece.start + piece.tokens)
+        if first >= last:
+            continue
+        offset = (first - piece.start) // BLOCK_TOKENS
+        count = blocks_for(last) - first // BLOCK_TOKENS
+        target = block_index(blocks[first // BLOCK_TOKENS :][:count], kv.device)
+        source = piece.data[:, :, offset : offset + count].to(kv.device, non_blocking=True)
+        raw(kv).index_copy_(2, target, raw(source))
+
+
+def take_out(kv: Tensor, blocks: list[int]) -> Tensor:
+    """A copy of ``blocks`` as one contiguous tensor [L, 2, len(blocks), Hkv, 32, D] on the cache's own device."""
+    return raw(kv).index_select(2, block_index(blocks, kv.device)).view(kv.dtype)
+
+
+def block_index(blocks: list[int], device: torch.device) -> Tensor:
+    """int64 on ``device``, without waiting for the steps that are under way there."""
+    return to_device([np.array(blocks, np.int64)], device)[0]
+
+
+def raw(kv: Tensor) -> Tensor:
+    """Bytes instead of float8, which few of torch's operators know."""
+    return kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
+
+
+class HostCopy:
+    """Bytes of a tensor in host memory, fetched when they are asked for and from whatever thread asks.
+
+    On a GPU the copy runs on a stream of its own, beside the engine's steps, and waits there for what made the tensor.
+    """
+
+    def __init__(self, data: Tensor) -> None:
+        self._data = data
+        self._made = None
+        if data.is_cuda:
+            self._made = torch.cuda.Event()
+            self._made.record()
+
+    def __call__(self) -> np.ndarray:
+        """Blocks until the bytes (flat uint8) are there."""
+        if self._made is None:
+            return as_bytes(self._data.contiguous())
+        stream = torch.cuda.Stream(self._data.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._made)
+            host = torch.empty(self._data.shape, dtype=self._data.dtype, pin_memory=True)
+            host.copy_(self._data, non_blocking=True)
+            stream.synchronize()
+        return as_bytes(host)
+
+
+def as_bytes(data: Tensor) -> np.ndarray:
+    """The tensor's memory as a flat uint8 array, without a copy; bfloat16 has no numpy type of its own."""
+    return data.reshape(-1).view(torch.uint8).numpy()
+
+
+# A finished answer that adds less than this to what the pool holds is not worth an object of its own.
+MIN_NEW_TOKENS = 2 * BLOCK_TOKENS
+
+Emit = Callable[[str, ChunkMeta, HostCopy], None]
+
+
+class ChunkExporter:
+    """Cuts what a request has computed into chunks for the pool, while the rest is still being computed.
+
+    ::
+
+        tokens   0        256        512   600      held: what the pool has of it already
+                 |---------|----------|-----|
+                 [  held       ][ new       ]       chunks end at multiples of 256; the last one where the request ends
+
+    A chunk begins at a multiple of 256 and so takes the place of shorter ones before it, if at least half of it is new;
+    otherwise it begins where the pool's tokens end, so that bytes at most double and many short answers behind one
+    long prompt stay small. Only tokens that stand are exported, never a draft's: the engine calls after its commit.
+
+    A prefill ends with its tail, which the decode worker asks for at once. A generated answer ends with its last full
+    block (if that adds :data:`MIN_NEW_TOKENS`): the conversation's next prompt goes on behind it, so that its tail's
+    key would never be asked for.
+
+    ``emit(request id, meta, copy)`` is called in the engine's thread and must not block for long; ``copy()`` gives the
+    payload, in any thread.
+    """
+
+    def __init__(self, kv: Tensor, dtype_name: str, emit: Emit) -> None:
+        self._kv = kv
+        self._dtype_name = dtype_name
+        self._emit = emit
+        self._done: dict[str, int] = {}
+
+    def begin(self, request_id: str, held: int) -> None:
+        """Starts a request of whose tokens the pool holds the first ``held``; again, if it turns out to hold less."""
+        self._done[request_id] = held
+
+    def computed(self, request: Request, blocks: list[int], computed: int, *, last: bool = False) -> None:
+        """Emits every chunk that the first ``computed`` tokens, in ``blocks``, complete, and if they are the ``last``
+        ones the rest.
+        """
+        done = self._done.get(request.id)
+        if done is None:
+            return
+        while (end := (done // CHUNK_TOKENS + 1) * CHUNK_TOKENS) <= computed:
+            self._export(request, blocks, done, end)
+            done = end
+        if last:
+            whole = request.prefill_only and computed >= len(request.tokens)
+            end = computed if whole else computed // BLOCK_TOKENS * BLOCK_TOKENS
+            if end - done >= (1 if whole else MIN_NEW_TOKENS):
+                self._export(request, blocks, done, end)
+                done = end
+        self._done[request.id] = done
+
+    def forget(self, request_id: str) -> None:
+        self._done.pop(request_id, None)
+
+    def _export(self, request: Request, blocks: list[int], held: int, end: int) -> None:
+        floor = held // CHUNK_TOKENS * CHUNK_TOKENS
+        start = floor if end - held >= held - floor else held // BLOCK_TOKENS * BLOCK_TOKENS
+        keys = block_keys(request.root, request.tokens[: end // BLOCK_TOKENS * BLOCK_TOKENS], known=request.keys)
+        tail = request.tokens[end // BLOCK_TOKENS * BLOCK_TOKENS : end]
+        data = take_out(self._kv, blocks[start // BLOCK_TOKENS : blocks_for(end)])
+        parent = keys[-1] if keys else request.root
+        meta = ChunkMeta.make(
+            root=request.root,
+            start_token=start,
+            n_tokens=end - start,
+            block_keys=keys[start // BLOCK_TOKENS :],
+            tail_key=tail_key(parent, tail) if tail else None,
+            shape=tuple(data.shape),
+            dtype=self._dtype_name,
+            tenant=request.tenant,
+        )
+        self._emit(request.id, meta, HostCopy(data))

@@ -1,0 +1,81 @@
+"""The HTTP application of one gateway replica: the list of dialects, and what is not routed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from serve_app import __version__
+from serve_app.api.anthropic.write import error_body as anthropic_body
+from serve_app.api.errors import MethodNotAllowed, NoRoute, envelope, openai_body
+from serve_app.api.schema.openapi import document
+from serve_app.gateway.core import Gateway
+from serve_app.gateway.http import request_id
+from serve_app.gateway.http.exchange import Endpoint, ErrorBody, Exchange, error_answer, log
+from serve_app.gateway.http.routes import about as routes_about
+from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
+from serve_app.gateway.http.routes import anthropic as routes_anthropic
+from serve_app.gateway.http.routes import native as routes_native
+from serve_app.gateway.http.routes import openai as routes_openai
+from serve_app.gateway.http.routes import responses as routes_responses
+
+# A dialect is one line here. The first route that fits answers: the gateway host's, which fit much, come last.
+DIALECTS = (
+    routes_native.endpoints,
+    routes_openai.endpoints,
+    routes_responses.endpoints,
+    routes_anthropic.endpoints,
+    routes_ai_gateway.endpoints,
+)
+
+
+def endpoints(gateway: Gateway) -> list[Endpoint]:
+    """Every route there is. ``gateway`` is not touched before a request comes."""
+    exchange = Exchange(gateway)
+
+    def describe() -> dict[str, Any]:
+        described = ((e.method, e.path, e.about, e.scope == "key") for e in listed)
+        return document(described, __version__, gateway.settings.account)
+
+    listed = routes_about.endpoints(exchange, describe)
+    listed += [endpoint for dialect in DIALECTS for endpoint in dialect(exchange)]
+    return listed
+
+
+def build_http(gateway: Gateway) -> Starlette:
+    """The ASGI application of one gateway replica."""
+    exchange = Exchange(gateway)
+    listed = endpoints(gateway)
+    routes = [Route(e.path, exchange.guarded(e), methods=[e.method]) for e in listed]
+    request_id.tag(log)
+
+    async def not_routed(request: Request, error: Exception) -> Response:
+        """404 and 405 in the words of the API."""
+        assert isinstance(error, HTTPException)
+        if error.status_code != 405:
+            return error_answer(NoRoute(request.method, request.url.path), _dialect(request.url.path))
+        fitting = [i for i, route in enumerate(routes) if route.matches(request.scope)[0] != Match.NONE]
+        allowed = ", ".join(sorted({method for i in fitting for method in routes[i].methods or ()}))
+        return error_answer(MethodNotAllowed(request.method, allowed), listed[fitting[0]].error_body)
+
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(request_id.RequestId)],
+        exception_handlers={HTTPException: not_routed},
+    )
+    # A redirect to a path with or without a slash at its end would be an answer that no client expects.
+    app.router.redirect_slashes = False
+    return app
+
+
+def _dialect(path: str) -> ErrorBody:
+    """The words for a path that no route has: those of the dialect it looks like."""
+    if "/messages" in path:
+        return anthropic_body
+    return openai_body if "/v1/" in path else envelope

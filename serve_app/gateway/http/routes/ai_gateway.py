@@ -1,0 +1,28 @@
+"""Paths of Cloudflare's gateway host that clients have built in: `/v1/{account}/{gateway}/workers-ai/...`, `/compat`.
+
+They are other ways to the same answers: there is one gateway here, whatever the path calls it.
+"""
+
+from __future__ import annotations
+
+from serve_app.gateway.http.exchange import Endpoint, Exchange
+from serve_app.gateway.http.routes import anthropic as routes_anthropic
+from serve_app.gateway.http.routes import openai as routes_openai
+from serve_app.gateway.http.routes import responses as routes_responses
+from serve_app.gateway.http.routes.native import RUN, NativeRoutes
+
+GATEWAY = "/v1/{account}/{gateway}"
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    native = NativeRoutes(exchange)
+    provider = GATEWAY + "/workers-ai"
+    return [
+        *routes_openai.under(exchange, provider + "/v1"),
+        *routes_responses.under(exchange, provider + "/v1"),
+        *routes_anthropic.under(exchange, provider + "/v1"),
+        *routes_openai.under(exchange, GATEWAY + "/compat"),
+        Endpoint("POST", provider + "/run/{model:path}", native.run, RUN),
+        # Last, because it takes whatever the others left.
+        Endpoint("POST", provider + "/{model:path}", native.run, RUN),
+    ]

@@ -1,0 +1,64 @@
+"""Routes of the Anthropic dialect."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.anthropic import read as anthropic
+from serve_app.api.anthropic import write as anthropic_answers
+from serve_app.api.fields.asked import with_headers
+from serve_app.api.openai import read as openai
+from serve_app.api.schema import dialects as schemas
+from serve_app.api.schema.openapi import Operation
+from serve_app.gateway.http.exchange import ACCOUNT, TEXT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.streams import streamed
+
+# Anthropic's clients add /v1/messages to their base URL: with the one that Cloudflare's pages give, /v1 doubles.
+PREFIXES = ("/v1", ACCOUNT + "/ai/v1", ACCOUNT + "/ai/v1/v1", ACCOUNT + "/ai")
+_TAG = "Anthropic"
+_EXAMPLE = {"model": "@cf/pico/pico-instruct", "messages": [{"role": "user", "content": "What does math.sqrt do?"}]}
+MESSAGES = Operation(
+    "Create a message",
+    _TAG,
+    schemas.message_output(),
+    schemas.messages_input(),
+    {**_EXAMPLE, "max_tokens": 64},
+    streams=True,
+)
+COUNT = Operation("Count the tokens of a conversation", _TAG, schemas.count_output(), schemas.count_input(), _EXAMPLE)
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+
+
+def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
+    """The dialect's routes below ``prefix``."""
+    routes = AnthropicRoutes(exchange)
+    error_body = anthropic_answers.error_body
+    return [
+        Endpoint("POST", prefix + "/messages", routes.create, MESSAGES, error_body),
+        Endpoint("POST", prefix + "/messages/count_tokens", routes.count, COUNT, error_body),
+    ]
+
+
+class AnthropicRoutes:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def create(self, request: Request) -> Response:
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        parsed = with_headers(anthropic.parse_messages_request(body, model.limits), request.headers)
+        events, prompt_tokens = await self._exchange.gateway.open(model, parsed, request.state.caller)
+        if parsed.stream:
+            waiting = self._exchange.gateway.waiting(model)
+            return await streamed(events, lambda e: anthropic_answers.stream_message(parsed, e, prompt_tokens), waiting)
+        return json_answer(anthropic_answers.render_message(parsed, [e async for e in events]))
+
+    async def count(self, request: Request) -> Response:
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        parsed = anthropic.parse_count(body, model.limits)
+        return json_answer(anthropic_answers.render_count(await self._exchange.gateway.count_tokens(model, parsed)))

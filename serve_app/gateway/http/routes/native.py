@@ -1,0 +1,113 @@
+"""Routes of the Workers AI dialect: run, and the catalogue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.errors import success
+from serve_app.api.schema import dialects as schemas
+from serve_app.api.schema.openapi import Operation, Schema
+from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai import write as workers_ai_answers
+from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.streams import streamed
+
+_PAGED: dict[str, Schema] = {
+    "search": {"type": "string"},
+    "page": {"type": "integer", "minimum": 1},
+    "per_page": {"type": "integer", "minimum": 1},
+}
+_FLAG: Schema = {"type": "string", "enum": ["true", "false"]}
+RUN = Operation(
+    "Run a model",
+    "Workers AI",
+    schemas.native_output(),
+    schemas.native_input(),
+    {"prompt": "What does math.sqrt do?", "max_tokens": 64},
+    {"queueRequest": _FLAG},
+    streams=True,
+)
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    routes = NativeRoutes(exchange)
+    example = {"model": "@cf/pico/pico-instruct", "input": {"prompt": "What does math.sqrt do?"}}
+    generic = Operation(
+        "Run the model that the body names", "Workers AI", RUN.answer, schemas.generic_input(), example, streams=True
+    )
+    models: dict[str, Schema] = {
+        **_PAGED,
+        "task": {"type": "string"},
+        "author": {"type": "string"},
+        "source": {"type": "string"},
+        "hide_experimental": _FLAG,
+        "include_deprecated": _FLAG,
+        "format": {"type": "string", "enum": ["openrouter"]},
+    }
+    listing = schemas.listing({"type": "object"})
+    found = {"anyOf": [listing, {"type": "object", "required": ["data"]}]}
+    both = schemas.enveloped({"type": "object", "required": ["input", "output"]})
+    ai = ACCOUNT + "/ai"
+    return [
+        Endpoint("POST", ai + "/run/{model:path}", routes.run, RUN),
+        Endpoint("POST", ai + "/run", routes.run_generic, generic),
+        Endpoint(
+            "GET", ai + "/models/search", routes.search, Operation("Search models", "Catalogue", found, query=models)
+        ),
+        Endpoint(
+            "GET",
+            ai + "/models/schema",
+            routes.schema,
+            Operation("JSON Schemas of a model", "Catalogue", both, query={"model": {"type": "string"}}),
+        ),
+        Endpoint(
+            "GET",
+            ai + "/authors/search",
+            routes.authors,
+            Operation("Search authors", "Catalogue", listing, query=_PAGED),
+        ),
+        Endpoint(
+            "GET", ai + "/tasks/search", routes.tasks, Operation("Search tasks", "Catalogue", listing, query=_PAGED)
+        ),
+    ]
+
+
+class NativeRoutes:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def run(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        task = self._exchange.gateway.models.task_of(name)
+        return await self._run(request, name, await self._exchange.body(request, task))
+
+    async def run_generic(self, request: Request) -> Response:
+        name, inputs = workers_ai.parse_run_target(await self._exchange.body(request))
+        return await self._run(request, name, inputs)
+
+    async def _run(self, request: Request, name: str, body: dict[str, Any]) -> Response:
+        queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
+        model = self._exchange.model(request, name)
+        result = await self._exchange.gateway.run(
+            name, body, request.state.caller, queue_request=queued, headers=request.headers
+        )
+        if isinstance(result, dict):
+            return json_answer(result)
+        parsed, events = result
+        waiting = self._exchange.gateway.waiting(model)
+        return await streamed(events, lambda primed: workers_ai_answers.stream_generate(parsed, primed), waiting)
+
+    async def search(self, request: Request) -> Response:
+        return json_answer(self._exchange.gateway.search(dict(request.query_params)))
+
+    async def schema(self, request: Request) -> Response:
+        return json_answer(success(self._exchange.gateway.schema(request.query_params.get("model", ""))))
+
+    async def authors(self, request: Request) -> Response:
+        return json_answer(self._exchange.gateway.search_authors(dict(request.query_params)))
+
+    async def tasks(self, request: Request) -> Response:
+        return json_answer(self._exchange.gateway.search_tasks(dict(request.query_params)))

@@ -1,0 +1,102 @@
+"""Routes of the OpenAI dialect, where clients look for them: under the account, at /v1, on the gateway host's paths."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.collect import merge
+from serve_app.api.errors import openai_body
+from serve_app.api.fields.asked import with_headers
+from serve_app.api.openai import read as openai
+from serve_app.api.openai import write as openai_answers
+from serve_app.api.schema import dialects as schemas
+from serve_app.api.schema.openapi import Operation
+from serve_app.gateway.http.exchange import ACCOUNT, TEXT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.streams import streamed
+
+PREFIXES = (ACCOUNT + "/ai/v1", "/v1")
+_CHAT_MODEL, _EMBED_MODEL = "@cf/pico/pico-instruct", "@cf/sentence-transformers/all-minilm-l6-v2"
+_QUESTION = [{"role": "user", "content": "What does math.sqrt do?"}]
+_TAG = "OpenAI"
+CHAT = Operation(
+    "Chat completion",
+    _TAG,
+    schemas.openai_answer("chat.completion"),
+    schemas.chat_input(),
+    {"model": _CHAT_MODEL, "messages": _QUESTION},
+    streams=True,
+)
+COMPLETION = Operation(
+    "Text completion, without chat template",
+    _TAG,
+    schemas.openai_answer("text_completion"),
+    schemas.completion_input(),
+    {"model": _CHAT_MODEL, "prompt": "import os\n", "max_tokens": 16},
+    streams=True,
+)
+EMBEDDINGS = Operation(
+    "Embeddings",
+    _TAG,
+    schemas.openai_list(),
+    schemas.embeddings_input(),
+    {"model": _EMBED_MODEL, "input": ["one", "two"]},
+)
+MODELS = Operation("The models", _TAG, schemas.openai_list(schemas.openai_model()))
+MODEL = Operation("One model", _TAG, schemas.openai_model())
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+
+
+def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
+    """The dialect's routes below ``prefix``."""
+    routes = OpenAIRoutes(exchange)
+    return [
+        Endpoint("POST", prefix + "/chat/completions", routes.chat, CHAT, openai_body),
+        Endpoint("POST", prefix + "/completions", routes.completions, COMPLETION, openai_body),
+        Endpoint("POST", prefix + "/embeddings", routes.embeddings, EMBEDDINGS, openai_body),
+        Endpoint("GET", prefix + "/models", routes.models, MODELS, openai_body),
+        Endpoint("GET", prefix + "/models/{model:path}", routes.model, MODEL, openai_body),
+    ]
+
+
+class OpenAIRoutes:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def chat(self, request: Request) -> Response:
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        parsed = with_headers(openai.parse_chat(body, model.limits), request.headers)
+        events = await self._exchange.gateway.generate(model, parsed, request.state.caller)
+        if parsed.stream:
+            waiting = self._exchange.gateway.waiting(model)
+            return await streamed(events, lambda primed: openai_answers.stream_chat(parsed, primed), waiting)
+        return json_answer(openai_answers.render_chat(parsed, [e async for e in events]))
+
+    async def completions(self, request: Request) -> Response:
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        parsed = [with_headers(one, request.headers) for one in openai.parse_completions(body, model.limits)]
+        caller = request.state.caller
+        streams = [await self._exchange.gateway.generate(model, one, caller) for one in parsed]
+        events = merge(streams, choices_each=parsed[0].n)
+        if parsed[0].stream:
+            waiting = self._exchange.gateway.waiting(model)
+            return await streamed(events, lambda primed: openai_answers.stream_completion(parsed, primed), waiting)
+        return json_answer(openai_answers.render_completion(parsed, [e async for e in events]))
+
+    async def embeddings(self, request: Request) -> Response:
+        name, body = openai.model_of(await self._exchange.body(request))
+        model = self._exchange.model(request, name, ("text-embeddings",))
+        parsed = with_headers(openai.parse_embeddings(body), request.headers)
+        reading, usage = await self._exchange.gateway.encoder.embed(model, parsed)
+        return json_answer(openai_answers.render_embeddings(parsed, reading.dense, usage))
+
+    async def models(self, request: Request) -> Response:
+        return json_answer(self._exchange.gateway.openai_models())
+
+    async def model(self, request: Request) -> Response:
+        return json_answer(self._exchange.gateway.openai_model(request.path_params["model"]))

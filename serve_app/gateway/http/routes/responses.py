@@ -1,0 +1,112 @@
+"""Routes of the OpenAI Responses dialect."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.errors import openai_body
+from serve_app.api.fields.asked import with_headers
+from serve_app.api.openai import read as openai
+from serve_app.api.responses import read as responses
+from serve_app.api.responses import write as responses_answers
+from serve_app.api.responses.items import resolve_references
+from serve_app.api.schema import dialects as schemas
+from serve_app.api.schema.openapi import Operation
+from serve_app.gateway.http.exchange import TEXT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.routes.openai import PREFIXES
+from serve_app.gateway.http.streams import streamed
+
+_TAG = "OpenAI Responses"
+CREATE = Operation(
+    "Create a response",
+    _TAG,
+    schemas.response_output(),
+    schemas.responses_input(),
+    {"model": "@cf/pico/pico-instruct", "input": "What does math.sqrt do?"},
+    streams=True,
+)
+COUNT = Operation(
+    "Count the tokens of a response's input",
+    _TAG,
+    schemas.input_tokens_output(),
+    schemas.responses_input(),
+    CREATE.example,
+)
+GET = Operation("A stored response", _TAG, schemas.response_output())
+ITEMS = Operation("What a stored response was an answer to", _TAG, schemas.openai_list())
+DELETE = Operation("Forget a stored response", _TAG)
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+
+
+def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
+    """The dialect's routes below ``prefix``."""
+    routes = ResponsesRoutes(exchange)
+    one = prefix + "/responses/{response_id}"
+    return [
+        Endpoint("POST", prefix + "/responses", routes.create, CREATE, openai_body),
+        Endpoint("POST", prefix + "/responses/input_tokens", routes.count, COUNT, openai_body),
+        Endpoint("GET", one, routes.get, GET, openai_body),
+        Endpoint("GET", one + "/input_items", routes.input_items, ITEMS, openai_body),
+        Endpoint("DELETE", one, routes.delete, DELETE, openai_body),
+    ]
+
+
+class ResponsesRoutes:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def create(self, request: Request) -> Response:
+        gateway, account = self._exchange.gateway, request.state.account
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        body = await resolve_references(body, lambda named: gateway.responses.get(account, named))
+        parsed = responses.parse_responses(body, model.limits)
+        parsed.generate = with_headers(parsed.generate, request.headers)
+        parsed.generate.messages = parsed.messages(await gateway.responses.conversation(account, parsed.previous))
+        events = await gateway.generate(model, parsed.generate, request.state.caller)
+
+        async def keep(response: dict[str, Any]) -> None:
+            if parsed.store:
+                turn = [*parsed.turn, *responses_answers.as_messages(response)]
+                await gateway.responses.put(account, response, turn)
+
+        if parsed.generate.stream:
+            frames = partial(responses_answers.stream_response, parsed, keep=keep)
+            return await streamed(events, frames, gateway.waiting(model))
+        response = responses_answers.render_response(parsed, [e async for e in events])
+        await keep(response)
+        return json_answer(response)
+
+    async def count(self, request: Request) -> Response:
+        gateway, account = self._exchange.gateway, request.state.account
+        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
+        model = self._exchange.model(request, name, TEXT)
+        body = await resolve_references(body, lambda named: gateway.responses.get(account, named))
+        parsed = responses.parse_responses(body, model.limits)
+        before = await gateway.responses.conversation(account, parsed.previous)
+        parsed.generate.messages = parsed.messages(before)
+        count = await gateway.count_tokens(model, parsed.generate)
+        return json_answer({"object": "response.input_tokens", "input_tokens": count})
+
+    async def get(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        return json_answer(await self._exchange.gateway.responses.get(request.state.account, response_id))
+
+    async def input_items(self, request: Request) -> Response:
+        response_id, account = request.path_params["response_id"], request.state.account
+        store = self._exchange.gateway.responses
+        answered = responses_answers.as_messages(await store.get(account, response_id))
+        asked = (await store.conversation(account, response_id))[: -len(answered)]
+        return json_answer(responses_answers.render_input_items(asked, response_id))
+
+    async def delete(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        await self._exchange.gateway.responses.delete(request.state.account, response_id)
+        return json_answer({"id": response_id, "object": "response", "deleted": True})

@@ -1,0 +1,302 @@
+"""Ray's worker processes as forks of processes that have imported what workers need.
+
+A worker of a local stack spends most of its start on imports that every other worker does as well: a second of
+processor time and 100 MiB, eight times over. A fork server imports once. Raylet starts workers through a small
+launcher, which hands the worker's command line, environment and standard files over. What can't be forked (another
+program, no server, a server that does not answer) is executed as if there were no launcher, so a server can end at any
+moment.
+
+Ray's library reads some variables of the environment when it is loaded, and the launcher's only are known once raylet
+runs. So there is a first server without Ray, and from it one is forked for every set of these variables::
+
+    raylet ──exec──> launcher ──command, environment, files──> server ──same──> server with Ray ──fork──> worker
+
+Servers have one thread and no connection to Ray: neither would survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# The only program that is forked.
+WORKER = "default_worker.py"
+# Read when Ray's library is loaded: who differs in them needs a server of its own.
+DISTINCT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
+# What Serve's actors and ours import; with Ray, and what of it can be had before.
+FIRST = (
+    "asyncio",
+    "aiohttp",
+    "fastapi",
+    "grpc",
+    "jinja2",
+    "llguidance",
+    "numpy",
+    "opentelemetry.sdk.metrics",
+    "prometheus_client",
+    "requests",
+    "starlette.applications",
+    "tokenizers",
+    "uvicorn",
+    "uvloop",
+    "yaml",
+    "serve_app.gateway.http.app",
+)
+THEN = (
+    "ray._private.node",
+    "ray._private.workers.default_worker",
+    "ray.serve._private.controller",
+    "ray.serve._private.haproxy",
+    "ray.serve._private.proxy",
+    "ray.serve._private.replica",
+    "serve_app.app",
+    "deployments.worker",
+    "deployments.draft_worker",
+    "deployments.encoder_worker",
+    "serve_app.kv.pool",
+)
+MESSAGE_BYTES = 1 << 17
+# Runs in a Python without site packages, since it is started for each worker. %(...)r are literals.
+_LAUNCHER = """#!%(python)s -IS
+import os, sys
+if sys.argv[1:] and os.path.basename(sys.argv[1]) == %(worker)r:
+    import json, socket
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+            link.settimeout(30)
+            link.connect(%(address)r)
+            told = json.dumps({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+            socket.send_fds(link, [told], [0, 1, 2])
+            if link.recv(1) == b"+":
+                os._exit(0)
+    except OSError:
+        pass
+os.execv(%(python)r, [%(python)r, *sys.argv[1:]])
+"""
+
+
+@dataclass(slots=True)
+class Birth:
+    """What a forked process shall be: ``argv`` without the interpreter, and what it would have inherited. The last of
+    ``files`` leads to the launcher, which wants to know that its request has been met.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    files: list[int]
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        return tuple(self.env.get(name, "") for name in DISTINCT)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the launcher has lost patience: it has become the worker itself."""
+        with socket.socket(fileno=os.dup(self.files[-1])) as launcher:
+            try:
+                return launcher.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+
+    def send(self, link: socket.socket) -> None:
+        told = json.dumps({"argv": self.argv, "env": self.env, "cwd": self.cwd}).encode()
+        socket.send_fds(link, [told], self.files)
+
+    @classmethod
+    def receive(cls, link: socket.socket) -> Birth | None:
+        """None: nobody is there any more."""
+        told, files, _, _ = socket.recv_fds(link, MESSAGE_BYTES, 4)
+        return cls(**json.loads(told), files=files) if told else None
+
+    def close(self) -> None:
+        for file in self.files:
+            os.close(file)
+
+
+class ForkServer:
+    """The servers as the process that starts Ray sees them. ``folder`` is this user's alone.
+
+    Raises OSError where the launcher can't be executed (a file system without programs, a Python in a folder with a
+    blank in its name) or the socket not be made: Ray's workers would not start then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        address = str(folder / "fork-server")
+        self._launcher = folder / "python"
+        self._launcher.write_text(_LAUNCHER % {"python": sys.executable, "worker": WORKER, "address": address})
+        self._launcher.chmod(0o700)
+        if subprocess.run([self._launcher, "-V"], capture_output=True, timeout=30).returncode:
+            raise OSError(f"{self._launcher} does not start {sys.executable}")
+        # numpy's BLAS without threads, which would not survive a fork. The pipe tells the server that this process has
+        # ended. A session of its own: Ctrl-C is for this process.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            # From now on launchers wait for the server rather than do without.
+            listener.bind(address)
+            listener.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "serve_app.ray_private.fork_server", str(listener.fileno())],
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
+            )
+
+    @contextlib.contextmanager
+    def launching(self) -> Iterator[None]:
+        """Ray started herein starts its Python workers through the launcher: it runs ``sys.executable``."""
+        real, sys.executable = sys.executable, str(self._launcher)
+        try:
+            yield
+        finally:
+            sys.executable = real
+
+    def stop(self) -> None:
+        """Ends the servers; what they have forked goes on."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def serve_first(listener: socket.socket) -> Birth | None:
+    """Accepts launchers and passes each on to the server of its kind, which it forks. Returns None once the process
+    that started it has ended, and in the end of each line of forks what that process shall be.
+    """
+    servers: dict[tuple[str, ...], socket.socket] = {}
+    with listener, selectors.DefaultSelector() as selector:
+        _load(FIRST)
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
+        while 0 not in {key.fd for key, _ in selector.select()}:
+            link, _ = listener.accept()
+            birth = Birth.receive(link)
+            if birth is None:
+                link.close()
+                continue
+            birth.files.append(link.detach())
+            if birth.kind not in servers:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                if os.fork() == 0:
+                    birth.close()
+                    for inherited in (ours, listener, *servers.values()):
+                        inherited.close()
+                    return serve(theirs, dict(zip(DISTINCT, birth.kind, strict=True)))
+                theirs.close()
+                servers[birth.kind] = ours
+            try:
+                birth.send(servers[birth.kind])
+            except OSError:  # that server has ended: its launcher does without, the next one gets another
+                servers.pop(birth.kind).close()
+            birth.close()
+    return None
+
+
+def serve(link: socket.socket, distinct: dict[str, str]) -> Birth | None:
+    """A server with Ray in it. Returns None once the first server has ended, and in each fork what it shall be."""
+    os.environ.update(distinct)
+    with _fixed_class_ids():
+        _load(THEN)
+    if not _forks_differ():
+        return None  # launchers do without
+    while (birth := Birth.receive(link)) is not None:
+        if birth.given_up:
+            birth.close()
+            continue
+        if os.fork() == 0:
+            link.close()
+            return birth
+        with contextlib.suppress(OSError), socket.socket(fileno=birth.files.pop()) as launcher:
+            launcher.send(b"+")
+        birth.close()
+    return None
+
+
+def _load(modules: tuple[str, ...]) -> None:
+    for name in modules:
+        with contextlib.suppress(ImportError):  # who needs it says so itself
+            importlib.import_module(name)
+    # Collections in the forks leave alone, hence shared, what is there by now.
+    gc.collect()
+    gc.freeze()
+
+
+@contextlib.contextmanager
+def _fixed_class_ids() -> Iterator[None]:
+    """Ray draws a number for each class that is made an actor, mostly when its module is imported. Its generator, once
+    used, would give all forks the same numbers, among them the ids of tasks, which must differ.
+    """
+    import ray.actor
+
+    original: Any = ray.actor.ActorClassID
+
+    class FromSystem:
+        @staticmethod
+        def from_random() -> Any:
+            return original(os.urandom(original.size()))
+
+    ray.actor.ActorClassID = FromSystem
+    try:
+        yield
+    finally:
+        ray.actor.ActorClassID = original
+
+
+def _forks_differ() -> bool:
+    """Whether two forks of this process draw different numbers from Ray's generator."""
+    from ray._raylet import UniqueID
+
+    drawn = []
+    for _ in range(2):
+        ours, theirs = os.pipe()
+        if os.fork() == 0:
+            os.write(theirs, UniqueID.from_random().binary())
+            os._exit(0)
+        os.close(theirs)
+        with os.fdopen(ours, "rb") as answer:
+            drawn.append(answer.read())
+    return bool(drawn[0]) and drawn[0] != drawn[1]
+
+
+def become(birth: Birth) -> None:
+    """Runs the program of ``birth`` in this process as if it had been executed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setpgrp()  # raylet, which starts each worker in a group of its own, kills the groups of those that have ended
+    os.close(birth.files.pop())
+    for number, file in enumerate(birth.files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(birth.env)
+    os.chdir(birth.cwd)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # a fork would draw what its siblings draw
+    sys.argv = birth.argv
+    sys.path[0] = str(Path(birth.argv[0]).parent)
+    runpy.run_path(birth.argv[0], run_name="__main__")
+
+
+def main(listener: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks: the kernel shall forget them
+    birth = serve_first(socket.socket(fileno=listener))
+    if birth is not None:
+        become(birth)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

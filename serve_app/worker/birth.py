@@ -1,0 +1,19 @@
+"""The first thing every worker does: bound its threads, and say how far it has come. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from serve_app.progress import report_progress
+from serve_app.worker.spec import WorkerSpec
+
+
+def begin(spec: WorkerSpec) -> Callable[[str], None]:
+    """Returns the function that reports the worker's steps. To be called before torch is imported."""
+    # torch's thread pool reads this once, at import.
+    if spec.cpu_threads:
+        os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
+    started = time.time()
+    return lambda step: report_progress(spec.model, spec.stage, step, since=started)

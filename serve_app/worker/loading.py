@@ -1,0 +1,166 @@
+"""What a worker does between its birth and its first request: weights, model, engine. Imports torch, so workers
+only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
+from serve_app.engine.constrain import Masks
+from serve_app.engine.engine import Engine
+from serve_app.engine.kv_io.transfer import ChunkExporter
+from serve_app.engine.speculation.forced import ForcedProposer
+from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.recent import RecentProposer
+from serve_app.engine.speculation.speculate import Proposer, Speculation, SpeculationController
+from serve_app.grammar.matcher import Grammars
+from serve_app.kv.keys import root_key
+from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.worker.draft_link import DraftLink
+from serve_app.worker.drafting import make_drafter
+
+if TYPE_CHECKING:
+    from serve_app.worker.spec import WorkerSpec
+
+Progress = Callable[[str], None]
+# Beside a GPU the processors have time for masks; on a CPU the forward pass wants them all.
+MASK_THREADS = 4
+
+
+def prepare_torch(spec: WorkerSpec) -> None:
+    import torch
+
+    if spec.cpu_threads:
+        torch.set_num_threads(spec.cpu_threads)
+    torch.set_grad_enabled(False)
+    # Chunks are read-only views into the object store, and nothing writes to them.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def resolve_weights(spec: WorkerSpec, progress: Progress, weights: dict[str, Any] | None = None) -> Path:
+    """The model's directory on this node (or that of other ``weights``), fetched first if need be."""
+    from serve_app.catalog.records import Weights
+    from serve_app.catalog.weights import resolve
+
+    def fetching(name: str, done: int, total: int) -> None:
+        progress(f"fetching {name}" + (f" {100 * done // total} %" if total else ""))
+
+    return resolve(Weights.model_validate(weights or spec.weights), Path(spec.home), fetching, spec.source)
+
+
+def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
+    """The model in ``path``, on the worker's device."""
+    return load_causal_lm(
+        path,
+        dtype=spec.dtype,
+        device=spec.device,
+        max_model_len=spec.max_model_len or None,
+        quantization=spec.quantization,
+        kv_cache_dtype=spec.kv_cache_dtype,
+        progress=progress,
+    )
+
+
+def limits_of(spec: WorkerSpec, model: CausalModel) -> EngineLimits:
+    """What the catalogue allows the worker; without a size the cache takes what the worker's share of a GPU leaves."""
+    length = spec.max_model_len or model.max_model_len
+    limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, length)
+    if not limits.kv_cache_bytes and model.device.type == "cuda":
+        limits.kv_cache_bytes = gpu_cache_bytes(model, limits, spec.gpu_share)
+    return limits
+
+
+def fingerprint(path: Path) -> str:
+    """Names the weights in ``path`` by content: configuration, tensor headers and samples of the data.
+
+    Part of every cache key, so that weights replaced under the same name never meet the old ones' K/V. Reads about a
+    hundred kilobytes per file, whatever its size.
+    """
+    digest = hashlib.sha256((path / "config.json").read_bytes())
+    for file in sorted(path.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size} ".encode())
+        with file.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+            digest.update(stream.read(min(header, 1 << 20)))
+            for part in range(16):
+                stream.seek(part * max(0, size - 4096) // 15)
+                digest.update(stream.read(4096))
+    return digest.hexdigest()[:32]
+
+
+def load_engine(
+    spec: WorkerSpec,
+    progress: Progress,
+    *,
+    emit: Callable[[str, Any, Any], None],
+    draft: DraftLink,
+) -> tuple[CausalModel, Engine, Callable[[bytes], bytes]]:
+    """The model, an engine with the stage's features plugged in, and the function from tenant salt to cache root."""
+    prepare_torch(spec)
+    path = resolve_weights(spec, progress)
+    model = load_model(spec, path, progress)
+    folder = resolve_weights(spec, progress, spec.draft_weights) if spec.draft_weights else None
+    if folder is not None:
+        progress("loading draft")
+    drafter = make_drafter(spec, model, folder, draft)
+    progress("allocating cache")
+    dtype_name = model.kv_shape.dtype_name
+
+    def plug_in(engine: Engine) -> None:
+        if spec.publish:
+            engine.exporter = ChunkExporter(engine.runner.kv, dtype_name, emit)
+        drafting = drafter.plug_in(engine) if drafter is not None else None
+        if proposers := _proposers(spec, drafting):
+            controller = SpeculationController(spec.speculate_tokens, always=spec.always_draft)
+            engine.speculation = Speculation(proposers, controller, vocab_size=model.vocab_size)
+        # Prefill workers as well: a request may be generated where it was prefilled, and its grammar holds there too.
+        threads = 1 if model.device.type == "cpu" else MASK_THREADS
+        engine.runner.masks = Masks(Grammars(path, model.vocab_size, model.eos_token_ids, threads=threads))
+
+    limits = limits_of(spec, model)
+    limits.reserved_blocks = drafter.reserved_blocks if drafter is not None else 0
+    engine = build_engine(model, limits, plug_in)
+    progress(f"warming up, cache of {model.report['kv_cache_tokens']} tokens")
+    warm_up(engine)
+
+    revision = f"{spec.model} {fingerprint(path)} {spec.quantization}"
+    if drafter is not None and drafter.weights is not None:
+        revision += f" {fingerprint(drafter.weights)}"
+
+    def root_of(salt: bytes) -> bytes:
+        return root_key(revision, dtype_name, model.kv_shape.layout.name, "", salt)
+
+    return model, engine, root_of
+
+
+def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:
+    """Cheapest first; none for a worker that does not speculate."""
+    found: list[Proposer] = []
+    if not spec.speculate_tokens:
+        return found
+    found.append(ForcedProposer())
+    if spec.ngram:
+        found.append(NgramProposer())
+    if spec.recent:
+        found.append(RecentProposer())
+    if drafting is not None and spec.draft_tokens:
+        found.append(drafting)
+    return found
+
+
+def warm_up(engine: Engine) -> None:
+    """One short request, so that the first real one does not pay for lazy initialisation."""
+    from serve_app.engine.request import Request, SamplingParams
+
+    speculation, engine.speculation = engine.speculation, None
+    engine.add(Request("warm-up", [1, 2, 3, 4, 5], 5, SamplingParams(max_tokens=2, ignore_eos=True), b"warm-up"))
+    while engine.has_work:
+        engine.step()
+    engine.scheduler.blocks.clear_cache()
+    engine.speculation = speculation

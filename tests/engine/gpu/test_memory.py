@@ -1,0 +1,36 @@
+"""The K/V cache's share of a GPU."""
+
+import pytest
+import torch
+
+from serve_app.engine.gpu.memory import RESERVE, Budget, NotEnoughMemory, draw_all, largest_batch
+from tests import tiny
+
+GIB = 2**30
+
+
+def test_the_cache_is_what_the_share_leaves():
+    budget = Budget(total=80 * GIB, free=60 * GIB, held=16 * GIB, activations=2 * GIB)
+    assert budget.cache_bytes(0.9, GIB) == int(72 * GIB) - 18 * GIB - RESERVE
+    # Half a GPU, of which others use the rest.
+    assert budget.cache_bytes(0.45, GIB) == int(36 * GIB) - 18 * GIB - RESERVE
+    crowded = Budget(total=80 * GIB, free=10 * GIB, held=16 * GIB, activations=2 * GIB)
+    assert crowded.cache_bytes(0.9, GIB) == 8 * GIB - RESERVE
+
+
+def test_too_little_is_refused_with_a_remedy():
+    budget = Budget(total=24 * GIB, free=6 * GIB, held=17 * GIB, activations=5 * GIB)
+    with pytest.raises(NotEnoughMemory, match="gpu_memory_utilization"):
+        budget.cache_bytes(0.9, GIB)
+
+
+def test_the_largest_batch_runs_and_touches_the_trash_block_only(tmp_path):
+    model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
+    kv = model.kv_shape.allocate(3, "cpu")
+    batch = largest_batch(kv, 1500, 8, 600)
+    assert batch.seq_lens.tolist() == [600, 600, 300]
+    with torch.inference_mode():
+        logits = model.forward(batch)
+        assert logits.shape == (8, model.vocab_size)
+        assert draw_all(logits).shape == (8,)
+    assert bool(kv[:, :, 0].any()) and not bool(kv[:, :, 1:].any())

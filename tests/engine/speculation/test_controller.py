@@ -1,0 +1,302 @@
+"""The controller in worlds whose costs and chances are known: it finds what pays, and never pays for what does not."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from serve_app.engine.speculation.acceptance import Acceptance
+from serve_app.engine.speculation.controller import FREE, SpeculationController
+from serve_app.engine.speculation.ledger import Ledger
+from serve_app.engine.speculation.offer import Offer
+from serve_app.engine.speculation.rhythm import Rhythm
+from serve_app.engine.speculation.step_costs import StepCosts, size_class
+from tests.engine.fake import request
+from tests.engine.world import FAILS, STANDS, Source, World
+
+# What a step costs: reading the weights, then arithmetic. As measured on CPUs, and a world in which every row costs.
+WORLDS = {
+    "weights": lambda batch, rows: max(27.0, 20 + 2.4 * rows) + 0.2 * batch,
+    "stairs": lambda batch, rows: 27 + 10 * ((rows - 1) // 6),
+    "arithmetic": lambda batch, rows: 1.0 + 0.25 * rows,
+    "rows": lambda batch, rows: float(rows),
+    "cliff": lambda batch, rows: 10.0 + 0.1 * rows + (100 if rows > 2 * batch else 0),
+}
+
+
+def best_speedup(world: str, batch: int, p: float, ask: float = 0.0, limit: int = 16) -> float:
+    """Of any fixed number of drafts per request."""
+    cost, plain = WORLDS[world], WORLDS[world](batch, batch)
+    rates = []
+    for k in range(limit + 1):
+        tokens = sum(p**j for j in range(k + 1))
+        rates.append(tokens / (cost(batch, batch * (1 + k)) + k * ask) * plain)
+    return max(rates)
+
+
+def world(name: str, sources: list[Source], **options) -> World:
+    return World(SpeculationController(16), sources, WORLDS[name], **options)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 24])
+@pytest.mark.parametrize("p", [0.1, 0.6, 0.95])
+@pytest.mark.parametrize("name", WORLDS)
+def test_never_slower_than_plain_and_nearly_as_fast_as_can_be(name, batch, p):
+    found = world(name, [Source("ngram", lambda _: p)], batch=batch)
+    assert found.run(300).speedup > (0.95 if name != "cliff" else 0.9)
+    assert found.run(300).speedup > 0.98
+    best = best_speedup(name, batch, p)
+    assert found.speedup > 1 + 0.8 * (best - 1) - 0.07 or name == "cliff"
+
+
+@pytest.mark.parametrize(("name", "batch"), [("weights", 1), ("arithmetic", 24)])
+@pytest.mark.parametrize("p", [0.1, 0.9])
+@pytest.mark.parametrize("ask", [0.02, 0.2, 1.0])
+def test_a_draft_model_is_asked_where_it_pays(name, ask, p, batch):
+    seconds = ask * WORLDS[name](batch, batch)
+    found = world(name, [Source("draft", lambda _: p, seconds, limit=8)], batch=batch)
+    assert found.run(300).speedup > 0.93
+    assert found.run(300).speedup > 0.95
+    best = best_speedup(name, batch, p, seconds, 8)
+    assert found.speedup > 1 + 0.75 * (best - 1) - 0.06
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_does_not_mislead_it_for_long(seed):
+    rng = random.Random(seed)
+    name, batch, p = rng.choice(list(WORLDS)), rng.choice([1, 4, 16]), rng.random()
+    found = world(name, [Source("ngram", lambda _: p)], batch=batch, noise=0.3, chance=random.Random(seed))
+    found.run(300)
+    assert found.run(600).speedup > 0.97 / 1.3
+
+
+def test_a_request_that_accepts_nothing_is_dropped_and_the_others_go_on():
+    found = world("weights", [Source("ngram", lambda index: 0.0 if index == 0 else 0.9)], batch=4)
+    found.run(300)
+    verified = {0: 0, 1: 0}
+    take = found.controller.take
+
+    def count(offers):
+        kept = take(offers)
+        for index in verified:
+            verified[index] += kept[index]
+        return kept
+
+    found.controller.take = count
+    found.run(300)
+    assert verified[0] < 0.05 * verified[1]
+
+
+@pytest.mark.parametrize(("first", "then"), [(0.0, 0.9), (0.9, 0.0)])
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_a_change_of_text_is_noticed(first, then, seconds):
+    now = first
+    found = world("weights", [Source("s", lambda _: now, seconds, limit=8)], batch=1)
+    before = sum(found.run(600).drafted[-200:])
+    now = then
+    after = sum(found.run(2500).drafted[-200:])
+    assert (before > 300) == (first > 0) and (after > 300) == (then > 0)
+    if not then:
+        assert found.speedup > 0.97
+
+
+def test_a_cost_that_came_and_went_is_tried_again():
+    found = world("weights", [Source("ngram", lambda _: 0.9)], batch=1)
+    assert found.run(300).speedup > 2
+    found.cost = lambda batch, rows: 27.0 * (1 if rows == batch else 20)
+    assert found.run(1000).speedup > 0.8
+    assert sum(found.drafted[-200:]) < 20
+    found.cost = WORLDS["weights"]
+    found.run(4000)
+    assert found.run(300).speedup > 2
+
+
+def test_the_free_one_speaks_first_and_the_draft_model_where_it_has_nothing_to_say():
+    both = [Source("ngram", lambda _: 0.95, speaks=0.5), Source("draft", lambda _: 0.7, 2.0, limit=4)]
+    found = world("weights", both, batch=1)
+    found.run(300)
+    found.run(600)
+    assert 0.3 < found.asked["draft"] / found.asked["ngram"] < 0.7
+    alone = world("weights", both[:1], batch=1)
+    alone.run(300)
+    assert found.speedup > alone.run(600).speedup
+
+
+def test_a_draft_is_continued_where_that_pays():
+    short = Source("ngram", lambda _: 0.98, limit=2)
+    found = world("weights", [short, Source("draft", lambda _: 0.9, 0.3, limit=4)], batch=1)
+    found.run(200)
+    assert found.run(300).asked.get("draft", 0) > 200
+    dear = world("weights", [short, Source("draft", lambda _: 0.9, 30.0, limit=4)], batch=1)
+    dear.run(400)
+    assert dear.run(600).asked.get("draft", 0) < 10
+
+
+def test_a_better_proposer_is_asked_instead_of_a_worse_one():
+    both = [Source("ngram", lambda _: 0.2), Source("draft", lambda _: 0.9, 2.0, limit=4)]
+    found = world("weights", both, batch=2)
+    found.run(200)
+    assert found.run(300).asked["draft"] > 250
+    proposers = found.controller.stats()["proposers"]
+    assert proposers["ngram"]["proposed_tokens"] < 0.2 * proposers["draft"]["proposed_tokens"]
+
+
+def test_what_was_offered_teaches_even_if_it_was_not_verified():
+    found = World(SpeculationController(16), [Source("ngram", lambda _: 0.05)], lambda b, r: float(r), batch=8)
+    found.run(300)
+    assert found.controller.acceptance.mean("ngram", 0) < 0.2
+    assert found.controller.stats()["proposed_tokens"] < 300
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("sources", [[Source("ngram", lambda _: 0.1)], [Source("ngram", lambda _: 0.9, speaks=0.0)]])
+def test_looking_is_booked_as_well(batch, sources):
+    """Where nothing pays, neither drafts nor looking for them may cost more than the allowance."""
+    plain = WORLDS["weights"](batch, batch)
+    found = world("weights", sources, batch=batch, look=0.1 * plain)
+    assert found.run(400).speedup > 0.97
+    assert found.run(2000).speedup > 0.985
+
+
+def test_one_that_does_not_pay_keeps_nobody_from_it():
+    free, dear = Source("ngram", lambda _: 0.9, speaks=0.6), Source("draft", lambda _: 0.05, 10.0, limit=4)
+    found = world("weights", [free, dear], batch=4)
+    for _ in range(5):
+        found.controller.ledgers.setdefault("draft", Ledger()).looked(0.0, 100.0, 10.0)
+    assert found.controller.ledgers["draft"].suspended and not found.controller.ledgers[FREE].suspended
+    found.run(300)
+    alone = world("weights", [free], batch=4)
+    assert found.run(300).speedup > 1.3 and found.speedup > 0.9 * alone.run(600).speedup
+
+
+def test_a_hiccup_is_not_held_against_drafts():
+    found = world("weights", [Source("ngram", lambda _: 0.9)], batch=1)
+    found.run(300)
+    found.cost = lambda batch, rows: 27.0 * (50 if rows > batch else 1)
+    found.step()
+    found.cost = WORLDS["weights"]
+    assert found.run(100).speedup > 2
+
+
+def test_always_and_never():
+    for controller, wanted in ((SpeculationController(4, always=True), 4), (SpeculationController(0), 0)):
+        one = request("x", [1], max_tokens=99)
+        offer = Offer(one, controller.max_tokens)
+        controller.begin(1)
+        members, count = controller.ask(Source("s", float, 1.0, limit=4), [offer])
+        for member in members:
+            member.extend("s", 0, [7] * count)
+        assert controller.take([offer]) == [wanted]
+
+
+def test_statistics_say_what_was_chosen_and_why():
+    found = world("weights", [Source("ngram", lambda _: 0.9), Source("draft", lambda _: 0.5, 300.0)], batch=2)
+    found.run(400)
+    stats = found.controller.stats()
+    assert stats["choices"]["pays"] > 300 and stats["choices"]["measuring plain"] >= 2
+    assert stats["last"]["batch"] == 2 and stats["last"]["expected_gain"] > 1
+    assert stats["acceptance_length"] > 3 and stats["seconds_gained"] > 0
+    assert sum(p["accepted_tokens"] for p in stats["proposers"].values()) == stats["accepted_tokens"]
+    assert stats["proposers"]["ngram"]["accepted_tokens"] > 0.99 * stats["accepted_tokens"]
+    assert set(stats["step_ms"]) == {"2"}
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_is_judged_only_as_far_as_it_was_reached():
+    controller = SpeculationController(8)
+    one = request("x", [1], max_tokens=99)
+
+    def learn(new, verified):
+        offer = Offer(one, 8)
+        offer.extend("a", 0, [1, 2])
+        offer.extend("b", 3, [3, 4])
+        controller.learn(offer, new, verified)
+        stats = controller.stats()["proposers"]
+        return {name: (s["proposed_tokens"], s["accepted_tokens"]) for name, s in stats.items()}
+
+    assert learn([1, 9], 4) == {"a": (2, 1), "b": (2, 0)}
+    assert learn([1, 2, 3, 9], 4) == {"a": (4, 3), "b": (4, 1)}
+    # Nothing verified, or the last token ended the request: nobody is blamed.
+    assert learn([1], 0) == {"a": (4, 3), "b": (4, 1)}
+    assert controller.acceptance.mean("b", 3) < controller.acceptance.mean("b", 99)
+
+
+def test_what_was_replaced_is_still_judged():
+    controller = SpeculationController(8)
+    offer = Offer(request("x", [1], max_tokens=99), 8)
+    offer.extend("worse", 0, [5, 6])
+    offer.drop()
+    assert offer.request.draft == [] and offer.tokens == 0
+    offer.extend("better", 0, [1, 2])
+    controller.learn(offer, [1, 2, 3], 2)
+    assert controller.acceptance.mean("worse", 0) < 0.7 < controller.acceptance.mean("better", 0)
+    assert controller.stats()["proposed_tokens"] == controller.stats()["accepted_tokens"] == 2
+
+
+def test_two_misses_are_enough_to_doubt_a_request_and_time_heals():
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.learn("other", "s", 0, 9, 10)
+    before = acceptance.chance("x", "s", 0)
+    for _ in range(2):
+        acceptance.learn("x", "s", 0, 0, 1)
+    assert acceptance.chance("x", "s", 0) < before / 1.6 < acceptance.chance("other", "s", 0)
+    for _ in range(200):
+        acceptance.tick()
+    assert acceptance.chance("x", "s", 0) > 0.9 * before
+    acceptance.forget("x")
+    assert acceptance.chance("x", "s", 0) == acceptance.mean("s", 0)
+
+
+def test_costs_between_known_points_lie_on_the_line_and_beyond_them_go_on():
+    costs = StepCosts()
+    assert costs.plain(4) is None
+    for rows, seconds in ((4, 12.0), (4, 10.0), (4, 11.0), (12, 18.0)):
+        costs.record(4, rows, seconds)
+    assert costs.plain(4) == 10.0 and costs.plain(5) is None
+    assert costs.seconds(4, np.array([0.0, 4, 8, 16])).tolist() == [10.0, 14.0, 18.0, 26.0]
+    costs.record(4, 8, 30.0)
+    assert costs.seconds(4, np.array([2.0, 6])).tolist() == [20.0, 24.0]
+
+
+def test_sizes_of_a_class_differ_by_an_eighth_at_most():
+    classes = [size_class(n) for n in range(1, 2000)]
+    assert classes == sorted(classes) and classes[:16] == list(range(1, 17))
+    for key in set(classes):
+        members = [n for n, c in enumerate(classes, 1) if c == key]
+        assert members[-1] <= members[0] * 1.125 + 1
+
+
+def test_the_more_looks_were_fruitless_the_fewer_there_are():
+    rhythm, looks = Rhythm(), []
+    for now in range(2000):
+        looks.append(rhythm.pause(4, now) == 0)
+        if looks[-1]:
+            rhythm.looked(4, fruitful=False)
+    assert all(looks[:16]) and 6 <= sum(looks[16:32]) < 16 and sum(looks[-160:]) == 10
+    assert rhythm.pause(4, 1) == 15 and rhythm.pause(40, 1) == 0
+    rhythm.looked(4, fruitful=True)
+    assert rhythm.pause(4, 1) == 0
+
+
+def test_the_ledger_stops_losses_at_a_few_steps():
+    ledger, lost = Ledger(), 0.0
+    for _ in range(2000):
+        if ledger.suspended:
+            ledger.stepped_aside(1.0)
+        else:
+            ledger.looked(worth=1.0, spent=2.0, plain=1.0)
+            lost += 1.0
+    assert lost < Ledger.DEBT + 0.02 * 2000 + 2
+
+
+def test_the_world_is_fair():
+    """The tests' own tool: with everything verified, the share of tokens that stand is the chance."""
+    found = World(SpeculationController(1, always=True), [Source("s", lambda _: 0.6, limit=1)], WORLDS["rows"], batch=8)
+    found.run(2000)
+    assert abs(found.tokens / (2000 * 8) - 1.6) < 0.02
+    assert {STANDS, FAILS} == {0, 1}

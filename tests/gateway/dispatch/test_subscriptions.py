@@ -1,0 +1,99 @@
+"""Asking workers for their loads: soon where some are expected, seldom where not, and whatever fails, again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from serve_app.catalog.load import load_catalog
+from serve_app.channel.inbox import TokenInbox
+from serve_app.gateway.dispatch import subscriptions
+from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
+from serve_app.gateway.models import ServedModel
+
+CHAT = "@cf/pico/pico-instruct"
+
+
+@pytest.fixture
+async def inbox():
+    inbox = TokenInbox()
+    await inbox.start()
+    yield inbox
+    await inbox.aclose()
+
+
+def chat(min_replicas: int = 1) -> ServedModel:
+    catalog = load_catalog()
+    profile = catalog[CHAT].serving["local"]
+    stages = {s: getattr(profile, s).model_copy(update={"min_replicas": min_replicas}) for s in ("decode", "prefill")}
+    return ServedModel(catalog[CHAT], profile.model_copy(update=stages), catalog.source(CHAT), Path("/nonexistent"))
+
+
+async def asked(inbox, model: ServedModel, monkeypatch, fails: bool, seconds: float = 0.4) -> Counter:
+    monkeypatch.setattr(subscriptions, "EAGER_S", 0.02)
+    monkeypatch.setattr(subscriptions, "PERIOD_S", 0.2)
+    calls: Counter[str] = Counter()
+
+    async def ask_all(of: ServedModel, method: str, wire: dict, stage: str) -> list[str]:
+        assert of is model and method == "subscribe" and wire["inbox"] == inbox.address.to_wire()
+        assert wire["needed"] == {"decode": 0.5} and wire["roles"] == {"r1": "decode"}
+        assert wire["lease_s"] > 2 * subscriptions.PERIOD_S
+        calls[stage] += 1
+        if fails:
+            raise RuntimeError("no replicas")
+        return ["r1"]
+
+    asking = Subscriptions([model], inbox, ask_all, lambda _: {"needed": {"decode": 0.5}, "roles": {"r1": "decode"}})
+    asking.start()
+    await asyncio.sleep(seconds)
+    asking._task.cancel()
+    return calls
+
+
+async def test_both_stages_are_asked_now_and_then(inbox, monkeypatch):
+    model = chat()
+    model.ready = True
+    calls = await asked(inbox, model, monkeypatch, fails=False)
+    assert set(calls) == {"decode", "prefill"} and all(1 <= count <= 4 for count in calls.values())
+
+
+async def test_where_replicas_are_expected_it_asks_again_soon(inbox, monkeypatch):
+    model = chat()
+    model.ready = True
+    eager = await asked(inbox, model, monkeypatch, fails=True)
+    model = chat(min_replicas=0)
+    model.ready = True
+    patient = await asked(inbox, model, monkeypatch, fails=True)
+    assert min(eager.values()) > max(patient.values()) >= 1
+
+
+async def test_a_model_that_loads_is_left_alone(inbox, monkeypatch):
+    assert not await asked(inbox, chat(), monkeypatch, fails=False, seconds=0.1)
+
+
+async def test_a_stage_without_workers_is_woken_once_and_again_if_that_fails():
+    model, calls, gate = chat(0), [], asyncio.Event()
+
+    async def call(of: ServedModel, stage: str) -> None:
+        calls.append(stage)
+        await gate.wait()
+        raise RuntimeError("it did not start")
+
+    wake = Wake(call)
+    wake.where_needed(model, {"prefill": 0.01, "decode": 2.0}, {"decode"})  # hardly any need
+    wake.where_needed(model, {"prefill": 1.0, "decode": 2.0}, set())  # nobody has reported: decode comes first
+    await asyncio.sleep(0)
+    assert calls == []
+    for _ in range(3):
+        wake.where_needed(model, {"prefill": 1.0, "decode": 2.0}, {"decode"})
+        await asyncio.sleep(0)
+    assert calls == ["prefill"]
+    gate.set()
+    await asyncio.sleep(0.01)
+    wake.where_needed(model, {"prefill": 1.0, "decode": 2.0}, {"decode"})
+    wake.first(model)
+    await asyncio.sleep(0.01)
+    assert calls == ["prefill", "prefill", "decode"]

@@ -1,0 +1,151 @@
+"""The generic layer: what it accepts gives the model's own results; other models keep transformers' forward."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
+
+from serve_app.kernels.decoder import decoder_library
+from serve_app.models import fused_decoder as lean
+from serve_app.models.surgery import difference, probe
+from tests import tiny
+
+STANDARD = ["llama", "qwen2", "qwen3", "mistral", "phi3"]
+# Sizes that the C++ pass takes.
+WIDE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+NEW_TOKENS = 24
+needs_bf16_dot = pytest.mark.skipif(decoder_library() is None, reason="needs a compiler and AVX512_BF16")
+
+
+@pytest.fixture(autouse=True)
+def more_families(monkeypatch):
+    monkeypatch.setitem(tiny.FAMILIES, "granite", (GraniteConfig, GraniteForCausalLM, {"residual_multiplier": 0.5}))
+    monkeypatch.setitem(tiny.FAMILIES, "olmo2", (Olmo2Config, Olmo2ForCausalLM, {}))
+    monkeypatch.setitem(tiny.FAMILIES, "llama-gelu", (LlamaConfig, LlamaForCausalLM, {"hidden_act": "gelu"}))
+    monkeypatch.setitem(
+        tiny.FAMILIES, "llama-biased", (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True})
+    )
+    monkeypatch.setitem(
+        tiny.FAMILIES,
+        "llama-dynamic",
+        (
+            LlamaConfig,
+            LlamaForCausalLM,
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        ),
+    )
+
+
+def prompts(count: int, longest: int = 150) -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(3, 256) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("family", STANDARD)
+def test_float32_tokens_equal_generate(family, tmp_path):
+    path = tiny.write_checkpoint(tmp_path, family)
+    model = tiny.load(path, optimise=True)
+    assert model.report["lean"] == "lean torch forward"
+    reference = tiny.load_reference(path)
+    engine = tiny.make_engine(model, num_blocks=200, max_batch_tokens=64)
+    for index, prompt in enumerate(prompts(10)):
+        engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS))
+    outputs = tiny.run_all(engine)
+    for index, prompt in enumerate(prompts(10)):
+        assert outputs[str(index)] == tiny.reference_tokens(reference, prompt, NEW_TOKENS)
+
+
+@needs_bf16_dot
+@pytest.mark.parametrize("family", [*STANDARD, "llama-biased"])
+def test_cpp_pass_is_as_close_to_float32_as_transformers(family, tmp_path):
+    extra = {"head_dim": None} if family == "phi3" else {}
+    sizes = {k: v for k, v in {**WIDE, **extra}.items() if v is not None}
+    path = tiny.write_checkpoint(tmp_path, family, **sizes)
+    exact = tiny.load(path, dtype="float32")
+    own = tiny.load(path, dtype="bfloat16")
+    fast = tiny.load(path, dtype="bfloat16", optimise=True)
+    assert fast.report["lean"].startswith("C++ decoder")
+    truth = probe(exact, exact.forward)
+    error = difference(probe(fast, fast.forward), truth)
+    assert error < 1.3 * difference(probe(own, own.forward), truth)
+
+
+@needs_bf16_dot
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_cpp_pass_in_an_engine(threads, tmp_path):
+    """Chunks, mixed batches and any number of threads give what one request alone gives, up to bfloat16's ties."""
+    path = tiny.write_checkpoint(tmp_path, "qwen3", **WIDE)
+    model = tiny.load(path, dtype="bfloat16", optimise=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        engine = tiny.make_engine(model, num_blocks=200, max_batch_tokens=40)
+        for index, prompt in enumerate(prompts(12)):
+            engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS))
+        together = tiny.run_all(engine)
+        alone = {}
+        for index, prompt in enumerate(prompts(12)):
+            engine = tiny.make_engine(model)
+            engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS))
+            alone |= tiny.run_all(engine)
+    finally:
+        torch.set_num_threads(before)
+    same = sum(together[i][:8] == alone[i][:8] for i in alone)
+    assert same >= 10, (together, alone)
+
+
+@needs_bf16_dot
+def test_only_sampled_rows_and_odd_vocabulary(tmp_path):
+    path = tiny.write_checkpoint(tmp_path, "llama", vocab_size=331, **WIDE)
+    own = tiny.load(path, dtype="bfloat16")
+    fast = tiny.load(path, dtype="bfloat16", optimise=True)
+    assert fast.report["lean"].startswith("C++ decoder")
+    got, want = probe(fast, fast.forward), probe(own, own.forward)
+    assert got.shape == want.shape == (46, 331)
+    assert difference(got, want) < 0.05
+
+
+@needs_bf16_dot
+def test_contradictory_batches_are_refused(tmp_path):
+    from serve_app.engine.batch import build_batch
+    from serve_app.engine.request import Request, SamplingParams
+    from serve_app.engine.scheduler import Scheduled
+
+    model = tiny.load(tiny.write_checkpoint(tmp_path, "llama", **WIDE), dtype="bfloat16", optimise=True)
+    kv = model.kv_shape.allocate(3, "cpu")
+    for tokens, blocks, reason in [([999], [1], "token id"), ([-1], [1], "token id"), ([5], [7], "block id")]:
+        request = Request("x", tokens, 1, SamplingParams(), root=b"", blocks=blocks)
+        with pytest.raises(ValueError, match=reason):
+            model.forward(build_batch([Scheduled(request, 0, 1, 1)], kv))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("gemma2", "embed_tokens is a Gemma2TextScaledWordEmbedding"),
+        ("olmo2", "Olmo2DecoderLayer has post_feedforward_layernorm"),
+        ("llama-gelu", "activation is not SiLU"),
+        ("llama-dynamic", "rotary embedding of type dynamic"),
+        ("granite", "differs by"),
+    ],
+)
+def test_other_models_keep_their_forward(family, reason, tmp_path):
+    path = tiny.write_checkpoint(tmp_path, family)
+    model = tiny.load(path, optimise=True)
+    assert "lean" not in model.report
+    assert reason in model.report["standard_forward"]
+    reference = tiny.load_reference(path)
+    engine = tiny.make_engine(model)
+    engine.add(tiny.make_request("0", prompts(1)[0], max_tokens=NEW_TOKENS))
+    assert tiny.run_all(engine) == {"0": tiny.reference_tokens(reference, prompts(1)[0], NEW_TOKENS)}
+
+
+def test_a_missing_part_is_named(tmp_path):
+    model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
+    del model.module.model.layers[1].post_attention_layernorm
+    calls = tiny.load(tiny.write_checkpoint(tmp_path / "whole", "llama"))
+    with pytest.raises(lean.NotStandard, match="has no post_attention_layernorm"):
+        lean.read_model(model, lambda: probe(calls, calls.forward))

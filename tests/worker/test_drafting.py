@@ -1,0 +1,86 @@
+"""Workers that draft for themselves: an EAGLE-3 head and a draft model in the worker's own process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.speculation.eagle import EagleProposer
+from serve_app.models.load import UnsupportedModel
+from serve_app.worker.loading import load_engine
+from serve_app.worker.spec import WorkerSpec
+from tests import tiny
+from tests.models.heads import write_head
+
+PROMPT = [(5 * i + 2) % 256 for i in range(70)]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("target"), "llama")
+
+
+def load(target: Path, tmp_path: Path, *, method: str = "deployment", weights: Path | None = None, **options):
+    spec = WorkerSpec(
+        "@cf/me/mine", "decode", {"path": str(target)}, "record.yaml", str(tmp_path), cpu_threads=1, max_num_seqs=6,
+        draft_method=method, draft_weights={"path": str(weights)} if weights is not None else None,
+        speculate_tokens=options.get("draft_tokens", 0), **options,
+    )  # fmt: skip
+    return load_engine(
+        spec, lambda stage: None, emit=lambda *chunk: None, draft=lambda queries, count: {}
+    )  # fmt: skip
+
+
+def answer(engine) -> list[int]:
+    engine.add(Request("x", list(PROMPT), len(PROMPT), SamplingParams(max_tokens=30, temperature=0.0), b"root"))
+    return tiny.run_all(engine)["x"]
+
+
+@pytest.fixture(scope="module")
+def plain(target, tmp_path_factory):
+    return answer(load(target, tmp_path_factory.mktemp("plain"))[1])
+
+
+def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
+    head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    model, engine, root = load(target, tmp_path, method="eagle3", weights=head, draft_tokens=3, always_draft=True)
+    assert isinstance(engine.speculation.proposers[-1], EagleProposer)
+    assert model.kv_shape.layers == 4 == engine.runner.kv.shape[0]
+    assert answer(engine) == plain
+    assert engine.speculation.controller.stats()["proposed_tokens"] > 0
+    # The whole context still fits beside the blocks that the chains use.
+    assert engine.scheduler.max_model_len == 1024
+    other = write_head(tmp_path / "other", seed=1, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    assert root(b"salt") != load(target, tmp_path, method="eagle3", weights=other, draft_tokens=3)[2](b"salt")
+
+
+def test_a_prefill_worker_fills_the_heads_layer(target, tmp_path):
+    head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    _, engine, root = load(target, tmp_path, method="eagle3", weights=head, publish=True)
+    assert engine.speculation is None
+    request = Request("p", list(PROMPT), len(PROMPT), SamplingParams(), root(b"salt"), prefill_only=True)
+    engine.add(request)
+    blocks = None
+    while engine.has_work:
+        engine.step()
+        blocks = blocks or engine.scheduler.blocks.match(request.keys)
+    assert len(blocks) == 2
+    assert engine.runner.kv[3][:, blocks].abs().sum((2, 4)).min() > 0
+    assert engine.runner.observer._unread == {}
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["perfect-draft", "useless-draft"])
+def test_a_draft_model_in_the_worker(same, target, plain, tmp_path):
+    draft = target if same else tiny.write_checkpoint(tmp_path / "draft", "qwen3", seed=3)
+    _, engine, _ = load(target, tmp_path, method="colocated", weights=draft, draft_tokens=4, always_draft=True)
+    assert answer(engine) == plain
+    stats = engine.speculation.controller.stats()
+    assert stats["acceptance_rate"] > 0.99 if same else stats["acceptance_rate"] < 0.5
+
+
+def test_a_head_of_another_model_is_refused_when_the_worker_starts(target, tmp_path):
+    head = write_head(tmp_path / "head", hidden_size=32, intermediate_size=64)
+    with pytest.raises(UnsupportedModel, match="give the head of this model"):
+        load(target, tmp_path, method="eagle3", weights=head, draft_tokens=3)
