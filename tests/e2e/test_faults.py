@@ -13,7 +13,7 @@ import httpx
 import pytest
 import ray
 
-from benchmarks.soak import kill_gateway
+from benchmarks.serving.soak import kill_gateway
 from tests.e2e.conftest import CHAT, eos_id
 
 PROMPT = "Write something long about Python. " * 8

@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from benchmarks.processes import descendants
+from benchmarks.serving.processes import descendants
 
 
 def test_only_workers_have_loaded_torch(stack):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks import gpu
+from benchmarks.gpu import gpu
 
 
 def test_the_benchmark_runs_on_a_cpu(tmp_path, capsys):

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 
-from benchmarks.processes import descendants
+from benchmarks.serving.processes import descendants
 from tests.e2e.pair.client import Client, body, text
 from tests.e2e.pair.deployment import MODEL, SLOTS, Pair
 from tests.e2e.test_faults import wait_for

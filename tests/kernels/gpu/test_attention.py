@@ -122,7 +122,7 @@ def test_the_plan_fills_the_device_and_no_more() -> None:
 def test_the_tuning_script_runs(device: torch.device, capsys) -> None:
     import json
 
-    from benchmarks import gpu_tune
+    from benchmarks.gpu import gpu_tune
 
     arguments = ["--device", device.type, "--heads", "4,2,32", "--rounds", "1", "--json"]
     assert gpu_tune.main([*arguments, "--dtype", "bfloat16" if device.type == "cuda" else "float32"]) == 0

@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 
-from benchmarks.processes import cpu_seconds, memory_mib
+from benchmarks.serving.processes import cpu_seconds, memory_mib
 
 MODEL = "@cf/pico/pico-instruct"
 # After loading, before it is called idle.

@@ -1,6 +1,6 @@
 """What the gateway's benchmark compares with: a plain Ray Serve ingress and LiteLLM, each on the same simulated engine.
 
-``python -m benchmarks.gateway_sides plain PORT`` is the ingress as ``serve.run`` starts it, in a Ray of its own with
+``python -m benchmarks.gateway.sides plain PORT`` is the ingress as ``serve.run`` starts it, in a Ray of its own with
 Serve's default settings; ``... upstream PORT`` the simulated engine as an OpenAI server, for LiteLLM. Both end with
 their standard input.
 """
@@ -21,8 +21,9 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
+from benchmarks import ROOT
+
 PATIENCE_S = 120.0
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def plain_ingress() -> Any:
@@ -97,7 +98,7 @@ def plain_default(port: int) -> Side:
     """The plain ingress in a fresh process that has none of our settings of Ray and Serve."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     log = Path(tempfile.mkdtemp(prefix="serve-app-bench-")) / "plain.log"
-    return Side([sys.executable, "-m", "benchmarks.gateway_sides", "plain", str(port)], environment, log)
+    return Side([sys.executable, "-m", "benchmarks.gateway.sides", "plain", str(port)], environment, log)
 
 
 def litellm(python: str, port: int, upstream: int, model: str, key: str) -> list[Side]:
@@ -110,7 +111,7 @@ def litellm(python: str, port: int, upstream: int, model: str, key: str) -> list
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": f"sk-{key}"}
     environment.pop("PYTHONPATH", None)
     program = str(Path(python).with_name("litellm"))
-    server = [sys.executable, "-m", "benchmarks.gateway_sides", "upstream", str(upstream)]
+    server = [sys.executable, "-m", "benchmarks.gateway.sides", "upstream", str(upstream)]
     proxy = [program, "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
     return [Side(server, {**os.environ}, folder / "upstream.log"), Side(proxy, environment, folder / "litellm.log")]
 

@@ -27,9 +27,9 @@ from typing import Any
 
 import httpx
 
-from benchmarks.processes import SHARED, descendants, memory_mib, running
-from benchmarks.stack import local_stack
-from benchmarks.startup import MODEL
+from benchmarks.serving.processes import SHARED, descendants, memory_mib, running
+from benchmarks.serving.stack import local_stack
+from benchmarks.serving.startup import MODEL
 
 QUESTIONS = [
     f"What does {name} do?" for name in ("itertools.chain", "math.sqrt", "json.dumps", "os.path.join", "re.sub")

@@ -10,6 +10,8 @@ import argparse
 import shutil
 from pathlib import Path
 
+from benchmarks import CHECKPOINTS
+
 # hidden, intermediate, layers, heads, K/V heads, vocabulary
 SIZES = {
     "7m": (256, 768, 6, 8, 4, 8192),
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     LlamaForCausalLM(config).save_pretrained(arguments.out)
-    pico = Path(__file__).resolve().parents[1] / "checkpoints" / "pico-instruct"
+    pico = CHECKPOINTS / "pico-instruct"
     for name in TOKENIZER_FILES:
         shutil.copy(pico / name, arguments.out / name)
     print(f"{arguments.size} written to {arguments.out}")

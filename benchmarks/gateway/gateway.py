@@ -20,8 +20,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.gateway_sides import Side, litellm, plain_default, plain_ingress
-from benchmarks.load import Outcome, load
+from benchmarks.gateway.load import Outcome, load
+from benchmarks.gateway.sides import Side, litellm, plain_default, plain_ingress
 
 MODEL = "@cf/pico/pico-instruct"
 STREAM_TOKENS = 50

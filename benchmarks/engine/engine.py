@@ -25,10 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engine_profile import profile
+from benchmarks import ROOT
+from benchmarks.engine.profile import profile
 
 PROMPT, NEW = 128, 64
-ROOT = Path(__file__).parent.parent
 
 
 class Side:
@@ -39,7 +39,7 @@ class Side:
         environment = {**os.environ, "PYTHONPATH": str(ROOT) if name == "ours" else "", "OMP_NUM_THREADS": str(threads)}
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [python, "-P", str(Path(__file__).with_name("engine_sides.py")), name, str(model_dir), *options],
+            [python, "-P", str(Path(__file__).with_name("sides.py")), name, str(model_dir), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -206,7 +206,7 @@ def main() -> int:
 
 
 def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.kernels import read_bandwidth
+    from benchmarks.engine.kernels import read_bandwidth
 
     pythons = {"ours": sys.executable}
     if not options.no_transformers:

@@ -1,4 +1,4 @@
-"""CPU kernels against what plain torch offers, alternating round by round: ``python -m benchmarks.kernels
+"""CPU kernels against what plain torch offers, alternating round by round: ``python -m benchmarks kernels
 [--json]``.
 
 Prints the median time of each side, the ratio, the bytes read per second, and the machine's own read

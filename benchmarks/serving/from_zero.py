@@ -22,11 +22,11 @@ from typing import Any
 
 import yaml
 
-from benchmarks.processes import descendants
-from benchmarks.stack import local_stack
+from benchmarks import ROOT
+from benchmarks.serving.processes import descendants
+from benchmarks.serving.stack import local_stack
 
 MODEL = "@cf/pico/sometimes"
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def make_home(folder: Path) -> None:

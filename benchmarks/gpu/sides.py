@@ -1,6 +1,6 @@
-"""What ``benchmarks/gpu.py`` measures, each side in a process of its own: prints one JSON object as its last line.
+"""What ``benchmarks/gpu/gpu.py`` measures, each side in a process of its own: prints one JSON object as its last line.
 
-python -m benchmarks.gpu_sides {machine,ours,transformers,parity} DEVICE MODEL_DIR OPTIONS_JSON
+python -m benchmarks.gpu.sides {machine,ours,transformers,parity} DEVICE MODEL_DIR OPTIONS_JSON
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BORN = time.perf_counter()
 
 import torch  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks import ROOT  # noqa: E402
 
 
 def synchronize(device: str) -> None:

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, told what to run by lines of JSON: ``python -P engine_sides.py SIDE MODEL_DIR``.
+"""One engine in a process of its own, told what to run by lines of JSON: ``python -P sides.py SIDE MODEL_DIR``.
 
 Sides: ``ours``, ``transformers``, ``vllm`` (in that engine's own environment, hence only the standard library up here).
 The first line written says that the first token was generated; each command {"prompts", "new", "salt"} is answered by

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.stack import local_stack
-from benchmarks.startup import MODEL
+from benchmarks import CHECKPOINTS
+from benchmarks.serving.stack import local_stack
+from benchmarks.serving.startup import MODEL
 
 TOKENS = 1500
 
@@ -70,7 +71,7 @@ async def cancelled(engine: Engine, port: int, key: str, *, stream: bool, end: s
 
 def end_token() -> str:
     """The id, as a JSON key, of the token that ends answers: without it they are as long as asked for."""
-    folder = Path(__file__).resolve().parents[1] / "checkpoints" / "pico-instruct"
+    folder = CHECKPOINTS / "pico-instruct"
     end = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     return str(end[0] if isinstance(end, list) else end)
 

@@ -36,9 +36,9 @@ import aiohttp
 import httpx
 import yaml
 
-from benchmarks.checkpoint import SIZES
-from benchmarks.processes import cpu_seconds
-from benchmarks.stack import write_checkpoint
+from benchmarks.engine.checkpoint import SIZES
+from benchmarks.serving.processes import cpu_seconds
+from benchmarks.serving.stack import write_checkpoint
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 from serve_app.state.accounts import AccountsFile
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from benchmarks import ROOT
 from serve_app.text.chat import ChatTemplate
 
 MODULES = (
@@ -75,7 +76,7 @@ class Texts:
 
     def questions(self, count: int) -> list[Case]:
         """What functions of the standard library do."""
-        listed = json.loads((Path(__file__).parents[1] / "training" / "questions.json").read_text())["questions"]
+        listed = json.loads((ROOT / "training" / "questions.json").read_text())["questions"]
         return [Case(self.chat(listed[i % len(listed)]["question"])) for i in range(count)]
 
     def code(self, count: int) -> list[Case]:

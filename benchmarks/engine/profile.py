@@ -17,7 +17,7 @@ def profile(model_dir: Path, batches: list[int], threads: int) -> dict[str, Any]
     """Microseconds per decode step and per prefill of each part, printed and returned by batch size."""
     import torch
 
-    from benchmarks.engine_sides import Ours
+    from benchmarks.engine.sides import Ours
 
     torch.set_num_threads(threads)
     ours = Ours(str(model_dir))
@@ -35,7 +35,7 @@ def profile(model_dir: Path, batches: list[int], threads: int) -> dict[str, Any]
 
 def run(ours: Any, batch: int, salt: str) -> dict[str, dict[str, float]]:
     """One run of ``batch`` requests with timers around the engine's calls; mean microseconds per step."""
-    from benchmarks.engine import NEW, PROMPT, prompts
+    from benchmarks.engine.engine import NEW, PROMPT, prompts
     from serve_app.engine import runner as module
     from serve_app.engine.request import Request, SamplingParams
     from serve_app.kernels.decoder import PARTS

@@ -1,6 +1,6 @@
 """What a token costs on the channel: CPU per token at both ends, over a loopback socket.
 
-``python -m benchmarks.channel [--streams 64] [--steps 2000] [--json]``
+``python -m benchmarks channel [--streams 64] [--steps 2000] [--json]``
 """
 
 from __future__ import annotations

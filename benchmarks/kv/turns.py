@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.stack import private_ray
+from benchmarks.serving.stack import private_ray
 
 ANSWER, NEW = 96, 64
 SALT = b"benchmark's salt"

@@ -30,7 +30,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speculation_texts import Case, Texts
+from benchmarks import CHECKPOINTS
+from benchmarks.speculation.texts import Case, Texts
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import EngineLimits, build_engine, num_blocks
 from serve_app.engine.engine import Engine
@@ -53,7 +54,6 @@ from serve_app.models.load import CausalModel, load_causal_lm
 
 # Steps that a side runs before it is the next one's turn.
 TURN = 8
-PICO = Path(__file__).parents[1] / "checkpoints"
 
 
 class GivenRunner(Runner):
@@ -264,8 +264,8 @@ def main() -> int:
 
     if options.threads:
         torch.set_num_threads(options.threads)
-    target = options.target or PICO / "pico-instruct"
-    draft = options.draft or (PICO / "pico-draft" if options.target is None else None)
+    target = options.target or CHECKPOINTS / "pico-instruct"
+    draft = options.draft or (CHECKPOINTS / "pico-draft" if options.target is None else None)
     batches = [int(b) for b in options.batch.split(",")]
     limits = EngineLimits(max_batch_tokens=2048, max_num_seqs=max(batches), max_model_len=1024)
     bench = Bench(

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import CHECKPOINTS
 from serve_app.api.openai.read import parse_chat
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.constrain import MaskRows, Masks
@@ -43,7 +44,6 @@ from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.text.prompt import prompt_ids
 from serve_app.text.tokenizer import Tokenizer
 
-CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 BATCH, NEW, DRAFTS = 16, 97, 8
 # Steps that a side runs before it is the other's turn.
 TURN = 8

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.startup import all_ready
+from benchmarks.serving.startup import all_ready
 
 
 @dataclass(slots=True, frozen=True)

@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.stack import private_ray
+from benchmarks.kv.turns import Reader
+from benchmarks.serving.stack import private_ray
 from benchmarks.trace.measure import quantile
-from benchmarks.turns import Reader
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 CHUNK = 256

@@ -23,8 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).with_name("results")
+from benchmarks import RESULTS, ROOT
+
 # On one H200 with the 8B shape in bfloat16.
 TARGETS = {"single": 240.0, "saturated": 16000.0, "prefill share": 0.6, "ttft p50 ms": 150.0, "weights s": 6.0,
            "generate_batch": 3.0}  # fmt: skip
@@ -36,10 +36,10 @@ def side(name: str, device: str, folder: Path, options: dict[str, Any]) -> dict[
     """
     print(f"  {folder.name if name in ('ours', 'transformers') else ''} {name} ...", file=sys.stderr, flush=True)
     if device == "cpu":
-        from benchmarks.gpu_sides import SIDES
+        from benchmarks.gpu.sides import SIDES
 
         return SIDES[name](device, folder, options)
-    command = [sys.executable, "-m", "benchmarks.gpu_sides", name, device, str(folder), json.dumps(options)]
+    command = [sys.executable, "-m", "benchmarks.gpu.sides", name, device, str(folder), json.dumps(options)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -170,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
     given = sys.argv[1:] if argv is None else argv
-    from benchmarks import gpu_shapes
+    from benchmarks.gpu import shapes
 
     device, amount = options.device, plan(options.device, options.quick)
     if options.quantization != "none":
@@ -189,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
         raise SystemExit(f"no figures: {result['machine']['error']}")
     for name in options.shapes.split(","):
         print(f"  {name}: writing the checkpoint ...", file=sys.stderr, flush=True)
-        path = gpu_shapes.write(name, options.work, device)
+        path = shapes.write(name, options.work, device)
         found = {"ours": side("ours", device, path, amount)}
         found["transformers"] = (
             {"error": "left out"} if options.no_transformers else side("transformers", device, path, amount)
