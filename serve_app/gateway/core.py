@@ -24,9 +24,9 @@ from serve_app.catalog.load import load_catalog
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.load import LoadReport
+from serve_app.gateway.backends.encoders import EncoderClient
+from serve_app.gateway.backends.engine import Generator
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
-from serve_app.gateway.encode import EncoderClient
-from serve_app.gateway.generate import Generator
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models, ServedModel

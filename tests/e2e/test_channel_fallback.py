@@ -11,8 +11,8 @@ from serve_app.catalog.load import load_catalog
 from serve_app.channel.frames import InboxAddress
 from serve_app.channel.inbox import TokenInbox
 from serve_app.engine.request import SamplingParams
-from serve_app.gateway import generate
-from serve_app.gateway.generate import Generator
+from serve_app.gateway.backends import engine
+from serve_app.gateway.backends.engine import Generator
 from serve_app.gateway.models import ServedModel, application_name
 from tests.e2e.conftest import CHAT, eos_id
 
@@ -34,7 +34,7 @@ class Unreachable(TokenInbox):
 
 
 async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
-    monkeypatch.setattr(generate, "CHANNEL_PATIENCE_S", 0.05)
+    monkeypatch.setattr(engine, "CHANNEL_PATIENCE_S", 0.05)
     catalog = load_catalog(stack.home)
     record = catalog[CHAT]
     model = ServedModel(record, record.serving["local"], catalog.source(CHAT), stack.home)

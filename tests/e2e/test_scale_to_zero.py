@@ -17,8 +17,8 @@ from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
 from serve_app.engine.request import SamplingParams
+from serve_app.gateway.backends.engine import Generator
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
-from serve_app.gateway.generate import Generator
 from serve_app.gateway.models import ServedModel, application_name
 from tests.e2e.conftest import CHAT
 

@@ -15,8 +15,8 @@ from serve_app.api.types import GenerateRequest
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.load import LoadReport
 from serve_app.engine.request import SamplingParams
+from serve_app.gateway.backends.engine import _route_request
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
-from serve_app.gateway.generate import _route_request
 from serve_app.gateway.models import ServedModel
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller

@@ -12,7 +12,7 @@ from serve_app.api.errors import InputTooLong, InvalidInput, OutOfCapacity
 from serve_app.api.multi_vector import Reading, lexical_weights
 from serve_app.api.types import EmbedRequest, RerankRequest, TokenHead, Usage
 from serve_app.catalog.pricing import neurons
-from serve_app.gateway.generate import MAX_ATTEMPTS, WorkerGone
+from serve_app.gateway.backends.engine import MAX_ATTEMPTS, WorkerGone
 from serve_app.gateway.models import ServedModel
 
 # Sequences per call to a replica: small enough to spread one caller's thousands over replicas.
