@@ -40,7 +40,7 @@ from serve_app.worker.spec import WorkerSpec
 GATEWAY = "gateway"
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
 MAX_ONGOING = 4096
-# As in serve_app.env; Serve wants it in both places.
+# As in serve_app.ray_private.environment; Serve wants it in both places.
 METRICS_INTERVAL_S = 2
 
 

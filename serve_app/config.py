@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from serve_app.catalog.records import Bytes
+from serve_app.ray_private.environment import PORTS
 
 DEFAULT_HOME = "~/.serve_app"
 MIN_KEY_LENGTH = 16
@@ -35,9 +36,7 @@ ENVIRONMENT = {
     "SERVE_APP_KV_DISK_DIR": "kv_disk_dir",
     "SERVE_APP_KV_GUARANTEED": "kv_guaranteed",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
-    "RAY_SERVE_HAPROXY_METRICS_PORT": "haproxy_metrics_port",
-    "RAY_SERVE_HAPROXY_STATS_PORT": "haproxy_stats_port",
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": "fallback_port",
+    **{variable: setting for setting, variable in PORTS.items()},
 }
 
 
@@ -138,12 +137,8 @@ class Settings(BaseModel):
         return found
 
     def ray_environment(self) -> dict[str, str]:
-        """The settings that Ray Serve takes from the environment; see serve_app.env for the rest."""
-        return {
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(self.haproxy_metrics_port),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(self.haproxy_stats_port),
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(self.fallback_port),
-        }
+        """The settings that Ray Serve takes from the environment; the rest is in ray_private/environment.py."""
+        return {variable: str(getattr(self, setting)) for setting, variable in PORTS.items()}
 
 
 def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:

@@ -39,8 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.kv": {"numpy", "ray"},
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy"},
-    "serve_app.config": {"pydantic", "yaml", "serve_app.catalog"},
-    "serve_app.env": set(),
+    "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
+    "serve_app.ray_private": {"ray"},
+    "serve_app.ray_private.environment": set(),
 }  # fmt: skip
 
 # Package -> distributions that must not be reached from it, however far away.
@@ -208,6 +209,27 @@ def test_the_walk_sees_what_it_should() -> None:
     found.visit(ast.parse(code))
     assert found.eager == {"os", "serve_app.x"} and found.lazy == {"ray.serve"}
     assert chain_to("serve_app.models.load", {"transformers"}, lazy=True) is not None
+
+
+# What Ray does not promise: tests/ray_private/test_contract.py says what breaks with each.
+PRIVATE = re.compile(r"\bray\.(serve\.)?_\w+|\b_get_global_client\b|\bActorClassID\b")
+VARIABLES = re.compile(r"\bRAY_SERVE_\w+")
+
+
+def test_ray_s_private_names_lie_in_one_folder() -> None:
+    rooms = {"serve_app/ray_private", "tests/ray_private", "tests/test_architecture.py"}
+    found = []
+    for path in [*FILES, *(ROOT / "tests").rglob("*.py")]:
+        name = path.relative_to(ROOT).as_posix()
+        if any(name.startswith(room) for room in rooms):
+            continue
+        text = path.read_text(encoding="utf-8")
+        names = [match.group() for match in PRIVATE.finditer(text)]
+        if not name.startswith("tests/"):
+            names += VARIABLES.findall(text)
+        if names:
+            found.append(f"{name}: {names}")
+    assert found == [], "move what needs them to serve_app/ray_private (tests: tests/ray_private/names.py)"
 
 
 @pytest.mark.parametrize("package", ["api", "text", "catalog", "engine", "kernels"])

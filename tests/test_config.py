@@ -1,15 +1,13 @@
 """Settings: where they come from, how a wrong one is refused, and how the secrets are kept."""
 
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from serve_app import env
 from serve_app.config import ConfigError, api_key, cluster_secret, load_settings
+from serve_app.ray_private import environment as env
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -99,37 +97,6 @@ def test_the_cluster_secret_lasts_and_damage_is_named(tmp_path: Path) -> None:
 def test_listening_beyond_loopback_warns(tmp_path: Path) -> None:
     settings = load_settings({"SERVE_APP_HOME": str(tmp_path)}, host="0.0.0.0")
     assert len(settings.warnings) == 1 and "TLS" in settings.warnings[0]
-
-
-def test_ray_knows_every_variable_we_set() -> None:
-    """A renamed variable would be ignored without a word; Ray's own source is the authority."""
-    import ray
-
-    root = Path(ray.__file__).parent
-    names = set(env.serving_env()) | set(load_settings({"SERVE_APP_HOME": "/nonexistent"}).ray_environment())
-    for folder in ("serve/_private", "_private", "_common"):
-        for path in (root / folder).rglob("*.py"):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            names -= {name for name in names if f'"{name}"' in text}
-    head = (root / "core/src/ray/gcs/gcs_server").read_bytes()
-    names -= {name for name in names if name.encode() in head}
-    assert names == set()
-
-
-def test_serve_takes_the_values_over() -> None:
-    code = (
-        "from ray.serve._private import constants as c; print(c.RAY_SERVE_ENABLE_HA_PROXY, "
-        "c.RAY_SERVE_USE_GRPC_BY_DEFAULT, c.RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH, "
-        "c.RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **env.serving_env()},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == ["True", "True", str(64 * 2**20), "1800"]
 
 
 def test_an_operators_own_value_wins() -> None:

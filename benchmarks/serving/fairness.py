@@ -40,6 +40,7 @@ from benchmarks.engine.checkpoint import SIZES
 from benchmarks.serving.processes import cpu_seconds
 from benchmarks.serving.stack import write_checkpoint
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
+from serve_app.ray_private.environment import PORTS
 from serve_app.state.accounts import AccountsFile
 
 MODEL = "@cf/pico/pico-instruct"
@@ -122,9 +123,7 @@ def start_server(home: Path, port: int, itl_ms: float | None, weights: Path | No
     (home / "models").mkdir()
     (home / "models" / "pico-instruct.yaml").write_text(yaml.safe_dump(record))
     environment = {**os.environ, "SERVE_APP_HOME": str(home), "PORT": str(port)}
-    for offset, name in enumerate(("METRICS_PORT", "STATS_PORT"), 1):
-        environment[f"RAY_SERVE_HAPROXY_{name}"] = str(port + offset)
-    environment["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(port + 3)
+    environment |= {name: str(port + offset) for offset, name in enumerate(PORTS.values(), 1)}
     command = [sys.executable, "-m", "serve_app.cli", "serve", "--models", MODEL]
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, cwd=PROJECT_ROOT)
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from serve_app import env
+from serve_app.ray_private import environment as env
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "cluster.yaml").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app import env
+from serve_app.ray_private import environment as env
 
 ROOT = Path(__file__).resolve().parents[2]
 

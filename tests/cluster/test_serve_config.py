@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from ray._common.utils import import_attr
-from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
-from ray.serve._private.build_app import build_app
 from ray.serve.schema import ServeDeploySchema
 
 from serve_app.catalog.load import load_catalog
@@ -18,6 +15,7 @@ from serve_app.cli import main
 from serve_app.config import load_settings
 from serve_app.gateway.models import application_name
 from serve_app.serve_config import deploy_config
+from tests.ray_private.names import built_deployments
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ("local", "gpu")
@@ -32,13 +30,6 @@ def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shipped(profile: str) -> dict[str, Any]:
     return yaml.safe_load((ROOT / "serve_config" / f"{profile}.yaml").read_text())
-
-
-def built(application: dict[str, Any]) -> dict[str, Any]:
-    """The deployments of one application by name, made as Serve's own build task makes them."""
-    app = call_user_app_builder_with_args_if_necessary(import_attr(application["import_path"]), application["args"])
-    done = build_app(app, name=application["name"], route_prefix=application["route_prefix"])
-    return {deployment.name: deployment for deployment in done.deployments}
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -79,7 +70,7 @@ def test_only_a_cluster_listens_beyond_the_machine() -> None:
 def test_every_application_builds(profile: str) -> None:
     catalog = load_catalog()
     for application in shipped(profile)["applications"]:
-        deployments = built(application)
+        deployments = built_deployments(application)
         if application["name"] == "gateway":
             assert set(deployments) == {"Gateway"}
             continue

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app import env
-from serve_app.cluster import haproxy_environment
+from serve_app.ray_private import environment as env
+from serve_app.ray_private.haproxy import haproxy_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = (

@@ -9,13 +9,13 @@ import uuid
 import numpy as np
 import pytest
 import ray
-from ray._private.internal_api import memory_summary
 
 from serve_app.kv.client import KVClient
 from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
 from serve_app.kv.export import ExportBuffer, ExportMixin
 from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool, object_store_bytes, pool_name
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
+from tests.ray_private.names import object_store_summary
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -232,7 +232,7 @@ async def test_views_stay_good_when_their_chunk_is_evicted(client, pool):
 
 
 def used_bytes():
-    stats = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    stats = object_store_summary()
     for line in stats.splitlines():
         if line.startswith("Plasma memory usage"):
             return float(line.split()[3]) * MB

