@@ -9,10 +9,11 @@ import pytest
 import yaml
 from starlette.routing import Route
 
-from serve_app import cli, env
+from serve_app import cli
 from serve_app.api import errors
 from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import ENVIRONMENT, Settings
+from serve_app.ray_private import environment as env
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", "docs/architecture.md", "docs/operations.md", "docs/gpu.md", "docs/api.md", "CONTRIBUTING.md"]
