@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import DecodeStream
 
 from serve_app.text.chat import ChatTemplate
 
@@ -203,6 +204,10 @@ class Tokenizer:
             [int(i) for i in ids if 0 <= i < self.vocab_size and i not in self._plain],
             skip_special_tokens=skip_special_tokens,
         )
+
+    def decode_next(self, stream: DecodeStream, token_id: int) -> str:
+        """The text that becomes certain with the next token of ``stream``, control tokens by name."""
+        return stream.step(self._backend, token_id) or ""
 
     @lru_cache(maxsize=65536)  # noqa: B019 - a tokenizer lives as long as its model
     def token_text(self, token_id: int) -> str:

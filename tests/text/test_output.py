@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from serve_app.api.types import ChoiceDone, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta
 from serve_app.engine.request import SamplingParams, TokenLogprobs
-from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.output import OutputStream, open_output
 from serve_app.text.reasoning import MARKS, ReasoningSplitter
 from serve_app.text.stop import StopMatcher
@@ -25,35 +24,6 @@ def cut(items, sizes):
         yield items[at : at + size]
         at += size
     yield items[at:]
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=words)
-def test_deltas_join_to_the_whole_decoding(tokenizers, text):
-    for tokenizer in tokenizers.values():
-        ids = tokenizer.encode(text, add_special_tokens=False).tolist()
-        stream = Detokenizer(tokenizer)
-        deltas = [stream.feed(i) for i in ids]
-        assert not any("\ufffd" in delta for delta in deltas) or "\ufffd" in text
-        assert "".join(deltas) + stream.finish() == tokenizer.decode(ids)
-
-
-@settings(max_examples=200, deadline=None)
-@given(data=st.data())
-def test_deltas_of_any_ids_join_to_the_whole_decoding(tokenizers, data):
-    # Byte-level vocabularies can spell broken UTF-8 with any ids; control tokens are in between.
-    for name in ("byte_level", "pico"):
-        tokenizer = tokenizers[name]
-        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
-        stream = Detokenizer(tokenizer)
-        assert "".join(stream.feed(i) for i in ids) + stream.finish() == tokenizer.decode(ids)
-
-
-def test_a_character_is_never_split(tokenizers):
-    stream = Detokenizer(tokenizers["byte_level"])
-    ids = tokenizers["byte_level"].encode("a😀b", add_special_tokens=False).tolist()
-    assert len(ids) > 3
-    assert [delta for i in ids if (delta := stream.feed(i))] == ["a", "😀", "b"]
 
 
 def first_stop(text: str, stops: list[str]) -> str:
