@@ -8,8 +8,6 @@ queue, which no real router has; the command tries several weights and reports t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from benchmarks.trace.engine import Job
 from benchmarks.trace.requests import BLOCK, TraceRequest
 from benchmarks.trace.simulate import Cluster, ClusterSpec
@@ -50,14 +48,11 @@ class KVAware:
     def report(self, load: WorkerLoad) -> None:
         pass
 
-    def tick(self, now: float) -> None:
+    def renew(self) -> None:
         pass
 
     def started(self, job: Job) -> None:
         pass
 
     def finished(self, job: Job) -> None:
-        pass
-
-    def evicted(self, blocks: Sequence[bytes], holder: str) -> None:
         pass

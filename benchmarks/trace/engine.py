@@ -93,6 +93,7 @@ class EngineModel:
         self.busy = False
         self.version = 0
         self.changed = True
+        self.reported_at = 0.0
         self.sample: StepSample | None = None
         self._running: list[tuple[int, int, Job]] = []  # by the step in which they end
         self._fresh: list[Job] = []
@@ -247,11 +248,6 @@ class EngineModel:
                 self.prefilling.append(job)
         waiting.extend(self.queue)
         self.queue = waiting
-
-    def next_fetch(self, now: float) -> float | None:
-        """When an idle worker should look again: its earliest fetch."""
-        times = [j.fetched_at for j in self.queue if j.fetched_at > now]
-        return min(times) if times else None
 
     def _cut(self, budget: int) -> list[tuple[Job, int]]:
         parts = []

@@ -1,37 +1,60 @@
-"""The product's policy in the simulation: its own router, admission, fair queue and planner, with nothing changed."""
+"""The product's policy in the simulation: each gateway drives the dispatch that the product's gateways drive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from benchmarks.trace.engine import Job
 from benchmarks.trace.requests import BLOCK, TraceRequest
 from benchmarks.trace.simulate import Cluster, ClusterSpec
-from serve_app.routing.admission import Admission, AdmissionConfig, Targets
-from serve_app.routing.costs import CostModel, CostPriors
-from serve_app.routing.fairness import FairConfig, FairQueue
-from serve_app.routing.locality import LocalityIndex
-from serve_app.routing.planner import Demand, DemandMeter, Planner, PlannerConfig
-from serve_app.routing.router import Router, RouterConfig
-from serve_app.routing.types import Refusal, Role, RouteRequest, WorkerLoad
+from serve_app.routing.admission import AdmissionConfig, Targets
+from serve_app.routing.costs import CostPriors
+from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects
+from serve_app.routing.router import RouterConfig
+from serve_app.routing.types import Role, RouteRequest, WorkerLoad
 
-RETRY_S = 0.01
+# More than any answer in the trace: clients that set no limit.
+MAX_TOKENS = 4096
 
 
-@dataclass(slots=True)
 class _Gateway:
-    router: Router
-    queue: FairQueue
-    admission: Admission
-    meter: DemandMeter
-    requests: dict[str, TraceRequest] = field(default_factory=dict)
-    output_mean: float = 256.0
-    retrying: bool = False
+    """One gateway's dispatch, its requests that wait, and its timer."""
+
+    def __init__(self, number: int, dispatch: Dispatch, cluster: Cluster) -> None:
+        self.dispatch = dispatch
+        self._number = number
+        self._cluster = cluster
+        self._waiting: dict[str, TraceRequest] = {}
+        self._timer = False
+
+    def arrive(self, request: TraceRequest, now: float) -> None:
+        self._waiting[request.id] = request
+        routed = RouteRequest(
+            request.id, request.prompt, request.blocks, max_tokens=MAX_TOKENS, tenant=request.tenant, arrived_at=now
+        )
+        self.apply(self.dispatch.arrive(routed, now))
+
+    def apply(self, effects: Effects) -> None:
+        """Sends off the requests that have had their turn, and sets the timer."""
+        for turn in effects.turns:
+            request = self._waiting.pop(turn.request_id)
+            if turn.refusal is not None:
+                self._cluster.refuse(request, turn.refusal)
+                continue
+            assert turn.decision is not None  # every worker reports before the first request
+            self._cluster.dispatch(request, turn.decision, self._number)
+        if effects.tick_at is not None and not self._timer:
+            self._timer = True
+            self._cluster.at(effects.tick_at, "call", self._tick)
+
+    def _tick(self, now: float) -> None:
+        self._timer = False
+        self.apply(self.dispatch.tick(now))
 
 
 class Product:
-    """``roles``: None lets the planner move them; otherwise fixed, one per worker."""
+    """``roles``: None lets the first gateway's planner move them; otherwise fixed, one per worker."""
 
     def __init__(
         self,
@@ -42,21 +65,15 @@ class Product:
         roles: Sequence[Role] | None = None,
         router: RouterConfig | None = None,
         admit: bool = True,
-        window_s: float = 0.15,
-        planner: PlannerConfig | None = None,
-        fair: FairConfig | None = None,
     ) -> None:
         self.name = name
         self.shared = True
         self.blocks = spec.blocks if blocks is None else blocks
+        self.gateways: list[_Gateway] = []
         self._spec = spec
         self._roles = roles
         self._router = router or RouterConfig(chunk_tokens=BLOCK)
-        self._admit = admit
-        self._window = window_s
-        self._fair = fair
-        self._planner_config = planner or PlannerConfig(ttft_target=spec.ttft_target, itl_target=spec.itl_target)
-        self._loads: dict[str, WorkerLoad] = {}
+        self._targets = Targets(spec.ttft_target if admit else None, spec.itl_target)
         self._next = 0
 
     def start(self, cluster: Cluster) -> None:
@@ -65,108 +82,45 @@ class Product:
         node = spec.kv_token_bytes / spec.link_bytes_s
         remote = spec.kv_token_bytes / spec.remote_bytes_s
         latency = spec.link_latency_s
-        priors = CostPriors(
-            fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01},
-            fetch_token={"worker": 0.0, "node": node, "remote": remote, "disk": 1.0},
+        config = DispatchConfig(
+            admission=AdmissionConfig(self._targets),
+            priors=CostPriors(
+                fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01},
+                fetch_token={"worker": 0.0, "node": node, "remote": remote, "disk": 1.0},
+            ),
+            router=self._router,
         )
-        self._gateways = []
         for number in range(spec.gateways):
-            config = self._router
-            router = Router(
-                CostModel(priors),
-                LocalityIndex(200_000),
-                RouterConfig(**{**_fields(config), "seed": config.seed + number}),
-            )
-            queue = FairQueue(self._fair, router.expected_cached)
-            targets = Targets(spec.ttft_target if self._admit else None, spec.itl_target)
-            admission = Admission(router, queue, AdmissionConfig(targets, window_s=self._window))
-            self._gateways.append(_Gateway(router, queue, admission, DemandMeter()))
-        self._planner = Planner(self._gateways[0].router.costs, self._planner_config)
-        if self._roles is not None:
-            for index, role in enumerate(self._roles):
-                cluster.set_role(index, role)
-            cluster.result.role_moves = 0
-        else:
-            half = spec.workers // 2
-            for index in range(spec.workers):
-                cluster.set_role(index, "prefill" if index < half else "decode")
-            cluster.result.role_moves = 0
+            router = replace(config.router, seed=config.router.seed + number)
+            self.gateways.append(_Gateway(number, Dispatch(replace(config, router=router)), cluster))
+        half = spec.workers // 2
+        roles = self._roles or ["prefill"] * half + ["decode"] * (spec.workers - half)
+        for index, role in enumerate(roles):
+            cluster.set_role(index, role)
+        cluster.result.role_moves = 0
 
     def arrive(self, request: TraceRequest, now: float) -> None:
-        gateway = self._gateways[self._next % len(self._gateways)]
+        gateway = self.gateways[self._next % len(self.gateways)]
         self._next += 1
-        routed = RouteRequest(
-            request.id,
-            request.prompt,
-            request.blocks,
-            expected_output_tokens=int(gateway.output_mean),
-            max_tokens=4096,
-            tenant=request.tenant,
-            arrived_at=now,
-        )
-        refusal = gateway.admission.consider(routed, now)
-        if refusal is not None:
-            self._cluster.refuse(request, refusal)
-            return
-        gateway.requests[request.id] = request
-        gateway.queue.push(routed)
-        self._drain(gateway, now)
-
-    def _drain(self, gateway: _Gateway, now: float) -> None:
-        while (routed := gateway.queue.pop(now)) is not None:
-            placed = gateway.admission.place(routed, now)
-            if placed is None:
-                gateway.queue.push(routed, front=True)
-                self._retry(gateway, now)
-                return
-            request = gateway.requests.pop(routed.id)
-            if isinstance(placed, Refusal):
-                gateway.queue.settle(routed.id, 0, 0, 0)
-                self._cluster.refuse(request, placed)
-                continue
-            gateway.meter.arrived(now, placed.compute, gateway.output_mean, routed.prompt_tokens)
-            self._cluster.dispatch(request, placed, self._gateways.index(gateway))
-
-    def _retry(self, gateway: _Gateway, now: float) -> None:
-        if gateway.retrying:
-            return
-        gateway.retrying = True
-
-        def again(when: float) -> None:
-            gateway.retrying = False
-            self._drain(gateway, when)
-
-        self._cluster.at(now + RETRY_S, "call", again)
+        gateway.arrive(request, now)
 
     def report(self, load: WorkerLoad) -> None:
-        self._loads[load.worker] = load
-        for gateway in self._gateways:
-            gateway.router.report(load)
+        for number, gateway in enumerate(self.gateways):
+            planning = self._roles is None and number == 0
+            gateway.apply(
+                gateway.dispatch.report(
+                    load.worker, load, load.reported_at, planning=planning, gateways=len(self.gateways)
+                )
+            )
 
-    def tick(self, now: float) -> None:
-        if self._roles is not None:
-            return
-        demand = Demand(0.0, 0.0, 0.0)
-        for gateway in self._gateways:
-            demand = demand + gateway.meter.demand(now)
-        waiting = sum(g.admission.queue.waiting_tokens() for g in self._gateways)
-        plan = self._planner.plan(self._loads.values(), demand, now, waiting_tokens=waiting)
-        for name in plan.moved:
-            self._cluster.set_role(int(name), plan.roles[name])
+    def renew(self) -> None:
+        for worker, role in self.gateways[0].dispatch.workers.roles.items():
+            self._cluster.set_role(int(worker), role)
 
     def started(self, job: Job) -> None:
-        self._gateways[job.gateway].admission.started(job.id)
+        self.gateways[job.gateway].dispatch.started(job.id, self._cluster.now)
 
     def finished(self, job: Job) -> None:
-        gateway = self._gateways[job.gateway]
-        gateway.output_mean += 0.02 * (job.output - gateway.output_mean)
-        gateway.admission.finished(job.id)
-        gateway.queue.settle(job.id, job.prompt - job.cached, job.cached, job.output)
-
-    def evicted(self, blocks: Sequence[bytes], holder: str) -> None:
-        # Gateways are not told: their index is approximate, as in the product.
-        pass
-
-
-def _fields(config: RouterConfig) -> dict:
-    return {name: getattr(config, name) for name in RouterConfig.__slots__}
+        gateway, now = self.gateways[job.gateway], self._cluster.now
+        gateway.dispatch.left(job.id)
+        gateway.apply(gateway.dispatch.finish(job.id, now, cached=job.cached, output=job.output))

@@ -1,6 +1,7 @@
 """The discrete-event simulation: a trace's arrivals, gateways with the product's policy code, modelled engines.
 
-What travels takes time as well: a worker's report reaches the gateways every ``report_s``; K/V crosses each worker's
+What travels takes time as well. A worker reports to the gateways every ``report_s`` while something changes there, and
+every ``heartbeat_s`` otherwise; gateways tell workers the roles they want every ``renew_s``. K/V crosses each worker's
 own link at ``link_bytes_s``, one transfer after the other.
 """
 
@@ -36,7 +37,8 @@ class ClusterSpec:
     remote_bytes_s: float = 12.5e9  # from another node's pool: 100 Gbit/s
     early_handover: bool = True  # chunks go over while prefill computes, or all at its end
     report_s: float = 0.1
-    plan_s: float = 1.0
+    heartbeat_s: float = 2.0
+    renew_s: float = 4.0
     gateways: int = 1
     ttft_target: float = 5.0  # what goodput counts, and what admission holds
     itl_target: float = 0.05
@@ -52,10 +54,9 @@ class Policy(Protocol):
     def start(self, cluster: Cluster) -> None: ...
     def arrive(self, request: TraceRequest, now: float) -> None: ...
     def report(self, load: WorkerLoad) -> None: ...
-    def tick(self, now: float) -> None: ...
+    def renew(self) -> None: ...
     def started(self, job: Job) -> None: ...
     def finished(self, job: Job) -> None: ...
-    def evicted(self, blocks: Sequence[bytes], holder: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -127,7 +128,7 @@ class Cluster:
     def node_of(self, worker: int) -> int:
         return worker * self.spec.nodes // self.spec.workers
 
-    def load_of(self, worker: EngineModel, *, sample: bool = True) -> WorkerLoad:
+    def load_of(self, worker: EngineModel) -> WorkerLoad:
         """What the worker would report now; blocks of one token, so nothing is rounded."""
         staying = [j for j in worker.queue if j.stays]
         waiting = len(staying) + len(worker.landing) + worker.expected + sum(j.stays for j in worker.prefilling)
@@ -145,7 +146,7 @@ class Cluster:
             kv_blocks_total=worker.kv_total,
             block_tokens=1,
             max_batch_tokens=worker.chunk,
-            steps=(worker.sample,) if sample and worker.sample is not None else (),
+            steps=(worker.sample,) if worker.sample is not None else (),
             reported_at=self.now,
         )
 
@@ -159,7 +160,7 @@ class Cluster:
             self.policy.report(self.load_of(worker))
         for request in trace:
             self.at(request.at, "arrive", request)
-        self.at(0.0, "tick")
+        self.at(spec.renew_s, "renew")
         for worker in self.workers:
             self.at(spec.report_s * worker.index / spec.workers, "report", worker.index)
         left = len(trace)
@@ -172,9 +173,9 @@ class Cluster:
                 self.policy.arrive(what, self.now)
             elif kind == "report":
                 self._on_report(what)
-            elif kind == "tick":
-                self.policy.tick(self.now)
-                self.at(self.now + spec.plan_s, "tick")
+            elif kind == "renew":
+                self.policy.renew()
+                self.at(self.now + spec.renew_s, "renew")
             elif kind == "call":
                 what(self.now)
             else:
@@ -187,10 +188,10 @@ class Cluster:
 
     def _on_report(self, index: int) -> None:
         worker = self.workers[index]
-        if worker.changed:
+        if worker.changed or self.now >= worker.reported_at + self.spec.heartbeat_s:
             self.policy.report(self.load_of(worker))
-            worker.sample = None
-            # A queue goes on being worked off: say so again next time.
+            worker.sample, worker.reported_at = None, self.now
+            # A queue goes on being worked off: the next report says so.
             worker.changed = worker.has_work
         self.at(self.now + self.spec.report_s, "report", index)
 
@@ -276,13 +277,8 @@ class Cluster:
         complete = len(job.blocks) if job.computed >= job.prompt else job.computed // BLOCK
         if complete <= job.published:
             return
-        if self.policy.shared:
-            node = self.node_of(job.prefill)
-            evicted = self.caches.by_node[node].add(job.blocks, job.published, complete)
-            holder = f"node:{node}"
-        else:
-            evicted = self.caches.by_worker[job.prefill].add(job.blocks, job.published, complete)
-            holder = str(job.prefill)
+        cache = (
+            self.caches.by_node[self.node_of(job.prefill)] if self.policy.shared else self.caches.by_worker[job.prefill]
+        )
+        cache.add(job.blocks, job.published, complete)
         job.published = complete
-        if evicted:
-            self.policy.evicted(evicted, holder)

@@ -86,7 +86,7 @@ class Gateway:
             self._wake = Wake(lambda m, stage: call(m, "wake", {}, stage))
             for model in self.models:
                 if model.record.task == "text-generation":
-                    self.generator.dispatcher(model).cold_start.wake = partial(self._wake.first, model)
+                    self.generator.dispatcher(model).start_worker = partial(self._wake.first, model)
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
 
         self.limiter = RateLimiter(home / "rates.sqlite3", settings.rate_limits)
@@ -110,10 +110,10 @@ class Gateway:
             self._subscriptions.start()
 
     def _plan(self, model: ServedModel) -> dict[str, Any]:
-        workers = self.generator.dispatcher(model).workers
-        needed = workers.needed()
-        self._wake.where_needed(model, needed, workers.stages)
-        return {"needed": needed, "roles": workers.roles}
+        dispatcher = self.generator.dispatcher(model)
+        needed = dispatcher.needed()
+        self._wake.where_needed(model, needed, dispatcher.stages)
+        return {"needed": needed, "roles": dispatcher.roles}
 
     def routing_stats(self) -> dict[str, dict[str, Any]]:
         """Of every text model, for metrics."""

@@ -1,7 +1,7 @@
-"""Take a request, let it wait, or refuse it at once: by tokens in flight and the predicted time to the first token.
+"""Places a request, lets it wait, or refuses it at once, by the predicted time to its first token.
 
-A request is refused exactly when it is predicted to be late, and told how long the wait would be. What is let in but
-can't be placed without queueing on a worker waits in the gateway, where order can still be chosen.
+A request is refused exactly when it is predicted to be late, and is told how long the wait would be. An admitted
+request that would queue on a worker waits in the gateway instead, where the order can still be chosen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from serve_app.routing.router import Router
 from serve_app.routing.streams import Streams
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 
+# How far one late first token moves the margin, the most that one counts, and what a refusal leaves of the margin.
 MARGIN_GAIN = 0.1
 MARGIN_CAP_S = 1.0
 MARGIN_DECAY = 0.9
@@ -29,27 +30,27 @@ class Targets:
 @dataclass(slots=True, frozen=True)
 class AdmissionConfig:
     targets: Targets = Targets()
-    # For prompts that take longer than the target by themselves: how many times that their first token may take.
+    # A prompt that by itself takes longer than the target may take this many times as long as it takes alone.
     patience: float = 1.5
-    # Workers keep about this much prefill queued: enough not to run dry between two reports, no more.
+    # Prefill kept queued on workers: enough that they do not run dry between two reports.
     window_s: float = 0.15
-    # Waiting for less than this is not called waiting by reject_if_busy.
+    # A shorter wait does not count as busy for reject_if_busy.
     busy_s: float = 0.05
-    # Refused above this whatever the target: a bound on the gateway's memory.
+    # A bound on the gateway's memory, whatever the target.
     max_waiting_tokens: int = 50_000_000
     retry_cap_s: float = 600.0
-    # Of the target between tokens, for a tenant below its share of the streams.
+    # A tenant below its share of the streams may exceed the target between tokens by this factor.
     stretch: float = 1.25
-    # Of the time in the queue that a request's deadline leaves, kept for errors: under overload the queue is as long as
-    # deadlines allow, and each small error would make somebody late for whom work has been done by then.
+    # Share of the time in the queue that is kept for errors where a request has a deadline. Under overload the queue is
+    # as long as deadlines allow, and without it each small error would waste the work done for a late request.
     slack: float = 0.25
 
 
 class DrainMeter:
-    """How fast waiting requests get their turns, whatever holds them up."""
+    """How fast waiting requests get their turns, for whatever reason they wait."""
 
     GAIN = 0.05
-    # After this long without a turn what was measured says nothing of now.
+    # A measurement is too old after this long without a turn.
     FRESH_S = 30.0
 
     def __init__(self) -> None:
@@ -58,7 +59,7 @@ class DrainMeter:
         self._others = False
 
     def turn(self, now: float, waiting: int) -> None:
-        """A request has its turn, and ``waiting`` others have not. Turns given together count as such: 0 seconds."""
+        """A request has its turn, and ``waiting`` others have not. Turns given together are 0 seconds apart."""
         if self._others and self._last is not None and now - self._last < self.FRESH_S:
             interval = now - self._last
             self._seconds = interval if not self._seconds else self._seconds + self.GAIN * (interval - self._seconds)
@@ -73,7 +74,7 @@ class DrainMeter:
 
 @dataclass(slots=True)
 class InFlight:
-    """Tokens admitted and not yet done, per stage."""
+    """Tokens of placed requests that are not done yet, by stage."""
 
     prefill: int = 0
     decode: int = 0
@@ -82,15 +83,17 @@ class InFlight:
 @dataclass(slots=True)
 class _Admitted:
     tenant: str
+    streams: int
     prefill: int
     decode: int
+    due: float | None  # predicted time of the first token; None once it is there
 
 
 class Admission:
     """One per model and gateway; shares its :class:`Router` and its :class:`FairQueue`.
 
-    ``consider`` at arrival, ``place`` when it is a request's turn, ``started`` at its first token, ``finished`` at its
-    end.
+    Call ``consider`` at arrival, ``place`` when it is a request's turn, ``started`` at its first token, ``finished`` at
+    its end.
     """
 
     def __init__(self, router: Router, queue: FairQueue, config: AdmissionConfig | None = None) -> None:
@@ -107,19 +110,19 @@ class Admission:
         """At arrival: None if the request may wait its turn, or why it can't and when to try again."""
         decision = self.router.choose(request, now)
         if decision is None:
-            return None  # no worker up yet: whether to wait for a cold start is the caller's choice
+            return None  # no worker is up: cold_start decides
         queued = self.queued_seconds(request, now)
         wait = queued + decision.wait
         if self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens:
             return self._refusal(wait, "too many tokens wait for this model")
         if request.reject_if_busy and wait > self.config.busy_s:
             return self._refusal(wait, "busy, and the request said not to wait")
-        # What the others in the queue take can't be foreseen as well as what the request itself takes.
+        # The time that others take is predicted less well than the request's own.
         slack = 1.0 if request.deadline is None else 1.0 - self.config.slack
         return self._late(request, now, queued / slack + decision.ttft, wait)
 
     def place(self, request: RouteRequest, now: float) -> Decision | Refusal | None:
-        """When it is ``request``'s turn: where it goes; None while every worker has enough queued; or too late now."""
+        """When it is the request's turn: where it goes, None while there is no place, or a refusal if it is late."""
         decision = self.router.choose(request, now)
         if decision is None:
             return None
@@ -130,37 +133,36 @@ class Admission:
         if wait > self.config.window_s or self._crowded(request, decision, now):
             return None
         self._drain.turn(now, len(self.queue) - (request.id in self.queue))
-        self.router.commit(request, decision, now)
-        output = min(request.expected_output_tokens, request.max_tokens)
-        self._forget(request.id)
-        self._admitted[request.id] = _Admitted(request.tenant, decision.uncached, output)
-        self._streams.begin(request.tenant)
-        self.in_flight.prefill += decision.uncached
-        self.in_flight.decode += output
+        self._admit(request, decision, now)
         return decision
 
-    def started(self, request_id: str) -> None:
-        """The first token is there: its prompt is no longer in flight."""
-        admitted = self._admitted.get(request_id)
-        if admitted is not None:
-            self.in_flight.prefill -= admitted.prefill
-            admitted.prefill = 0
+    def move(self, request: RouteRequest, now: float, *, started: bool) -> Decision | None:
+        """Another place for a request whose worker is lost; None if no worker is up. ``started``: it has tokens."""
+        self.finished(request.id)
+        decision = self.router.choose(request, now)
+        if decision is not None:
+            self._admit(request, decision, now)
+            if started:
+                self._prefilled(self._admitted[request.id])
+        return decision
 
-    def arrived(self, predicted: float, actual: float) -> None:
-        """A first token came ``actual`` seconds after its request's turn; predictions that were too short make later
-        ones more careful.
-        """
-        error = min(max(actual - predicted, 0.0), MARGIN_CAP_S)
+    def started(self, request_id: str, now: float) -> None:
+        """The first token is there. One that is later than predicted makes later predictions more careful."""
+        admitted = self._admitted.get(request_id)
+        if admitted is None or admitted.due is None:
+            return
+        error = min(max(now - admitted.due, 0.0), MARGIN_CAP_S)
         self._margin += MARGIN_GAIN * (error - self._margin)
+        self._prefilled(admitted)
 
     def finished(self, request_id: str, now: float | None = None) -> None:
-        """Ended in whatever way; ``now`` if its client has the answer and may ask anew."""
+        """The request has ended in whatever way; ``now`` if its client has the answer and may ask anew."""
         self._forget(request_id, now)
         self.router.finished(request_id)
 
     def queued_seconds(self, request: RouteRequest, now: float = 0.0) -> float:
-        """How long the requests that would go before this one keep the workers busy, about: by the prompts they bring,
-        and by how fast others that waited got their turns.
+        """About how long the requests that go before this one keep the workers busy: the larger of what their prompts
+        take and of what the latest turns took.
         """
         ahead = self.queue.ahead(request)
         if not ahead:
@@ -168,19 +170,19 @@ class Admission:
         requests = ahead * len(self.queue) / max(self.queue.waiting_tokens(), 1)
         return max(ahead * self.router.seconds_per_token(), self._drain.seconds(requests, now))
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def below_share(self, tenant: str) -> bool:
-        """Whether others have more streams than a tenant that has a request."""
+        """Whether other tenants have more streams than one that has a request."""
         return self._streams.below_share(tenant)
 
+    # -- inside --------------------------------------------------------------------------------------------------
+
     def _crowded(self, request: RouteRequest, decision: Decision, now: float) -> bool:
-        """Whether one more stream would slow those on the worker, and those that places are kept for, beyond the target
-        between tokens. A tenant with fewer streams than others may stretch it a little: it need not wait until one of
-        theirs ends.
+        """Whether the request would slow the streams on the worker, and those that places are kept for, beyond the
+        target between tokens. A tenant with fewer streams than others may exceed it a little, so that it need not wait
+        until one of theirs ends. A worker without streams takes any request.
         """
         target = self.config.targets.itl
-        if target is None or not self._streams:
+        if target is None or not self._streams or not decision.batch:
             return False
         costs, length = self.router.costs, request.prompt_tokens + request.expected_output_tokens
         itl = decision.itl + self._streams.kept_from(request.tenant, now) * (costs.d1 + costs.d2 * length)
@@ -191,20 +193,34 @@ class Admission:
         if deadline is None:
             if self.config.targets.ttft is None:
                 return None
-            # A prompt that takes long by itself has longer: its wait may be refused, its length may not.
+            # A long prompt may take longer: it is refused for its wait, not for its length.
             deadline = request.arrived_at + max(self.config.targets.ttft, self.config.patience * (ttft - wait))
         if now + ttft + self._margin <= deadline:
             return None
-        # Nobody let in, nothing learned: what the margin keeps out makes it smaller.
+        # A refusal gives no measurement, so each one shrinks the margin; or a too large one would refuse for ever.
         self._margin *= MARGIN_DECAY
         return self._refusal(wait, "its first token would come too late")
 
     def _refusal(self, wait: float, reason: str) -> Refusal:
         return Refusal(min(max(wait, 0.0), self.config.retry_cap_s), reason)
 
+    def _admit(self, request: RouteRequest, decision: Decision, now: float) -> None:
+        self.router.commit(request, decision, now)
+        output = min(request.expected_output_tokens, request.max_tokens) * request.streams
+        self._forget(request.id)
+        admitted = _Admitted(request.tenant, request.streams, decision.uncached, output, now + decision.ttft)
+        self._admitted[request.id] = admitted
+        self._streams.begin(admitted.tenant, admitted.streams)
+        self.in_flight.prefill += admitted.prefill
+        self.in_flight.decode += admitted.decode
+
+    def _prefilled(self, admitted: _Admitted) -> None:
+        self.in_flight.prefill -= admitted.prefill
+        admitted.prefill, admitted.due = 0, None
+
     def _forget(self, request_id: str, now: float | None = None) -> None:
         admitted = self._admitted.pop(request_id, None)
         if admitted is not None:
             self.in_flight.prefill -= admitted.prefill
             self.in_flight.decode -= admitted.decode
-            self._streams.end(admitted.tenant, now)
+            self._streams.end(admitted.tenant, now, admitted.streams)

@@ -41,7 +41,6 @@ class CostPriors:
     fetch_token: dict[Tier, float] = field(
         default_factory=lambda: {"worker": 0.0, "node": 1.3e-5, "remote": 4e-5, "disk": 6e-5}
     )
-    adapter_load: float = 0.2  # seconds until an adapter that is not resident can be used
 
     def coefficients(self) -> NDArray[np.float64]:
         """(p0, p1, p2, d0, d1, d2)."""
@@ -55,6 +54,19 @@ class CostPriors:
                 self.decode_kv_token,
             ]
         )
+
+
+# For small models on a core of a CPU.
+CPU_PRIORS = CostPriors(
+    prefill_step=1.5e-3,
+    prefill_token=1e-4,
+    prefill_attention=1e-8,
+    decode_step=2e-3,
+    decode_seq=3e-4,
+    decode_kv_token=5e-7,
+    fetch_latency={"worker": 0.0, "node": 5e-3, "remote": 15e-3, "disk": 10e-3},
+    fetch_token={"worker": 0.0, "node": 3e-6, "remote": 1e-5, "disk": 1e-5},
+)
 
 
 class CostModel:

@@ -73,9 +73,9 @@ class _Charge:
 
 
 class FairQueue:
-    """``push`` what has to wait, ``pop`` what goes next, ``settle`` when it has been served.
+    """``push`` a request, ``take`` one of the ``heads`` when it may go, ``settle`` when it has been served.
 
-    ``cached(request)`` says how many prompt tokens would come from a cache now; without it order is VTC's own.
+    ``cached(request)`` says how many prompt tokens would come from a cache now; without it the order is VTC's own.
     """
 
     def __init__(self, config: FairConfig | None = None, cached: Callable[[RouteRequest], int] | None = None) -> None:
@@ -92,22 +92,19 @@ class FairQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._where
 
-    def push(self, request: RouteRequest, weight: float = 1.0, *, front: bool = False) -> None:
-        """Lets a request wait. ``weight`` is its tenant's; ``front`` puts one back that was popped but not sent."""
+    def push(self, request: RouteRequest, weight: float = 1.0) -> None:
+        """Lets a request wait. ``weight`` is its tenant's."""
         if weight <= 0:
             raise ValueError(f"a tenant's weight must be positive, got {weight}")
         kind = self._classes[request.priority]
         tenant = kind.tenants.setdefault(request.tenant, _Tenant())
         tenant.weight = weight
-        if front:
-            self._refund(request.id)
-        # What was popped a moment ago never ceased to wait: it keeps its place, also as its tenant's only request.
-        if not kind.waiting and not front:
+        if not kind.waiting:
             others = [c.counter for c in self._classes.values() if c.waiting]
             if others:
                 kind.counter = max(kind.counter, min(others))
         if request.tenant not in kind.waiting:
-            if kind.waiting and not front:
+            if kind.waiting:
                 tenant.counter = max(tenant.counter, min(t.counter for t in kind.waiting.values()))
             kind.waiting[request.tenant] = tenant
         cached = min(self._cached(request), request.prompt_tokens) if self._cached is not None else 0
@@ -118,38 +115,18 @@ class FairQueue:
         kind.prompt_tokens += request.prompt_tokens
         self._where[request.id] = (request.priority, request.tenant)
 
-    def pop(self, now: float) -> RouteRequest | None:
-        """The next request, charged as if its expected output had been served; None if nobody waits."""
-        classes = [(c.counter, name) for name, c in self._classes.items() if c.waiting]
-        if not classes:
-            return None
-        kind = self._classes[min(classes)[1]]
-        floor = min(t.counter for t in kind.waiting.values())
-        found = self._best(kind, floor)
-        self._take(found.request)
-        self._charge(found.request, found.cached)
-        return found.request
-
-    def peek(self) -> RouteRequest | None:
-        """What :meth:`pop` would give now."""
-        classes = [(c.counter, name) for name, c in self._classes.items() if c.waiting]
-        if not classes:
-            return None
-        kind = self._classes[min(classes)[1]]
-        return self._best(kind, min(t.counter for t in kind.waiting.values())).request
-
     def heads(self, limit: int) -> list[RouteRequest]:
-        """What :meth:`pop` would give now, and behind it the first request of other tenants, least served first."""
-        first = self.peek()
-        if first is None:
-            return []
+        """The next request, and behind it the first one of other tenants, least served first; up to ``limit``."""
         kinds = sorted((kind for kind in self._classes.values() if kind.waiting), key=lambda kind: kind.counter)
+        if not kinds:
+            return []
+        first = self._best(kinds[0], min(t.counter for t in kinds[0].waiting.values())).request
         tenants = [t for kind in kinds for t in nsmallest(limit, kind.waiting.values(), key=lambda t: t.counter)]
         found = [first, *(t.head.request for t in tenants if t.head.request is not first)]
         return found[:limit]
 
     def take(self, request_id: str) -> None:
-        """Gives a waiting request its turn, charged as :meth:`pop` does."""
+        """Gives a waiting request its turn, charged as if its expected output had been served."""
         kind, tenant = self._where[request_id]
         found = self._classes[kind].tenants[tenant].waiting[request_id]
         self._take(found.request)
@@ -165,7 +142,7 @@ class FairQueue:
         return request
 
     def settle(self, request_id: str, uncached: int, cached: int, output: int) -> None:
-        """Replaces what a popped request was charged by what it was served in the end, in tokens."""
+        """Replaces what a request was charged at its turn by what it was served in the end, in tokens."""
         charge = self._charges.pop(request_id, None)
         if charge is not None:
             self._add(charge.priority, charge.tenant, self._cost(uncached, cached, output) - charge.amount)
@@ -174,9 +151,9 @@ class FairQueue:
         """Counts what a tenant was served elsewhere, by another gateway."""
         self._add(priority, tenant, self._cost(uncached, cached, output))
 
-    def waiting_tokens(self, priority: Priority | None = None) -> int:
-        """Prompt tokens that wait, of one class or of all."""
-        return sum(c.prompt_tokens for name, c in self._classes.items() if priority in (None, name))
+    def waiting_tokens(self) -> int:
+        """Prompt tokens that wait."""
+        return sum(c.prompt_tokens for c in self._classes.values())
 
     def ahead(self, request: RouteRequest) -> int:
         """Prompt tokens that would be served before ``request`` if it were pushed now, about.
@@ -243,15 +220,10 @@ class FairQueue:
 
     def _charge(self, request: RouteRequest, cached: int) -> None:
         cached = min(cached, request.prompt_tokens)
-        output = min(request.expected_output_tokens, request.max_tokens)
+        output = min(request.expected_output_tokens, request.max_tokens) * request.streams
         amount = self._cost(request.prompt_tokens - cached, cached, output)
         self._charges[request.id] = _Charge(request.priority, request.tenant, amount)
         self._add(request.priority, request.tenant, amount)
-
-    def _refund(self, request_id: str) -> None:
-        charge = self._charges.pop(request_id, None)
-        if charge is not None:
-            self._add(charge.priority, charge.tenant, -charge.amount)
 
     def _add(self, priority: Priority, tenant: str, amount: float) -> None:
         kind = self._classes[priority]

@@ -12,17 +12,17 @@ from random import Random
 from serve_app.routing.costs import CostModel
 from serve_app.routing.types import Role, WorkerLoad
 
-# Over how long the share of time with prompts is taken, seconds, and what it is never taken to exceed.
+# Seconds over which the share of time with prompts is measured, and the most that it is taken to be.
 WATCH_S = 10.0
 FULL = 0.95
 # A report made less than this after a decision may not show the request yet.
 VISIBLE_AFTER_S = 0.05
-# Up to this many workers all are priced; of more, those with the shortest queues and the fewest streams.
+# A fleet of up to this size is priced whole; of a larger one, the workers with the shortest queues and fewest streams.
 PRICE_ALL = 16
 SHORTLIST = 5
 # How many decisions a shortlist of a large fleet serves before it is drawn up again.
 SHORTLIST_DECISIONS = 48
-# Others that are priced as well, another few each time: the list goes stale while it is used.
+# Workers drawn at random that are priced as well, since the list goes stale while it is used.
 BY_CHANCE = 4
 
 
@@ -35,6 +35,7 @@ class Reservation:
     decode: Worker
     seconds: float  # of prefill
     kv_tokens: int
+    streams: int = 1
     prefill_seen: bool = False
     decode_seen: bool = False
     left: bool = False  # the decode worker, with its last token
@@ -48,7 +49,7 @@ class Worker:
     slow: float = 1.0
     busy_until: float = 0.0  # when the prompts queued there will have been computed
     batch: int = 0  # sequences that generate or will
-    own: int = 0  # those of them that this gateway has sent there, and that have not left it
+    own: int = 0  # of the batch: sent there by this gateway, and not ended yet
     kv_tokens: int = 0
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
     unseen: deque[Reservation] = field(default_factory=deque)
@@ -63,7 +64,7 @@ class Worker:
 
 
 class Fleet:
-    """Workers by name."""
+    """Workers by name: what they reported, and the requests that were sent to them since."""
 
     def __init__(self, costs: CostModel, random: Random) -> None:
         self._costs = costs
@@ -73,8 +74,8 @@ class Fleet:
         self._shortlist: list[Worker] = []
         self._shortlist_left = 0
         self._prefilling = 0.0
-        # r / (1 - r), r the share of time in which workers for prefill have lately been busy with prompts: how many
-        # seconds those behind wait longer for each second of it that is wasted, about.
+        # r / (1 - r), where r is the share of time in which workers for prefill have lately been busy with prompts:
+        # for each second wasted there, the prompts behind wait about so many seconds longer.
         self.congestion = 0.0
 
     def __len__(self) -> int:
@@ -115,8 +116,8 @@ class Fleet:
         self._see(worker, load.reported_at - VISIBLE_AFTER_S)
         sent_seconds = sum(r.seconds for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
         sent = [r for r in worker.unseen if r.decode is worker and not r.decode_seen]
-        # What is long on its way, or computed elsewhere before it gets there, is in no report.
-        worker.batch = max(load.running + load.waiting + len(sent), worker.own)
+        # A request that is long on its way, or is prefilled elsewhere first, is in no report.
+        worker.batch = max(load.running + load.waiting + sum(r.streams for r in sent), worker.own)
         worker.kv_tokens = load.kv_tokens_used + sum(r.kv_tokens for r in sent)
         self._set_step(worker)
         chunk = max(load.max_batch_tokens - worker.batch, load.block_tokens)
@@ -131,8 +132,8 @@ class Fleet:
     def reserve(self, reservation: Reservation) -> None:
         prefill, decode = reservation.prefill, reservation.decode
         prefill.busy_until = max(prefill.busy_until, reservation.made_at) + reservation.seconds
-        decode.batch += 1
-        decode.own += 1
+        decode.batch += reservation.streams
+        decode.own += reservation.streams
         decode.kv_tokens += reservation.kv_tokens
         self._set_step(decode)
         prefill.unseen.append(reservation)
@@ -140,26 +141,26 @@ class Fleet:
             decode.unseen.append(reservation)
 
     def release(self, reservation: Reservation) -> None:
-        """The request has ended: what no report shows of it yet will not come."""
+        """The request has ended: no report will show more of it."""
         self.left(reservation)
         if not reservation.prefill_seen:
             reservation.prefill.busy_until -= reservation.seconds
         if not reservation.decode_seen:
-            reservation.decode.batch -= 1
+            reservation.decode.batch -= reservation.streams
             reservation.decode.kv_tokens -= reservation.kv_tokens
             self._set_step(reservation.decode)
         reservation.prefill_seen = reservation.decode_seen = True
 
     def left(self, reservation: Reservation) -> None:
-        """The worker has done with the request, whose client may still read; more than once is harmless."""
+        """The worker has done with the request, though its client may still read; more than once is harmless."""
         if reservation.left:
             return
         reservation.left = True
         decode = reservation.decode
-        decode.own -= 1
+        decode.own -= reservation.streams
         if reservation.decode_seen:
-            # Its place is free at once and not only when a report says so: somebody waits for it.
-            decode.batch = max(decode.batch - 1, decode.own)
+            # A waiting request may take the place at once, before a report shows that it is free.
+            decode.batch = max(decode.batch - reservation.streams, decode.own)
             decode.kv_tokens = max(decode.kv_tokens - reservation.kv_tokens, 0)
             self._set_step(decode)
 

@@ -1,16 +1,16 @@
-"""How many workers each stage wants, and which worker prefers which role now.
+"""How many workers each stage needs, and which worker prefers which role now.
 
 Demand is measured as work: seconds of prefill that arrive per second, tokens to decode per second, and the context they
-hold. From these and the cost model follow the workers each stage needs for its latency target. Roles move first, within
-seconds and without losing anything, since a role is only a preference; replicas follow where roles are not enough. Both
-have hysteresis: a move must promise a clear gain, and moves are a while apart.
+hold. The workers that each stage needs for its latency target follow from these and the cost model. Roles move within
+seconds and lose nothing, since a role is only a preference. A move must promise a clear gain, and moves are a while
+apart. Where roles are not enough Serve's autoscaler follows the same needs with replicas, within bounds of its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from serve_app.routing.costs import CostModel
 from serve_app.routing.types import Role, WorkerLoad
@@ -23,12 +23,12 @@ class DemandMeter:
         self.tau = tau
         self._at: float | None = None
         self._since: float | None = None
-        self._sums = [0.0, 0.0, 0.0, 0.0]  # prefill seconds, output tokens, output tokens x context, requests
+        self._sums = [0.0, 0.0, 0.0]  # prefill seconds, output tokens, output tokens x context
 
     def arrived(self, now: float, prefill_seconds: float, output_tokens: float, context_tokens: float) -> None:
-        """One admitted request: seconds its uncached tokens take, and what it will decode behind how much context."""
+        """One request: seconds that its uncached tokens take, and what it will decode behind how much context."""
         self._decay(now)
-        new = (prefill_seconds, output_tokens, output_tokens * context_tokens, 1.0)
+        new = (prefill_seconds, output_tokens, output_tokens * context_tokens)
         self._sums = [s + x for s, x in zip(self._sums, new, strict=True)]
 
     def demand(self, now: float) -> Demand:
@@ -36,8 +36,8 @@ class DemandMeter:
         # The weights of a window that has not filled yet sum to less than tau.
         age = now - self._since if self._since is not None else 0.0
         window = max(self.tau * (1.0 - math.exp(-age / self.tau)), 1.0)
-        seconds, tokens, contexts, requests = (s / window for s in self._sums)
-        return Demand(seconds, tokens, contexts / tokens if tokens > 0 else 0.0, requests)
+        seconds, tokens, contexts = (s / window for s in self._sums)
+        return Demand(seconds, tokens, contexts / tokens if tokens > 0 else 0.0)
 
     def _decay(self, now: float) -> None:
         if self._at is None:
@@ -55,25 +55,10 @@ class Demand:
     prefill: float
     tokens: float
     context: float
-    requests: float = 0.0
 
     def __mul__(self, gateways: int) -> Demand:
         """Of so many gateways that each have as much."""
-        return Demand(self.prefill * gateways, self.tokens * gateways, self.context, self.requests * gateways)
-
-    def __add__(self, other: Demand) -> Demand:
-        """Of two gateways together."""
-        tokens = self.tokens + other.tokens
-        context = (self.tokens * self.context + other.tokens * other.context) / tokens if tokens > 0 else 0.0
-        return Demand(self.prefill + other.prefill, tokens, context, self.requests + other.requests)
-
-
-@dataclass(slots=True, frozen=True)
-class StageLimits:
-    """Replicas that the catalogue allows."""
-
-    min_replicas: int = 1
-    max_replicas: int = 1
+        return Demand(self.prefill * gateways, self.tokens * gateways, self.context)
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,22 +70,14 @@ class PlannerConfig:
     drain_s: float = 10.0  # a backlog should be gone after this long
     gain: float = 0.15  # a move of roles must lower the fuller stage's load by this share
     dwell_s: float = 10.0  # between two moves of roles
-    up_after_s: float = 5.0  # more replicas after wanting them this long
-    down_after_s: float = 120.0  # fewer, likewise
-    idle_s: float = 300.0  # without a request until a stage goes down to its minimum
-    limits: Mapping[str, StageLimits] = field(
-        default_factory=lambda: {"prefill": StageLimits(), "decode": StageLimits()}
-    )
 
 
 @dataclass(slots=True)
 class Plan:
-    """``roles`` of all workers; ``moved`` are those whose role is new; ``replicas`` wanted per stage."""
+    """``roles`` of all workers; ``moved`` are those whose role is new."""
 
     roles: dict[str, Role]
     moved: list[str]
-    replicas: dict[str, int]
-    load: dict[str, float]  # per stage: workers needed over workers present
     why: str
 
 
@@ -111,9 +88,6 @@ class Planner:
         self.costs = costs
         self.config = config or PlannerConfig()
         self._moved_at = -math.inf
-        self._asked_at: float | None = None
-        self._wanted: dict[str, int] = {}
-        self._since: dict[str, float] = {}
 
     def needs(self, loads: Iterable[WorkerLoad], demand: Demand, waiting_tokens: int = 0) -> dict[str, float]:
         """Workers that each stage needs, as fractions of one."""
@@ -144,13 +118,9 @@ class Planner:
         """``waiting_tokens``: prompt tokens that wait in the gateways."""
         workers = [load for load in loads if not load.draining]
         needs = self.needs(workers, demand, waiting_tokens)
-        if demand.requests > 1e-3:
-            self._asked_at = now
         roles: dict[str, Role] = {w.worker: w.role for w in workers}
         moved, why = self._move(workers, roles, needs, now)
-        present = {stage: max(1, sum(r == stage for r in roles.values())) for stage in ("prefill", "decode")}
-        load = {stage: needs[stage] / present[stage] for stage in present}
-        return Plan(roles, moved, self._replicas(needs, len(workers), now), load, why)
+        return Plan(roles, moved, why)
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
@@ -177,28 +147,6 @@ class Planner:
         moved = _assign(workers, roles, wanted)
         self._moved_at = now
         return moved, f"{wanted} of {total} prefer prefill"
-
-    # -- replicas ------------------------------------------------------------------------------------------------
-
-    def _replicas(self, needs: dict[str, float], present: int, now: float) -> dict[str, int]:
-        idle = self._asked_at is None or now - self._asked_at >= self.config.idle_s
-        replicas = {}
-        for stage, limits in self.config.limits.items():
-            need = needs.get(stage, 0.0)
-            target = 0 if idle else max(1, math.ceil(need - 0.05))
-            target = max(limits.min_replicas, min(limits.max_replicas, target))
-            current = self._wanted.setdefault(stage, target if self._asked_at is not None else limits.min_replicas)
-            if target == current:
-                self._since.pop(stage, None)
-            else:
-                since = self._since.setdefault(stage, now)
-                delay = self.config.up_after_s if target > current else self.config.down_after_s
-                first = current == 0 and target > 0  # somebody waits for the first worker
-                if now - since >= delay or first or (idle and target < current):
-                    self._wanted[stage] = target
-                    self._since.pop(stage, None)
-            replicas[stage] = self._wanted[stage]
-        return replicas
 
 
 def _fullest(prefill: int, total: int, needs: Mapping[str, float]) -> float:

@@ -1,14 +1,13 @@
 """Chooses the prefill and the decode worker of a request together.
 
-Every worker can do both, so the choices are: prefill on p and decode on d, or both on w (the prompt then runs in chunks
-beside w's decoding). Each is priced in seconds,
+Every worker can do both, so a choice is to prefill on p and decode on d, or to do both on w (the prompt then runs in
+chunks beside w's decoding). Each choice is priced in seconds, and the cheapest is taken::
 
-    price = TTFT + stream_weight · (own streaming time + delay that others' streams suffer) + role_cost where against
+    price = TTFT + stream_weight · (own streaming time + delay of the streams there) + role_cost where against a role
 
-and the cheapest is taken. TTFT is made of the queue, fetching what some tier holds, computing the rest, handing over,
-and waiting for a decode place. The busier the workers for prefill, the higher role_cost and the lower stream_weight, as
-what is wasted there delays all prompts behind. Nothing is random but the last tie-break, which keeps several gateways
-from herding.
+TTFT is the sum of the queue, fetching what some tier holds, computing the rest, the hand-over, and waiting for a decode
+place. The busier the workers for prefill are, the higher is role_cost and the lower stream_weight, because time wasted
+there delays all prompts behind. Only the last tie-break is random; it keeps several gateways from herding.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
-from typing import Any
 
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fleet import Fleet, Reservation, Worker
 from serve_app.routing.locality import LocalityIndex
-from serve_app.routing.types import CachedTokens, Decision, RouteRequest, WorkerLoad
+from serve_app.routing.types import Decision, RouteRequest, WorkerLoad
 
 _POOL = "node:"
 
@@ -71,17 +69,17 @@ class _Price:
 
 @dataclass(slots=True)
 class _Held:
-    """A request, and how many of its prompt's leading tokens are where."""
+    """A request's size, and how many of its prompt's leading tokens are where."""
 
     prompt: int
-    output: int
+    output: int  # of each stream
     workers: dict[str, int]
     nodes: dict[str, int]  # in the pool of a node
     best: int  # in the best of all pools
 
 
 class Router:
-    """One per model and gateway. ``report`` what workers say, ``choose`` for a request, ``commit`` what is sent."""
+    """One per model and gateway: ``report`` loads, ``choose`` for a request, ``commit`` when it is sent."""
 
     def __init__(self, costs: CostModel, locality: LocalityIndex, config: RouterConfig | None = None) -> None:
         self.costs = costs
@@ -92,7 +90,7 @@ class Router:
         self._random = Random(self.config.seed)
         self.fleet = Fleet(costs, self._random)
 
-    # -- what is told --------------------------------------------------------------------------------------------
+    # -- inputs --------------------------------------------------------------------------------------------------
 
     def report(self, load: WorkerLoad) -> None:
         self.costs.observe(load.steps, load.fetches, load.worker)
@@ -105,14 +103,14 @@ class Router:
         self.costs.forget(worker)
 
     def commit(self, request: RouteRequest, decision: Decision, now: float) -> None:
-        """The request is being sent as decided: its load counts at once, and what it will leave behind."""
+        """The request is being sent as decided: its load counts at once, and so do the caches that it will fill."""
         workers = self.fleet.workers
         decode, prefill = workers.get(decision.decode), workers.get(decision.prefill or decision.decode)
         if decode is None or prefill is None:
-            return  # lost meanwhile; the send will fail and be retried
+            return  # a worker was lost meanwhile: the send will fail and be retried
         self.finished(request.id)
-        kv = request.prompt_tokens + _output(request)
-        reservation = Reservation(now, prefill, decode, decision.compute, kv)
+        kv = request.prompt_tokens + request.streams * _output(request)
+        reservation = Reservation(now, prefill, decode, decision.compute, kv, request.streams)
         self._reservations[request.id] = reservation
         self.fleet.reserve(reservation)
         if request.session is not None:
@@ -126,7 +124,7 @@ class Router:
         self.locality.add(request.keys, *holders)
 
     def finished(self, request_id: str) -> None:
-        """Ended, cancelled or lost; unknown ids are nothing to worry about."""
+        """The request has ended, was cancelled or is lost; an unknown id is ignored."""
         reservation = self._reservations.pop(request_id, None)
         if reservation is not None:
             self.fleet.release(reservation)
@@ -206,22 +204,23 @@ class Router:
         wait = worker.busy_until - now
         if wait < 0.0:
             wait = 0.0
-        if request.adapter and request.adapter not in load.adapters:
-            wait += costs.priors.adapter_load
         chunk = max(load.max_batch_tokens - batch, load.block_tokens)
         compute = costs.prefill_seconds(uncached, cached, chunk, worker.step / slow) * slow
         ready = (wait if wait > fetch else fetch) + compute
-        step = costs.decode_seconds(batch + 1, kv + prompt) * slow
-        # Of n sequences that run, one leaves about every output·step/n seconds; who has no place yet does not leave.
+        # A request that is larger than a worker waits until one is empty; the engine runs what fits of it.
+        room = load.kv_tokens_total
+        streams = min(request.streams, load.max_seqs)
+        step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow
+        # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
         place = 0.0
-        total, room = kv + prompt + output, load.kv_tokens_total
-        if batch >= load.max_seqs or total > room:
-            over = max((batch + 1 - load.max_seqs) / load.max_seqs, (total - room) / max(min(kv, room), 1))
+        total = kv + min(prompt + streams * output, room)
+        if batch + streams > load.max_seqs or total > room:
+            over = max((batch + streams - load.max_seqs) / load.max_seqs, (total - room) / max(min(kv, room), 1))
             place = over * output * step
-        # Going against a role wastes time that prompts wait for, either way: small chunks, or streams beside them.
+        # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
         strain = max(1.0, self.fleet.congestion / config.calm)
         weight, against, role = config.stream_weight / strain, config.role_cost * strain, worker.role
-        slower = costs.d1 + costs.d2 * (prompt + output)  # what this stream adds to each step
+        slower = streams * (costs.d1 + costs.d2 * (prompt + output))  # what this request adds to each step
         prefill = ready + weight * batch * compute
         decode = step + place + weight * output * (step + batch * slower)
         if role == "decode":
@@ -251,7 +250,7 @@ class Router:
     # -- sessions ----------------------------------------------------------------------------------------------------
 
     def _held(self, request: RouteRequest) -> dict[str, str]:
-        """Workers a session holds on to, and for what. A new session starts where any gateway would start it."""
+        """The workers that a session holds on to, and for what. Every gateway starts a new session on the same ones."""
         if request.session is None:
             return {}
         known = self._sessions.get(request.session)
@@ -267,7 +266,7 @@ class Router:
         return held
 
     def _hold(self, request: RouteRequest, price: _Price) -> float:
-        """What staying is worth, seconds: the prefix may be there although this gateway has not seen it."""
+        """What staying is worth, in seconds: the prefix may be there although this gateway has not seen it."""
         unknown = max(request.prompt_tokens - price.cached, 0)
         saved = min(self.costs.fetch_seconds("node", unknown), unknown * self.costs.p1)
         return self.config.session_hold + saved
@@ -288,7 +287,7 @@ class Router:
             uncached=p.uncached,
             wait=p.wait + d.place,
             compute=p.compute,
-            cached=CachedTokens(p.own, p.node, p.remote),
+            batch=d.worker.batch,
             why=why,
         )
 
@@ -309,9 +308,10 @@ class Router:
             rate += 1.0 / (self.costs.token_seconds(chunk, 2048, worker.step) * worker.slow)
         return 1.0 / rate if rate else 0.0
 
-    def stats(self) -> dict[str, Any]:
-        """For metrics: what this gateway believes."""
-        return {"workers": len(self.fleet), "reserved": len(self._reservations), "sessions": len(self._sessions)}
+    @property
+    def reserved(self) -> int:
+        """Requests that have been committed and have not finished."""
+        return len(self._reservations)
 
 
 def pool_holder(node: str) -> str:

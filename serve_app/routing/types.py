@@ -1,13 +1,13 @@
-"""The nouns that routing, admission, fairness and the planner share.
+"""The nouns that dispatch, router, admission, fairness and planner share.
 
-Times are seconds on one clock of the caller's choice (the gateway's monotonic clock, or the simulator's), token
-counts are whole tokens. Nothing here reads a clock, so simulator and gateway run the same code.
+Times are seconds on one clock of the caller's choice (the gateway's monotonic clock, or the simulator's); token counts
+are whole tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["prefill", "decode", "mixed"]  # a preference: every text worker can do both
@@ -39,13 +39,14 @@ class FetchSample:
 class WorkerLoad:
     """What one worker reports of itself, a few times per second and with every change that matters.
 
-    ``reported_at`` is on the reader's clock: whoever receives a report sets it to the time of receipt, less the
-    report's age if that is known. ``steps`` and ``fetches`` are samples since the last report, for the cost model.
+    ``reported_at`` is on the reader's clock: the reader sets it to the time of receipt. ``steps`` and ``fetches`` are
+    samples since the last report, for the cost model.
     """
 
     worker: str
     node: str
     role: Role = "mixed"
+    stage: str = ""  # the deployment that the worker belongs to
     queued_prefill_tokens: int = 0  # prompt tokens not computed yet and not cached, of waiting and running requests
     running: int = 0  # sequences that generate
     waiting: int = 0  # requests the worker knows and does not generate for yet, prefilled here or elsewhere
@@ -57,7 +58,6 @@ class WorkerLoad:
     max_batch_tokens: int = 2048  # token budget of one step
     step_seconds: float = 0.0  # smoothed time of a step at the present batch; 0: not known yet
     draining: bool = False  # finishes what it has, takes nothing new
-    adapters: frozenset[str] = frozenset()  # resident LoRA adapters
     steps: tuple[StepSample, ...] = ()
     fetches: tuple[FetchSample, ...] = ()
     reported_at: float = 0.0
@@ -78,35 +78,22 @@ class RouteRequest:
 
     ``keys`` name the prompt's leading chunks, ``chunk_tokens`` of the router's locality index each, salted by tenant
     (the last block key of each chunk from :mod:`serve_app.kv.keys` will do). ``tenant`` and ``priority`` come from
-    the caller's key, never from a header.
+    the caller's key, never from a header. One prompt may have several answers: ``streams`` of them run at once, each
+    of up to ``max_tokens``.
     """
 
     id: str
     prompt_tokens: int
     keys: Sequence[bytes] = ()
-    expected_output_tokens: int = 256
-    max_tokens: int = 256
+    expected_output_tokens: int = 256  # of each stream
+    max_tokens: int = 256  # of each stream
+    streams: int = 1
     session: str | None = None  # from x-session-affinity or prompt_cache_key, made unique per tenant
     tenant: str = ""
     priority: Priority = "realtime"
-    adapter: str = ""
     arrived_at: float = 0.0
     deadline: float | None = None  # latest time of the first token; None: the model's target, if it has one
     reject_if_busy: bool = False
-
-
-@dataclass(slots=True)
-class CachedTokens:
-    """Prompt tokens that are expected not to be computed, by the tier they come from."""
-
-    worker: int = 0
-    node: int = 0
-    remote: int = 0
-    disk: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.worker + self.node + self.remote + self.disk
 
 
 @dataclass(slots=True)
@@ -124,7 +111,7 @@ class Decision:
     uncached: int  # prompt tokens that somebody has to compute
     wait: float = 0.0  # of ``ttft``, seconds before anything is computed for this request
     compute: float = 0.0  # seconds of prefill on the worker that computes the prompt
-    cached: CachedTokens = field(default_factory=CachedTokens)
+    batch: int = 0  # streams on the decode worker before this request
     why: str = ""  # "least ttft", "session", "prefill behind", ...
 
 
@@ -134,3 +121,4 @@ class Refusal:
 
     retry_after: float
     reason: str
+    start_worker: bool = False  # no worker is up: one should be started, so that the client finds it

@@ -64,14 +64,14 @@ async def test_from_zero_and_back(model, run):
 
     def told(process, report) -> None:
         if report is None:
-            dispatcher.workers.lost(process)
+            dispatcher.lost(process)
         else:
             dispatcher.report(process, report)
 
     inbox.on_load = told
     wake = Wake(lambda m, stage: call_application(m, "wake", {}, stage))
-    dispatcher.cold_start.wake = partial(wake.first, model)
-    subscriptions = Subscriptions([model], inbox, ask_all_replicas, lambda m: dispatcher.workers.needed())
+    dispatcher.start_worker = partial(wake.first, model)
+    subscriptions = Subscriptions([model], inbox, ask_all_replicas, lambda m: {"needed": dispatcher.needed()})
     subscriptions.start()
 
     async def ask(**asked) -> str:
@@ -86,14 +86,14 @@ async def test_from_zero_and_back(model, run):
     expected = run(CHAT, {"messages": QUESTION, "max_tokens": 24, "temperature": 0})["response"]
     assert await ask() == expected
     # By now it reports, and requests are sent where the gateway wants them.
-    await until(lambda: dispatcher.workers.loads, 30)
-    placed = dispatcher.counters.placed
-    assert await ask() == expected and dispatcher.counters.placed == placed + 1
+    await until(lambda: dispatcher.policy.workers.loads, 30)
+    placed = dispatcher.policy.counters.placed
+    assert await ask() == expected and dispatcher.policy.counters.placed == placed + 1
     # Nobody asks any more: what the planner needs decays, and the replicas go.
-    dispatcher.workers.demand.tau = 1.0
+    dispatcher.policy.workers.demand.tau = 1.0
     await until(lambda: replicas(model) == 0, 90)
     # The workers' processes end a moment after their replicas.
-    await until(lambda: not dispatcher.workers.loads, 30)
+    await until(lambda: not dispatcher.policy.workers.loads, 30)
     assert await ask() == expected
     subscriptions._task.cancel()
     await inbox.aclose()

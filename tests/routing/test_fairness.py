@@ -14,6 +14,15 @@ def request(name: str, tenant: str = "a", prompt: int = 100, output: int = 50, *
     return RouteRequest(name, prompt, tenant=tenant, expected_output_tokens=output, max_tokens=output, **more)
 
 
+def pop(queue: FairQueue) -> RouteRequest | None:
+    """The next request has its turn."""
+    first = queue.heads(1)
+    if not first:
+        return None
+    queue.take(first[0].id)
+    return first[0]
+
+
 def cost(r: RouteRequest, config: FairConfig, cached: int = 0) -> float:
     return (r.prompt_tokens - cached) * config.uncached_weight + cached * config.cached_weight + (
         min(r.expected_output_tokens, r.max_tokens) * config.output_weight
@@ -40,7 +49,7 @@ def test_two_tenants_that_always_wait_are_served_alike(first, second, weight, sl
             queue.push(r, share)
     served = {"a": 0.0, "b": 0.0}
     while all(t in queue.lengths() for t in "ab"):
-        r = queue.pop(0.0)
+        r = pop(queue)
         served[r.tenant] += cost(r, config, cached[r.id]) / (1.0 if r.tenant == "a" else weight)
         assert abs(served["a"] - served["b"]) <= slack + 2 * largest + 1e-6
 
@@ -50,9 +59,9 @@ def test_a_flood_does_not_keep_a_light_tenant_waiting() -> None:
     for i in range(1000):
         queue.push(request(f"flood{i}", "heavy", 4000))
     for _ in range(10):
-        queue.pop(0.0)
+        pop(queue)
     queue.push(request("light", "light", 4000))
-    assert "light" in [queue.pop(0.0).id for _ in range(2)]
+    assert "light" in [pop(queue).id for _ in range(2)]
 
 
 def test_idleness_earns_nothing() -> None:
@@ -60,10 +69,10 @@ def test_idleness_earns_nothing() -> None:
     for i in range(50):
         queue.push(request(f"a{i}", "a"))
     for _ in range(40):
-        queue.pop(0.0)
+        pop(queue)
     for i in range(50):
         queue.push(request(f"b{i}", "b"))
-    order = "".join(queue.pop(0.0).tenant for _ in range(10))
+    order = "".join(pop(queue).tenant for _ in range(10))
     assert order.count("b") <= 6
 
 
@@ -77,7 +86,7 @@ def test_nobody_starves_behind_shorter_ones(sizes: list[int], large: int) -> Non
     for i, size in enumerate(sizes):
         queue.push(request(str(i), prompt=size, arrived_at=10.0 * i))
     before = []
-    while (r := queue.pop(0.0)).id != "long":
+    while (r := pop(queue)).id != "long":
         before.append(r)
     assert all(r.arrived_at <= (large + 1) / config.aging for r in before)
 
@@ -87,7 +96,7 @@ def test_shorter_first_and_first_come_where_asked_for() -> None:
         queue = FairQueue(FairConfig(aging=aging))
         queue.push(request("long", prompt=9000, arrived_at=0.0))
         queue.push(request("short", prompt=100, arrived_at=1.0))
-        assert [queue.pop(2.0).id for _ in range(2)] == expected
+        assert [pop(queue).id for _ in range(2)] == expected
 
 
 def test_batch_gets_its_share_and_no_more_while_there_is_realtime_work() -> None:
@@ -95,11 +104,11 @@ def test_batch_gets_its_share_and_no_more_while_there_is_realtime_work() -> None
     for i in range(400):
         queue.push(request(f"r{i}", "a", priority="realtime"))
         queue.push(request(f"b{i}", "b", priority="batch"))
-    kinds = [queue.pop(0.0).priority for _ in range(300)]
+    kinds = [pop(queue).priority for _ in range(300)]
     assert kinds.count("batch") == pytest.approx(30, abs=2)
     # Alone it gets everything.
     while len(queue):
-        last = queue.pop(0.0)
+        last = pop(queue)
     assert last.priority == "batch"
 
 
@@ -108,12 +117,12 @@ def test_a_cached_prompt_goes_first_only_within_the_slack() -> None:
     queue = FairQueue(FairConfig(slack=1000.0), lambda r: held.get(r.id, 0))
     queue.push(request("a0", "a", 6000))
     queue.push(request("b0", "b", 6000))
-    assert queue.peek().id == "b0"
-    assert queue.pop(0.0).id == "b0"
+    assert queue.heads(1)[0].id == "b0"
+    assert pop(queue).id == "b0"
     queue.charge("realtime", "b", 50_000, 0, 0)
     held["b1"] = 5000
     queue.push(request("b1", "b", 6000))
-    assert queue.pop(0.0).id == "a0"
+    assert pop(queue).id == "a0"
 
 
 def test_what_was_served_in_the_end_is_what_counts() -> None:
@@ -121,24 +130,22 @@ def test_what_was_served_in_the_end_is_what_counts() -> None:
     queue.push(request("a0", "a", 100, output=10_000))
     queue.push(request("b0", "b", 100, output=10))
     queue.push(request("b1", "b", 100, output=10))
-    first = queue.pop(0.0)
+    first = pop(queue)
     before = queue.counters()[first.tenant]
     queue.settle(first.id, 100, 0, 3)
     assert queue.counters()[first.tenant] == pytest.approx(before - 2.0 * (min(first.max_tokens, 10_000) - 3))
     queue.settle("nobody", 1, 1, 1)
 
 
-def test_put_back_costs_nothing_and_removal_leaves_no_trace() -> None:
+def test_removal_costs_nothing_and_leaves_no_trace() -> None:
     queue = FairQueue()
     queue.push(request("a0"))
     queue.push(request("a1"))
-    r = queue.pop(0.0)
-    queue.push(r, front=True)
     assert queue.counters() == {"a": 0.0}
     assert queue.waiting_tokens() == 200 and len(queue) == 2
     assert queue.remove("a0").id == "a0" and queue.remove("a0") is None
     assert queue.waiting_tokens() == 100 and queue.lengths() == {"a": 1}
-    assert queue.pop(0.0).id == "a1" and queue.pop(0.0) is None and "a1" not in queue
+    assert pop(queue).id == "a1" and pop(queue) is None and "a1" not in queue
     with pytest.raises(ValueError, match="positive"):
         queue.push(request("x"), weight=0)
 

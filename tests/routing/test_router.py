@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.routing.types import Decision
+from serve_app.routing.types import Decision, FetchSample
 from tests.routing.fleets import load, request, router
 
 
@@ -135,7 +135,7 @@ def test_a_prefix_is_sought_where_it_is_until_its_worker_is_too_busy() -> None:
     r.finished("1")
     other = "b" if first == "a" else "a"
     again = r.choose(request("2", 8192, talk=1), 10.0)
-    assert again.decode == first and again.cached.worker > 8000 and again.uncached < 200
+    assert again.decode == first and again.uncached < 200
     r.report(load(first, at=10.0, queued_prefill_tokens=100_000))
     assert r.choose(request("3", 8192, talk=1), 10.0).decode == other
 
@@ -146,7 +146,7 @@ def test_with_a_shared_pool_a_prefix_ties_nobody_to_a_worker() -> None:
     r.finished("1")
     r.report(load(first, at=10.0, queued_prefill_tokens=20_000))
     again = r.choose(request("2", 8192, talk=1), 10.0)
-    assert again.decode != first and again.cached.node > 8000
+    assert again.decode != first and again.uncached < 200
 
 
 def test_another_nodes_pool_is_used_where_that_is_cheaper_than_computing() -> None:
@@ -154,13 +154,10 @@ def test_another_nodes_pool_is_used_where_that_is_cheaper_than_computing() -> No
     first = place(r, request("1", 8192, talk=1)).decode
     r.report(load(first, node=r.fleet.workers[first].load.node, at=9.0, queued_prefill_tokens=200_000))
     again = r.choose(request("2", 8192, talk=1), 10.0)
-    tier = again.cached
     pays = r.costs.fetch_pays("remote", 8191)
-    assert again.decode != first and (tier.remote > 8000) == pays
-    from serve_app.routing.types import FetchSample
-
+    assert again.decode != first and (again.uncached < 200) == pays
     r.costs.observe(fetches=[FetchSample("remote", 1000, 1e-3 if not pays else 5.0)] * 200)
-    assert (r.choose(request("3", 8192, talk=1), 10.0).cached.remote > 8000) != pays
+    assert (r.choose(request("3", 8192, talk=1), 10.0).uncached < 200) != pays
 
 
 def test_a_session_stays_until_staying_costs_more_than_it_saves() -> None:
@@ -184,13 +181,6 @@ def test_every_gateway_starts_a_session_in_the_same_place() -> None:
         assert len({(d := g.choose(req, 0.0)).decode + str(d.prefill) for g in gateways}) == 1
 
 
-def test_an_adapter_is_sought_where_it_is_loaded() -> None:
-    r = router(load("a"), load("b", adapters=frozenset({"x"})), split=False)
-    assert r.choose(request(adapter="x"), 0.0).decode == "b"
-    r.report(load("b", at=1.0, adapters=frozenset({"x"}), queued_prefill_tokens=100_000))
-    assert r.choose(request(adapter="x"), 1.0).decode == "a"
-
-
 def test_in_a_large_fleet_the_choice_is_still_among_the_least_loaded() -> None:
     loads = [load(f"w{i}", "prefill" if i % 2 else "decode", queued_prefill_tokens=1000 * i, running=i % 50)
              for i in range(200)]  # fmt: skip
@@ -211,4 +201,4 @@ def test_lost_between_choice_and_commit_is_no_error() -> None:
     r.remove("a")
     r.commit(req, decision, 0.0)
     r.finished(req.id)
-    assert r.stats()["reserved"] == 0
+    assert r.reserved == 0

@@ -49,9 +49,10 @@ def test_every_request_ends_once_and_every_token_counts_once(trace, name: str, r
         assert (worker.reserved, worker.kv, worker.batch, worker.expected, worker.expected_kv) == (0, 0, 0, 0, 0)
         assert not worker.has_work
     if name == "product":
-        for gateway in cluster.policy._gateways:
-            assert len(gateway.queue) == 0 and gateway.router.stats()["reserved"] == 0
-            assert (gateway.admission.in_flight.prefill, gateway.admission.in_flight.decode) == (0, 0)
+        for gateway in cluster.policy.gateways:
+            dispatch, in_flight = gateway.dispatch, gateway.dispatch.admission.in_flight
+            assert (len(dispatch), len(dispatch.queue), dispatch.router.reserved) == (0, 0, 0)
+            assert (in_flight.prefill, in_flight.decode) == (0, 0)
 
 
 def test_the_same_run_gives_the_same_figures(trace) -> None:

@@ -287,15 +287,16 @@ def _route_request(
     dispatcher: Dispatcher, request: GenerateRequest, ids: np.ndarray, salt: bytes, caller: Caller
 ) -> RouteRequest:
     """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's."""
-    per_key = dispatcher.router_config.chunk_tokens // BLOCK_TOKENS
+    per_key = dispatcher.chunk_tokens // BLOCK_TOKENS
     keys = block_keys(root_key("", "", "", "", salt), ids)[per_key - 1 :: per_key]
-    dispatcher.elsewhere.know(tenant_id(salt).hex(), caller.account)
+    dispatcher.know(tenant_id(salt).hex(), caller.account)
     now = dispatcher.now()
     return RouteRequest(
         id=secrets.token_hex(8),
         prompt_tokens=len(ids),
         keys=keys,
-        max_tokens=request.sampling.max_tokens * request.n,
+        max_tokens=request.sampling.max_tokens,
+        streams=request.n,
         session=None if request.session is None else f"{caller.account}\0{request.session}",
         tenant=caller.account,
         priority=caller.priority,

@@ -143,10 +143,10 @@ async def test_waiting_again_and_again_costs_no_turn(dispatcher):
     tasks = await entered(dispatcher, *heavy)
     light = ticket(0, tenant="light")
     tasks += await entered(dispatcher, light)
-    counter = dispatcher.queue.counters()["light"]
+    counter = dispatcher.policy.queue.counters()["light"]
     for _ in range(50):
-        dispatcher._pump()
-    assert dispatcher.queue.counters()["light"] == counter
+        dispatcher._tick()
+    assert dispatcher.policy.queue.counters()["light"] == counter
     await drain(dispatcher, [*heavy, light], tasks)
 
 
@@ -167,7 +167,7 @@ async def test_a_deadline_that_cannot_be_met_is_refused_before_anything_is_sent(
     with pytest.raises(OutOfCapacity):
         await task
     dispatcher.finish(patient)
-    assert sum(dispatcher.counters.refused.values()) == 2
+    assert sum(dispatcher.policy.counters.refused.values()) == 2
 
 
 async def test_reject_if_busy(dispatcher):
@@ -196,7 +196,7 @@ async def test_who_leaves_the_queue_is_forgotten(dispatcher):
     for t in tickets:
         if t.placed:
             dispatcher.finish(t, output=1)
-    assert dispatcher.admission.in_flight.prefill == dispatcher.admission.in_flight.decode == 0
+    assert dispatcher.policy.admission.in_flight.prefill == dispatcher.policy.admission.in_flight.decode == 0
 
 
 async def test_waiting_requests_survive_the_loss_of_all_workers(dispatcher):
@@ -205,7 +205,7 @@ async def test_waiting_requests_survive_the_loss_of_all_workers(dispatcher):
     tasks = await entered(dispatcher, *tickets)
     waiting = [t for t in tickets if not t.placed]
     assert waiting
-    dispatcher.workers.lost("process of d1")
+    dispatcher.lost("process of d1")
     moved = tickets[0]
     dispatcher.move(moved)
     assert moved.decision is None and dispatcher.hints(moved) == ("", {})
@@ -230,10 +230,10 @@ async def test_waiting_requests_survive_the_loss_of_all_workers(dispatcher):
 async def test_a_replaced_worker_takes_its_replicas_name_over(dispatcher):
     slow_worker(dispatcher)
     dispatcher.report("its successor", IDLE)
-    dispatcher.workers.lost("process of d1")  # told late: the replica has another worker already
-    assert [w.worker for w in dispatcher.workers.loads] == ["d1"]
-    dispatcher.workers.lost("its successor")
-    assert dispatcher.workers.loads == []
+    dispatcher.lost("process of d1")  # told late: the replica has another worker already
+    assert [w.worker for w in dispatcher.policy.workers.loads] == ["d1"]
+    dispatcher.lost("its successor")
+    assert dispatcher.policy.workers.loads == []
 
 
 async def test_silent_workers_get_nothing_new(dispatcher, clock):
@@ -241,7 +241,7 @@ async def test_silent_workers_get_nothing_new(dispatcher, clock):
     slow_worker(dispatcher, "d2")
     clock.now += 10
     dispatcher.report("process of d2", replace(IDLE, replica="d2"))
-    assert [w.worker for w in dispatcher.workers.loads] == ["d2"]
+    assert [w.worker for w in dispatcher.policy.workers.loads] == ["d2"]
 
 
 async def test_an_account_sees_its_own_queue_only(dispatcher):
@@ -276,14 +276,14 @@ async def test_nothing_is_left_behind_whatever_happens(dispatcher, clock):
         elif event < 0.95:
             slow_worker(dispatcher, rng.choice(("d1", "d2", "p1")), queued_tokens=rng.randrange(2000))
         else:
-            dispatcher.workers.lost(f"process of {rng.choice(('d1', 'd2', 'p1'))}")
+            dispatcher.lost(f"process of {rng.choice(('d1', 'd2', 'p1'))}")
     for done, task in live:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         dispatcher.finish(done)
-    assert not dispatcher._waiting and not len(dispatcher.queue) and dispatcher._blind == 0
-    assert dispatcher.admission.in_flight.prefill == dispatcher.admission.in_flight.decode == 0
-    assert dispatcher.router.stats()["reserved"] == 0
+    assert not dispatcher._waiting and not len(dispatcher.policy.queue) and not len(dispatcher.policy)
+    assert dispatcher.policy.admission.in_flight.prefill == dispatcher.policy.admission.in_flight.decode == 0
+    assert dispatcher.policy.router.reserved == 0
 
 
 async def test_a_target_between_tokens_bounds_the_streams_of_a_worker(model, clock):
@@ -331,7 +331,7 @@ async def test_a_model_that_has_scaled_to_zero_says_when_to_come_back(model, clo
     none = model.profile.model_copy(update={"decode": model.profile.decode.model_copy(update={"min_replicas": 0})})
     dispatcher = Dispatcher(replace(model, profile=none), clock)
     woken = []
-    dispatcher.cold_start.wake = lambda: woken.append(clock.now)
+    dispatcher.start_worker = lambda: woken.append(clock.now)
     for asks in ({"reject_if_busy": True}, {"deadline": clock.now + 3.0}):
         with pytest.raises(OutOfCapacity) as refused:
             await dispatcher.enter(turned_away := ticket(1, **asks))
@@ -339,13 +339,13 @@ async def test_a_model_that_has_scaled_to_zero_says_when_to_come_back(model, clo
         assert refused.value.retry_after == 10.0
     assert len(woken) == 1  # who comes back shall find a worker
     await dispatcher.enter(patient := ticket(2))
-    assert patient.blind
+    assert patient.placed and patient.decision is None
     # Its prompt is computed where it is decoded: a prefill worker would have to start as well.
     assert dispatcher.hints(patient) == ("", {"prefill": None})
     clock.now += 4.0
     slow_worker(dispatcher)
     dispatcher.finish(patient)
-    dispatcher.workers.lost("process of d1")
+    dispatcher.lost("process of d1")
     with pytest.raises(OutOfCapacity) as refused:
         await dispatcher.enter(turned_away := ticket(3, reject_if_busy=True))
     assert refused.value.retry_after == 4.0  # as long as it took the last time
@@ -381,17 +381,17 @@ async def test_of_two_gateways_one_plans_the_roles_and_the_other_takes_them_as_r
                 report = replace(IDLE, replica=worker, role=role, planner="one", gateways=2)
                 gateway.report(f"process of {worker}", report)
         # As workers do: what the one that plans wishes for is what they say.
-        roles |= one.workers.roles
+        roles |= one.roles
     assert sorted(roles.values()) == ["decode", "prefill"]
     for gateway in (one, two):
-        assert {load.worker: load.role for load in gateway.workers.loads} == roles
-    assert two.workers.roles == {} and two.stats()["plan"]["why"] == "another gateway plans"
+        assert {load.worker: load.role for load in gateway.policy.workers.loads} == roles
+    assert two.roles == {} and two.stats()["plan"]["why"] == "another gateway plans"
     # The one that planned is gone: the other goes on from what is.
     for _ in range(30):
         clock.now += 0.1
         for worker, role in roles.items():
             two.report(f"process of {worker}", replace(IDLE, replica=worker, role=role, planner="two"))
-    assert two.workers.roles == roles
+    assert two.roles == roles
 
 
 async def test_first_tokens_that_come_late_make_it_careful_and_nobody_is_kept_out_for_ever(dispatcher, clock):
@@ -415,7 +415,7 @@ async def test_first_tokens_that_come_late_make_it_careful_and_nobody_is_kept_ou
         clock.now += 1.0
         dispatcher.report("process of d1", IDLE)
     assert let_in[0] and all(let_in[-20:])
-    assert 0 < dispatcher.admission._margin + 1e-9 < 1.0
+    assert 0 < dispatcher.policy.admission._margin + 1e-9 < 1.0
 
 
 async def test_what_another_tenant_has_sent_changes_nothing_about_where_one_goes(dispatcher):
@@ -429,13 +429,13 @@ async def test_what_another_tenant_has_sent_changes_nothing_about_where_one_goes
         return _route_request(dispatcher, asked, ids, salt, Caller(account))
 
     def choice(request: RouteRequest) -> tuple:
-        found = dispatcher.router.choose(request, Clock.now)
-        return dispatcher.router.expected_cached(request), found.cached, found.uncached, found.why
+        found = dispatcher.policy.router.choose(request, Clock.now)
+        return dispatcher.policy.router.expected_cached(request), found.uncached, found.why
 
     before = choice(sent("mine", b"my salt"))
     for _ in range(3):
         other = sent("other", b"another salt")
-        dispatcher.router.commit(other, dispatcher.router.choose(other, Clock.now), Clock.now)
-        dispatcher.router.finished(other.id)
+        dispatcher.policy.router.commit(other, dispatcher.policy.router.choose(other, Clock.now), Clock.now)
+        dispatcher.policy.router.finished(other.id)
     assert choice(sent("other", b"another salt"))[0] > 1900
     assert choice(sent("mine", b"my salt")) == before and before[0] == 0

@@ -12,8 +12,9 @@ from serve_app.channel.load import LoadReport
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import MAX_SERVED, RECENT_S, ServedLedger, gateway_name
-from serve_app.gateway.dispatch.served import ServedElsewhere
+from serve_app.gateway.dispatch.loads import served_elsewhere
 from serve_app.routing.fairness import FairConfig, FairQueue
+from serve_app.routing.served import ServedElsewhere
 from serve_app.routing.types import RouteRequest
 from tests.channel.test_channel import until
 
@@ -33,17 +34,20 @@ class Gateway:
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.queue = FairQueue(FairConfig(slack=0.0))
-        self.elsewhere = ServedElsewhere(lambda: self.name, self.queue.charge)
+        self.elsewhere = ServedElsewhere(self.queue.charge)
         for tenant in ("light", "hostile"):
             self.elsewhere.know(tenant, tenant)
+
+    def hear(self, report: LoadReport, process: str = "p") -> None:
+        self.elsewhere.take(process, served_elsewhere(report, self.name))
 
     def push(self, tenant: str, number: int) -> None:
         self.queue.push(RouteRequest(f"{tenant}{number}", 100, tenant=tenant, max_tokens=50))
 
     def turn(self, ledger: ServedLedger) -> str:
         """The next request is served at once, as a worker would count it."""
-        request = self.queue.pop(0.0)
-        assert request is not None
+        request = self.queue.heads(1)[0]
+        self.queue.take(request.id)
         ledger.add(self.name, request.tenant, request.priority, uncached=100, output=50)
         self.queue.settle(request.id, 100, 0, 50)
         return request.tenant
@@ -60,7 +64,7 @@ def test_a_tenant_at_two_gateways_has_one_share(told: bool) -> None:
     gateways = [Gateway("g1"), Gateway("g2")]
     served = {"light": 0, "hostile": 0}
     for gateway in gateways:
-        gateway.elsewhere.take("p", report(ledger))
+        gateway.hear(report(ledger), "p")
     for number in range(200):
         gateways[0].push("light", number)
         for gateway in gateways:
@@ -70,7 +74,7 @@ def test_a_tenant_at_two_gateways_has_one_share(told: bool) -> None:
             served[gateway.turn(ledger)] += 1
             if told:
                 for other in gateways:
-                    other.elsewhere.take("p", report(ledger))
+                    other.hear(report(ledger), "p")
     # The second gateway has nobody but hostile: half of all is what it gets in any case.
     assert served["light"] == (pytest.approx(120, abs=2) if told else pytest.approx(60, abs=2))
 
@@ -79,16 +83,16 @@ def test_reports_that_are_lost_or_come_twice_change_nothing() -> None:
     ledger = ServedLedger(Clock())
     every, some = Gateway("g1"), Gateway("g1")
     for gateway in (every, some):
-        gateway.elsewhere.take("p", report(ledger))
+        gateway.hear(report(ledger), "p")
     for number in range(30):
         ledger.add("g2", "light", "realtime", uncached=number, cached=3, output=2)
         ledger.add("g1", "light", "realtime", output=1000)  # its own: counted when it was served
         ledger.add("g2", "stranger", "realtime", output=7)
         for _ in range(2):
-            every.elsewhere.take("p", report(ledger))
+            every.hear(report(ledger))
         if number % 7 == 1:
-            some.elsewhere.take("p", report(ledger))
-    some.elsewhere.take("p", report(ledger))
+            some.hear(report(ledger), "p")
+    some.hear(report(ledger), "p")
     counted = every.queue.counters()
     assert counted == pytest.approx(some.queue.counters()) and set(counted) == {"light"}
     cost = every.queue.config
@@ -100,30 +104,30 @@ def test_what_was_served_before_a_gateway_came_up_is_not_charged_and_a_new_proce
     ledger = ServedLedger(Clock())
     ledger.add("g2", "light", "realtime", output=500)
     gateway = Gateway("g1")
-    gateway.elsewhere.take("p", report(ledger))
+    gateway.hear(report(ledger), "p")
     assert gateway.queue.counters() == {}
     ledger.add("g2", "light", "realtime", output=1)
-    gateway.elsewhere.take("p", report(ledger))
+    gateway.hear(report(ledger), "p")
     charged = gateway.queue.counters()["light"]
     assert charged == gateway.queue.config.output_weight
     gateway.elsewhere.lost("p")
     again = ServedLedger(Clock())
-    gateway.elsewhere.take("q", report(again))
+    gateway.hear(report(again), "q")
     again.add("g2", "light", "realtime", output=1)
-    gateway.elsewhere.take("q", report(again))
+    gateway.hear(report(again), "q")
     assert gateway.queue.counters()["light"] == 2 * charged
 
 
 def test_a_count_that_rested_starts_anew_and_is_charged_whole() -> None:
     clock = Clock()
     ledger, gateway = ServedLedger(clock), Gateway("g1")
-    gateway.elsewhere.take("p", report(ledger))
+    gateway.hear(report(ledger), "p")
     for output in (100, 150):
         ledger.add("g2", "light", "realtime", output=output)
-        gateway.elsewhere.take("p", report(ledger))
+        gateway.hear(report(ledger), "p")
         clock.now += RECENT_S + 1
         assert ledger.recent() == ()
-        gateway.elsewhere.take("p", report(ledger))
+        gateway.hear(report(ledger), "p")
     assert gateway.queue.counters()["light"] == 250 * gateway.queue.config.output_weight
 
 
@@ -168,6 +172,6 @@ async def test_it_travels_with_load_reports_over_the_token_channel() -> None:
 def _listen(gateway: Gateway):
     def told(process: str, load: LoadReport | None) -> None:
         if load is not None:
-            gateway.elsewhere.take(process, load)
+            gateway.hear(load, process)
 
     return told

@@ -1,0 +1,43 @@
+"""Load reports of the token channel in routing's own nouns: loads, and counts of what went through other gateways."""
+
+from __future__ import annotations
+
+from serve_app.channel.load import LoadReport
+from serve_app.routing.served import ServedCount
+from serve_app.routing.types import FetchSample, Role, StepSample, WorkerLoad
+
+
+def worker_load(report: LoadReport, now: float) -> WorkerLoad:
+    """``now``: when the report was received, on the dispatcher's clock."""
+    return WorkerLoad(
+        worker=report.replica,
+        node=report.node,
+        role=_role(report.role),
+        stage=report.stage,
+        queued_prefill_tokens=report.queued_tokens,
+        running=report.running,
+        waiting=report.waiting,
+        max_seqs=max(1, report.max_seqs),
+        kv_blocks_used=report.used_blocks,
+        kv_blocks_total=max(1, report.total_blocks),
+        block_tokens=max(1, report.block_tokens),
+        max_batch_tokens=max(1, report.max_batch_tokens),
+        step_seconds=report.step_seconds,
+        draining=report.draining,
+        steps=tuple(StepSample(*sample) for sample in report.steps),
+        fetches=tuple(FetchSample(*sample) for sample in report.fetches),  # type: ignore[arg-type]
+        reported_at=now,
+    )
+
+
+def served_elsewhere(report: LoadReport, own: str) -> list[ServedCount]:
+    """What was served by way of other gateways than ``own``."""
+    return [
+        ServedCount(number, tenant, priority, *counts)
+        for number, gateway, tenant, priority, *counts in report.served
+        if gateway != own
+    ]
+
+
+def _role(name: str) -> Role:
+    return name if name in ("prefill", "decode", "mixed") else "mixed"  # type: ignore[return-value]

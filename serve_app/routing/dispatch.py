@@ -1,0 +1,267 @@
+"""One model's requests in one gateway as a state machine: who goes next, where to, and who is refused.
+
+Time is an argument of every call, and what has been decided is returned. The gateway drives it with a clock, futures
+and timers (:mod:`serve_app.gateway.dispatch`), the trace simulator with simulated time.
+
+::
+
+    arrive ──> refused: predicted to be late
+       │
+    waiting ──> refused: too late at its turn
+       │   └──> finish: its client has left
+     turn ──> started ──> finish
+       └─ move: its worker is lost ─┘
+
+A request waits here and not in an engine: here the order can still be chosen, and the loss of a worker does not reach
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from serve_app.routing.admission import Admission, AdmissionConfig
+from serve_app.routing.cold_start import ColdStart
+from serve_app.routing.costs import CostModel, CostPriors
+from serve_app.routing.fairness import FairConfig, FairQueue
+from serve_app.routing.locality import LocalityIndex
+from serve_app.routing.planner import Planner, PlannerConfig
+from serve_app.routing.router import Router, RouterConfig
+from serve_app.routing.served import ServedCount, ServedElsewhere
+from serve_app.routing.types import Decision, Refusal, RouteRequest, WorkerLoad
+from serve_app.routing.workers import Workers
+
+# While requests wait, one may fit in after any step of a worker, whether a report has shown it or not.
+TICK_S = 0.02
+# Requests that are tried when there is no place for the next one.
+HEADS = 8
+# How far one answer moves the mean length of answers.
+OUTPUT_GAIN = 0.05
+
+
+@dataclass(slots=True, frozen=True)
+class DispatchConfig:
+    """Of one model. ``slots``: streams that may run while no worker has reported."""
+
+    admission: AdmissionConfig = AdmissionConfig()
+    slots: int = 1
+    scales_to_zero: bool = False
+    prefill_stage: bool = True
+    priors: CostPriors | None = None
+    router: RouterConfig = RouterConfig()
+    fair: FairConfig = field(default_factory=FairConfig)
+    locality_keys: int = 200_000  # chunk keys remembered, about 25 bytes each
+
+
+@dataclass(slots=True, frozen=True)
+class Turn:
+    """The decision on a request that waited. With neither field set no worker has reported, and the caller's own load
+    balancing chooses.
+    """
+
+    request_id: str
+    decision: Decision | None = None
+    refusal: Refusal | None = None
+
+
+@dataclass(slots=True)
+class Effects:
+    """What a call has brought about. ``tick_at``: when :meth:`Dispatch.tick` is due; None while nobody waits.
+
+    ``ahead``: for a request that has arrived and may wait, the prompt tokens that go before it.
+    """
+
+    turns: list[Turn] = field(default_factory=list)
+    tick_at: float | None = None
+    ahead: int | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start."""
+
+    placed: int = 0
+    unrouted: int = 0  # placed by the caller's own load balancing
+    refused: dict[str, int] = field(default_factory=dict)
+    why: dict[str, int] = field(default_factory=dict)
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Live:
+    request: RouteRequest
+    decision: Decision | None = None
+    placed: bool = False
+    unrouted: bool = False
+    started: bool = False
+
+
+class Dispatch:
+    """``arrive`` with a request, ``report`` what workers say, ``finish`` when a request has ended in whatever way.
+
+    Each of these, and ``tick``, may give waiting requests their turns. Times are seconds on one clock.
+    """
+
+    def __init__(self, config: DispatchConfig | None = None) -> None:
+        self.config = config or DispatchConfig()
+        targets = self.config.admission.targets
+        wanted = {"ttft_target": targets.ttft, "itl_target": targets.itl}
+        self.costs = CostModel(self.config.priors)
+        self.router = Router(self.costs, LocalityIndex(self.config.locality_keys), self.config.router)
+        self.queue = FairQueue(self.config.fair, self.router.expected_cached)
+        self.admission = Admission(self.router, self.queue, self.config.admission)
+        self.elsewhere = ServedElsewhere(self.queue.charge)
+        planner = Planner(self.costs, PlannerConfig(**{k: v for k, v in wanted.items() if v is not None}))
+        self.workers = Workers(self.router, self.queue, planner, prefill_stage=self.config.prefill_stage)
+        self.cold_start = ColdStart(self.config.scales_to_zero)
+        self.counters = Counters()
+        self.mean_output = 256.0  # tokens of one stream
+        self._live: dict[str, _Live] = {}
+        self._unrouted = 0
+
+    def __len__(self) -> int:
+        """Requests that wait or run."""
+        return len(self._live)
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def report(
+        self,
+        process: str,
+        load: WorkerLoad,
+        now: float,
+        *,
+        planning: bool = True,
+        gateways: int = 1,
+        served: Sequence[ServedCount] = (),
+    ) -> Effects:
+        """A worker, known by its process, reports its load, and what other gateways have had ``served`` there.
+
+        ``planning``: this gateway plans the roles, one of ``gateways`` that the worker reports to.
+        """
+        self.cold_start.over(now)
+        self.workers.report(process, load, now, planning=planning, gateways=gateways)
+        self.elsewhere.take(process, served)
+        return self.tick(now)
+
+    def lost(self, process: str) -> None:
+        """A worker's connection has ended."""
+        self.workers.lost(process)
+        self.elsewhere.lost(process)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def arrive(self, request: RouteRequest, now: float, weight: float = 1.0) -> Effects:
+        """A new request of a tenant with this ``weight``. Its id must not be live."""
+        request.expected_output_tokens = min(request.max_tokens, max(1, round(self.mean_output)))
+        self.workers.arrived(request, now)
+        refusal = (self.admission if len(self.router.fleet) else self.cold_start).consider(request, now)
+        if refusal is not None:
+            return Effects([self._refused(request.id, refusal)], self._tick_at(now))
+        ahead = self.queue.ahead(request)
+        self._live[request.id] = _Live(request)
+        self.queue.push(request, weight)
+        effects = self.tick(now)
+        effects.ahead = ahead
+        return effects
+
+    def tick(self, now: float) -> Effects:
+        """Gives turns to the requests that may go now, in the queue's order."""
+        turns = []
+        while (turn := self._next_turn(now)) is not None:
+            turns.append(turn)
+        return Effects(turns, self._tick_at(now))
+
+    def move(self, request_id: str, now: float) -> Decision | None:
+        """The request's worker is gone: chooses another. It has had its turn and does not wait again."""
+        live = self._live[request_id]
+        if live.decision is not None:
+            self.workers.forget(live.decision.decode)
+        live.decision = self.admission.move(live.request, now, started=live.started)
+        if live.decision is not None:
+            self._count(live.decision)
+        return live.decision
+
+    def started(self, request_id: str, now: float) -> None:
+        """The first token is there; more than once is harmless."""
+        live = self._live.get(request_id)
+        if live is not None and not live.started:
+            live.started = True
+            self.admission.started(request_id, now)
+
+    def left(self, request_id: str) -> None:
+        """The worker has done with the request, though its client may still read."""
+        self.router.left(request_id)
+
+    def finish(self, request_id: str, now: float, *, cached: int = 0, output: int = 0) -> Effects:
+        """The request has ended, or its client has left before its turn; ``cached`` prompt tokens, ``output`` tokens.
+
+        A request that was refused, or has finished, is not known any more: nothing happens.
+        """
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return Effects([], self._tick_at(now))
+        request = live.request
+        self.queue.remove(request_id)
+        self.admission.finished(request_id, now if live.started else None)
+        if live.unrouted:
+            self._unrouted -= request.streams
+        if live.placed:
+            uncached = max(0, request.prompt_tokens - cached) if live.started else 0
+            self.queue.settle(request_id, uncached, cached, output)
+            if live.started:
+                self.counters.output_tokens += output
+                self.mean_output += OUTPUT_GAIN * (output / request.streams - self.mean_output)
+        return self.tick(now)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _next_turn(self, now: float) -> Turn | None:
+        for number, request in enumerate(self.queue.heads(HEADS)):
+            # Behind the next one, tenants with fewer streams than others may pass where it finds no place.
+            if number == 0 or self.admission.below_share(request.tenant):
+                turn = self._try(self._live[request.id], now)
+                if turn is not None:
+                    return turn
+        return None
+
+    def _try(self, live: _Live, now: float) -> Turn | None:
+        """The request's turn or its refusal; None if there is no place for it yet."""
+        request = live.request
+        if not len(self.router.fleet):
+            return self._unrouted_turn(live, now)
+        outcome = self.admission.place(request, now)
+        if outcome is None:
+            return None
+        if isinstance(outcome, Refusal):
+            self.queue.remove(request.id)
+            del self._live[request.id]
+            return self._refused(request.id, outcome)
+        self.queue.take(request.id)
+        live.decision, live.placed = outcome, True
+        self.counters.placed += 1
+        self._count(outcome)
+        return Turn(request.id, outcome)
+
+    def _unrouted_turn(self, live: _Live, now: float) -> Turn | None:
+        """No worker has reported: the caller's load balancing chooses, or starts a first replica, up to ``slots``."""
+        streams = live.request.streams
+        if self._unrouted and self._unrouted + streams > self.config.slots:
+            return None
+        self._unrouted += streams
+        self.counters.unrouted += 1
+        self.cold_start.begun(now)
+        self.queue.take(live.request.id)
+        live.unrouted = live.placed = True
+        return Turn(live.request.id)
+
+    def _tick_at(self, now: float) -> float | None:
+        return now + TICK_S if len(self.queue) else None
+
+    def _count(self, decision: Decision) -> None:
+        self.counters.why[decision.why] = self.counters.why.get(decision.why, 0) + 1
+
+    def _refused(self, request_id: str, refusal: Refusal) -> Turn:
+        self.counters.refused[refusal.reason] = self.counters.refused.get(refusal.reason, 0) + 1
+        return Turn(request_id, refusal=refusal)
