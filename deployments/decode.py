@@ -7,10 +7,17 @@ import logging
 from typing import Any
 
 from ray import serve
+from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
+from deployments.blueprint import Blueprint
+from deployments.draft import Draft
+from deployments.prefill import Prefill
+from deployments.root import Text
 from deployments.stage import EngineStage
 from deployments.supervisor import silent
+from serve_app.catalog.records import Draft as DraftRecord
+from serve_app.catalog.records import ModelRecord
 from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
@@ -80,3 +87,48 @@ async def _stats_of(stage: DeploymentHandle) -> list[dict[str, Any]]:
     except Exception as error:  # a stage that is restarting has nothing to tell
         log.info("no counters from %s (%s)", stage.deployment_name, type(error).__name__)
         return [silent(stage.deployment_name.lower())]
+
+
+def application(model: Blueprint) -> Application:
+    """A text model's deployments: the root, Decode, and Prefill and Draft where the profile has them."""
+    stages, workers = model.stages, engine_specs(model)
+    prefill = draft = None
+    if "prefill" in workers:
+        prefill = model.routed(Prefill, "prefill").bind(workers["prefill"], stages["prefill"].num_gpus)
+    if "draft" in stages and (drafting := _drafting(model.record)) is not None:
+        spec = model.spec("draft", weights=drafting.weights.model_dump())
+        draft = model.sized(Draft, "draft").bind(spec, stages["draft"].num_gpus)
+    decode = model.routed(Decode, "decode").bind(
+        workers["decode"], prefill, draft, stages["decode"].num_gpus, model.profile.min_remote_prefill_tokens
+    )
+    return Text.bind(decode)  # type: ignore[attr-defined]
+
+
+def engine_specs(model: Blueprint) -> dict[str, WorkerSpec]:
+    """What the model's engine workers are told, by stage."""
+    record, stages = model.record, model.stages
+    own = _own_draft(record, "decode")
+    said, drafting = record.speculation, _drafting(record)
+    drafts = min(drafting.tokens, said.tokens) if drafting is not None and ("draft" in stages or own) else 0
+    proposers = {"speculate_tokens": said.tokens, "ngram": said.ngram, "recent": said.recent, "draft_tokens": drafts}
+    both = {"publish": True, "quantization": record.quantization, "kv_cache_dtype": record.kv_cache_dtype}
+    options: dict[str, dict[str, Any]] = {
+        "decode": {**both, **proposers, **own},
+        "prefill": {**both, **_own_draft(record, "prefill")},
+    }
+    return {stage: model.spec(stage, **told) for stage, told in options.items() if stage in stages}
+
+
+def _drafting(record: ModelRecord) -> DraftRecord | None:
+    """The record's draft, unless its speculation leaves it out."""
+    return record.draft if record.speculation.draft and record.speculation.tokens else None
+
+
+def _own_draft(record: ModelRecord, stage: str) -> dict[str, Any]:
+    """What a worker is told that drafts for itself; prefill has to know an EAGLE-3 head, whose K/V are in the cache."""
+    if record.draft is None or not record.draft.in_worker:
+        return {}
+    method = "eagle3" if record.draft.method == "eagle3" else "colocated"
+    if stage == "prefill" and method != "eagle3":
+        return {}
+    return {"draft_method": method, "draft_weights": record.draft.weights.model_dump()}

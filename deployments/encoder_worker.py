@@ -1,4 +1,4 @@
-"""EncoderWorker: the Ray actor that owns an embedding or reranking model."""
+"""EncoderWorker: the Ray actor that owns a text encoder."""
 
 from __future__ import annotations
 

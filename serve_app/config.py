@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from serve_app.catalog.records import Bytes
+from serve_app.catalog.tasks import declared
 from serve_app.ray_private.environment import PORTS
 
 DEFAULT_HOME = "~/.serve_app"
@@ -54,17 +55,17 @@ def _comma_list(value: Any) -> Any:
     return value
 
 
-# Requests per minute and account that Workers AI allows.
-CLOUDFLARE_RATE_LIMITS = {"text-generation": 300, "text-embeddings": 3000, "reranking": 2000}
-_TASKS = tuple(CLOUDFLARE_RATE_LIMITS)
+def cloudflare_rate_limits() -> dict[str, int]:
+    """Requests per minute and account that Workers AI allows, by task."""
+    return {task.name: task.rate_limit for task in declared().values() if task.rate_limit is not None}
 
 
 def _rate_limits(value: Any) -> Any:
-    """`cloudflare`, `text-generation=300,reranking=2000`, or a mapping."""
+    """`cloudflare`, `TASK=300,OTHER=2000`, or a mapping."""
     if not isinstance(value, str):
         return value
     if value.strip() == "cloudflare":
-        return CLOUDFLARE_RATE_LIMITS
+        return cloudflare_rate_limits()
     pairs = [pair.partition("=") for pair in value.split(",") if pair.strip()]
     return {task.strip(): limit.strip() for task, _, limit in pairs}
 
@@ -86,7 +87,7 @@ class Settings(BaseModel):
     account_id: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}$")
     models: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = ()  # empty: all the profile has
     max_body_bytes: Bytes = 1 << 20  # text generation
-    max_embedding_body_bytes: Bytes = 10_000_000  # embeddings, reranking, batches
+    max_embedding_body_bytes: Bytes = 10_000_000  # tasks that take many texts, batches
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
     kv_disk_bytes: Bytes = 1 << 30  # files behind it, per node; 0: none
     kv_disk_dir: Path | None = None  # None: home/kv
@@ -116,8 +117,8 @@ class Settings(BaseModel):
     @field_validator("rate_limits")
     @classmethod
     def _tasks_exist(cls, value: dict[str, int]) -> dict[str, int]:
-        if unknown := sorted(set(value) - set(_TASKS)):
-            raise ValueError(f"{unknown[0]!r} is no task | Tasks: {', '.join(_TASKS)}.")
+        if unknown := sorted(set(value) - set(declared())):
+            raise ValueError(f"{unknown[0]!r} is no task | Tasks: {', '.join(declared())}.")
         return value
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
+from serve_app.catalog.tasks import declared
 from serve_app.cluster import LocalCluster
 from serve_app.config import Settings, api_key
 
@@ -112,17 +113,10 @@ def _health(url: str) -> dict[str, Any] | None:
         return None
 
 
-# Tried in this order: the first task that is served gives the example.
-EXAMPLES = {
-    "text-generation": {"prompt": "What does itertools.chain do?"},
-    "text-embeddings": {"text": ["a sentence", "another one"]},
-    "reranking": {"query": "How do I compute a square root?", "contexts": [{"text": "Return the square root of x."}]},
-}
-
-
 def _how_to_call(url: str, settings: Settings, key: str, started: list[ModelRecord]) -> str:
+    # The first task that is served gives the example.
     by_task = {record.task: record.id for record in reversed(started)}
-    task = next(task for task in EXAMPLES if task in by_task)
+    task = next(task for task in declared().values() if task.name in by_task)
     base = f"{url}/client/v4/accounts/{settings.account_id}/ai"
     return f"""
 serve-app: ready
@@ -131,9 +125,9 @@ serve-app: ready
   account id  {settings.account_id}
   API key     {key}
 
-  curl {base}/run/{by_task[task]} \\
+  curl {base}/run/{by_task[task.name]} \\
     -H "Authorization: Bearer {key}" \\
-    -d '{json.dumps(EXAMPLES[task])}'
+    -d '{json.dumps(task.example)}'
 
   Ctrl-C ends it.
 """

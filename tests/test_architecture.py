@@ -49,6 +49,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.api": {"ray", "torch", "transformers"},
     "serve_app.text": {"ray", "torch", "transformers"},
     "serve_app.catalog": {"ray", "torch", "transformers"},
+    "serve_app.tasks": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.channel": {"ray", "torch", "transformers"},
     "serve_app.kernels": {"ray", "transformers"} | HTTP,
     "serve_app.engine": {"ray", "transformers"} | HTTP,
@@ -65,7 +66,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
 # Serve replicas stay light; what needs torch runs in actors of its own, whose modules these import only by
 # name.
 REPLICA_MODULES = ("deployments.gateway", "deployments.decode", "deployments.prefill", "deployments.draft",
-                   "deployments.encoders", "deployments.embeddings", "deployments.reranker",
+                   "deployments.encoder_stage", "deployments.embeddings", "deployments.reranker",
                    "deployments.stage")  # fmt: skip
 
 

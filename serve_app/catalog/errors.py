@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 
@@ -52,13 +52,19 @@ def explain(finding: dict[str, Any], owner: type[BaseModel] | None) -> tuple[str
 def _owner(model: type[BaseModel], location: list[str]) -> type[BaseModel] | None:
     """The model that owns the last part of a location, found by walking the annotations."""
     current: type[BaseModel] | None = model
+    in_mapping = False
     for part in location[:-1]:
         if current is None:
             return None
         field = current.model_fields.get(part)
-        # A key of a mapping ("serving.local") or an index has no field of its own: the model stays the same.
-        if field is not None:
+        if field is not None and not in_mapping:
+            in_mapping = get_origin(field.annotation) is dict
             current = _model_in(field.annotation)
+            continue
+        # A key of a mapping ("serving.local") or an index has no field of its own: the model stays the same.
+        if not in_mapping and current.model_config.get("extra") == "allow":
+            current = _model_in(get_type_hints(current)["__pydantic_extra__"])
+        in_mapping = False
     return current
 
 

@@ -8,6 +8,7 @@ column.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -52,13 +53,12 @@ def neurons(price: Price | None, prompt_tokens: int, cached_tokens: int, complet
     return (uncached * rates.input + cached_tokens * cached_rate + completion_tokens * rates.output) / 1e6
 
 
-def price_property(price: Price | None, has_output: bool) -> list[dict[str, Any]]:
-    """The `price` property of models/search: an array of {unit, price, currency}."""
+_SHOWN = {"input": "per M input tokens", "cached": "per M cached input tokens", "output": "per M output tokens"}
+
+
+def price_property(price: Price | None, units: Iterable[str]) -> list[dict[str, Any]]:
+    """The `price` property of models/search: {unit, price, currency} of each of ``units`` that has a price."""
     if price is None:
         return []
-    rows = [("per M input tokens", price.input)]
-    if price.cached is not None:
-        rows.append(("per M cached input tokens", price.cached))
-    if has_output:
-        rows.append(("per M output tokens", price.output))
-    return [{"unit": unit, "price": value, "currency": "USD"} for unit, value in rows]
+    priced = [(_SHOWN[unit], getattr(price, unit)) for unit in units]
+    return [{"unit": unit, "price": value, "currency": "USD"} for unit, value in priced if value is not None]

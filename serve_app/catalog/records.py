@@ -10,14 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from serve_app.catalog.pricing import Price
+from serve_app.catalog.tasks import TaskDeclaration, declared, stage_names
 
-TaskName = Literal["text-generation", "text-embeddings", "reranking"]
 ProfileName = Literal["local", "gpu"]
-STAGES: dict[str, tuple[str, ...]] = {
-    "text-generation": ("decode", "prefill", "draft"),
-    "text-embeddings": ("embeddings",),
-    "reranking": ("reranker",),
-}
+# Fields of a record that only some tasks have; a task's declaration names those that its models may set.
+TASK_FIELDS = ("quantization", "draft")
 _UNITS = {
     "": 1,
     "KIB": 2**10,
@@ -175,26 +172,38 @@ class Speculation(Record):
 
 
 class Profile(Record):
-    """How one profile (`local`, `gpu`) serves the model. A stage that is not named is not started."""
+    """How one profile (`local`, `gpu`) serves the model: beside the fields, one key per stage that is started, by the
+    names that tasks declare.
+    """
 
-    decode: Stage | None = None
-    prefill: Stage | None = None
-    draft: Stage | None = None
-    embeddings: Stage | None = None
-    reranker: Stage | None = None
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Stage | None]
+
     targets: Targets = Targets()
     tensor_parallel: int = Field(default=1, ge=1, le=1)  # one GPU per replica until the engine can split a model
     min_remote_prefill_tokens: int = Field(default=64, ge=0)  # shorter prompts are prefilled where they are decoded
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, value: Any) -> Any:
+        known = (*stage_names(), *cls.model_fields)
+        if isinstance(value, dict) and (unknown := [key for key in value if key not in known]):
+            listed = ", ".join(sorted(known))
+            raise ValueError(
+                f"unknown key {unknown[0]!r} | Remove it or correct its spelling; known keys here: {listed}."
+            )
+        return value
+
     @property
     def stages(self) -> dict[str, Stage]:
-        names = ("decode", "prefill", "draft", "embeddings", "reranker")
-        return {name: stage for name in names if (stage := getattr(self, name)) is not None}
+        """The stages that are started, in the order in which tasks declare them."""
+        named = self.__pydantic_extra__
+        return {name: stage for name in stage_names() if (stage := named.get(name)) is not None}
 
 
 class ModelRecord(Record):
     id: str
-    task: TaskName
+    task: str
     description: str
     created_at: str = Field(pattern=r"^\d{4}-\d{2}-\d{2}( \d{2}:\d{2}:\d{2}(\.\d+)?)?$")
     license: str | None = None
@@ -233,10 +242,18 @@ class ModelRecord(Record):
             raise ValueError(f"{value!r} is not a model id | Write it as @cf/author/name.")
         return value
 
+    @field_validator("task")
+    @classmethod
+    def _is_declared(cls, value: str) -> str:
+        if value not in declared():
+            listed = ", ".join(repr(name) for name in declared())
+            raise ValueError(f"{value!r} is not one of the allowed values | Use one of {listed}.")
+        return value
+
     @model_validator(mode="after")
     def _stages_fit_task(self) -> ModelRecord:
         for name, profile in self.serving.items():
-            allowed = STAGES[self.task]
+            allowed = self.task_declaration.stages
             for stage in profile.stages:
                 if stage not in allowed:
                     raise ValueError(
@@ -255,11 +272,19 @@ class ModelRecord(Record):
                     f"serving.{name}.draft is a deployment, and {said} drafts in the decode worker"
                     f" | Remove serving.{name}.draft."
                 )
-        if self.quantization != "none" and self.task != "text-generation":
-            raise ValueError("only text-generation models can be quantised | Remove quantization.")
-        if self.draft is not None and self.task != "text-generation":
-            raise ValueError("only text-generation models have a draft | Remove draft.")
         return self
+
+    @model_validator(mode="after")
+    def _fields_fit_task(self) -> ModelRecord:
+        for name in TASK_FIELDS:
+            given = getattr(self, name) != type(self).model_fields[name].default
+            if given and name not in self.task_declaration.record_fields:
+                raise ValueError(f"{self.task} models have no {name} | Remove {name}.")
+        return self
+
+    @property
+    def task_declaration(self) -> TaskDeclaration:
+        return declared()[self.task]
 
     @property
     def author(self) -> str:

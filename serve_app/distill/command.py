@@ -92,6 +92,6 @@ def weights_of(model: str) -> Path:
     record = catalog.get(model)
     if record is None:
         raise CatalogError("train-draft", model, "no such model in the catalogue", "`serve-app models` lists them.")
-    if record.task != "text-generation":
+    if "draft" not in record.task_declaration.record_fields:
         raise CatalogError("train-draft", model, f"{record.task} models have no draft", "Name one that generates text.")
     return resolve(record.weights, settings.home, source=catalog.source(model))

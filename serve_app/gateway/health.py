@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from serve_app.catalog.tasks import declared
 from serve_app.gateway.models import Models, ServedModel, application_name
 from serve_app.progress import LoadProgress, read_progress
 
 log = logging.getLogger("ray.serve")
 
-# Deployments without which a model answers as well, only more slowly.
-OPTIONAL = frozenset({"Draft"})
 PROBE_TIMEOUT_S = 10.0
 
 
@@ -108,10 +107,12 @@ def _answers(deployment: Any) -> bool:
 def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
     from ray import serve
 
+    # Deployments without which a model answers as well, only more slowly.
+    optional = {stage.capitalize() for task in declared().values() for stage in task.optional_stages}
     found = {}
     for name, application in serve.status().applications.items():
         state = application.status.value.lower()
-        needed = [d for n, d in application.deployments.items() if n not in OPTIONAL]
+        needed = [d for n, d in application.deployments.items() if n not in optional]
         answering = bool(needed) and all(_answers(d) for d in needed)
         serving = state == "running" or (state == "deploying" and answering)
         found[name] = ApplicationState(state, application.message, serving)

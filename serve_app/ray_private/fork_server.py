@@ -63,6 +63,8 @@ THEN = (
     "ray.serve._private.proxy",
     "ray.serve._private.replica",
     "serve_app.app",
+    "deployments.decode",
+    "deployments.encoder_stage",
     "deployments.worker",
     "deployments.draft_worker",
     "deployments.encoder_worker",

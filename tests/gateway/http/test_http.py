@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from serve_app.api.errors import OutOfCapacity
-from serve_app.config import CLOUDFLARE_RATE_LIMITS, ConfigError, load_settings
+from serve_app.config import ConfigError, cloudflare_rate_limits, load_settings
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
@@ -148,7 +148,7 @@ def test_the_setting(tmp_path: Path):
         return load_settings({"SERVE_APP_HOME": str(tmp_path), "SERVE_APP_RATE_LIMITS": value}).rate_limits
 
     assert limits("") == {}
-    assert limits("cloudflare") == CLOUDFLARE_RATE_LIMITS and limits("cloudflare")["text-generation"] == 300
+    assert limits("cloudflare") == cloudflare_rate_limits() and limits("cloudflare")["text-generation"] == 300
     assert limits("text-generation=5, reranking = 7,") == {"text-generation": 5, "reranking": 7}
     for wrong in ("text-generation=0", "text-generation=many", "poetry=5", "5"):
         with pytest.raises(ConfigError, match="SERVE_APP_RATE_LIMITS"):

@@ -1,16 +1,16 @@
-"""Embeddings and Reranker: text encoders behind the gateway."""
+"""What the replicas of text encoders share: their worker, and one call that encodes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ray import serve
-
 from deployments.supervisor import Supervisor, beside
 from serve_app.worker.spec import WorkerSpec
 
 
-class _Encoder:
+class EncoderStage:
+    """A replica with one :class:`~deployments.encoder_worker.EncoderWorker` of its own."""
+
     async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
         from deployments.encoder_worker import EncoderWorker
 
@@ -33,13 +33,3 @@ class _Encoder:
 
     async def check_health(self) -> None:
         await self._supervisor.check(lambda worker: worker.info.remote())
-
-
-@serve.deployment(name="Embeddings")
-class Embeddings(_Encoder):
-    """Token sequences to vectors."""
-
-
-@serve.deployment(name="Reranker")
-class Reranker(_Encoder):
-    """Pairs of a query and a context to scores."""

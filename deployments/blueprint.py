@@ -1,0 +1,99 @@
+"""What binds a model's deployments: its record, and the resources and autoscaling that each stage gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from deployments.autoscale import follow_plan
+from serve_app.catalog.records import ModelRecord, Profile, Stage
+from serve_app.config import Settings
+from serve_app.ray_private.hinted_router import HintedRequestRouter
+from serve_app.worker.spec import WorkerSpec
+
+# Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
+MAX_ONGOING = 4096
+# As in serve_app.ray_private.environment; Serve wants it in both places.
+METRICS_INTERVAL_S = 2
+
+
+@dataclass(slots=True, frozen=True)
+class Blueprint:
+    """One model that is to be served; ``source`` is the file of its record."""
+
+    record: ModelRecord
+    profile: Profile
+    settings: Settings
+    source: Path
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        return self.profile.stages
+
+    def sized(self, deployment: Any, stage: str) -> Any:
+        """The deployment with the resources and the autoscaling of a stage."""
+        return _sized(deployment, self.stages[stage])
+
+    def routed(self, deployment: Any, stage: str) -> Any:
+        """:meth:`sized`, for a deployment whose replica the gateway may choose."""
+        router = RequestRouterConfig(request_router_class=HintedRequestRouter)
+        policy = AutoscalingPolicy(policy_function=follow_plan)
+        return _sized(deployment, self.stages[stage], policy=policy).options(request_router_config=router)
+
+    def spec(self, stage: str, **options: Any) -> WorkerSpec:
+        """What a stage's worker is told, ``options`` over what the record and the settings say."""
+        record, settings, size = self.record, self.settings, self.stages[stage]
+        fields: dict[str, Any] = {
+            "model": record.id,
+            "stage": stage,
+            "weights": record.weights.model_dump(),
+            "source": str(self.source),
+            "home": str(settings.home),
+            "dtype": record.dtype,
+            "device": "cuda" if size.num_gpus else "cpu",
+            "cpu_threads": size.cpu_threads,
+            "kv_cache_bytes": size.kv_cache_bytes or 0,
+            "gpu_share": size.gpu_memory_utilization * min(1.0, size.num_gpus or 1.0),
+            "max_batch_tokens": size.max_batch_tokens,
+            "max_num_seqs": size.max_num_seqs,
+            "max_model_len": record.properties.context_window or 0,
+            "several_nodes": settings.profile != "local",
+            "kv_disk_dir": str(settings.kv_disk_dir or ""),
+            "kv_disk_bytes": settings.kv_disk_bytes,
+            "kv_guaranteed": settings.kv_guaranteed,
+            **options,
+        }
+        return WorkerSpec(**fields)
+
+
+def _sized(deployment: Any, stage: Stage, **autoscale: Any) -> Any:
+    """A deployment with the resources and the autoscaling that the catalogue gives its stage."""
+    autoscaling = AutoscalingConfig(
+        min_replicas=stage.min_replicas,
+        initial_replicas=stage.min_replicas,
+        max_replicas=stage.max_replicas,
+        target_ongoing_requests=stage.target_ongoing_requests,
+        upscale_delay_s=stage.upscale_delay_s,
+        downscale_delay_s=stage.downscale_delay_s,
+        look_back_period_s=5,
+        metrics_interval_s=METRICS_INTERVAL_S,
+        **autoscale,
+    )
+    options: dict[str, Any] = {
+        "autoscaling_config": autoscaling,
+        "max_ongoing_requests": MAX_ONGOING,
+        "health_check_period_s": 5,
+        "health_check_timeout_s": 20,
+        "ray_actor_options": {"num_cpus": stage.num_cpus},
+    }
+    if not stage.num_gpus:
+        # An upgrade starts the new replicas before the old ones leave. GPUs are mostly taken: there, one after another.
+        options["max_surge_percent"] = 100
+    else:
+        # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU.
+        options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": stage.num_gpus}]
+        options["placement_group_strategy"] = "STRICT_PACK"
+    return deployment.options(**options)
