@@ -10,8 +10,6 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-import orjson
-
 
 class ApiError(Exception):
     """An error meant for the client.
@@ -193,13 +191,6 @@ class Timeout(ApiError):
         super().__init__(message)
 
 
-class Aborted(ApiError):
-    code, status, type = 3008, 408, "timeout_error"
-
-    def __init__(self, message: str = "The request was aborted."):
-        super().__init__(message)
-
-
 class Internal(ApiError):
     """Whatever we did not foresee. Shows only an id, under which the log holds the cause."""
 
@@ -241,9 +232,3 @@ def openai_body(error: ApiError) -> dict[str, Any]:
         "result": {},
         "messages": [],
     }
-
-
-def response_parts(error: ApiError, *, openai: bool) -> tuple[int, dict[str, str], bytes]:
-    """(status, headers, body) of an error answer; the gateway needs nothing else."""
-    body = openai_body(error) if openai else envelope(error)
-    return error.status, {"Content-Type": "application/json", **error.headers}, orjson.dumps(body)

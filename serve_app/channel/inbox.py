@@ -18,10 +18,8 @@ log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 5.0
 ACK_INTERVAL_S = 0.1
-# Tokens nobody has read yet: above this a stream's worker is asked to hold back, far above it the stream
-# is cut.
+# Tokens nobody has read yet: above this a stream's worker is asked to hold back.
 PAUSE_TOKENS = 4096
-OVERFLOW_FACTOR = 4
 
 
 class ChannelGap(Exception):

@@ -35,10 +35,6 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict((b, None) for b in range(1, num_blocks))
 
     @property
-    def free_blocks(self) -> int:
-        return len(self._free)
-
-    @property
     def used_blocks(self) -> int:
         return self.num_blocks - 1 - len(self._free)
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
-FINISH_ABORT = "abort"
 FINISH_ERROR = "error"  # the engine failed; another may succeed
 FINISH_REFUSED = "refused"  # this request can't be run by any engine like this one
 

@@ -73,7 +73,6 @@ class Grammars:
         self._alone = threads == 1
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self.compilations = 0
         # Reading a large vocabulary takes most of a second, which the first request need not wait for.
         self._tokenizer = self._pool.submit(_tokenizer, folder, vocab_size, sorted(eos_token_ids))
 
@@ -116,7 +115,6 @@ class Grammars:
             return found
 
     def _compiled_now(self, grammar: str) -> LLMatcher:
-        self.compilations += 1
         matcher = LLMatcher(self._tokenizer.result(), grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             # The first mask is the dearest, and shows whether the grammar is too much for this vocabulary.

@@ -98,12 +98,3 @@ class ExportBuffer:
             return None
         self._bytes -= item[1].nbytes
         return item[1]
-
-
-class ExportMixin:
-    """What the pool calls on a worker actor. The class sets ``export_buffer``; numpy travels out of band."""
-
-    export_buffer: ExportBuffer
-
-    def export_chunk(self, chunk_id: str) -> NDArray[np.uint8]:
-        return self.export_buffer.take(chunk_id)

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 256
-KEY_BYTES = 32
 
 _ROOT = b"serve_app.kv.root.1"
 _TENANT = b"serve_app.kv.tenant.1"

@@ -31,8 +31,7 @@ class EncoderModel:
     """A loaded encoder. ``flat`` says whether sequences run concatenated without padding (checked at load)
     or padded.
 
-    ``max_length`` counts tokens with special tokens; ``trained_length`` is what the checkpoint's
-    sentence-transformers files call max_seq_length; ``dimensions`` is the width of a vector before cutting.
+    ``max_length`` counts tokens with special tokens; ``dimensions`` is the width of a vector before cutting.
     """
 
     module: Any  # a transformers PreTrainedModel
@@ -41,7 +40,6 @@ class EncoderModel:
     readout: Readout
     dimensions: int
     max_length: int
-    trained_length: int | None
     vocab_size: int
     type_vocab_size: int
     first_position: int
@@ -181,7 +179,6 @@ def load_encoder(
         readout=Readout(pooling=chosen, normalise=defaults.normalise),
         dimensions=config.hidden_size,
         max_length=min(max_length or 1 << 30, positions - first),
-        trained_length=defaults.max_tokens,
         vocab_size=config.vocab_size,
         type_vocab_size=getattr(config, "type_vocab_size", 0) or 0,
         first_position=first,

@@ -26,11 +26,10 @@ _NAMES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 @dataclass(slots=True, frozen=True)
 class PoolingDefaults:
-    """How a checkpoint wants to be read. ``max_tokens`` is the length it was trained for, if it says so."""
+    """How a checkpoint wants to be read."""
 
     pooling: Pooling | None = None
     normalise: bool = True
-    max_tokens: int | None = None
 
 
 def pool(hidden: Tensor, lengths: Tensor, pooling: Sequence[Pooling]) -> Tensor:
@@ -76,7 +75,7 @@ def read_pooling(path: Path) -> PoolingDefaults:
             normalise = True
         elif kind != "Transformer":
             raise UnsupportedModel(f"{listing} asks for a {kind!r} module, which is not supported")
-    return PoolingDefaults(pooling, normalise, _trained_length(path / "sentence_bert_config.json"))
+    return PoolingDefaults(pooling, normalise)
 
 
 def _pooling_mode(file: Path) -> Pooling:
@@ -88,10 +87,3 @@ def _pooling_mode(file: Path) -> Pooling:
         return _MODES[asked[0]]
     known = ", ".join(_MODES)
     raise UnsupportedModel(f"{file} asks for {asked or 'no known pooling'}; supported are {known}, one at a time")
-
-
-def _trained_length(file: Path) -> int | None:
-    if not file.is_file():
-        return None
-    length = json.loads(file.read_text()).get("max_seq_length")
-    return int(length) if length else None

@@ -27,10 +27,6 @@ class TokenHeads:
     linears: dict[TokenHead, nn.Linear] = field(default_factory=dict)
     refused: dict[TokenHead, str] = field(default_factory=dict)
 
-    @property
-    def colbert_width(self) -> int:
-        return self.linears["colbert"].out_features if "colbert" in self.linears else 0
-
     def read(self, hidden: Tensor, lengths: list[int], wanted: Sequence[Sequence[TokenHead]]) -> list[Tensor]:
         """Hidden states [T, H] of concatenated sequences -> per sequence, one after the other as it wants them: lexical
         weights of its n tokens [n], and unit vectors of all but the first [(n - 1) * D], both float32."""

@@ -54,9 +54,7 @@ class Tokenizer:
     """``Tokenizer(folder)``; raises `FileNotFoundError` where the folder has no tokenizer.json.
 
     ``special_ids``: ids of control tokens; ``added_ids`` also of others that stand outside the learned vocabulary.
-    ``eos_ids``: the ids that end an answer, from the generation config, else the model config, else the tokenizer
-    config. ``vocab_size``: ids the tokenizer knows, without
-    stand-ins.
+    ``vocab_size``: ids the tokenizer knows, without stand-ins.
     """
 
     def __init__(self, folder: str | Path):
@@ -73,7 +71,6 @@ class Tokenizer:
         self.special_tokens = self._special_tokens()
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
-        self.eos_ids = self._eos_ids()
         self._make_stand_ins()
 
     def _json(self, name: str) -> dict[str, Any]:
@@ -93,13 +90,6 @@ class Tokenizer:
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        for name in ("generation_config.json", "config.json"):
-            value = self._json(name).get("eos_token_id")
-            if value is not None:
-                return tuple(value) if isinstance(value, list) else (value,)
-        return () if self.eos_id is None else (self.eos_id,)
 
     # -- control tokens in people's text ----------------------------------------------------------------
 

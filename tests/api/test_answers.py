@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from serve_app.api import sse
 from serve_app.api.collect import merge
-from serve_app.api.errors import ContextTooLong, OutOfCapacity, UnknownModel, response_parts
+from serve_app.api.errors import ContextTooLong, OutOfCapacity, UnknownModel, envelope, openai_body
 from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers
@@ -249,10 +249,8 @@ async def test_an_error_in_a_stream_is_its_last_frame_and_leaks_nothing():
     ],
 )
 def test_error_bodies(error, status, code):
-    found, headers, data = response_parts(error, openai=False)
-    body = json.loads(data)
-    assert (found, body["errors"][0]["code"], body["result"], body["success"]) == (status, code, {}, False)
-    assert headers.get("Retry-After") == ("1" if status == 429 else None)
-    _, _, data = response_parts(error, openai=True)
-    body = json.loads(data)
+    body = envelope(error)
+    assert (error.status, body["errors"][0]["code"], body["result"], body["success"]) == (status, code, {}, False)
+    assert error.headers.get("Retry-After") == ("1" if status == 429 else None)
+    body = openai_body(error)
     assert body["error"]["message"] == body["errors"][0]["message"] and body["error"]["code"] == str(code)

@@ -12,7 +12,7 @@ import ray
 
 from serve_app.kv.client import KVClient
 from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
-from serve_app.kv.export import ExportBuffer, ExportMixin
+from serve_app.kv.export import ExportBuffer
 from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool, object_store_bytes, pool_name
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
 from tests.ray_private.names import object_store_summary
@@ -27,7 +27,7 @@ ALONE = PoolOptions(limit_bytes=100 * MB, use_directory=False)
 
 
 @ray.remote(num_cpus=0, max_concurrency=4)
-class Worker(ExportMixin):
+class Worker:
     """Makes chunks the way an engine worker does; ``breakage`` spoils them on purpose."""
 
     def __init__(self, breakage: str = "") -> None:
@@ -39,7 +39,7 @@ class Worker(ExportMixin):
             self.export_buffer.put(meta.chunk_id, payload(meta))
 
     def export_chunk(self, chunk_id):
-        data = super().export_chunk(chunk_id)
+        data = self.export_buffer.take(chunk_id)
         if self.breakage == "short":
             return data[:-1]
         if self.breakage == "type":

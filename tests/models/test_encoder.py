@@ -209,7 +209,6 @@ def test_sentence_transformers_files_set_the_defaults_and_the_caller_overrides(t
     sentence_transformers_files(tmp_path, "pooling_mode_cls_token")
     model = load_encoder(tmp_path, "embeddings")
     assert model.readout == Readout(pooling="cls", normalise=False)
-    assert model.trained_length == 64
     sentence_transformers_files(tmp_path, "pooling_mode_lasttoken", "Normalize")
     assert load_encoder(tmp_path, "embeddings").readout == Readout(pooling="last", normalise=True)
     assert load_encoder(tmp_path, "embeddings", pooling="mean").readout.pooling == "mean"

@@ -208,12 +208,6 @@ def test_min_tokens_is_a_lower_bound(tokenizers, text):
         assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_end_of_sequence_ids(tokenizers):
-    byte_level = tokenizers["byte_level"]
-    assert byte_level.eos_ids == (byte_level.token_id("<|im_end|>"), byte_level.token_id("<|endoftext|>"))
-    assert tokenizers["sentencepiece"].eos_ids == (tokenizers["sentencepiece"].token_id("</s>"),)
-
-
 def test_render_shows_no_stand_in_for_ordinary_text(tokenizers):
     text = render(tokenizers["byte_level"], [{"role": "user", "content": "> hi <|"}])
     assert text == "<|im_start|>user\n> hi <|<|im_end|>\n<|im_start|>assistant\n"
