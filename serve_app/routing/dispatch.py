@@ -36,6 +36,9 @@ from serve_app.routing.workers import Workers
 TICK_S = 0.02
 # Requests that are tried when there is no place for the next one.
 HEADS = 8
+# A request of several streams needs several places at once. They are never free together while others take each one as
+# it comes, so after this long at the head of the queue it lets nobody pass.
+PASS_S = 1.0
 # How far one answer moves the mean length of answers.
 OUTPUT_GAIN = 0.05
 
@@ -95,6 +98,7 @@ class _Live:
     placed: bool = False
     unrouted: bool = False
     started: bool = False
+    blocked_at: float | None = None  # when it was first at the head of the queue without a place
 
 
 class Dispatch:
@@ -174,8 +178,13 @@ class Dispatch:
         return Effects(turns, self._tick_at(now))
 
     def move(self, request_id: str, now: float) -> Decision | None:
-        """The request's worker is gone: chooses another. It has had its turn and does not wait again."""
-        live = self._live[request_id]
+        """The request's worker is gone: chooses another. It has had its turn and does not wait again.
+
+        None: no worker is up, and the caller's own load balancing chooses; or the request has finished meanwhile.
+        """
+        live = self._live.get(request_id)
+        if live is None:
+            return None
         if live.decision is not None:
             self.workers.forget(live.decision.decode)
         live.decision = self.admission.move(live.request, now, started=live.started)
@@ -218,13 +227,23 @@ class Dispatch:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _next_turn(self, now: float) -> Turn | None:
-        for number, request in enumerate(self.queue.heads(HEADS)):
-            # Behind the next one, tenants with fewer streams than others may pass where it finds no place.
-            if number == 0 or self.admission.below_share(request.tenant):
-                turn = self._try(self._live[request.id], now)
-                if turn is not None:
-                    return turn
+        heads = self.queue.heads(HEADS)
+        for request in heads:
+            # Where the head finds no place, tenants with fewer streams than others may pass it.
+            if request is not heads[0] and not self.admission.below_share(request.tenant):
+                continue
+            turn = self._try(self._live[request.id], now)
+            if turn is not None:
+                return turn
+            if request is heads[0] and self._holds_up(self._live[request.id], now):
+                return None
         return None
+
+    def _holds_up(self, head: _Live, now: float) -> bool:
+        """Whether nobody may pass the head of the queue any more."""
+        if head.blocked_at is None:
+            head.blocked_at = now
+        return head.request.streams > 1 and now - head.blocked_at >= PASS_S
 
     def _try(self, live: _Live, now: float) -> Turn | None:
         """The request's turn or its refusal; None if there is no place for it yet."""

@@ -1,0 +1,415 @@
+"""The dispatch that gateways and the simulator drive: fairness, no starvation, refusals, and books that balance."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serve_app.routing.admission import AdmissionConfig, Targets
+from serve_app.routing.costs import CostPriors
+from serve_app.routing.dispatch import TICK_S, Dispatch, DispatchConfig, Effects
+from serve_app.routing.fairness import FairConfig
+from serve_app.routing.router import RouterConfig
+from serve_app.routing.types import RouteRequest, WorkerLoad
+
+REPORT_S = 0.1
+STEP_S = 0.05
+ROUTER = RouterConfig(jitter=0.0)
+# Prompts take next to nothing, and every step the same: places are what is short.
+PLACES = CostPriors(
+    prefill_step=1e-4,
+    prefill_token=1e-7,
+    prefill_attention=0.0,
+    decode_step=STEP_S,
+    decode_seq=0.0,
+    decode_kv_token=0.0,
+)
+
+
+def request(name: str, tenant: str = "a", prompt: int = 100, output: int = 50, **more) -> RouteRequest:
+    return RouteRequest(name, prompt, tenant=tenant, max_tokens=output, **more)
+
+
+@dataclass
+class World:
+    """Workers with places, on a clock of their own. A request holds its places for a step a token."""
+
+    dispatch: Dispatch
+    workers: dict[str, int] = field(default_factory=lambda: {"w0": 4})
+    now: float = 0.0
+    # By id: what became of it, and on which worker it runs.
+    ended: dict[str, str] = field(default_factory=dict)
+    running: dict[str, str] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    served: dict[str, float] = field(default_factory=dict)  # weighted tokens by tenant
+    waiting: dict[str, RouteRequest] = field(default_factory=dict)
+    all: dict[str, RouteRequest] = field(default_factory=dict)
+    peak: int = 0
+    _events: list[tuple[float, int, str, str]] = field(default_factory=list)
+    _number: int = 0
+    _tick_at: float | None = None
+
+    def __post_init__(self) -> None:
+        for worker in self.workers:
+            self.report(worker)
+            self._at(self.now + REPORT_S, "report", worker)
+
+    def report(self, worker: str) -> None:
+        on_it = [self.all[name] for name, at in self.running.items() if at == worker]
+        load = WorkerLoad(
+            worker,
+            "n0",
+            stage="decode",
+            running=sum(r.streams for r in on_it),
+            max_seqs=self.workers[worker],
+            kv_blocks_used=sum(r.prompt_tokens // 32 + 1 for r in on_it),
+            kv_blocks_total=100_000,
+            reported_at=self.now,
+        )
+        self.apply(self.dispatch.report(f"process of {worker}", load, self.now))
+
+    def arrive(self, new: RouteRequest, weight: float = 1.0) -> None:
+        new.arrived_at = self.now
+        self.waiting[new.id] = self.all[new.id] = new
+        self.apply(self.dispatch.arrive(new, self.now, weight))
+
+    def apply(self, effects: Effects) -> None:
+        for turn in effects.turns:
+            ready = self.waiting.pop(turn.request_id)  # fails for a second turn
+            if turn.refusal is not None:
+                self.ended[ready.id] = "refused"
+                continue
+            assert turn.decision is not None
+            worker = turn.decision.decode
+            self.running[ready.id] = worker
+            self.order.append(ready.id)
+            used = sum(self.all[name].streams for name, at in self.running.items() if at == worker)
+            self.peak = max(self.peak, used)
+            self.dispatch.started(ready.id, self.now)
+            self._at(self.now + ready.max_tokens * STEP_S, "finish", ready.id)
+        if effects.tick_at is not None and self._tick_at is None:
+            self._tick_at = effects.tick_at
+            self._at(effects.tick_at, "tick", "")
+
+    def finish(self, name: str) -> None:
+        done = self.all[name]
+        del self.running[name]
+        self.ended[name] = "done"
+        self.dispatch.left(name)
+        output = done.max_tokens * done.streams
+        config = self.dispatch.queue.config
+        cost = config.uncached_weight * done.prompt_tokens + config.output_weight * output
+        self.served[done.tenant] = self.served.get(done.tenant, 0.0) + cost
+        self.apply(self.dispatch.finish(name, self.now, output=output))
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._events and self._events[0][0] <= until:
+            self.now, _, kind, what = heappop(self._events)
+            if kind == "report":
+                self.report(what)
+                self._at(self.now + REPORT_S, "report", what)
+            elif kind == "tick":
+                self._tick_at = None
+                self.apply(self.dispatch.tick(self.now))
+            elif what in self.running:
+                self.finish(what)
+        self.now = until
+
+    def _at(self, when: float, kind: str, what: str) -> None:
+        self._number += 1
+        heappush(self._events, (when, self._number, kind, what))
+
+
+def world(workers: dict[str, int] | None = None, **config) -> World:
+    made = Dispatch(DispatchConfig(**{"router": ROUTER, "priors": PLACES, **config}))
+    return World(made, workers or {"w0": 4})
+
+
+def assert_empty(dispatch: Dispatch) -> None:
+    """Nothing is remembered of requests that have ended."""
+    assert (len(dispatch), len(dispatch.queue), dispatch.router.reserved) == (0, 0, 0)
+    assert (dispatch.admission.in_flight.prefill, dispatch.admission.in_flight.decode) == (0, 0)
+    assert not dispatch.admission._admitted and not dispatch.admission._streams and dispatch._unrouted == 0
+    assert not dispatch.queue._charges and dispatch.queue.waiting_tokens() == 0
+    assert all(worker.own == 0 for worker in dispatch.router.fleet.workers.values())
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 60)), min_size=25, max_size=40)
+
+
+@given(SIZES, SIZES, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 2000.0]))
+@settings(max_examples=25, deadline=None)
+def test_tenants_that_always_wait_are_served_by_their_weights(first, second, weight, slack) -> None:
+    w = world(fair=FairConfig(slack=slack))
+    w.arrive(request("warm", "other", output=100))  # both queues stand before a place is free
+    weights = {"a": 1.0, "b": weight}
+    largest = 0.0
+    for number in range(max(len(first), len(second))):
+        for tenant, sizes in (("a", first), ("b", second)):
+            prompt, output = sizes[number % len(sizes)]
+            largest = max(largest, (prompt + 2 * output) / weights[tenant])
+            w.arrive(request(f"{tenant}{number}", tenant, prompt, output), weights[tenant])
+    while {r.tenant for r in w.waiting.values()} == {"a", "b"}:
+        w.run(0.05)
+        counters = w.dispatch.queue.counters()
+        # What is under way is charged by its expected length until it ends.
+        assert abs(counters["a"] - counters["b"]) <= slack + (2 + 2 * w.workers["w0"]) * largest
+    w.run(200)
+    assert set(w.ended.values()) == {"done"}
+    assert_empty(w.dispatch)
+
+
+def test_a_light_tenant_does_not_wait_behind_a_flood() -> None:
+    w = world()
+    for number in range(300):
+        w.arrive(request(f"heavy{number}", "heavy", 1000))
+    w.run(3.0)
+    w.arrive(request("light", "light", 1000))
+    before = len(w.order)
+    w.run(20.0)
+    assert w.order.index("light") <= before + 2
+
+
+def test_batch_work_gets_its_share_beside_realtime_work_and_everything_without() -> None:
+    w = world(fair=FairConfig(shares={"realtime": 0.8, "batch": 0.2}, slack=0.0))
+    for number in range(200):
+        w.arrive(request(f"r{number}", "a", priority="realtime"))
+        w.arrive(request(f"b{number}", "b", priority="batch"))
+    while len(w.order) < 150:
+        w.run(0.1)
+    batch = sum(name.startswith("b") for name in w.order[:150])
+    assert batch == pytest.approx(30, abs=4)
+    w.run(300)
+    assert set(w.ended.values()) == {"done"} and w.order[-1].startswith("b")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 4000), st.integers(1, 80), st.integers(1, 9)),
+        min_size=5,
+        max_size=40,
+    ),
+    st.sampled_from([None, 0.06]),
+)
+@settings(max_examples=30, deadline=None)
+def test_nobody_starves_whatever_it_asks_for(asked, itl) -> None:
+    """Requests of several streams too, more of them than a worker has places, beside a tenant that never stops."""
+    w = world({"w0": 4, "w1": 6}, admission=AdmissionConfig(Targets(itl=itl)))
+    for number, (tenant, prompt, output, streams) in enumerate(asked):
+        w.arrive(request(f"{tenant}{number}", tenant, prompt, output, streams=streams))
+    names, more = set(w.all), 0
+    until = 60 + sum(2 * output * STEP_S * streams for _, _, output, streams in asked)
+    while not names <= w.ended.keys():
+        # Two tenants ask again whenever they are answered.
+        for tenant in ("busy", "other"):
+            if sum(r.tenant == tenant for r in w.waiting.values()) < 3:
+                more += 1
+                w.arrive(request(f"{tenant}{more}", tenant, 200, 30))
+        w.run(0.1)
+        assert w.now < until, f"{sorted(names - w.ended.keys())} starve"
+    assert {w.ended[name] for name in names} == {"done"}
+
+
+def test_answers_of_one_request_count_as_streams() -> None:
+    w = world({"w0": 8})
+    w.arrive(request("four", output=100, streams=4))
+    w.arrive(request("three", output=100, streams=3))
+    assert set(w.running) == {"four", "three"} and w.dispatch.admission.in_flight.decode == 7 * 100
+    w.arrive(request("two", output=100, streams=2))
+    w.arrive(request("one", "b", output=100))  # its tenant has fewer streams, and there is one place
+    w.run(0.2)
+    assert set(w.running) == {"four", "three", "one"} and w.peak == 8
+    w.run(20.0)
+    assert set(w.ended) == {"four", "three", "two", "one"}
+    assert_empty(w.dispatch)
+
+
+def test_answers_of_one_request_are_charged_one_by_one() -> None:
+    w = world({"w0": 8})
+    w.arrive(request("four", "a", output=100, streams=4))
+    w.arrive(request("one", "b", output=100))
+    charged = w.dispatch.queue.counters()
+    output = w.dispatch.queue.config.output_weight * 100
+    assert charged["a"] - charged["b"] == pytest.approx(3 * output)
+
+
+def test_without_a_report_as_many_streams_go_as_there_are_places() -> None:
+    dispatch = Dispatch(DispatchConfig(slots=4, router=ROUTER))
+    went = [len(dispatch.arrive(request(str(n), streams=s), 0.0).turns) for n, s in enumerate((2, 1, 2, 1))]
+    assert went == [1, 1, 0, 0]
+    assert [turn.request_id for turn in dispatch.finish("0", 1.0).turns] == ["2", "3"]
+
+
+@given(st.integers(0, 200_000), st.integers(1, 20_000), st.integers(0, 12), st.floats(0.05, 20.0), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_a_refusal_means_that_the_first_token_is_predicted_late(queued, prompt, ahead, limit, own) -> None:
+    """``own``: the limit is the request's deadline; otherwise the model's target."""
+    targets = Targets(ttft=None if own else limit)
+    dispatch = Dispatch(DispatchConfig(AdmissionConfig(targets), router=ROUTER))
+    load = WorkerLoad("w0", "n0", queued_prefill_tokens=queued, kv_blocks_total=1_000_000, max_seqs=64)
+    dispatch.report("p", load, 0.0)
+    for number in range(ahead):
+        dispatch.arrive(request(f"q{number}", "b", 3000, deadline=1e6), 0.0)
+    asked = request("r", prompt=prompt, deadline=limit if own else None)
+    asked.expected_output_tokens = 50
+    found = dispatch.router.choose(asked, 0.0)
+    assert found is not None
+    slack = 1.0 - dispatch.admission.config.slack if own else 1.0
+    wait = dispatch.admission.queued_seconds(asked, 0.0) / slack + found.ttft
+    # A prompt that takes longer than the target by itself is refused for its wait only.
+    alone = dispatch.admission.config.patience * (found.ttft - found.wait)
+    late = wait > (limit if own else max(limit, alone))
+    effects = dispatch.arrive(asked, 0.0)
+    refusals = [turn.refusal for turn in effects.turns if turn.request_id == "r" and turn.refusal is not None]
+    assert bool(refusals) == late
+    if refusals:
+        assert refusals[0].retry_after >= 0 and dispatch.counters.refused == {refusals[0].reason: 1}
+
+
+def test_a_refusal_at_its_turn_ends_a_request_as_well() -> None:
+    w = world({"w0": 1})
+    w.arrive(request("first", output=200))
+    w.arrive(request("second", output=200))
+    hasty = request("hasty", deadline=w.now + 15.0)
+    w.arrive(hasty)
+    assert "hasty" in w.waiting
+    hasty.deadline = 5.0  # as if others had taken longer than predicted
+    w.run(30.0)
+    assert w.ended == {"first": "done", "second": "done", "hasty": "refused"}
+    assert_empty(w.dispatch)
+
+
+def test_late_first_tokens_make_it_careful_and_refusals_make_it_bold_again() -> None:
+    w = world()
+    for number in range(30):
+        made = request(str(number))
+        w.dispatch.arrive(made, w.now)
+        w.dispatch.started(made.id, w.now + 3.0)
+        w.dispatch.finish(made.id, w.now + 3.0, output=1)
+    margin = w.dispatch.admission._margin
+    assert 0.8 < margin <= 1.0
+    refused = []
+    for number in range(40):
+        (turn,) = w.dispatch.arrive(request(f"h{number}", deadline=w.now + 0.5), w.now).turns
+        refused.append(turn.refusal is not None)
+        w.dispatch.finish(turn.request_id, w.now)
+    assert refused[0] and not refused[-1] and refused == sorted(refused, reverse=True)
+
+
+def test_the_place_of_a_lost_worker_is_given_again() -> None:
+    w = world({"w0": 2, "w1": 2})
+    for number in range(8):
+        w.arrive(request(str(number), output=100_000))
+    assert len(w.running) == 4
+    w.dispatch.lost("process of w0")
+    lost = [name for name, worker in w.running.items() if worker == "w0"]
+    for name in lost:
+        decision = w.dispatch.move(name, w.now)
+        assert decision is not None and decision.decode == "w1"
+        w.running[name] = "w1"
+    assert w.dispatch.move("nobody", w.now) is None
+    # The successor reports: its places are free, though two of its requests went elsewhere.
+    w.run(1.0)
+    assert len(w.running) == 6 and sum(at == "w0" for at in w.running.values()) == 2
+    for name in list(w.running):
+        w.finish(name)
+    w.run(1.0)
+    assert len(w.running) == 2
+    for name in list(w.running):
+        w.finish(name)
+    assert_empty(w.dispatch)
+
+
+def test_a_kept_place_goes_to_others_when_its_tenant_does_not_come_back() -> None:
+    """A tick is enough: no report and no arrival has to happen."""
+    w = world({"w0": 64}, priors=replace(PLACES, decode_seq=5e-4), admission=AdmissionConfig(Targets(itl=0.054)))
+    w.arrive(request("light", "light", output=100))
+    for number in range(12):
+        w.arrive(request(f"heavy{number}", "heavy", output=10_000))
+    w.run(4.9)
+    running = set(w.running)
+    assert "light" in running and len(running) < 13
+    # Between two reports.
+    w.run(0.12)
+    assert "light" in w.ended and set(w.running) == running - {"light"}
+    w.run(0.15)
+    assert len(w.running) == len(running)
+
+
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from(("arrive", "arrive", "arrive", "finish", "finish", "report", "start", "lost", "move", "leave")),
+        st.integers(0, 1_000_000),
+    ),
+    max_size=120,
+)
+
+
+@given(OPS, st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_arrival_ends_exactly_once_and_leaves_nothing_behind(ops, targets, zero) -> None:
+    limits = Targets(ttft=1.0, itl=0.02) if targets else Targets()
+    dispatch = Dispatch(DispatchConfig(AdmissionConfig(limits), slots=3, scales_to_zero=zero, router=ROUTER))
+    now, waiting, going, outcomes = 0.0, set(), set(), {}
+
+    def apply(effects: Effects) -> None:
+        for turn in effects.turns:
+            assert turn.request_id in waiting
+            waiting.remove(turn.request_id)
+            outcomes[turn.request_id] = "refused" if turn.refusal is not None else "turn"
+            if turn.refusal is None:
+                going.add(turn.request_id)
+        assert (effects.tick_at is None) == (not len(dispatch.queue))
+
+    for number, (op, value) in enumerate(ops):
+        draw = random.Random(value)
+        now += draw.random() * 0.1
+        some = sorted(going)
+        if op == "arrive":
+            new = request(str(number), draw.choice("abc"), draw.randrange(1, 5000), draw.randrange(1, 300))
+            new.streams, new.arrived_at = draw.choice((1, 1, 1, 3)), now
+            new.priority = draw.choice(("realtime", "batch"))
+            new.reject_if_busy, new.session = draw.random() < 0.1, draw.choice((None, "s"))
+            new.deadline = draw.choice((None, None, now + draw.random() * 3))
+            waiting.add(new.id)
+            apply(dispatch.arrive(new, now, draw.choice((1.0, 4.0))))
+        elif op == "report":
+            worker = draw.choice(("w0", "w1"))
+            load = WorkerLoad(worker, "n0", "mixed", "decode", draw.randrange(3000), draw.randrange(4), max_seqs=4)
+            load = replace(load, kv_blocks_total=1000, reported_at=now)
+            apply(dispatch.report(f"process of {worker}", load, now))
+        elif op == "lost":
+            dispatch.lost(f"process of {draw.choice(('w0', 'w1'))}")
+        elif op == "leave" and waiting:
+            left = draw.choice(sorted(waiting))
+            waiting.remove(left)
+            outcomes[left] = "left"
+            apply(dispatch.finish(left, now))
+        elif some and op == "start":
+            dispatch.started(draw.choice(some), now)
+        elif some and op == "move":
+            dispatch.move(draw.choice(some), now)
+        elif some and op == "finish":
+            done = draw.choice(some)
+            going.remove(done)
+            if draw.random() < 0.5:
+                dispatch.left(done)
+            apply(dispatch.finish(done, now, cached=draw.randrange(100), output=draw.randrange(100)))
+            apply(dispatch.finish(done, now))  # once more changes nothing
+    while waiting or going:
+        for done in sorted(going):
+            going.remove(done)
+            apply(dispatch.finish(done, now, output=1))
+        now += TICK_S
+        load = WorkerLoad("w0", "n0", max_seqs=4, kv_blocks_total=100_000, reported_at=now)
+        apply(dispatch.report("process of w0", load, now))
+        apply(dispatch.tick(now))
+        assert now < 1000, "somebody waits for ever"
+    assert len(outcomes) == sum(op == "arrive" for op, _ in ops)
+    assert_empty(dispatch)
