@@ -1,8 +1,8 @@
 """The discrete-event simulation: a trace's arrivals, gateways with the product's policy code, modelled engines.
 
 What travels takes time as well. A worker reports to the gateways every ``report_s`` while something changes there, and
-every ``heartbeat_s`` otherwise; gateways tell workers the roles they want every ``renew_s``. K/V crosses each worker's
-own link at ``link_bytes_s``, one transfer after the other.
+every ``heartbeat_s`` otherwise. Gateways look every ``renew_s`` whether the planned roles have changed, and tell the
+workers. K/V crosses each worker's own link at ``link_bytes_s``, one transfer after the other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClusterSpec:
     early_handover: bool = True  # chunks go over while prefill computes, or all at its end
     report_s: float = 0.1
     heartbeat_s: float = 2.0
-    renew_s: float = 4.0
+    renew_s: float = 0.5
     gateways: int = 1
     ttft_target: float = 5.0  # what goodput counts, and what admission holds
     itl_target: float = 0.05

@@ -71,7 +71,9 @@ async def test_from_zero_and_back(model, run):
     inbox.on_load = told
     wake = Wake(lambda m, stage: call_application(m, "wake", {}, stage))
     dispatcher.start_worker = partial(wake.first, model)
-    subscriptions = Subscriptions([model], inbox, ask_all_replicas, lambda m: {"needed": dispatcher.needed()})
+    subscriptions = Subscriptions(
+        [model], inbox, ask_all_replicas, lambda m: {"needed": dispatcher.needed(), "roles": {}}
+    )
     subscriptions.start()
 
     async def ask(**asked) -> str:

@@ -1,4 +1,4 @@
-"""Asks every text worker for its load, again and again: workers come and go, and nobody tells a gateway."""
+"""Asks every text worker for its load again and again, since workers come and go without telling gateways."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ log = logging.getLogger("ray.serve")
 LEASE_S = 15.0
 # A worker that has just come up is found this soon; three renewals may fail before a lease ends.
 PERIOD_S = 4.0
-# Where replicas are expected and none has answered yet.
+# Where replicas are expected and none has answered yet, and where the roles that workers should prefer have changed.
 EAGER_S = 0.5
 TIMEOUT_S = 5.0
-# Of a replica's time, before a stage without replicas gets its first.
+# Share of a replica's time that requests must need before a stage without replicas gets its first.
 WAKE_ABOVE = 0.1
 STAGES = ("decode", "prefill")
 
@@ -26,8 +26,8 @@ AskAll = Callable[[ServedModel, str, dict[str, Any], str], Awaitable[list[Any]]]
 
 
 class Subscriptions:
-    """``ask_all(model, "subscribe", wire, stage)`` reaches every replica of a stage. ``plan(model)`` goes along:
-    ``needed``, what its requests need, in replicas by stage, for the autoscaler; ``roles``, what which replica shall
+    """``ask_all(model, "subscribe", wire, stage)`` reaches every replica of a stage, and brings it ``plan(model)``:
+    ``needed``, the replicas by stage that requests need, for the autoscaler, and ``roles``, what each replica should
     prefer.
     """
 
@@ -39,6 +39,7 @@ class Subscriptions:
         self._inbox = inbox
         self._ask_all = ask_all
         self._due: dict[tuple[str, str], float] = {}
+        self._roles: dict[tuple[str, str], Any] = {}  # as last sent
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -47,13 +48,21 @@ class Subscriptions:
     async def _watch(self) -> None:
         while True:
             now = asyncio.get_running_loop().time()
-            stages = [(m, stage) for m in self._models for stage in STAGES if m.ready and stage in m.profile.stages]
-            due = [(m, stage) for m, stage in stages if self._due.get((m.id, stage), 0.0) <= now]
-            await asyncio.gather(*(self._subscribe(model, stage) for model, stage in due))
+            due = []
+            for model in self._models:
+                stages = [stage for stage in STAGES if model.ready and stage in model.profile.stages]
+                plan = self._plan(model) if stages else {}
+                due += [(model, stage, plan) for stage in stages if self._is_due(model, stage, plan, now)]
+            await asyncio.gather(*(self._subscribe(*one) for one in due))
             await asyncio.sleep(EAGER_S)
 
-    async def _subscribe(self, model: ServedModel, stage: str) -> None:
-        wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S, **self._plan(model)}
+    def _is_due(self, model: ServedModel, stage: str, plan: dict[str, Any], now: float) -> bool:
+        key = (model.id, stage)
+        return self._due.get(key, 0.0) <= now or self._roles.get(key) != plan["roles"]
+
+    async def _subscribe(self, model: ServedModel, stage: str, plan: dict[str, Any]) -> None:
+        wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S, **plan}
+        self._roles[model.id, stage] = plan["roles"]
         again = PERIOD_S
         try:
             await asyncio.wait_for(self._ask_all(model, "subscribe", wire, stage), TIMEOUT_S)

@@ -60,6 +60,26 @@ async def test_both_stages_are_asked_now_and_then(inbox, monkeypatch):
     assert set(calls) == {"decode", "prefill"} and all(1 <= count <= 4 for count in calls.values())
 
 
+async def test_changed_roles_are_told_at_once(inbox, monkeypatch):
+    monkeypatch.setattr(subscriptions, "EAGER_S", 0.01)
+    model, plan, told = chat(), {"needed": {}, "roles": {}}, []
+    model.ready = True
+
+    async def ask_all(of: ServedModel, method: str, wire: dict, stage: str) -> list[str]:
+        told.append((stage, wire["roles"]))
+        return ["r1"]
+
+    asking = Subscriptions([model], inbox, ask_all, lambda _: dict(plan))
+    asking.start()
+    await asyncio.sleep(0.1)
+    assert len(told) == 2
+    plan["roles"] = {"r1": "prefill"}
+    await asyncio.sleep(0.1)
+    asking._task.cancel()
+    # Long before the lease is renewed, and once.
+    assert sorted(told[2:]) == [("decode", {"r1": "prefill"}), ("prefill", {"r1": "prefill"})]
+
+
 async def test_where_replicas_are_expected_it_asks_again_soon(inbox, monkeypatch):
     model = chat()
     model.ready = True
