@@ -1,6 +1,7 @@
 """What a token costs on the channel: CPU per token at both ends, over a loopback socket.
 
-``python -m benchmarks channel [--streams 64] [--steps 2000] [--json]``
+``python -m benchmarks channel [--streams 64] [--steps 2000] [--json]``. Every stream must bring every token once and in
+order.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.checks import Checks
 from serve_app.channel.frames import InboxAddress, TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.sender import TokenSender
@@ -25,13 +27,14 @@ async def _gateway(pipe: Connection, streams: int) -> None:
     opened = [inbox.open_stream(f"stream-{i}") for i in range(streams)]
     pipe.send(address.to_wire())
 
-    async def read(stream: Stream) -> tuple[int, list[float]]:
-        count, lags = 0, []
+    async def read(stream: Stream) -> tuple[list[int], list[float]]:
+        tokens: list[int] = []
+        lags: list[float] = []
         async for item in stream:
-            count += len(item.ids)
+            tokens += item.ids
             if item.extra:
                 lags.append(time.perf_counter() - item.extra[0])
-        return count, lags
+        return tokens, lags
 
     cpu = time.process_time()
     results = await asyncio.gather(*(read(stream) for stream in opened))
@@ -39,7 +42,7 @@ async def _gateway(pipe: Connection, streams: int) -> None:
     pipe.send(
         {
             "cpu_s": cpu,
-            "tokens": sum(n for n, _ in results),
+            "tokens": [tokens for tokens, _ in results],
             "lags": [lag for _, lags in results for lag in lags],
         }
     )
@@ -79,7 +82,10 @@ def run(streams: int, steps: int, interval_s: float) -> dict[str, Any]:
     reader = here.recv()
     gateway.join()
     tokens = streams * steps
-    assert reader["tokens"] == tokens, "tokens were lost"
+    checks = Checks()
+    for received in reader["tokens"]:
+        checks.equal("tokens of a stream", received, list(range(steps)))
+    checks.require()
     lags = sorted(reader["lags"])
     return {
         "streams": streams,
@@ -92,20 +98,21 @@ def run(streams: int, steps: int, interval_s: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks channel", description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--interval-ms", type=float, default=5.0, help="time between engine steps")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     result = run(options.streams, options.steps, options.interval_ms / 1e3)
     if options.json:
-        print(json.dumps(result))
-        return
+        print(json.dumps({"benchmark": "channel", **result}))
+        return 0
     for name, value in result.items():
         print(f"{name:24} {value}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Outcome:
-    """Latencies in seconds of one run; ``events`` counts server-sent events."""
+    """One run. ``latencies`` in seconds; ``answers`` are statuses and bodies, kept to be checked when nothing is
+    measured any more. A request that got none has status 0 and says why.
+    """
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
-    first_bytes: list[float] = field(default_factory=list)
-    events: int = 0
-    errors: int = 0
+    answers: list[tuple[int, bytes]] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
+        """Requests per second."""
         return len(self.latencies) / self.seconds
 
     @property
@@ -28,39 +29,32 @@ class Outcome:
 
 
 class Connection:
-    """One keep-alive connection. ``request`` returns status, seconds to the body's first byte, and the events in it."""
+    """One keep-alive connection."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def request(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, float, int]:
+    async def request(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        """Status and whole body. Raises OSError or EOFError where the connection breaks."""
         if self._writer is None or self._writer.is_closing():
             self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._reader, self._writer
         assert reader is not None and writer is not None
         lines = [f"POST {path} HTTP/1.1", f"Host: {self._host}:{self._port}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        started = time.perf_counter()
         writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
         status = int(head[9:12])
-        lowered = head.lower()
-        first, events = 0.0, 0
-        if b"transfer-encoding: chunked" in lowered:
-            while True:
-                size = int(await reader.readuntil(b"\r\n"), 16)
-                data = await reader.readexactly(size + 2)
-                first = first or time.perf_counter() - started
-                if size == 0:
-                    break
-                events += data.count(b"data: ")
-        else:
-            length = int(lowered.split(b"content-length:")[1].split(b"\r\n")[0])
-            await reader.readexactly(length)
-            first = time.perf_counter() - started
-        return status, first, events
+        if b"transfer-encoding: chunked" not in head:
+            length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+            return status, await reader.readexactly(length)
+        parts = []
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            parts.append((await reader.readexactly(size + 2))[:-2])
+        await reader.readexactly(2)
+        return status, b"".join(parts)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -80,15 +74,13 @@ async def load(
             left -= 1
             started = time.perf_counter()
             try:
-                status, first, events = await connection.request(path, headers, body)
-            except (OSError, asyncio.IncompleteReadError):
-                outcome.errors += 1
+                answer = await connection.request(path, headers, body)
+            except (OSError, EOFError) as error:
+                answer = 0, repr(error).encode()
+                connection.close()
                 connection = Connection(host, port)
-                continue
             outcome.latencies.append(time.perf_counter() - started)
-            outcome.first_bytes.append(first)
-            outcome.events += events
-            outcome.errors += status != 200
+            outcome.answers.append(answer)
         connection.close()
 
     started = time.perf_counter()

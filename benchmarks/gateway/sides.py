@@ -12,9 +12,7 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,10 @@ from fastapi.responses import StreamingResponse
 
 from benchmarks import ROOT
 
-PATIENCE_S = 120.0
+
+def plain_text(tokens: int) -> str:
+    """What the plain engine and LiteLLM's answer to a request for so many tokens."""
+    return "".join(f"word{index} " for index in range(tokens))
 
 
 def plain_ingress() -> Any:
@@ -76,13 +77,10 @@ class Side:
                 command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
             )
 
-    def wait(self, answers: Callable[[], bool]) -> None:
-        """Until it answers; raises :class:`SystemExit` with the end of its log if it does not."""
-        until = time.monotonic() + PATIENCE_S
-        while not answers():
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise SystemExit(f"it does not answer: {self.log}\n{self.log.read_text()[-2000:]}")
-            time.sleep(0.5)
+    def check(self) -> None:
+        """Raises :class:`SystemExit` with the end of its log if it has ended."""
+        if self._process.poll() is not None:
+            raise SystemExit(f"no figures: a side ended by itself\n{self.log.read_text()[-2000:]}")
 
     def stop(self) -> None:
         assert self._process.stdin is not None
@@ -94,16 +92,14 @@ class Side:
             self._process.wait()
 
 
-def plain_default(port: int) -> Side:
+def plain_default(port: int, logs: Path) -> Side:
     """The plain ingress in a fresh process that has none of our settings of Ray and Serve."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    log = Path(tempfile.mkdtemp(prefix="serve-app-bench-")) / "plain.log"
-    return Side([sys.executable, "-m", "benchmarks.gateway.sides", "plain", str(port)], environment, log)
+    return Side([sys.executable, "-m", "benchmarks.gateway.sides", "plain", str(port)], environment, logs / "plain.log")
 
 
-def litellm(python: str, port: int, upstream: int, model: str, key: str) -> list[Side]:
+def litellm(python: str, port: int, upstream: int, model: str, key: str, folder: Path) -> list[Side]:
     """LiteLLM's proxy with one worker, as its documentation starts it, and the OpenAI server behind it."""
-    folder = Path(tempfile.mkdtemp(prefix="serve-app-bench-"))
     config = folder / "config.yaml"
     said = {"model": f"openai/{model}", "api_base": f"http://127.0.0.1:{upstream}/v1", "api_key": "none"}
     config.write_text(json.dumps({"model_list": [{"model_name": model, "litellm_params": said}]}))
@@ -141,7 +137,7 @@ async def _upstream(port: int) -> None:
                         await asyncio.sleep(0)
                     writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
                 else:
-                    text = "".join(f"word{index} " for index in range(count))
+                    text = plain_text(count)
                     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "length"}
                     usage = {"prompt_tokens": 8, "completion_tokens": count, "total_tokens": 8 + count}
                     body = {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}

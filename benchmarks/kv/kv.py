@@ -1,4 +1,4 @@
-"""The shared cache on one node: publishing, finding and reading chunks between two workers.
+"""The shared cache on one node: publishing, finding and reading chunks between two workers, byte for byte.
 
 ``python -m benchmarks kv [--mib 4] [--rounds 20] [--json]``. Starts a small private Ray. Two worker actors, one that
 computes (here: random bytes) and one that reads; the pool between them is the product's own. ``disk_...``: a chunk's
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -19,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-COUNTS = (1, 4, 16)
+from benchmarks.checks import Checks
+from benchmarks.serving.stack import bare_ray
 
 
 def keys_seconds(tokens: int) -> float:
@@ -51,7 +51,7 @@ def chunk_of(mib: int, number: int, tenant: bytes = b"") -> Any:
     )  # fmt: skip
 
 
-def disk_seconds(mib: int, rounds: int) -> dict[str, float]:
+def disk_seconds(mib: int, rounds: int, checks: Checks) -> dict[str, float]:
     """Medians of writing and reading one chunk's file."""
     from serve_app.kv.disk import DiskTier
 
@@ -62,17 +62,19 @@ def disk_seconds(mib: int, rounds: int) -> dict[str, float]:
             meta = chunk_of(mib, number)
             data = np.random.default_rng(number).integers(0, 256, meta.nbytes, dtype=np.uint8)
             started = time.perf_counter()
-            assert tier.begin(meta) == [] and tier.commit(meta, tier.write(meta, data))
+            kept = tier.begin(meta) == [] and tier.commit(meta, tier.write(meta, data))
             written.append(time.perf_counter() - started)
             started = time.perf_counter()
-            assert tier.read(meta).nbytes == meta.nbytes
+            found = tier.read(meta)
             read.append(time.perf_counter() - started)
+            same = found is not None and np.array_equal(np.frombuffer(found, np.uint8), data)
+            checks.that("a chunk's file", kept and same, "other bytes than were written")
         tier.close()
     return {"disk_write_ms": 1e3 * statistics.median(written), "disk_read_ms": 1e3 * statistics.median(read)}
 
 
-def evict_seconds(chunks: int = 10_000, tenants: int = 100, rounds: int = 200) -> float:
-    """Median of publishing one more chunk into a full index."""
+def evict_seconds(checks: Checks, chunks: int, tenants: int = 100, rounds: int = 200) -> float:
+    """Median of publishing one more chunk into a full index of ``chunks``."""
     from serve_app.kv.index import ChunkIndex
 
     index = ChunkIndex(chunks * chunk_of(1, 0).nbytes)
@@ -80,9 +82,10 @@ def evict_seconds(chunks: int = 10_000, tenants: int = 100, rounds: int = 200) -
     for number in range(chunks + rounds):
         meta = chunk_of(1, number, b"%d" % (number % tenants))
         started = time.perf_counter()
-        assert index.reserve(meta) is not None and index.commit(meta, None)
+        kept = index.reserve(meta) is not None and index.commit(meta, None)
         if number >= chunks:
             taken.append(time.perf_counter() - started)
+        checks.that("a chunk for the index", bool(kept), "it found no room")
     return statistics.median(taken)
 
 
@@ -109,7 +112,8 @@ def worker_class(mib: int) -> Any:
         async def export_chunk(self, chunk_id: str) -> np.ndarray:
             return self.exports.take(chunk_id)
 
-        async def publish(self, seed: int, count: int) -> float:
+        async def publish(self, seed: int, count: int) -> tuple[float, int]:
+            """Seconds, and how many chunks the pool has taken."""
             metas = []
             for meta in self._metas(seed, count):
                 self.exports.put(meta.chunk_id, np.full(meta.nbytes, seed % 251, np.uint8))
@@ -117,17 +121,17 @@ def worker_class(mib: int) -> Any:
             me = ray.get_runtime_context().current_actor
             started = time.perf_counter()
             held = await self.client.publish(metas, me, self.exports)
-            assert len(held) == count, held
-            return time.perf_counter() - started
+            return time.perf_counter() - started, len(held)
 
-        async def fetch(self, seed: int, count: int) -> float:
+        async def fetch(self, seed: int, count: int) -> tuple[float, int]:
+            """Seconds, and how many tokens' bytes were found, in shared memory and as they were published."""
             keys = [key for meta in self._metas(seed, count) for key in meta.block_keys]
             started = time.perf_counter()
             found = await self.client.fetch(keys)
             seconds = time.perf_counter() - started
-            assert sum(piece.n_tokens for piece, _ in found) == count * CHUNK_TOKENS
-            assert all(not view.flags.owndata for _, view in found)
-            return seconds
+            return seconds, sum(
+                piece.n_tokens for piece, view in found if not view.flags.owndata and (view == seed % 251).all()
+            )
 
         def _metas(self, seed: int, count: int) -> list[ChunkMeta]:
             root = root_key("benchmark", "float16", layout.name, "", b"salt")
@@ -146,42 +150,48 @@ def worker_class(mib: int) -> Any:
     return Worker
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks kv", description=__doc__)
     parser.add_argument("--mib", type=int, default=4, help="size of a chunk")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--chunks", default="1,4,16", help="how many at a time")
+    parser.add_argument("--index", type=int, default=10_000, help="chunks of the index that is full")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process reaches this Ray's work
-    import ray
-
+    checks = Checks()
     figures: dict[str, Any] = {"keys_65536_tokens_ms": 1000 * keys_seconds(65536)}
-    figures |= disk_seconds(arguments.mib, arguments.rounds)
-    figures["evict_us"] = 1e6 * evict_seconds()
-    ray.init(
-        address="local", num_cpus=4, include_dashboard=False, object_store_memory=2 << 30, namespace="serve_app",
-        log_to_driver=False,
-    )  # fmt: skip
-    try:
+    figures |= disk_seconds(arguments.mib, arguments.rounds, checks)
+    figures["evict_us"] = 1e6 * evict_seconds(checks, arguments.index)
+    with bare_ray(2 << 30):
+        import ray
+
+        from serve_app.kv.keys import CHUNK_TOKENS
+
         made = worker_class(arguments.mib)
         producer, reader = made.remote(), made.remote()
         seed = 0
-        for count in COUNTS:
+        for count in (int(c) for c in arguments.chunks.split(",")):
             published, fetched = [], []
             for _ in range(arguments.rounds + 2):
                 seed += 1
-                published.append(ray.get(producer.publish.remote(seed, count)))
-                fetched.append(ray.get(reader.fetch.remote(seed, count)))
+                seconds, held = ray.get(producer.publish.remote(seed, count))
+                checks.equal("chunks published", held, count)
+                published.append(seconds)
+                seconds, tokens = ray.get(reader.fetch.remote(seed, count))
+                checks.equal("tokens fetched", tokens, count * CHUNK_TOKENS)
+                fetched.append(seconds)
             # The first two rounds start the pool and touch fresh pages.
             figures[f"publish_{count}_chunks_ms"] = 1000 * statistics.median(published[2:])
             figures[f"fetch_{count}_chunks_ms"] = 1000 * statistics.median(fetched[2:])
-    finally:
-        ray.shutdown()
+        for worker in (producer, reader):
+            ray.kill(worker)
+    checks.require()
     for name, value in figures.items():
         print(f"{name:24} {value:8.2f}")
     if arguments.json:
         print(json.dumps({"benchmark": "kv", "chunk_mib": arguments.mib, **figures}))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

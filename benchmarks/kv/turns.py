@@ -8,7 +8,8 @@ random model. Each round, in alternating order, takes the time to the first toke
 * ``turn``: the same conversation's next turn (the answer and 64 new tokens behind it) on the *other* decode worker;
 * ``handed over``: such a cold prompt computed by the prefill worker while decode takes the chunks over.
 
-Workers that wait for nothing still share the cores: figures count only where other processes were quiet.
+Workers that wait for nothing still share the cores: figures count only where other processes were quiet. Every answer
+must have as many tokens as were asked for; a turn must find its conversation in the pool, and a hand-over move it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.checks import Checks
 from benchmarks.serving.stack import private_ray
 
 ANSWER, NEW = 96, 64
@@ -35,6 +37,7 @@ class Reader:
     def __init__(self, inbox: Any) -> None:
         self._inbox = inbox
         self._count = 0
+        self.checks = Checks()
 
     def wire(self, ids: list[int], new: int) -> dict[str, Any]:
         self._count += 1
@@ -67,7 +70,13 @@ class Reader:
         async for item in stream:
             first = first or time.perf_counter() - started
             tokens += item.ids
-        return first, tokens, await call
+        result = await call
+        if "error" in result or result["finish"] != "length" or len(tokens) != wire["sampling"]["max_tokens"]:
+            said = {name: result[name] for name in ("finish", "error") if name in result}
+            self.checks.add("an answer", f"{len(tokens)} tokens, {said}")
+        else:
+            self.checks.right += 1
+        return first, tokens, result
 
 
 async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
@@ -75,6 +84,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
 
     from deployments.worker import EngineWorker
     from serve_app.channel.inbox import TokenInbox
+    from serve_app.kv.keys import CHUNK_TOKENS
     from serve_app.worker.spec import WorkerSpec
 
     def start(stage: str) -> Any:
@@ -107,12 +117,17 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
         seconds["cold"].append(cold)
         seconds["turn"].append(turn)
         paths["turn"] = result["path"]
+        shared = arguments.context // CHUNK_TOKENS * CHUNK_TOKENS
+        held = result["path"]["node"] >= shared
+        reader.checks.that("a turn", held, f"{result['path']['node']} tokens from the pool instead of {shared}")
 
     async def handed_over(decode: Any) -> None:
         taken, _, result = await reader.ask_both(decode, prefill, fresh(arguments.context))
         seconds["handed_over"].append(taken)
         paths["handed_over"] = result["path"]
         shares.append(result["path"]["handover_share"])
+        moved = result["path"]["bytes"] > 0
+        reader.checks.that("a hand-over", moved, "nothing of the prompt came from where it was computed")
 
     for number in range(arguments.rounds + 1):  # the first one warms up
         first, second = (one, two) if number % 2 else (two, one)
@@ -124,7 +139,9 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
             await conversation(first, second)
     stats = await one.stats.remote()
     await inbox.aclose()
-    ray.kill(prefill)
+    for worker in (one, two, prefill):
+        ray.kill(worker)
+    reader.checks.require()
     median = {name: statistics.median(values[1:]) for name, values in seconds.items()}
     return {
         "ttft_ms": {name: round(1e3 * value, 2) for name, value in median.items()},
@@ -144,7 +161,7 @@ async def settled(worker: Any) -> None:
         await asyncio.sleep(0.3)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks turns", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -165,7 +182,8 @@ def main(argv: list[str] | None = None) -> None:
           f"({handed['early_bytes'] / 1e6:.1f} of {handed['bytes'] / 1e6:.1f} MB moved while it computed)")  # fmt: skip
     if arguments.json:
         print(json.dumps({"benchmark": "turns", "context": arguments.context, "size": arguments.size, **found}))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

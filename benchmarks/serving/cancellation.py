@@ -4,6 +4,7 @@
 generate for a long time, closes the connection in the middle, and asks the decode worker through Serve, over and over,
 until it runs nothing any more. What is given is the time from the close until the answer "nothing", so it holds up to
 one such question (``asking_ms``) too much. Streams are closed after their third event, others once the worker is busy.
+A stream that does not begin with three right events, or an engine that is not busy then, ends the benchmark.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import CHECKPOINTS
+from benchmarks.checks import Checks, sse_data
 from benchmarks.serving.stack import local_stack
 from benchmarks.serving.startup import MODEL
 
@@ -47,11 +49,13 @@ class Engine:
         until = time.monotonic() + seconds
         while (self.running() > 0) is not busy:
             if time.monotonic() > until:
-                raise SystemExit(f"the engine did not become {'busy' if busy else 'free'} within {seconds:g} s")
+                raise SystemExit(
+                    f"no figures: the engine did not become {'busy' if busy else 'free'} within {seconds:g} s"
+                )
         return time.monotonic()
 
 
-async def cancelled(engine: Engine, port: int, key: str, *, stream: bool, end: str) -> float:
+async def cancelled(engine: Engine, port: int, key: str, checks: Checks, *, stream: bool, end: str) -> float:
     """Seconds from the close of a request's connection until the engine was free."""
     question = [{"role": "user", "content": "What does itertools.chain do?"}]
     asked = {"model": MODEL, "messages": question, "max_tokens": TOKENS, "stream": stream, "logit_bias": {end: -100}}
@@ -61,8 +65,14 @@ async def cancelled(engine: Engine, port: int, key: str, *, stream: bool, end: s
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.encode() + body)
     if stream:
-        for _ in range(3):
-            await asyncio.wait_for(reader.readuntil(b"data: "), 30)
+        came = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+        status = int(came[9:12])
+        for _ in range(3 if status == 200 else 0):
+            came += await asyncio.wait_for(reader.readuntil(b"\n\n"), 30)
+        deltas = [json.loads(data)["choices"][0]["delta"] for data in sse_data(came)]
+        right = status == 200 and len(deltas) == 3 and all("content" in delta for delta in deltas)
+        checks.that("a stream's beginning", right, f"status {status}: {came[-200:].decode(errors='replace')!r}")
+        checks.require()
     await asyncio.to_thread(engine.wait, True)
     writer.close()
     left = time.monotonic()
@@ -86,7 +96,8 @@ def figures(seconds: list[float]) -> dict[str, float]:
 
 
 def measure(home: Path, port: int, key: str, requests: int) -> dict[str, Any]:
-    engine = Engine(home)
+    engine, checks = Engine(home), Checks()
+    engine.wait(False)
     end = end_token()
     asking = []
     for _ in range(50):
@@ -95,7 +106,7 @@ def measure(home: Path, port: int, key: str, requests: int) -> dict[str, Any]:
         asking.append(time.monotonic() - began)
     results: dict[str, Any] = {"asking_ms": 1000 * statistics.median(asking)}
     for name, stream in (("streamed", True), ("whole", False)):
-        found = [asyncio.run(cancelled(engine, port, key, stream=stream, end=end)) for _ in range(requests + 3)]
+        found = [asyncio.run(cancelled(engine, port, key, checks, stream=stream, end=end)) for _ in range(requests + 3)]
         results[name] = figures(found[3:])
     return results
 
@@ -104,13 +115,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100, help="of each kind")
     parser.add_argument("--port", type=int, default=8125)
+    parser.add_argument("--home", type=Path, help="measure the server that runs with this state directory")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
     from serve_app.config import load_settings
 
-    home = load_settings({**os.environ}).home
-    with local_stack(options.port) as stack:
-        results = measure(home, options.port, stack.key, options.requests)
+    home = options.home or load_settings({**os.environ}).home
+    with local_stack(options.port, options.home) as stack:
+        results = measure(home, int(stack.url.rpartition(":")[2]), stack.key, options.requests)
     print(f"asking the engine takes {results['asking_ms']:.1f} ms, which is in the following")
     for name in ("streamed", "whole"):
         print(f"{name:9}" + ", ".join(f"{figure} {value:.1f}" for figure, value in results[name].items()))

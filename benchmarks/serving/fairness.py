@@ -10,8 +10,9 @@ target between tokens is ``--itl-ms``; left out, it is found with a server witho
   What is refused or late counts as failed. Beside it how long a refusal took, at the client and in the gateway alone
   (from the tokenised prompt to the refusal, as ``GET /v1/requests/{id}`` tells it).
 
-Load and server share the machine: what takes the engine's time away is printed in cores, load generator, gateway (with
-HAProxy), engine and the rest apart.
+An answer has all of its tokens or is a refusal, and the light tenant is never refused: anything else ends it without
+figures. Load and server share the machine: what takes the engine's time away is printed in cores, load generator,
+gateway (with HAProxy), engine and the rest apart.
 """
 
 from __future__ import annotations
@@ -28,84 +29,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import httpx
 import yaml
 
 from benchmarks.engine.checkpoint import SIZES
 from benchmarks.serving.processes import cpu_seconds
-from benchmarks.serving.stack import write_checkpoint
+from benchmarks.serving.stack import running_stack, write_checkpoint
+from benchmarks.serving.tenants import MODEL, Tally, Tenant, closed, run_for
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 from serve_app.ray_private.environment import PORTS
-from serve_app.state.accounts import AccountsFile
 
-MODEL = "@cf/pico/pico-instruct"
 LIGHT_STREAMS = 2
 HEAVY_STREAMS = 20
-TOKENS = 48
-END = "2"  # the end of an answer, in the pico models and the random ones
 DEADLINE_MS = 1500
-
-
-@dataclass(slots=True)
-class Tally:
-    """Outcomes of one phase; seconds."""
-
-    good: int = 0
-    late: int = 0
-    refused: list[float] = field(default_factory=list)
-    refused_ids: list[str] = field(default_factory=list)
-    finished: list[float] = field(default_factory=list)
-    latencies: list[float] = field(default_factory=list)
-    answered_ids: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-
-class Tenant:
-    def __init__(self, url: str, home: Path, name: str) -> None:
-        key = AccountsFile(home).add(name)
-        self.path = f"/client/v4/accounts/{name}/ai/run/{MODEL}"
-        # Clients share the cores with the server, and httpx takes more of them than the gateway does.
-        self.client = aiohttp.ClientSession(
-            url,
-            headers={"Authorization": f"Bearer {key}"},
-            timeout=aiohttp.ClientTimeout(120),
-            connector=aiohttp.TCPConnector(limit=400),
-        )
-        self._number = 0
-
-    def body(self, **options: Any) -> dict[str, Any]:
-        self._number += 1
-        prompt = f"{time.time_ns()} {self._number}: " + "some words about Python " * 8
-        return {
-            "prompt": prompt, "raw": True, "max_tokens": TOKENS, "temperature": 0, "options": options,
-            "logit_bias": {END: -100},
-        }  # fmt: skip
-
-    async def ask(self, tally: Tally, **options: Any) -> int:
-        began = time.perf_counter()
-        async with self.client.post(self.path, json=self.body(**options)) as answer:
-            await answer.read()
-        took = time.perf_counter() - began
-        if answer.status == 200:
-            tally.good += 1
-            tally.finished.append(time.perf_counter())
-            tally.latencies.append(took)
-            tally.answered_ids.append(answer.headers["cf-ray"])
-        elif answer.status == 429:
-            tally.refused.append(took)
-            tally.refused_ids.append(answer.headers["cf-ray"])
-        else:
-            tally.late += answer.status == 408
-        return answer.status
-
-    async def get(self, path: str, **headers: str) -> Any:
-        async with self.client.get(path, headers=headers) as answer:
-            return await answer.json()
 
 
 def start_server(home: Path, port: int, itl_ms: float | None, weights: Path | None) -> subprocess.Popen:
@@ -158,27 +97,6 @@ async def ready(url: str, server: subprocess.Popen) -> None:
     raise SystemExit("the server did not become ready")
 
 
-async def closed(tenant: Tenant, streams: int, until: asyncio.Event, tally: Tally, **options: Any) -> None:
-    """``streams`` clients that each ask again as soon as they are answered."""
-
-    async def client() -> None:
-        while not until.is_set():
-            await tenant.ask(tally, **options)
-
-    began = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(streams)))
-    tally.seconds = time.perf_counter() - began
-
-
-async def run_for(seconds: float, tenant: Tenant, streams: int, **options: Any) -> Tally:
-    tally, end = Tally(), asyncio.Event()
-    task = asyncio.create_task(closed(tenant, streams, end, tally, **options))
-    await asyncio.sleep(seconds)
-    end.set()
-    await task
-    return tally
-
-
 async def where_time_went(tenant: Tenant, tally: Tally, samples: int = 20) -> dict[str, float]:
     """Medians in ms over some requests: waiting in the gateway, from there to the first token, and the rest."""
     parts: dict[str, list[float]] = {"wait": [], "first token": [], "rest": []}
@@ -203,6 +121,10 @@ async def light_rounds(light: Tenant, heavy: Tenant, rounds: int, seconds: float
         beside = await run_for(seconds, light, LIGHT_STREAMS)
         end.set()
         await task
+        refused = len(alone.refused) + len(beside.refused)
+        light.checks.that("the light tenant", not refused, f"{refused} of its requests were refused")
+        light.checks.require()
+        heavy.checks.require()
         alone_ms.append(1e3 * statistics.median(alone.latencies))
         beside_ms.append(1e3 * statistics.median(beside.latencies))
         ratios.append(beside_ms[-1] / alone_ms[-1])
@@ -251,7 +173,7 @@ class Cores:
 
     GROUPS = {"EngineWorker": "engine", "gateway": "gateway", "haproxy": "gateway"}
 
-    def __init__(self, server: subprocess.Popen) -> None:
+    def __init__(self, server: int) -> None:
         self._server = server
         self.used: dict[str, list[float]] = {}
 
@@ -265,7 +187,7 @@ class Cores:
 
     def _now(self) -> dict[str, float]:
         found = {"load": time.process_time(), "engine": 0.0, "gateway": 0.0, "other": 0.0}
-        for title, seconds in cpu_seconds(self._server.pid).items():
+        for title, seconds in cpu_seconds(self._server).items():
             found[next((group for part, group in self.GROUPS.items() if part in title), "other")] += seconds
         return found
 
@@ -273,7 +195,7 @@ class Cores:
         return {name: round(statistics.median(values), 2) for name, values in self.used.items()}
 
 
-async def goodput_rounds(tenant: Tenant, server: subprocess.Popen, rounds: int, seconds: float) -> dict[str, Any]:
+async def goodput_rounds(tenant: Tenant, server: int, rounds: int, seconds: float) -> dict[str, Any]:
     capacity = statistics.median([(t := await run_for(seconds, tenant, HEAVY_STREAMS)).good / t.seconds
                                   for _ in range(2)])  # fmt: skip
     one, four, refused, at_once = [], [], [], []
@@ -283,6 +205,7 @@ async def goodput_rounds(tenant: Tenant, server: subprocess.Popen, rounds: int, 
             at_1, served_1 = await open_load(tenant, capacity, 2 * seconds)
         with cores_4.during():
             at_4, served_4 = await open_load(tenant, 4 * capacity, 2 * seconds)
+        tenant.checks.require()
         one.append(served_1)
         four.append(served_4)
         refused += at_4.refused
@@ -307,7 +230,7 @@ async def alone_step_ms(url: str, home: Path, server: subprocess.Popen) -> float
     """What a decode step takes with the light tenant's streams only, as the worker reports it."""
     await ready(url, server)
     light = Tenant(url, home, "light")
-    await asyncio.sleep(2.0)  # until the gateway has read the keys
+    await light.known()
     await run_for(3.0, light, LIGHT_STREAMS)
     key = f"Bearer {(home / 'api_key').read_text().strip()}"
     routing = (await light.get("/v1/status", Authorization=key))["models"][MODEL]["routing"]
@@ -315,12 +238,13 @@ async def alone_step_ms(url: str, home: Path, server: subprocess.Popen) -> float
     return next(worker["step_ms"] for worker in routing["workers"] if worker["stage"] == "decode")
 
 
-async def measure(url: str, home: Path, server: subprocess.Popen, rounds: int, seconds: float) -> dict[str, Any]:
-    await ready(url, server)
+async def measure(url: str, home: Path, server: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """``server``: the number of its first process."""
     light, heavy = Tenant(url, home, "light"), Tenant(url, home, "heavy")
-    await asyncio.sleep(2.0)  # until the gateway has read the keys
-    await run_for(3.0, heavy, HEAVY_STREAMS)  # learns what steps cost
-    await run_for(1.0, light, LIGHT_STREAMS)
+    await light.known()
+    await heavy.known()
+    await run_for(min(3.0, seconds), heavy, HEAVY_STREAMS)  # learns what steps cost
+    await run_for(min(1.0, seconds), light, LIGHT_STREAMS)
     found = {"light": await light_rounds(light, heavy, rounds, seconds)}
     found["goodput"] = await goodput_rounds(heavy, server, rounds, seconds)
     for tenant in (light, heavy):
@@ -328,7 +252,7 @@ async def measure(url: str, home: Path, server: subprocess.Popen, rounds: int, s
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks fairness", description=__doc__)
     parser.add_argument("--size", choices=SIZES, help="of a random model in place of pico-instruct")
     parser.add_argument("--rounds", type=int, default=3)
@@ -339,6 +263,7 @@ def main(argv: list[str] | None = None) -> None:
         help="the model's target between tokens (default: 1.25 times a step with light's streams)",
     )
     parser.add_argument("--port", type=int, default=8131)
+    parser.add_argument("--home", type=Path, help="measure the server that runs with this state directory, as it is")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="serve-app-fairness-") as folder:
@@ -349,18 +274,23 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.json:
         model = f"random, {arguments.size}" if arguments.size else MODEL
         print(json.dumps({"benchmark": "fairness", "model": model, "itl_ms": itl_ms, **found}))
+    return 0
 
 
-def run(arguments: argparse.Namespace, weights: Path | None) -> tuple[float, dict[str, Any]]:
-    """The target between tokens in ms, and what was measured."""
+def run(arguments: argparse.Namespace, weights: Path | None) -> tuple[float | None, dict[str, Any]]:
+    """The target between tokens in ms (None: as the server has it), and what was measured."""
+    if arguments.home is not None:
+        stack = running_stack(arguments.home)
+        return None, asyncio.run(measure(stack.url, arguments.home, stack.pid, arguments.rounds, arguments.seconds))
     url, itl_ms = f"http://127.0.0.1:{arguments.port}", arguments.itl_ms
     if itl_ms is None:
         with running(arguments.port, None, weights) as (home, server):
             itl_ms = round(1.25 * asyncio.run(alone_step_ms(url, home, server)), 2)
         print(f"target between tokens: {itl_ms} ms", flush=True)
     with running(arguments.port, itl_ms, weights) as (home, server):
-        return itl_ms, asyncio.run(measure(url, home, server, arguments.rounds, arguments.seconds))
+        asyncio.run(ready(url, server))
+        return itl_ms, asyncio.run(measure(url, home, server.pid, arguments.rounds, arguments.seconds))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

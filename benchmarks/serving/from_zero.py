@@ -2,7 +2,8 @@
 
 ``python -m benchmarks from_zero [--rounds 3] [--json]`` starts the local stack with pico-instruct under a name of its
 own and no replicas at rest. Each round asks for a stream and notes when the first comment and the first token come;
-half a second later, asks without patience and notes what it is told; and waits until the replicas have gone.
+half a second later, asks without patience and notes what it is told; and waits until the replicas have gone. Every
+answer must be pico-instruct's own.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from typing import Any
 import yaml
 
 from benchmarks import ROOT
+from benchmarks.checks import Checks, chat_problem, stream_problem
 from benchmarks.serving.processes import descendants
 from benchmarks.serving.stack import local_stack
+from benchmarks.serving.startup import ANSWER, QUESTION, TOKENS
 
 MODEL = "@cf/pico/sometimes"
 
@@ -49,38 +52,46 @@ def make_home(folder: Path) -> None:
 
 
 class Client:
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, model: str = MODEL) -> None:
+        self.model = model
         self._url = url
+        self.checks = Checks()
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def _request(self, **more: Any) -> urllib.request.Request:
-        question = [{"role": "user", "content": "What does itertools.chain do?"}]
-        body = {"model": MODEL, "messages": question, "max_tokens": 8, **more}
+        question = [{"role": "user", "content": QUESTION}]
+        body = {"model": self.model, "messages": question, "max_tokens": TOKENS, **more}
         return urllib.request.Request(f"{self._url}/v1/chat/completions", json.dumps(body).encode(), self._headers)
 
     def stream(self) -> dict[str, float]:
         began = time.monotonic()
-        figures = {"comments": 0.0}
-        with urllib.request.urlopen(self._request(stream=True), timeout=120) as answer:
-            for line in answer:
-                if line.startswith(b": "):
-                    figures.setdefault("first_comment_s", time.monotonic() - began)
-                    figures["comments"] += 1
-                elif line.startswith(b"data: {"):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        raise SystemExit(f"the stream failed: {event}")
-                    if event["choices"] and event["choices"][0]["delta"].get("content"):
+        figures, body = {"comments": 0.0}, b""
+        try:
+            with urllib.request.urlopen(self._request(stream=True), timeout=120) as answer:
+                for line in answer:
+                    body += line
+                    if line.startswith(b": "):
+                        figures.setdefault("first_comment_s", time.monotonic() - began)
+                        figures["comments"] += 1
+                    elif line.startswith(b"data: {") and b'"content"' in line:
                         figures.setdefault("first_token_s", time.monotonic() - began)
+            self.checks.add("a stream", stream_problem(200, body, text=ANSWER))
+        except urllib.error.HTTPError as error:
+            self.checks.add("a stream", stream_problem(error.code, error.read()))
+        self.checks.require()
         return figures
 
     def without_patience(self) -> float:
         """``Retry-After`` of a request that will not wait; 0 if it was answered."""
         try:
-            with urllib.request.urlopen(self._request(options={"rejectIfBusy": True}), timeout=120):
+            with urllib.request.urlopen(self._request(options={"rejectIfBusy": True}), timeout=120) as answer:
+                self.checks.add("a request without patience", chat_problem(200, answer.read(), text=ANSWER))
                 return 0.0
         except urllib.error.HTTPError as error:
-            return float(error.headers["Retry-After"])
+            told = error.headers.get("Retry-After")
+            right = error.code in (429, 503) and told is not None
+            self.checks.that("a request without patience", right, f"status {error.code}, Retry-After {told}")
+            return float(told or 0)
 
 
 def workers(server: int) -> int:
@@ -116,8 +127,10 @@ def main(argv: list[str] | None = None) -> int:
         make_home(Path(folder))
         with local_stack(options.port, SERVE_APP_HOME=folder, SERVE_APP_MODELS=MODEL) as stack:
             time.sleep(5)
+            client = Client(stack.url, stack.key)
             for number in range(options.rounds):
-                rounds.append(one_round(Client(stack.url, stack.key), stack.pid))
+                rounds.append(one_round(client, stack.pid))
+                client.checks.require()
                 shown = ", ".join(f"{name} {value:.2f}" for name, value in rounds[-1].items())
                 print(f"round {number + 1}: {shown}", flush=True)
     median = statistics.median(r["first_token_s"] for r in rounds)

@@ -14,7 +14,8 @@ busy for that share of its time. How many prompts got their first token is told 
 prefill do more of them than one. Gaps between the tokens of the streams are taken where a gateway would be. ``itl`` is
 over all of them: its percentiles see prompts only where many steps have some. ``stall`` is over streams and prompts: a
 stream's longest gap while a prompt waits for its first token. What else runs on the machine hits all three, but not
-alike: figures count where other processes were quiet.
+alike: figures count where other processes were quiet. Every prompt's answer must be complete, every
+stream without a gap.
 """
 
 from __future__ import annotations
@@ -47,9 +48,11 @@ class Clients(Reader):
         wire = self.wire(ids, 6000)
         stream = self._inbox.open_stream(wire["id"], 0)
         call = worker.generate.remote(wire)
-        gaps, last = [], 0.0
+        gaps, last, position = [], 0.0, 0
         async for item in stream:
             now = time.perf_counter()
+            self.checks.equal("place of a token in its stream", item.offset, position)
+            position = item.end
             if last and item.ids:
                 gaps += [(now, (now - last) / len(item.ids))] * len(item.ids)
             last = now
@@ -122,6 +125,8 @@ async def side(
 
 
 async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
+    import ray
+
     from deployments.worker import EngineWorker
     from serve_app.channel.inbox import TokenInbox
     from serve_app.worker.spec import WorkerSpec
@@ -166,6 +171,9 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
                 )
             )
     await inbox.aclose()
+    for worker in (*mixed, *chunked, decode, prefill):
+        ray.kill(worker)
+    clients.checks.require()
     figures = {
         name: {key: round(statistics.median(r[key] for r in rows), 2) for key in rows[0]}
         for name, rows in rounds.items()
@@ -185,7 +193,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     }
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks interference", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -208,7 +216,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.json:
         shown = {n: getattr(arguments, n) for n in ("streams", "prompt", "under_way", "load", "size")}
         print(json.dumps({"benchmark": "interference", **shown, **found}))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -8,7 +8,7 @@ answer must equal the one that the quiet server gave first, and every stream tha
 clients come back, and what they get must be right again. Memory is the proportional set size of all processes, looked
 at ten times: shared memory (the object store, with the pool in it) apart, since that fills up to its limit before
 it is flat; and beside it how many engine workers there were, since autoscaling starts more under load. Starts and ends
-its own server.
+its own server, or takes the one with ``--home``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.checks import Checks
 from benchmarks.serving.processes import SHARED, descendants, memory_mib, running
 from benchmarks.serving.stack import local_stack
 from benchmarks.serving.startup import MODEL
@@ -34,19 +35,20 @@ from benchmarks.serving.startup import MODEL
 QUESTIONS = [
     f"What does {name} do?" for name in ("itertools.chain", "math.sqrt", "json.dumps", "os.path.join", "re.sub")
 ]
-TOKENS = (8, 48, 200)
 EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
 RERANK = "@cf/pico/pico-reranker"
 LEAVES = 0.2
 
 
 class Soak:
-    def __init__(self, url: str, key: str, seed: int) -> None:
+    def __init__(self, url: str, key: str, seed: int, tokens: tuple[int, ...]) -> None:
+        self._tokens = tokens
         self._run = f"{url}/client/v4/accounts/local/ai/run"
         self._headers = {"Authorization": f"Bearer {key}"}
         self._random = random.Random(seed)
         self.counts: Counter[str] = Counter()
-        self.wrong: list[dict[str, Any]] = []
+        self.checks = Checks()
+        self.kills = 0
         self._expected: dict[str, Any] = {}
 
     def client(self) -> httpx.AsyncClient:
@@ -55,7 +57,7 @@ class Soak:
     async def learn(self, client: httpx.AsyncClient) -> None:
         """What each request is answered while nothing else runs."""
         for question in QUESTIONS:
-            for tokens in TOKENS:
+            for tokens in self._tokens:
                 body = self._chat(question, tokens)
                 self._expected[json.dumps(body)] = (await self._ask(client, MODEL, body))["response"]
         for model, body in self._others():
@@ -69,14 +71,14 @@ class Soak:
                     model, body = self._random.choice(self._others())
                     self._check(body, await self._ask(client, model, body), "unary")
                 else:
-                    body = self._chat(self._random.choice(QUESTIONS), self._random.choice(TOKENS))
+                    body = self._chat(self._random.choice(QUESTIONS), self._random.choice(self._tokens))
                     if kind < 0.3:
                         self._check(body, (await self._ask(client, MODEL, body))["response"], "unary")
                     else:
                         await self._stream(client, body)
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
                 status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
-                self.counts[f"refused {status}" if status else "broken connection"] += 1
+                self._broken(f"refused {status}" if status else "broken connection")
                 await asyncio.sleep(0.2)
 
     async def _stream(self, client: httpx.AsyncClient, body: dict[str, Any]) -> None:
@@ -101,12 +103,18 @@ class Soak:
             self._check_part(body, text)
             raise
         if failed:
-            self.counts["honest error"] += 1
+            self._broken("honest error")
         elif not finished:
-            self.counts["broken connection"] += 1
+            self._broken("broken connection")
             self._check_part(body, text)
         else:
             self._check(body, text, "stream")
+
+    def _broken(self, what: str) -> None:
+        """What may happen where gateways are killed, and is an error where nothing is."""
+        self.counts[what] += 1
+        if not self.kills:
+            self.checks.add("without a kill", what)
 
     async def _ask(self, client: httpx.AsyncClient, model: str, body: dict[str, Any]) -> Any:
         answer = await client.post(f"{self._run}/{model}", json=body)
@@ -117,13 +125,15 @@ class Soak:
         self.counts[kind] += 1
         if not _same(got, self._expected[json.dumps(body)]):
             self.counts["WRONG"] += 1
-            self.wrong.append({"body": body, "got": str(got)[:200]})
+            self.checks.add(kind, f"{str(got)[:200]!r} to {json.dumps(body)}")
+        else:
+            self.checks.right += 1
 
     def _check_part(self, body: dict[str, Any], got: str) -> None:
         """What had come of a stream that did not end must be the beginning of the whole."""
         if not self._expected[json.dumps(body)].startswith(got):
             self.counts["WRONG"] += 1
-            self.wrong.append({"body": body, "part": got[:200]})
+            self.checks.add("a part of a stream", f"{got[:200]!r} to {json.dumps(body)}")
 
     @staticmethod
     def _chat(question: str, tokens: int) -> dict[str, Any]:
@@ -160,14 +170,13 @@ def kill_gateway(server: int) -> bool:
 
 
 async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> dict[str, Any]:
-    run = Soak(url, key, options.seed)
+    run = Soak(url, key, options.seed, tuple(int(n) for n in options.tokens.split(",")))
     async with run.client() as client:
         await run.learn(client)
         started = time.monotonic()
         limit = options.minutes * 60
         memory: list[dict[str, int]] = []
         workers: list[int] = []
-        kills = 0
 
         def share() -> float:
             if options.streams:
@@ -180,7 +189,7 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
         while not all(c.done() for c in clients):
             await asyncio.sleep(0.5)
             if options.kill_gateway and share() < 0.9 and time.monotonic() - started > next_kill:
-                kills += kill_gateway(server)
+                run.kills += kill_gateway(server)
                 next_kill += options.kill_gateway
             if share() - said >= 0.1:
                 said = share()
@@ -197,8 +206,9 @@ async def soak(options: argparse.Namespace, url: str, key: str, server: int) -> 
         "benchmark": "soak",
         "seconds": round(seconds, 1),
         "counts": dict(run.counts),
-        "wrong": run.wrong[:5],
-        "gateway_kills": kills,
+        "wrong": run.checks.wrong.total(),
+        "problems": run.checks.wrong.most_common(5),
+        "gateway_kills": run.kills,
         "own_memory_mib": [sum(m.values()) - m[SHARED] for m in memory],
         "engine_workers": workers,
         "shared_memory_mib": [m[SHARED] for m in memory],
@@ -210,23 +220,27 @@ def _memory(server: int) -> dict[str, int]:
     return {name: round(mib) for name, mib in memory_mib(server).items()}
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--streams", type=int, default=0, help="end after this many streams instead")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--kill-gateway", type=float, default=0, metavar="S", help="kill it every S seconds")
+    parser.add_argument("--tokens", default="8,48,200", help="lengths of answers")
     parser.add_argument("--port", type=int, default=8124)
+    parser.add_argument("--home", type=Path, help="measure the server that runs with this state directory")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    options = parser.parse_args()
-    with local_stack(options.port) as stack:
+    options = parser.parse_args(argv)
+    with local_stack(options.port, options.home) as stack:
         found = asyncio.run(soak(options, stack.url, stack.key, stack.pid))
     for name, value in found.items():
         print(f"{name}: {value}")
     if options.json:
         print(json.dumps(found))
-    return 1 if found["counts"].get("WRONG") else 0
+    if not found["counts"].get("stream"):
+        raise SystemExit("no stream has been complete")
+    return 1 if found["wrong"] else 0
 
 
 if __name__ == "__main__":

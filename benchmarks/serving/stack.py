@@ -1,4 +1,6 @@
-"""What a benchmark measures, started for it alone and ended with it: the local stack, or Ray with a random model."""
+"""What a benchmark measures, started for it alone and ended with it: the local stack, or Ray with a random model. A
+server that runs already can be measured as well, and a Ray that this process is connected to is used.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,23 @@ class LocalStack:
     pid: int
 
 
+def running_stack(home: Path) -> LocalStack:
+    """The server that was started with this state directory."""
+    from serve_app.cluster import read_attachment
+    from serve_app.config import api_key, load_settings
+
+    found = read_attachment(home)
+    return LocalStack(found.url, api_key(load_settings({"SERVE_APP_HOME": str(home)})), found.pid)
+
+
 @contextlib.contextmanager
-def local_stack(port: int, **environment: str) -> Iterator[LocalStack]:
-    """``serve-app serve`` with all of its models ready; ``environment`` is set for it alone."""
+def local_stack(port: int, home: Path | None = None, **environment: str) -> Iterator[LocalStack]:
+    """``serve-app serve`` with all of its models ready; ``environment`` is set for it alone. With ``home``, the server
+    that runs already with that state directory.
+    """
+    if home is not None:
+        yield running_stack(home)
+        return
     key, url = "benchmark-" + os.urandom(12).hex(), f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
         [sys.executable, "-m", "serve_app.cli", "serve"],
@@ -55,16 +71,27 @@ def write_checkpoint(folder: Path, size: str) -> Path:
 @contextlib.contextmanager
 def private_ray(size: str) -> Iterator[Path]:
     """Ray without Serve, and the folder of a random model (see ``benchmarks checkpoint`` for sizes)."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process reaches this Ray's work
-    import ray
-
     with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as scratch:
         checkpoint = write_checkpoint(Path(scratch) / "model", size)
-        ray.init(
-            address="local", num_cpus=4, include_dashboard=False, object_store_memory=1 << 30, namespace="serve_app",
-            log_to_driver=False,
-        )  # fmt: skip
-        try:
+        with bare_ray(1 << 30):
             yield checkpoint
-        finally:
-            ray.shutdown()
+
+
+@contextlib.contextmanager
+def bare_ray(object_store_bytes: int) -> Iterator[None]:
+    """A Ray of its own, or the one that this process is connected to."""
+    if "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # nothing but this process reaches this Ray's work
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(
+        address="local", num_cpus=4, include_dashboard=False, object_store_memory=object_store_bytes,
+        namespace="serve_app", log_to_driver=False,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        ray.shutdown()
