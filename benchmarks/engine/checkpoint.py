@@ -1,6 +1,6 @@
 """A checkpoint with random weights, for measuring speed where only shapes matter.
 
-``python -m benchmarks checkpoint OUT_DIR {7m,80m,0.5b,1b}`` writes a Llama-architecture model in bfloat16, with the
+``python -m benchmarks checkpoint OUT_DIR {tiny,7m,80m,0.5b,1b}`` writes a Llama model in bfloat16, with the
 tokenizer of pico-instruct beside it, since peers insist on one.
 """
 
@@ -14,6 +14,7 @@ from benchmarks import CHECKPOINTS
 
 # hidden, intermediate, layers, heads, K/V heads, vocabulary
 SIZES = {
+    "tiny": (64, 128, 2, 4, 2, 8192),
     "7m": (256, 768, 6, 8, 4, 8192),
     "80m": (768, 2048, 12, 12, 4, 8192),
     "0.5b": (896, 4864, 24, 14, 2, 151936),
@@ -22,7 +23,7 @@ SIZES = {
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks checkpoint", description=__doc__)
     parser.add_argument("out", type=Path, help="directory to write")
     parser.add_argument("size", choices=SIZES)
@@ -42,13 +43,18 @@ def main(argv: list[str] | None = None) -> None:
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
-    LlamaForCausalLM(config).save_pretrained(arguments.out)
+    try:
+        LlamaForCausalLM(config).save_pretrained(arguments.out)
+    finally:
+        torch.set_default_dtype(before)
     pico = CHECKPOINTS / "pico-instruct"
     for name in TOKENIZER_FILES:
         shutil.copy(pico / name, arguments.out / name)
     print(f"{arguments.size} written to {arguments.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

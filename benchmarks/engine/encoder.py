@@ -5,7 +5,8 @@
 All start from the same strings, tokenising included: random words, 1 to 256 tokens each, evenly spread over the
 logarithm of the length. The plain loop pads batches in the order of arrival; ours is ``EncodeBatcher`` over
 ``load_encoder``. Rounds alternate between the variants, so a busy machine slows all of them; medians are reported.
-sentence-transformers joins where it is installed. ``--soak`` sends that many small requests afterwards and shows memory
+sentence-transformers joins where it is installed. Every vector must have unit length and point where the others' do.
+``--soak`` sends that many small requests afterwards and shows memory
 on the way.
 """
 
@@ -23,12 +24,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.checks import Checks
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.models.encoder import load_encoder
 from serve_app.text.tokenizer import Tokenizer
 
 Run = Callable[[list[str]], np.ndarray]
 LONGEST = 256
+CLOSE = 1e-3
 
 
 def sentences(tokenizer: Tokenizer, vocab_size: int, count: int, seed: int = 0) -> list[str]:
@@ -81,6 +84,14 @@ def sentence_transformers_loop(path: Path, batch_size: int) -> Run | None:
     return run
 
 
+def compare(checks: Checks, name: str, vectors: np.ndarray, truth: np.ndarray) -> None:
+    """Each text's vector beside that of the variant that was first."""
+    if checks.equal(f"{name}, vectors", vectors.shape, truth.shape):
+        for length, cosine in zip(np.linalg.norm(vectors, axis=1), (vectors * truth).sum(1), strict=True):
+            right = abs(length - 1) < CLOSE and cosine > 1 - CLOSE
+            checks.that(f"a vector of {name}", bool(right), f"length {length:.4f}, cosine {cosine:.4f}")
+
+
 def soak(run: Run, texts: list[str], requests: int) -> dict[str, float]:
     """Resident memory in MB after each tenth of ``requests`` small requests."""
     rng, seen = np.random.default_rng(1), {}
@@ -92,8 +103,10 @@ def soak(run: Run, texts: list[str], requests: int) -> dict[str, float]:
     return seen
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks encoder", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
@@ -102,7 +115,7 @@ def main() -> int:
     parser.add_argument("--token-budget", type=int, default=1024, help="of ours, in tokens")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     model = load_encoder(args.model_dir, "embeddings", pooling="mean")
     tokenizer = Tokenizer(args.model_dir)
@@ -116,11 +129,14 @@ def main() -> int:
         variants["sentence_transformers"] = extra
     warm = {name: run(texts[: args.batch_size]) for name, run in variants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
+    checks, truth = Checks(), dict[str, np.ndarray]()
     for number in range(args.rounds):
         for name, run in variants.items():
             started = time.perf_counter()
-            run(texts)
+            vectors = run(texts)
             seconds[name].append(time.perf_counter() - started)
+            compare(checks, name, vectors, truth.setdefault("first", vectors))
+        checks.require()
         taken = ", ".join(f"{name} {s[-1]:.2f} s" for name, s in seconds.items())
         print(f"round {number + 1}/{args.rounds}: {taken}", file=sys.stderr, flush=True)
     memory = soak(variants["ours"], texts, args.soak) if args.soak else {}

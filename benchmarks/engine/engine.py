@@ -8,6 +8,9 @@ defaults, run in the first round only (it is slow). A side is stopped while anot
 process to the first token. The roofline is this machine's read bandwidth, taken before and after every run: a decode
 step must read all weights and the keys and values of its requests; bfloat16 weights that are read in 12 bits have a
 second one, of what they would be unpacked. Figures count only where other processes were quiet.
+
+Every answer of every side has as many tokens as were asked for. Ours are the same in every round, and begin as every
+peer's do: of all first tokens, ``AGREEING`` must be equal (not all, since rounding in bfloat16 may decide between two).
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.checks import Checks
 from benchmarks.engine.profile import profile
 
 PROMPT, NEW = 128, 64
+AGREEING = 0.75
 
 
 class Side:
@@ -111,9 +116,9 @@ def prompts(lengths: list[int]) -> list[list[int]]:
     return [[(7 * row + 13 * col) % 8000 + 10 for col in range(length)] for row, length in enumerate(lengths)]
 
 
-def workloads(batches: list[int], mixed: bool) -> dict[str, tuple[list[int], list[int]]]:
+def workloads(batches: list[int], mixed: bool, new: int = NEW) -> dict[str, tuple[list[int], list[int]]]:
     """Name -> prompt lengths and new tokens; ``mixed`` adds one that mixes lengths as traffic does."""
-    found = {f"batch {b}": ([PROMPT] * b, [NEW] * b) for b in batches}
+    found = {f"batch {b}": ([PROMPT] * b, [new] * b) for b in batches}
     if mixed:
         found["mixed"] = [16 + (i * 151) % 497 for i in range(32)], [8 + (i * 53) % 121 for i in range(32)]
     return found
@@ -124,6 +129,8 @@ def measure(
 ) -> dict[str, Any]:
     taken: dict[str, dict[str, list[dict[str, Any]]]] = {n: {s.name: [] for s in sides} for n in loads}
     read: list[float] = []
+    known: dict[str, dict[str, list[list[int]]]] = {}
+    checks = Checks()
     for number in range(-1, rounds):  # round -1 warms up
         for name, (lengths, new) in loads.items():
             for side in sides if number % 2 else reversed(sides):
@@ -134,6 +141,11 @@ def measure(
                     continue
                 before, busy = bandwidth(), busy_seconds()
                 answer = side.run(prompts(lengths), new if number >= 0 else [4] * len(new), f"{name}/{number}")
+                wanted = new if number >= 0 else [4] * len(new)
+                checks.equal(f"{side.name}, {name}, lengths", [len(a) for a in answer["tokens"]], wanted)
+                if number >= 0:
+                    compare_tokens(checks, f"{side.name}, {name}", answer["tokens"], known.setdefault(name, {}))
+                checks.require()
                 answer["others"] = max(0.0, (busy_seconds() - busy - answer["cpu_s"]) / answer["wall_s"])
                 answer["read_gbps"] = (before + bandwidth()) / 2
                 if number >= 0:
@@ -145,6 +157,19 @@ def measure(
     ours = next(s for s in sides if s.name == "ours")
     results = {name: _summary(by_side, sum(loads[name][1]), ours.info) for name, by_side in taken.items()}
     return {"read_gbps": statistics.median(read), "workloads": results}
+
+
+def compare_tokens(checks: Checks, where: str, tokens: list[list[int]], known: dict[str, list[list[int]]]) -> None:
+    """``known``: what each side answered to the same prompts in its first round; a new side is put there."""
+    side = where.partition(",")[0]
+    if side in known:
+        if side == "ours":
+            checks.equal(f"{where}, another round", tokens, known[side])
+        return
+    known[side] = tokens
+    for peer, theirs in known.items():
+        same = sum(a[0] == b[0] for a, b in zip(tokens, theirs, strict=True)) / len(tokens)
+        checks.that(where, same >= AGREEING, f"{100 * same:.0f} % of first tokens are those of {peer}")
 
 
 def _summary(by_side: dict[str, list[dict[str, Any]]], tokens: int, info: dict[str, Any]) -> dict[str, Any]:
@@ -183,8 +208,10 @@ def report(found: dict[str, Any]) -> None:
               f"{100 * w['plain_roofline_share']:.0f} % of that of unpacked weights")  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks engine", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--vllm", metavar="PYTHON", help="interpreter of an environment with vLLM")
     parser.add_argument("--no-transformers", action="store_true")
@@ -193,9 +220,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quantization", default="none", choices=["none", "int8", "int4"], help="of our weights")
+    parser.add_argument("--new", type=int, default=NEW, help="tokens of each answer")
     parser.add_argument("--profile", action="store_true", help="print where our step's time goes, without peers")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     batches = [int(b) for b in options.batch.split(",")]
     model_dir = options.model_dir.resolve()
     profiled = options.profile
@@ -221,7 +249,9 @@ def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) ->
             print(f"  starting {name} ...", file=sys.stderr, flush=True)
             told = [options.quantization] if name == "ours" else []
             sides.append(Side(name, python, model_dir, options.threads, *told))
-        found = measure(sides, options.rounds, workloads(batches, not options.no_mixed), lambda: read_bandwidth(5))
+        found = measure(
+            sides, options.rounds, workloads(batches, not options.no_mixed, options.new), lambda: read_bandwidth(5)
+        )
         found |= {
             "model": model_dir.name,
             "threads": options.threads,

@@ -2,7 +2,8 @@
 [--json]``.
 
 Prints the median time of each side, the ratio, the bytes read per second, and the machine's own read
-bandwidth taken in the same run, since shared memory makes absolute figures drift.
+bandwidth taken in the same run, since shared memory makes absolute figures drift. All sides must have given the same
+numbers, within what the type rounds.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.checks import Checks
 from serve_app.kernels.attention import BLOCK, attention_backend, paged_attention, paged_attention_torch
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear import PackedLinear, packing_available
 
+# Largest difference of two sides, over the largest number.
+ROUNDING = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # name: context per request, query heads, KV heads, head_dim
 DECODE = {
@@ -72,10 +76,20 @@ def sdpa_loop(b: RandomBatch, scale: float) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def attention_rows(rounds: int) -> list[dict[str, Any]]:
+def same(checks: Checks, where: str, sides: dict[str, Callable[[], Any]], dtype: torch.dtype) -> None:
+    """Every side's numbers beside those of the last one, which is torch's own."""
+    *names, truth = sides
+    wanted = sides[truth]().float()
+    for name in names:
+        got = sides[name]().float()
+        far = float("inf") if got.shape != wanted.shape else float((got - wanted).abs().max() / wanted.abs().max())
+        checks.that(f"{where}, {name}", far <= ROUNDING[dtype], f"{far:.2g} away from {truth}")
+
+
+def attention_rows(rounds: int, checks: Checks, cases: int | None = None) -> list[dict[str, Any]]:
     rows = []
     for label, dtype in DTYPES.items():
-        for name, (contexts, q_heads, kv_heads, dim) in DECODE.items():
+        for name, (contexts, q_heads, kv_heads, dim) in list(DECODE.items())[:cases]:
             b = random_batch([1] * len(contexts), contexts, q_heads, kv_heads, dim, dtype, 0)
             scale = dim**-0.5
             sides: dict[str, Callable[[], Any]] = {
@@ -83,22 +97,25 @@ def attention_rows(rounds: int) -> list[dict[str, Any]]:
                 "torch": partial(paged_attention_torch, b.q, b.kv_layer, b, scale=scale),
                 "sdpa": partial(sdpa_loop, b, scale),
             }
+            same(checks, f"attention {label} {name}", sides, dtype)
             read = int(b.seq_lens.sum()) * 2 * kv_heads * dim * dtype.itemsize
             rows.append(row(f"attention {label} {name}", alternate(sides, rounds, 0.06), read, "sdpa"))
     return rows
 
 
-def each(calls: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> None:
+def each(calls: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> torch.Tensor:
+    """The last one's numbers."""
     for call in calls:
-        call(x)
+        found = call(x)
+    return found
 
 
-def linear_rows(rounds: int) -> list[dict[str, Any]]:
+def linear_rows(rounds: int, checks: Checks, cases: int | None = None) -> list[dict[str, Any]]:
     rows = []
     for label, dtype in DTYPES.items():
         if not packing_available(dtype):
             continue
-        for out_features, in_features in LINEARS:
+        for out_features, in_features in LINEARS[:cases]:
             # Enough copies to leave the last-level cache, as the layers of a real model do.
             copies = max(1, min(8, (64 << 20) // (out_features * in_features * dtype.itemsize)))
             weights = [torch.randn(out_features, in_features).to(dtype) for _ in range(copies)]
@@ -109,6 +126,7 @@ def linear_rows(rounds: int) -> list[dict[str, Any]]:
                     "ours": partial(each, packed, x),
                     "linear": partial(each, [partial(F.linear, weight=w) for w in weights], x),
                 }
+                same(checks, f"linear {label} {out_features}x{in_features} m={m}", sides, dtype)
                 seconds = {k: v / copies for k, v in alternate(sides, rounds, 0.06).items()}
                 read = out_features * in_features * dtype.itemsize
                 rows.append(row(f"linear {label} {out_features}x{in_features} m={m}", seconds, read, "linear"))
@@ -126,17 +144,20 @@ def row(name: str, seconds: dict[str, float], read: int, peer: str) -> dict[str,
 
 
 @torch.inference_mode()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks kernels", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=0, help="0 = torch's default")
-    options = parser.parse_args()
+    parser.add_argument("--quick", action="store_true", help="the first shapes only, once")
+    options = parser.parse_args(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
     backend, why = attention_backend()
     bandwidth = [read_bandwidth()]
-    rows = attention_rows(options.rounds) + linear_rows(options.rounds)
+    checks, rounds, cases = Checks(), 1 if options.quick else options.rounds, 1 if options.quick else None
+    rows = attention_rows(rounds, checks, cases) + linear_rows(rounds, checks, cases)
+    checks.require()
     bandwidth.append(read_bandwidth())
     result = {
         "threads": torch.get_num_threads(),
@@ -146,14 +167,15 @@ def main() -> None:
         "rows": rows,
     }
     if options.json:
-        print(json.dumps(result))
-        return
+        print(json.dumps({"benchmark": "kernels", **result}))
+        return 0
     print(f"{result['threads']} threads; attention: {backend} ({why})")
     print(f"read bandwidth before/after: {result['read_bandwidth_gb_per_s']} GB/s")
     for r in rows:
         times = "  ".join(f"{k} {v:.1f} us" for k, v in r["microseconds"].items())
         print(f"{r['name']:<42} {r['ratio']:>6.2f}x {r['peer']:<7} {r['read_gb_per_s']:>6.1f} GB/s   {times}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

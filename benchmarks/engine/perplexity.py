@@ -4,6 +4,7 @@
 
 Perplexity is exp of the mean negative log-likelihood of each next token in windows of the text, computed by the forward
 pass that serves. Use a text the model has not seen. Decoding alternates between the variants; figures are medians.
+A perplexity that is no number, or beyond guessing, and an answer that is too short end it without figures.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.checks import Checks
 from serve_app.engine.batch import build_batch
 from serve_app.engine.blocks import blocks_for
 from serve_app.engine.build import EngineLimits, build_engine
@@ -53,21 +55,25 @@ def load_variant(path: Path, dtype: str, name: str, device: str = "cpu") -> Caus
     return load_causal_lm(path, dtype=dtype, device=device, quantization=weights, kv_cache_dtype=cache)
 
 
-def decode_rate(model: CausalModel, prompt: list[int], salt: str) -> float:
+def decode_rate(model: CausalModel, prompt: list[int], salt: str, checks: Checks) -> float:
     """Tokens per second of one greedy request behind ``prompt``, its prefill left out."""
     engine = build_engine(model, EngineLimits(max_batch_tokens=512, max_num_seqs=1, max_model_len=512))
     sampling = SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True)
     engine.add(Request("r", prompt, len(prompt), sampling, root=salt.encode()))
     engine.step()
-    started, steps = time.perf_counter(), 0
+    started, steps, tokens = time.perf_counter(), 0, 1
     while engine.has_work:
-        engine.step()
+        tokens += sum(len(output.token_ids) for output in engine.step())
         steps += 1
-    return steps / (time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    checks.equal("tokens of an answer", tokens, NEW)
+    return steps / seconds
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks perplexity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="UTF-8 text the model has not seen")
     parser.add_argument(
@@ -79,7 +85,7 @@ def main() -> int:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     names = options.quantization.split(",")
     ids = Tokenizer(options.model_dir).encode(options.text.read_text())[: options.tokens].tolist()
     if len(ids) < 2:
@@ -87,9 +93,14 @@ def main() -> int:
     models = {n: load_variant(options.model_dir, options.dtype, n, options.device) for n in names}
     found: dict[str, Any] = {n: {"perplexity": perplexity(m, ids, options.window)} for n, m in models.items()}
     rates: dict[str, list[float]] = {n: [] for n in names}
+    checks = Checks()
+    for name, entry in found.items():
+        value, most = entry["perplexity"], models[name].vocab_size
+        checks.that(f"perplexity of {name}", 1 <= value <= most, f"{value} of {most} tokens")
     for number in range(options.rounds):
         for name in names if number % 2 else reversed(names):
-            rates[name].append(decode_rate(models[name], ids[:64], f"{number}"))
+            rates[name].append(decode_rate(models[name], ids[:64], f"{number}", checks))
+    checks.require()
     for name in names:
         entry = found[name]
         entry["perplexity_ratio"] = entry["perplexity"] / found[names[0]]["perplexity"]
@@ -101,7 +112,11 @@ def main() -> int:
             f"{entry['decode_tokens_per_s']:7.1f}/s ({entry['speed_ratio']:.2f}x)   {entry['forward']}"
         )
     if options.json:
-        print(json.dumps({"model": options.model_dir.name, "tokens": len(ids), "variants": found}))
+        print(
+            json.dumps(
+                {"benchmark": "perplexity", "model": options.model_dir.name, "tokens": len(ids), "variants": found}
+            )
+        )
     return 0
 
 

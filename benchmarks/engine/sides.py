@@ -2,7 +2,8 @@
 
 Sides: ``ours``, ``transformers``, ``vllm`` (in that engine's own environment, hence only the standard library up here).
 The first line written says that the first token was generated; each command {"prompts", "new", "salt"} is answered by
-{"seconds", ...}, in which ``prompts`` are lists of token ids and ``new`` the tokens wanted for each.
+{"seconds", "tokens", ...}: ``prompts`` are lists of token ids, ``new`` the number of tokens wanted for each, and
+``tokens`` the ids that came.
 """
 
 from __future__ import annotations
@@ -48,11 +49,14 @@ class Ours:
         spent = {"prefill": 0.0, "decode": 0.0}
         tokens = {"prefill": 0, "decode": 0}
         decode_steps, read = 0, 0
+        answers: list[list[int]] = [[] for _ in prompts]
         known = [len(p) for p in prompts]
         started = before = time.perf_counter()
         while self.engine.has_work:
             prompt_tokens = self.engine.stats.prompt_tokens
             outputs = self.engine.step()
+            for output in outputs:
+                answers[int(output.request_id)] += output.token_ids
             now = time.perf_counter()
             fresh = self.engine.stats.prompt_tokens - prompt_tokens
             kind = "prefill" if fresh else "decode"
@@ -64,6 +68,7 @@ class Ours:
             before = now
         return {
             "seconds": time.perf_counter() - started,
+            "tokens": answers,
             "prefill_s": spent["prefill"],
             "decode_s": spent["decode"],
             "prefill_tokens": tokens["prefill"],
@@ -90,7 +95,7 @@ class Transformers:
         ids = self.torch.tensor(prompts)
         started = time.perf_counter()
         with self.torch.inference_mode():
-            self.model.generate(
+            answers = self.model.generate(
                 ids,
                 attention_mask=self.torch.ones_like(ids),
                 max_new_tokens=new[0],
@@ -98,7 +103,8 @@ class Transformers:
                 do_sample=False,
                 pad_token_id=0,
             )
-        return {"seconds": time.perf_counter() - started}
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "tokens": answers[:, ids.shape[1] :].tolist()}
 
 
 class VLLM:
@@ -118,8 +124,9 @@ class VLLM:
         inputs: Any = [{"prompt_token_ids": p} for p in prompts]
         sampling = [self.sampling(max_tokens=n, ignore_eos=True, temperature=0) for n in new]
         started = time.perf_counter()
-        self.llm.generate(inputs, sampling, use_tqdm=False)
-        return {"seconds": time.perf_counter() - started}
+        answers = self.llm.generate(inputs, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - started
+        return {"seconds": seconds, "tokens": [list(answer.outputs[0].token_ids) for answer in answers]}
 
 
 def peak_megabytes() -> float:

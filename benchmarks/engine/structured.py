@@ -9,7 +9,8 @@ processor's time, in which masks count although they are computed beside the for
 request with a schema of 10 kB that nobody has seen to its first token, with the gateway's check, the worker's
 compilation and the prompt, against the same prompt without a schema. ``calls``: forced tool calls of the pico family,
 target steps per token with and without the draft model, look-up and what the grammar forces. ``library``: compilation
-and masks alone. The engine runs in this process; HTTP and Ray are not measured.
+and masks alone. The engine runs in this process; HTTP and Ray are not measured. What was said under a schema must obey
+it, and forced calls must be the same tokens whatever drafts them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import CHECKPOINTS
+from benchmarks.checks import Checks
 from serve_app.api.openai.read import parse_chat
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.constrain import MaskRows, Masks
@@ -131,33 +133,45 @@ def finish(engine: Engine) -> int:
     return tokens
 
 
-def throughput(bench: Bench, rounds: int) -> dict[str, Any]:
+def throughput(bench: Bench, rounds: int, new: int = NEW) -> dict[str, Any]:
     item = {"type": "object", "properties": {"name": {"type": "string"}, "score": {"type": "number"}},
             "required": ["name", "score"], "additionalProperties": False}  # fmt: skip
-    text = grammar(f"line{{{NEW}}}", {"line": 'item "\\n"', "item": json_rule(item)})
+    text = grammar(f"line{{{new}}}", {"line": 'item "\\n"', "item": json_rule(item)})
     sides = [(bench.engine(), None), (bench.engine(), text)]
+    checks = Checks()
 
     def once() -> list[tuple[float, float]]:
         """Seconds and the processor's seconds of each side for all tokens but the first ones."""
         for engine, rules in sides:
             engine.scheduler.blocks.clear_cache()
             for i in range(BATCH):
-                bench.add(engine, str(i), bench.prompt(i), rules, temperature=1.0, seed=i, ignore_eos=True)
+                bench.add(
+                    engine, str(i), bench.prompt(i), rules, temperature=1.0, seed=i, ignore_eos=True, max_tokens=new
+                )
             engine.step()
         taken = [(0.0, 0.0), (0.0, 0.0)]
+        answers: list[dict[str, list[int]]] = [{}, {}]
         while any(engine.has_work for engine, _ in sides):
             for index, (engine, _) in enumerate(sides):
                 started, busy = time.perf_counter(), time.process_time()
-                for _ in range(TURN):
-                    engine.step()
+                outputs = [output for _ in range(TURN) for output in engine.step()]
+                for output in outputs:
+                    answers[index].setdefault(output.request_id, []).extend(output.token_ids)
                 seconds, processor = taken[index]
                 taken[index] = (seconds + time.perf_counter() - started, processor + time.process_time() - busy)
-        assert sides[0][0].stats.generated_tokens == sides[1][0].stats.generated_tokens
+        for side, said in zip(("free", "schema"), answers, strict=True):
+            # The first token of each came before the clock ran.
+            checks.equal(f"{side}, tokens", [len(ids) for ids in said.values()], [new - 1] * BATCH)
+        for ids in answers[1].values():
+            # The first line began with the token before; the last one is cut off.
+            for line in bench.tokenizer.decode(ids).split("\n")[1:-1]:
+                checks.that("a line under the schema", obeys(line, item), repr(line))
+        checks.require()
         return taken
 
     once()
     pairs = [once() for _ in range(rounds)]
-    tokens = BATCH * (NEW - 1)
+    tokens = BATCH * (new - 1)
     return {
         "batch": BATCH,
         "free_tokens_per_s": round(statistics.median(tokens / free[0] for free, _ in pairs), 1),
@@ -167,8 +181,20 @@ def throughput(bench: Bench, rounds: int) -> dict[str, Any]:
     }
 
 
+def obeys(line: str, schema: dict[str, Any]) -> bool:
+    """Whether ``line`` is an object with the schema's properties and of their types."""
+    types = {"string": str, "number": (int, float)}
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return False
+    return found.keys() == schema["properties"].keys() and all(
+        isinstance(found[name], types[kind["type"]]) for name, kind in schema["properties"].items()
+    )
+
+
 def first_token(bench: Bench, rounds: int) -> dict[str, Any]:
-    engine = bench.engine()
+    engine, checks = bench.engine(), Checks()
 
     def once(seed: int, schema: dict[str, Any] | None) -> float:
         engine.scheduler.blocks.clear_cache()
@@ -180,11 +206,14 @@ def first_token(bench: Bench, rounds: int) -> dict[str, Any]:
             text = grammar(json_rule(schema), {})
             check_grammar(text)
         bench.add(engine, "1", prompt, text, max_tokens=1)
-        finish(engine)
-        return time.perf_counter() - started
+        tokens = finish(engine)
+        seconds = time.perf_counter() - started
+        checks.equal("tokens of an answer", tokens, 1)
+        return seconds
 
     once(0, None)
     pairs = [(once(seed, None), once(seed, large_schema(seed))) for seed in range(1, 2 * rounds + 1)]
+    checks.require()
     more = sorted(1e3 * (bound - free) for free, bound in pairs)
     return {
         "schema_bytes": len(json.dumps(large_schema(1))),
@@ -213,6 +242,7 @@ def calls(bench: Bench) -> dict[str, Any]:
         sides["forced+ngram+draft"] = lambda: [ForcedProposer(), NgramProposer(), *draft()]
     found: dict[str, Any] = {}
     truth: list[list[int]] | None = None
+    checks = Checks()
     for name, make in sides.items():
         engine = bench.engine(make())
         answers, steps, seconds = [], 0, 0.0
@@ -240,8 +270,9 @@ def calls(bench: Bench) -> dict[str, Any]:
             "tokens_per_step": round(count / steps, 2),
             "fewer_steps": round(plain.get("target_steps", steps) / steps, 2),
             "seconds": round(seconds, 3),
-            "same_tokens": answers == truth,
         }
+        checks.equal(f"forced calls, {name}", answers, truth)
+    checks.require()
     return found
 
 
@@ -270,14 +301,17 @@ def library(bench: Bench) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks structured", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model_dir", nargs="?", type=Path, default=CHECKPOINTS / "pico-instruct")
     parser.add_argument("--draft", type=Path, help="a draft model's folder; pico's own for pico")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new", type=int, default=NEW, help="tokens of each answer of `throughput`")
     parser.add_argument("--parts", help="comma-separated: library, first_token, throughput, calls (default: all)")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     pico = options.model_dir.name == "pico-instruct"
     draft = options.draft or (CHECKPOINTS / "pico-draft" if pico else None)
     bench = Bench(options.model_dir, draft)
@@ -285,7 +319,7 @@ def main() -> int:
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "library": lambda: library(bench),
         "first_token": lambda: first_token(bench, options.rounds),
-        "throughput": lambda: throughput(bench, options.rounds),
+        "throughput": lambda: throughput(bench, options.rounds, options.new),
     }
     if bench.tokenizer.chat_template() is not None:
         parts["calls"] = lambda: calls(bench)
@@ -294,7 +328,7 @@ def main() -> int:
         if not options.json:
             print(name, json.dumps(found[name], indent=2))
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps({"benchmark": "structured", **found}))
     return 0
 
 

@@ -7,6 +7,7 @@ usual way. The prompt is never looked at.
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ class SimulatedDecode:
         return self._replica
 
     async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
-        return [{"stage": "decode", "running": self._running, "waiting": 0}]
+        counters = {"running": self._running, "waiting": 0, "used_blocks": 0, "total_blocks": BLOCKS}
+        return [{"stage": "decode", "pid": os.getpid(), **counters}]
 
     def _load(self) -> Any:
         from serve_app.channel.load import LoadReport

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS, ROOT
+from benchmarks.checks import Checks
 
 # On one H200 with the 8B shape in bfloat16.
 TARGETS = {"single": 240.0, "saturated": 16000.0, "prefill share": 0.6, "ttft p50 ms": 150.0, "weights s": 6.0,
@@ -187,6 +188,10 @@ def main(argv: list[str] | None = None) -> int:
     }
     if "error" in result["machine"]:
         raise SystemExit(f"no figures: {result['machine']['error']}")
+    checks = Checks()
+    for side_of in ("equal_to_cpu", "equal_to_generate"):
+        checks.equal(f"greedy tokens of pico-instruct, {side_of}", result["parity"].get(side_of), True)
+    checks.require()
     for name in options.shapes.split(","):
         print(f"  {name}: writing the checkpoint ...", file=sys.stderr, flush=True)
         path = shapes.write(name, options.work, device)

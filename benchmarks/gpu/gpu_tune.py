@@ -4,7 +4,8 @@
 
 Each case is a batch of prompts, chunks or decodes. Launches alternate in rounds; the figure of each is its median. A
 plan that is more than 5 % behind the best is worth a change in `plan_launch` (`serve_app/kernels/gpu/plan.py`).
-The last columns are the best one's products per second and bytes of keys and values read per second.
+The last columns are the best one's products per second and bytes of keys and values read per second. A launch that runs
+must give what plain torch gives.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.checks import Checks
+from benchmarks.engine.kernels import ROUNDING
+from serve_app.kernels.attention import paged_attention_torch
 from serve_app.kernels.gpu.attention import paged_attention
 from serve_app.kernels.gpu.choice import device_seconds
 from serve_app.kernels.gpu.common import processors
@@ -73,17 +77,23 @@ def tune(batch: RandomBatch, heads: tuple[int, int, int], rounds: int, most: int
         item_bytes=batch.q.element_size(), units=processors(batch.q.device),
     )  # fmt: skip
 
-    def run(launch: Launch) -> object:
+    def run(launch: Launch) -> torch.Tensor:
         return paged_attention(batch.q, batch.kv_layer, batch, scale=dim**-0.5, launch=launch)
 
+    truth = paged_attention_torch(batch.q, batch.kv_layer, batch, scale=dim**-0.5).float()
+    checks = Checks()
     times: dict[Launch, list[float]] = {}
     failed = 0
     for launch in launches(plan, batch, q_heads // kv_heads)[:most]:
         try:
-            run(launch)  # compiles
-            times[launch] = []
+            found = run(launch)  # compiles
         except Exception:  # more shared memory than there is, mostly
             failed += 1
+            continue
+        far = float((found.float() - truth).abs().max() / truth.abs().max())
+        checks.that(f"{launch}", far <= ROUNDING[batch.q.dtype], f"{far:.2g} away from torch")
+        times[launch] = []
+    checks.require()
     for _ in range(rounds):
         for launch, taken in times.items():
             taken.append(clock(lambda launch=launch: run(launch)))

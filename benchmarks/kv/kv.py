@@ -73,10 +73,11 @@ def disk_seconds(mib: int, rounds: int, checks: Checks) -> dict[str, float]:
     return {"disk_write_ms": 1e3 * statistics.median(written), "disk_read_ms": 1e3 * statistics.median(read)}
 
 
-def evict_seconds(checks: Checks, chunks: int, tenants: int = 100, rounds: int = 200) -> float:
-    """Median of publishing one more chunk into a full index of ``chunks``."""
+def evict_seconds(checks: Checks, chunks: int, rounds: int = 200) -> float:
+    """Median of publishing one more chunk into a full index of ``chunks``, of up to 100 tenants."""
     from serve_app.kv.index import ChunkIndex
 
+    tenants = min(100, max(1, chunks // 10))
     index = ChunkIndex(chunks * chunk_of(1, 0).nbytes)
     taken = []
     for number in range(chunks + rounds):

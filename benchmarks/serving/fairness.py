@@ -205,6 +205,7 @@ async def goodput_rounds(tenant: Tenant, server: int, rounds: int, seconds: floa
             at_1, served_1 = await open_load(tenant, capacity, 2 * seconds)
         with cores_4.during():
             at_4, served_4 = await open_load(tenant, 4 * capacity, 2 * seconds)
+        tenant.checks.that("the load that can be sustained", served_1 > 0, "nothing was served in time")
         tenant.checks.require()
         one.append(served_1)
         four.append(served_4)
@@ -238,15 +239,19 @@ async def alone_step_ms(url: str, home: Path, server: subprocess.Popen) -> float
     return next(worker["step_ms"] for worker in routing["workers"] if worker["stage"] == "decode")
 
 
-async def measure(url: str, home: Path, server: int, rounds: int, seconds: float) -> dict[str, Any]:
+async def measure(url: str, home: Path, server: int, options: argparse.Namespace) -> dict[str, Any]:
     """``server``: the number of its first process."""
+    rounds, seconds, parts = options.rounds, options.seconds, options.parts.split(",")
     light, heavy = Tenant(url, home, "light"), Tenant(url, home, "heavy")
     await light.known()
     await heavy.known()
     await run_for(min(3.0, seconds), heavy, HEAVY_STREAMS)  # learns what steps cost
     await run_for(min(1.0, seconds), light, LIGHT_STREAMS)
-    found = {"light": await light_rounds(light, heavy, rounds, seconds)}
-    found["goodput"] = await goodput_rounds(heavy, server, rounds, seconds)
+    found = {}
+    if "light" in parts:
+        found["light"] = await light_rounds(light, heavy, rounds, seconds)
+    if "goodput" in parts:
+        found["goodput"] = await goodput_rounds(heavy, server, rounds, seconds)
     for tenant in (light, heavy):
         await tenant.client.close()
     return found
@@ -256,7 +261,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks fairness", description=__doc__)
     parser.add_argument("--size", choices=SIZES, help="of a random model in place of pico-instruct")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase; goodput needs one or more")
+    parser.add_argument("--parts", default="light,goodput", help="what to measure")
     parser.add_argument(
         "--itl-ms",
         type=float,
@@ -281,7 +287,7 @@ def run(arguments: argparse.Namespace, weights: Path | None) -> tuple[float | No
     """The target between tokens in ms (None: as the server has it), and what was measured."""
     if arguments.home is not None:
         stack = running_stack(arguments.home)
-        return None, asyncio.run(measure(stack.url, arguments.home, stack.pid, arguments.rounds, arguments.seconds))
+        return None, asyncio.run(measure(stack.url, arguments.home, stack.pid, arguments))
     url, itl_ms = f"http://127.0.0.1:{arguments.port}", arguments.itl_ms
     if itl_ms is None:
         with running(arguments.port, None, weights) as (home, server):
@@ -289,7 +295,7 @@ def run(arguments: argparse.Namespace, weights: Path | None) -> tuple[float | No
         print(f"target between tokens: {itl_ms} ms", flush=True)
     with running(arguments.port, itl_ms, weights) as (home, server):
         asyncio.run(ready(url, server))
-        return itl_ms, asyncio.run(measure(url, home, server.pid, arguments.rounds, arguments.seconds))
+        return itl_ms, asyncio.run(measure(url, home, server.pid, arguments))
 
 
 if __name__ == "__main__":

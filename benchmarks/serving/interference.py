@@ -141,10 +141,14 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
         )  # fmt: skip
 
     whole = arguments.prompt + 64
-    mixed = [start("decode", whole), start("decode", whole)]
-    chunked = [start("decode", CHUNK), start("decode", CHUNK)]
+    others: dict[str, list[Any]] = {
+        name: [start("decode", step), start("decode", step)]
+        for name, step in (("mixed", whole), ("chunked", CHUNK))
+        if name in arguments.beside.split(",")
+    }
     decode, prefill = start("decode", CHUNK), start("prefill", whole)
-    for worker in (*mixed, *chunked, decode, prefill):
+    workers = [*(worker for pair in others.values() for worker in pair), decode, prefill]
+    for worker in workers:
         await worker.info.remote()
     inbox = TokenInbox()
     await inbox.start()
@@ -152,13 +156,12 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     alone = [
         (await clients.prompt(decode, prefill, rng.integers(10, 8000, arguments.prompt).tolist()))[1] for _ in range(4)
     ]
-    for worker in (*mixed, *chunked):
+    for worker in workers[:-2]:
         await clients.prompt(worker, None, rng.integers(10, 8000, arguments.prompt).tolist())
     period = statistics.median(alone[1:]) / arguments.load if arguments.load else None
     n = arguments.streams
     sides: dict[str, tuple[list[tuple[Any, Any | None]], list[Any]]] = {
-        "mixed": ([(w, None) for w in mixed], [mixed[i % 2] for i in range(n)]),
-        "chunked": ([(w, None) for w in chunked], [chunked[i % 2] for i in range(n)]),
+        **{name: ([(w, None) for w in pair], [pair[i % 2] for i in range(n)]) for name, pair in others.items()},
         "disaggregated": ([(decode, prefill)], [decode] * n),
     }
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
@@ -171,7 +174,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
                 )
             )
     await inbox.aclose()
-    for worker in (*mixed, *chunked, decode, prefill):
+    for worker in workers:
         ray.kill(worker)
     clients.checks.require()
     figures = {
@@ -182,7 +185,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     ratios = {
         f"{metric}_p90": {
             name: round(statistics.median(a[key] / b[key] for a, b in zip(rounds[name], best, strict=True)), 2)
-            for name in ("mixed", "chunked")
+            for name in others
         }
         for metric, key in (("itl", "itl_p90_ms"), ("stall", "stall_p90_ms"))
     }
@@ -201,6 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of each long prompt")
     parser.add_argument("--under-way", type=int, default=2, help="long prompts at a time")
     parser.add_argument("--load", type=float, help="instead: at fixed times, as a share of one worker's time")
+    parser.add_argument("--beside", default="mixed,chunked", help="what to compare with")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each side and round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", default="7m", help="of the random model: see benchmarks checkpoint")

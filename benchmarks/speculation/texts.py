@@ -7,6 +7,7 @@ import re
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -58,14 +59,13 @@ class Texts:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        return _tokenizer(self.folder)
 
     def chat(self, text: str, tools: list[dict] | None = None) -> list[int]:
-        config = json.loads((self.folder / "tokenizer_config.json").read_text())
-        if "chat_template" not in config:
+        template = _template(self.folder)
+        if template is None:
             return self.tokenizer.encode(text).ids
-        special = {k: v for k, v in config.items() if k.endswith("_token") and isinstance(v, str)}
-        rendered = ChatTemplate(config["chat_template"], special).render([{"role": "user", "content": text}], tools)
+        rendered = template.render([{"role": "user", "content": text}], tools)
         return self.tokenizer.encode(rendered, add_special_tokens=False).ids
 
     # -- what the model itself answers ---------------------------------------------------------------------------------
@@ -123,6 +123,20 @@ class Texts:
         return Case(
             self.chat(prompt), self.tokenizer.encode(answer, add_special_tokens=False).ids[: self.answer_tokens]
         )
+
+
+@cache
+def _tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@cache
+def _template(folder: Path) -> ChatTemplate | None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    if "chat_template" not in config:
+        return None
+    special = {k: v for k, v in config.items() if k.endswith("_token") and isinstance(v, str)}
+    return ChatTemplate(config["chat_template"], special)
 
 
 def source(index: int) -> str:

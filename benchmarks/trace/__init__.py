@@ -2,10 +2,11 @@
 
 The simulation runs the product's own routing, admission, fairness and planner code and the pool's own LRU; only the
 engines are modelled (``benchmarks/trace/engine.py`` says how). With ``--live URL`` the same trace goes to a server.
+Every request must end once with all of its tokens, or be refused.
 """
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     from benchmarks.trace.command import run
 
-    return run()
+    return run(argv)

@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checks import Checks
 from benchmarks.trace.baselines import KVAware
 from benchmarks.trace.engine import prefill_alone
 from benchmarks.trace.ideal import ideal_ttft
-from benchmarks.trace.measure import quantile, table
+from benchmarks.trace.measure import Result, quantile, table
 from benchmarks.trace.product import Product
 from benchmarks.trace.requests import BLOCK, TraceRequest, read_trace, unlimited_hit_ratio, unlimited_misses
 from benchmarks.trace.simulate import Cluster, ClusterSpec, Policy
@@ -75,8 +76,21 @@ def simulate(job: tuple[str, float, ClusterSpec, list[TraceRequest], int]) -> di
     if name == "mixed-small-chunks":
         spec = replace(spec, chunk=SMALL_CHUNK)
     faster = [replace(request, at=request.at / rate) for request in trace]
-    row = Cluster(spec, build(name, spec, seed), rate).run(faster).summary()
-    return {"variant": name, **row}
+    result = Cluster(spec, build(name, spec, seed), rate).run(faster)
+    return {"variant": name, **result.summary(), "problem": problem(result, faster)}
+
+
+def problem(result: Result, trace: list[TraceRequest]) -> str | None:
+    """Every request of the trace has ended once, with all of its tokens, or was refused."""
+    wanted = {request.id: request.output for request in trace}
+    if len(set(result.done)) != len(result.done) or not wanted.keys() >= set(result.done):
+        return "a request has ended twice, or was never sent"
+    if len(result.done) + result.refused != len(trace):
+        return f"{len(result.done)} requests ended and {result.refused} were refused, of {len(trace)}"
+    tokens = sum(wanted[name] for name in result.done)
+    if result.output_tokens != tokens:
+        return f"{result.output_tokens} tokens instead of {tokens}"
+    return None if len(result.ttft) == len(result.done) else f"{len(result.ttft)} of them had a first token"
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -125,8 +139,8 @@ def _p90_ms(seconds: list[float]) -> float:
     return round(quantile(seconds, 0.9) * 1e3, 1)
 
 
-def run() -> int:
-    arguments = _parser().parse_args()
+def run(argv: list[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
     if arguments.live:
         from benchmarks.trace.live import replay
 
@@ -151,9 +165,11 @@ def run() -> int:
         for policy in policies
         for variant in variants(policy, spec)
     ]
-    rows = []
+    rows, checks = [], Checks()
     with ProcessPoolExecutor(max_workers=arguments.jobs) as pool:
         for row in pool.map(simulate, jobs):
+            checks.add(f"{row['policy']} at {row['rate']:g}x", row.pop("problem"))
+            checks.require()
             rows.append(row)
             if not arguments.json:
                 print(table([row]).splitlines()[1] if len(rows) > 1 else table([row]), flush=True)
@@ -196,7 +212,7 @@ def run() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="serve-app bench trace", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks trace", description=__doc__)
     parser.add_argument("trace", type=Path, help="Mooncake's JSON lines")
     parser.add_argument("--rates", help="multiples of the recorded arrival rate, with commas between (1,2,4,6,8,10)")
     parser.add_argument("--policies", default="product,mixed,split,kv", help=f"of {', '.join(POLICIES)}")

@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.checks import Checks
 from benchmarks.trace.measure import quantile
 from benchmarks.trace.requests import BLOCK, TraceRequest, read_trace, unlimited_hit_ratio
 
@@ -34,6 +35,7 @@ class Outcome:
     prompt: int = 0
     cached: int = 0
     output: int = 0
+    ended: bool = False
 
 
 def prompt_of(request: TraceRequest, scale: float) -> str:
@@ -62,7 +64,8 @@ async def ask(client: httpx.AsyncClient, model: str, request: TraceRequest, scal
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             outcome.status = answer.status_code
             async for line in answer.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
+                if not line.startswith("data: {"):
+                    outcome.ended = outcome.ended or line == "data: [DONE]"
                     continue
                 event = json.loads(line[6:])
                 if any(choice.get("text") for choice in event.get("choices", ())):
@@ -117,10 +120,21 @@ def summary(outcomes: list[Outcome], trace: list[TraceRequest], targets: tuple[f
     return row
 
 
+def problem(outcome: Outcome) -> str | None:
+    """An answer is complete and tells its usage, or it is a refusal."""
+    if outcome.status == 200:
+        return None if outcome.ended and outcome.output > 0 else "its stream ended before its answer"
+    return None if outcome.status == 429 else f"status {outcome.status}"
+
+
 def replay(arguments: argparse.Namespace) -> int:
     """The command line's ``--live``."""
     trace = read_trace(arguments.trace, limit=arguments.requests)
     outcomes = asyncio.run(run(arguments, trace))
+    checks = Checks()
+    for outcome in outcomes:
+        checks.add("a request", problem(outcome))
+    checks.require()
     row = summary(outcomes, trace, (arguments.ttft_target, arguments.itl_target))
     found = {
         "benchmark": "trace",
@@ -137,4 +151,4 @@ def replay(arguments: argparse.Namespace) -> int:
     else:
         for name, value in found.items():
             print(f"{name:>20}  {value}")
-    return 0 if row["failed"] < row["requests"] else 1
+    return 0

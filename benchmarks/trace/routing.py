@@ -1,7 +1,8 @@
 """``serve-app bench routing``: decisions per second on one core, and the memory of the locality index.
 
 A decision is everything a gateway does for a request: look its prefix up, price the workers, choose, reserve, and give
-the reservation back when it ends. Seconds are the process's own CPU time, so that a busy machine does not count.
+the reservation back when it ends. Seconds are the process's own CPU time, so that a busy machine does not count. Every
+request must be placed, with a worker that is there, and nothing stay reserved.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.checks import Checks
 from serve_app.routing.admission import Admission
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.router import Router, RouterConfig
-from serve_app.routing.types import RouteRequest, WorkerLoad
+from serve_app.routing.types import Decision, Refusal, RouteRequest, WorkerLoad
 
 CHUNK = 512  # prompt tokens per key
 
@@ -56,14 +58,21 @@ def decisions(workers: int, keys: int, count: int, seed: int) -> dict[str, Any]:
                 kv_blocks_total=90_000,
             )  # fmt: skip
         )
-    admission = Admission(router, FairQueue())
+    admission, checks = Admission(router, FairQueue()), Checks()
     work = requests(count, count // 6, seed)
+    placed: list[Decision | Refusal | None] = []
     began = time.process_time()
     for at, request in enumerate(work):
         decision = admission.place(request, at * 0.1)
         if decision is not None:
             admission.finished(request.id)
+        placed.append(decision)
     seconds = time.process_time() - began
+    for decision in placed:
+        there = isinstance(decision, Decision) and decision.decode in router.fleet.workers
+        checks.that(f"a decision among {workers} workers", there, f"{decision}")
+    checks.equal("tokens still reserved", (admission.in_flight.prefill, admission.in_flight.decode), (0, 0))
+    checks.require()
     return {"workers": workers, "keys": keys, "decisions": count, "us_per_decision": round(seconds / count * 1e6, 1),
             "decisions_per_s": round(count / seconds)}  # fmt: skip
 
@@ -82,22 +91,28 @@ def memory(keys: int) -> dict[str, Any]:
     began = time.process_time()
     fill(index, keys)
     seconds = time.process_time() - began
+    checks = Checks()
+    # Keys that meet in one place push each other out, more of them the smaller the index.
+    checks.that("the index", 0.9 * keys <= len(index) <= keys, f"{len(index)} of {keys} keys are held")
+    checks.require()
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     return {"keys": keys, "held": len(index), "bytes": index.nbytes, "bytes_per_key": round(index.nbytes / keys, 1),
             "process_grew_bytes": grown, "keys_added_per_s": round(keys / seconds)}  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="serve-app bench routing", description=__doc__)
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks routing", description=__doc__)
     parser.add_argument("--decisions", type=int, default=20_000)
     parser.add_argument("--keys", type=int, default=10_000_000)
+    parser.add_argument("--full", type=int, default=200_000, help="keys of the index that decisions look into")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
     parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     part = 10 if arguments.quick else 1
+    count = arguments.decisions // part
     sizes = memory(arguments.keys // part)
-    rows = [decisions(workers, 200_000, arguments.decisions // part, arguments.seed) for workers in (8, 64, 1000)]
+    rows = [decisions(workers, arguments.full, count, arguments.seed) for workers in (8, 64, 1000)]
     if arguments.json:
         print(json.dumps({"benchmark": "routing", "machine": platform.platform(), "memory": sizes, "rows": rows}))
         return 0

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
+
+from benchmarks.engine import checkpoint
+from benchmarks.serving import stack
 
 
 @dataclass(slots=True)
@@ -19,6 +23,17 @@ class Liar:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+
+@pytest.fixture
+def checkpoint_here(monkeypatch) -> None:
+    """Random models are written by this process, which has imported torch already."""
+
+    def write(folder: Path, size: str) -> Path:
+        assert checkpoint.main([str(folder), size]) == 0
+        return folder
+
+    monkeypatch.setattr(stack, "write_checkpoint", write)
 
 
 @pytest.fixture

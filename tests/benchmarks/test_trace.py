@@ -1,0 +1,67 @@
+"""Trace replay and routing in a second each, and with a cluster that loses requests."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from benchmarks import trace
+from benchmarks.trace import command, live, routing
+from benchmarks.trace.measure import Result
+from benchmarks.trace.requests import read_trace, synthetic_rows, write_trace
+from serve_app.routing.admission import Admission
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_trace(tmp_path / "trace.jsonl", synthetic_rows(40))
+    return tmp_path / "trace.jsonl"
+
+
+def test_trace(path, capsys):
+    few = ["--rates", "4", "--policies", "product,kv:4", "--workers", "4", "--jobs", "1", "--json"]
+    assert trace.main([str(path), *few]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["compared"]["x4"]["ttft_p90_over_kv_router"] > 0
+    assert [row["requests"] for row in found["rows"]] == [40, 40]
+
+
+def test_a_cluster_that_loses_requests(path, capsys, monkeypatch):
+    row = {"variant": "product", "policy": "product", "rate": 4.0, "problem": "39 requests ended and 0 were refused"}
+    monkeypatch.setattr(command, "simulate", lambda job: dict(row))
+    monkeypatch.setattr(command, "ProcessPoolExecutor", ThreadPoolExecutor)
+    with pytest.raises(SystemExit, match="no figures(?s:.)*product at 4x: 39 requests ended"):
+        trace.main([str(path), "--rates", "4", "--policies", "product"])
+    assert capsys.readouterr().out == ""
+
+
+def test_what_counts_as_lost(path):
+    requests = read_trace(path)
+    ids = [r.id for r in requests]
+    whole = Result("p", 1.0, requests=40, output_tokens=sum(r.output for r in requests), done=ids, ttft=[1.0] * 40)
+    assert command.problem(whole, requests) is None
+    whole.output_tokens -= 1
+    assert "tokens instead of" in str(command.problem(whole, requests))
+    whole.done = ids[1:]
+    assert "39 requests ended" in str(command.problem(whole, requests))
+    whole.done = [*ids[1:], ids[1]]
+    assert "ended twice" in str(command.problem(whole, requests))
+
+
+def test_a_live_replay_counts_errors_as_errors():
+    assert live.problem(live.Outcome(200, ended=True, output=3)) is None
+    assert live.problem(live.Outcome(429)) is None
+    assert live.problem(live.Outcome(200, output=3)) == "its stream ended before its answer"
+    assert live.problem(live.Outcome(503)) == "status 503"
+
+
+def test_routing(capsys, monkeypatch):
+    few = ["--decisions", "200", "--keys", "20000", "--full", "2000"]
+    assert routing.main([*few, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["rows"][0]["decisions"] == 200
+    monkeypatch.setattr(Admission, "place", lambda *_: None)
+    with pytest.raises(SystemExit, match="no figures(?s:.)*a decision among 8 workers: None"):
+        routing.main(few)
+    assert capsys.readouterr().out == ""
