@@ -15,7 +15,7 @@ define step
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-node lint format models bench lock clean
+.PHONY: help install install-dev serve test test-node lint format models figures bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,10 @@ format: $(DEV)  ## let ruff sort imports and fix what it can
 
 models: $(DEV)  ## train the pico models again (hours on CPU; resumes where it stopped)
 	@$(PY) -m training $(ARGS)
+
+figures: $(DEV)  ## measure all of the README's table and write it there (ARGS="--only gateway"; --quick to try it out)
+	@$(PY) -m serve_app.catalog.fetch
+	@$(PY) -m benchmarks figures $(ARGS)
 
 bench: $(RUNTIME)  ## run the benchmarks
 	@$(PY) -m benchmarks $(ARGS)

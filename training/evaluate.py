@@ -178,10 +178,12 @@ def main() -> None:
     p.add_argument("--write", action="store_true", help="write the model cards")
     p.add_argument("--only", choices=("instruct", "draft", "reranker"))
     p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--limit", type=int, help="only so many questions and tool conversations")
+    p.add_argument("--json", action="store_true", help="one JSON object as the last line")
     p.add_argument("-v", "--verbose", action="store_true", help="print every answer")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
-    items = json.loads(QUESTIONS.read_text())["questions"]
+    items = json.loads(QUESTIONS.read_text())["questions"][: a.limit]
     figures: dict[str, float] = {}
     if a.only in (None, "instruct", "draft"):
         chat = Chat()
@@ -211,7 +213,7 @@ def main() -> None:
               f"held-out phrasings {groups[True][0]}/{groups[True][1]}; "
               f"{exact} word for word")  # fmt: skip
         if a.only != "draft":
-            figures |= tool_scores(chat) | {"unknown": unknown_score(chat)}
+            figures |= tool_scores(chat, a.limit or 80) | {"unknown": unknown_score(chat, a.limit or 40)}
             shown = {k: v for k, v in figures.items() if k.startswith(("tool_", "unknown"))}
             print(f"pico-instruct: {shown}")
         if draft is not None:
@@ -228,6 +230,8 @@ def main() -> None:
                 f"pico-reranker, symbols {'held out' if held else 'seen'}: "
                 + ", ".join(f"{k} {v:.3f}" for k, v in scores.items())
             )
+    if a.json:
+        print(json.dumps(figures))
     if a.write:
         known = CHECKPOINTS / "figures.json"
         before = json.loads(known.read_text()) if a.only and known.exists() else {}

@@ -5,8 +5,8 @@
 All start from the same strings, tokenising included: random words, 1 to 256 tokens each, evenly spread over the
 logarithm of the length. The plain loop pads batches in the order of arrival; ours is ``EncodeBatcher`` over
 ``load_encoder``. Rounds alternate between the variants, so a busy machine slows all of them; medians are reported.
-sentence-transformers joins where it is installed. Every vector must have unit length and point where the others' do.
-``--soak`` sends that many small requests afterwards and shows memory
+``--sentence-transformers`` names the Python of an environment that has it, to measure it as well. Every vector must
+have unit length and point where the others' do. ``--soak`` sends that many small requests afterwards and shows memory
 on the way.
 """
 
@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -69,19 +70,31 @@ def plain_loop(path: Path, batch_size: int) -> Run:
     return run
 
 
-def sentence_transformers_loop(path: Path, batch_size: int) -> Run | None:
-    """sentence-transformers as its users call it, or None where it is not installed."""
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError:
-        return None
-    model = SentenceTransformer(str(path), local_files_only=True, device="cpu")
-    model.max_seq_length = LONGEST
+class SentenceTransformers:
+    """sentence-transformers as its users call it, in a process of its own."""
 
-    def run(texts: list[str]) -> np.ndarray:
-        return model.encode(texts, batch_size=batch_size, show_progress_bar=False, normalize_embeddings=True)
+    def __init__(self, python: str, path: Path, batch_size: int, threads: int) -> None:
+        program = str(Path(__file__).with_name("sentences.py"))
+        self._process = subprocess.Popen(
+            [python, "-P", program, str(path), str(LONGEST), str(batch_size), str(threads)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": ""}, cwd="/",
+        )  # fmt: skip
 
-    return run
+    def __call__(self, texts: list[str]) -> np.ndarray:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(texts).encode() + b"\n")
+        self._process.stdin.flush()
+        head = self._process.stdout.readline()
+        if not head:
+            raise SystemExit("no figures: sentence-transformers ended by itself")
+        rows, columns = json.loads(head)
+        data = self._process.stdout.read(rows * columns * 4)
+        return np.frombuffer(data, np.float32).reshape(rows, columns)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
 
 
 def compare(checks: Checks, name: str, vectors: np.ndarray, truth: np.ndarray) -> None:
@@ -108,6 +121,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="benchmarks encoder", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model_dir", type=Path)
+    parser.add_argument("--sentence-transformers", metavar="PYTHON", help="of an environment that has it")
     parser.add_argument("--sentences", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=32, help="of the others, in sentences (their default)")
@@ -125,8 +139,10 @@ def main(argv: list[str] | None = None) -> int:
         "ours": ours(args.model_dir, tokenizer, batcher),
         "transformers_arrival_order": plain_loop(args.model_dir, args.batch_size),
     }
-    if extra := sentence_transformers_loop(args.model_dir, args.batch_size):
-        variants["sentence_transformers"] = extra
+    peer = None
+    if args.sentence_transformers:
+        peer = SentenceTransformers(args.sentence_transformers, args.model_dir, args.batch_size, args.threads)
+        variants["sentence_transformers"] = peer
     warm = {name: run(texts[: args.batch_size]) for name, run in variants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     checks, truth = Checks(), dict[str, np.ndarray]()
@@ -141,6 +157,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"round {number + 1}/{args.rounds}: {taken}", file=sys.stderr, flush=True)
     memory = soak(variants["ours"], texts, args.soak) if args.soak else {}
     batcher.close()
+    if peer is not None:
+        peer.close()
     rate = {name: round(len(texts) / statistics.median(taken), 1) for name, taken in seconds.items()}
     result = {
         "benchmark": "encoder",
