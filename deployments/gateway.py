@@ -25,17 +25,18 @@ from serve_app.gateway.settings import GatewaySettings
 class Gateway:
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
-        self._core = Core(settings, call_application, ask_all_replicas, host, ask_gateways)
+        self._core = Core(settings, call_application, ask_all_replicas, host)
         await self._core.start()
         self._metrics = GatewayMetrics(self._core.routing_stats)
         self._metrics.start()
 
+    def __del__(self) -> None:
+        # Serve calls this when the replica has ended its requests, Python perhaps again.
+        if (core := getattr(self, "_core", None)) is not None:
+            core.state.close()
+
     async def __serve_build_asgi_app__(self) -> Any:
         return build_http(self._core)
-
-    async def for_peer(self, method: str, wire: dict[str, Any]) -> Any:
-        """For the other gateways: see :meth:`serve_app.gateway.core.Gateway.for_peer`."""
-        return await self._core.for_peer(method, wire)
 
     async def run(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
         """The Python handle's call: the envelope with the result, or with the error and its status."""
@@ -45,13 +46,6 @@ class Gateway:
         """The same as a stream: one dict per event, the last with ``finish_reason`` and ``usage``."""
         async for item in self._core.stream_handle(model, inputs):
             yield item
-
-
-async def ask_gateways(method: str, wire: dict[str, Any]) -> list[Any]:
-    """Asks every gateway, this one among them, for a response or a path that it, or its node, may have."""
-    context = serve.get_replica_context()
-    handle = serve.get_deployment_handle(context.deployment, context.app_name)
-    return await handle.broadcast("for_peer", method, wire).results_async()
 
 
 async def ask_all_replicas(model: ServedModel, method: str, wire: dict[str, Any], stage: str = "") -> list[Any]:

@@ -57,7 +57,9 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         rate_limits=settings.rate_limits,
         max_body_bytes=settings.max_body_bytes,
         max_embedding_body_bytes=settings.max_embedding_body_bytes,
-        several_nodes=settings.profile != "local",
+        database=settings.database,
+        files=settings.files,
+        several_nodes=settings.several_nodes,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
     return Gateway.options(**options, ray_actor_options={"num_cpus": 0.25}).bind(told)  # type: ignore[attr-defined]

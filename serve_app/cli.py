@@ -1,4 +1,4 @@
-"""``serve-app serve | models | run | accounts | status | config | train-draft | bench``: the command line."""
+"""``serve-app serve | models | run | accounts | db | status | config | train-draft | bench``: the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
 from serve_app.distill.command import add_parser as add_train_draft
-from serve_app.state.accounts import PRIORITIES, AccountsError, AccountsFile, read_accounts
+from serve_app.state.commands import add_accounts_parser, add_database_parser
+from serve_app.state.errors import StateError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return arguments.command(arguments)
-    except (ConfigError, CatalogError, AccountsError) as error:
+    except (ConfigError, CatalogError, StateError) as error:
         print(f"serve-app: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -54,19 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the whole result as JSON instead of streaming text")
     run.set_defaults(command=_run)
 
-    accounts = commands.add_parser("accounts", help="accounts and their keys, beside the one of the settings")
-    actions = accounts.add_subparsers(required=True, metavar="ACTION")
-    add = actions.add_parser("add", help="a new key for an account, which is made if need be; printed once")
-    add.add_argument("name", help="the account's id, as it stands in URLs")
-    add.add_argument("--weight", type=float, help="share of the tokens served while others wait (default 1)")
-    add.add_argument("--priority", choices=PRIORITIES, default="realtime", help="of this key (default realtime)")
-    add.set_defaults(command=_accounts_add)
-    listed = actions.add_parser("list", help="accounts and the ids of their keys")
-    listed.set_defaults(command=_accounts_list)
-    remove = actions.add_parser("remove", help="forget an account, or one of its keys")
-    remove.add_argument("name", help="the account's id")
-    remove.add_argument("--key", help="only the key with this id")
-    remove.set_defaults(command=_accounts_remove)
+    add_accounts_parser(commands)
+    add_database_parser(commands)
 
     status = commands.add_parser("status", help="show the running server's models and workers as JSON")
     status.set_defaults(command=_status)
@@ -125,25 +115,6 @@ def _run(arguments: argparse.Namespace) -> int:
     except (AIError, NotRunning) as error:
         print(f"serve-app: {error}", file=sys.stderr)
         return 1
-
-
-def _accounts_add(arguments: argparse.Namespace) -> int:
-    key = AccountsFile(load_settings().home).add(arguments.name, weight=arguments.weight, priority=arguments.priority)
-    print(key)
-    print("This key is shown once; a running server takes it within two seconds.", file=sys.stderr)
-    return 0
-
-
-def _accounts_list(arguments: argparse.Namespace) -> int:
-    for account in read_accounts(AccountsFile(load_settings().home).path).values():
-        keys = " ".join(f"{key.id}:{key.priority}:{key.created}" for key in account.keys) or "-"
-        print(f"{account.name:24} weight {account.weight:<8g} {keys}")
-    return 0
-
-
-def _accounts_remove(arguments: argparse.Namespace) -> int:
-    AccountsFile(load_settings().home).remove(arguments.name, arguments.key)
-    return 0
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -32,6 +32,8 @@ ENVIRONMENT = {
     "SERVE_APP_MAX_EMBEDDING_BODY_BYTES": "max_embedding_body_bytes",
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_RATE_LIMITS": "rate_limits",
+    "SERVE_APP_DATABASE": "database",
+    "SERVE_APP_FILES": "files",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
     "SERVE_APP_KV_DISK_BYTES": "kv_disk_bytes",
     "SERVE_APP_KV_DISK_DIR": "kv_disk_dir",
@@ -97,6 +99,10 @@ class Settings(BaseModel):
     # Requests per minute and account, by task; a task that is not named is not limited, and by default none is: a
     # machine of one's own is limited by what it can do, which answers 429 by itself.
     rate_limits: Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(_rate_limits)] = {}
+    # What gateways share (accounts, limits, stored responses, traces): postgresql+psycopg://USER:PASSWORD@HOST/NAME.
+    # None: a file in home, for the gateways of one node.
+    database: str | None = Field(default=None, repr=False)
+    files: str | None = None  # a directory or s3://BUCKET/PREFIX; None: home/files
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
     haproxy_metrics_port: PortNumber = 9101
     haproxy_stats_port: PortNumber = 8404
@@ -112,6 +118,23 @@ class Settings(BaseModel):
                 f"an API key is at least {MIN_KEY_LENGTH} printable ASCII characters without spaces"
                 " | Make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
             )
+        return value
+
+    @field_validator("database")
+    @classmethod
+    def _database_is_known(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("postgresql+psycopg://", "postgresql://", "sqlite:///")):
+            raise ValueError(
+                "the URL of the database cannot be used | Use postgresql+psycopg://USER:PASSWORD@HOST/NAME, or leave "
+                "it out for a file in the state directory."
+            )
+        return value
+
+    @field_validator("files")
+    @classmethod
+    def _files_are_somewhere(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value and not value.startswith("s3://"):
+            raise ValueError("files lie in a directory or in S3 | Use a path or s3://BUCKET/PREFIX.")
         return value
 
     @field_validator("rate_limits")
@@ -135,7 +158,16 @@ class Settings(BaseModel):
                 f"TLS proxy in front and let a firewall close all but port {self.port} (30000-31000, "
                 f"{self.haproxy_stats_port} and {self.haproxy_metrics_port} answer without a key)."
             )
+        if self.several_nodes and self.database is None:
+            found.append(
+                "Several nodes without a database: accounts, rate limits, stored responses and traces stay on the node "
+                "whose gateway has them. Set SERVE_APP_DATABASE=postgresql+psycopg://USER:PASSWORD@HOST/NAME."
+            )
         return found
+
+    @property
+    def several_nodes(self) -> bool:
+        return self.profile != "local"
 
     def ray_environment(self) -> dict[str, str]:
         """The settings that Ray Serve takes from the environment; the rest is in ray_private/environment.py."""
@@ -253,7 +285,7 @@ def _explain(error: ValidationError, origin: dict[str, str]) -> str:
     if first["type"] == "value_error":
         reason, _, remedy = str(first["ctx"]["error"]).partition(" | ")
         return f"{where}: {reason}. {remedy or 'Correct it or leave it out for the default.'}"
-    given = "the value" if key == "api_key" else repr(first["input"])
+    given = "the value" if key in ("api_key", "database") else repr(first["input"])
     default = Settings.model_fields[key].default
     message = first["msg"][:1].lower() + first["msg"][1:]
     remedy = f"Correct it or leave it out for the default ({default!r})."

@@ -39,6 +39,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.kv": {"numpy", "ray"},
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy"},
+    "serve_app.state": {
+        "alembic", "fsspec", "msgspec", "orjson", "s3fs", "sqlalchemy", "yaml", "serve_app.api.errors",
+        "serve_app.config",
+    },
+    # What a gateway has in memory knows no database.
+    "serve_app.state.accounts": {"serve_app.state.errors"},
+    "serve_app.state.protocols": {"serve_app.state.accounts"},
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},
     "serve_app.ray_private.environment": set(),
@@ -61,6 +68,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.grammar.schema": {"ray", "torch", "transformers"},
     "serve_app.gateway": {"torch", "transformers"},
     "serve_app.kv": {"torch", "transformers"},
+    "serve_app.state": {"ray", "torch", "transformers"} | HTTP,
 }
 
 # Serve replicas stay light; what needs torch runs in actors of its own, whose modules these import only by

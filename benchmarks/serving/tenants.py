@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.checks import Checks
-from serve_app.state.accounts import AccountsFile
+from serve_app.state.store.sql import SqlStore
 
 MODEL = "@cf/pico/pico-instruct"
 TOKENS = 48
@@ -37,7 +37,8 @@ class Tally:
 class Tenant:
     def __init__(self, url: str, home: Path, name: str) -> None:
         self.name, self.checks = name, Checks()
-        key = AccountsFile(home).add(name)
+        with SqlStore(home) as store:
+            key = store.accounts.add(name)
         self.path = f"/client/v4/accounts/{name}/ai/run/{MODEL}"
         # Clients share the cores with the server, and httpx takes more of them than the gateway does.
         self.client = aiohttp.ClientSession(

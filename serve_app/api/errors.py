@@ -184,6 +184,17 @@ class ModelLoading(ApiError):
         super().__init__(f"Model {model} is still loading, please try again.", retry_after=retry_after)
 
 
+class StoreAway(ApiError):
+    """What is asked for lies in the store, and that cannot be reached."""
+
+    code, status = 3040, 503
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server's store cannot be reached at the moment, please try again. Generation goes on.", retry_after=2.0
+        )
+
+
 class Timeout(ApiError):
     code, status, type = 3007, 408, "timeout_error"
 

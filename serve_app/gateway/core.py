@@ -31,13 +31,8 @@ from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models, ServedModel
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import FILE as ACCOUNTS_FILE
-from serve_app.state.accounts import AccountBook, Caller
-from serve_app.state.peers import AskPeers, Peers
-from serve_app.state.rates import RateLimiter
-from serve_app.state.response_peers import PeerResponses
-from serve_app.state.responses import ResponseStore
-from serve_app.state.traces import PathStore
+from serve_app.state.accounts import Caller
+from serve_app.state.state import State
 from serve_app.text.prompt import prompt_ids
 
 log = logging.getLogger("ray.serve")
@@ -53,7 +48,7 @@ class Gateway:
     """``call(model, method, wire)`` reaches a model's application; the gateway knows nothing else of Ray.
 
     ``ask_all`` does the same on every replica and gives a list. ``host`` is the address at which workers reach this
-    replica's token inbox. ``ask_gateways(method, wire)`` reaches every gateway's :meth:`for_peer`.
+    replica's token inbox.
     """
 
     def __init__(
@@ -62,22 +57,27 @@ class Gateway:
         call: Call,
         ask_all: Call | None = None,
         host: str = "127.0.0.1",
-        ask_gateways: AskPeers | None = None,
     ) -> None:
         self.settings = settings
-        self.accounts = AccountBook(Path(settings.home) / ACCOUNTS_FILE, settings.account, settings.key_hashes)
         self._ask_all = ask_all
         home = Path(settings.home)
+        self.state = State(
+            home,
+            settings.account,
+            settings.key_hashes,
+            database=settings.database,
+            files=settings.files,
+            rate_limits=settings.rate_limits,
+        )
         self.catalog = load_catalog(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
         self.health = HealthMonitor(self.models, lambda m: call(m, "probe", {}))
-        self.paths = PathStore(home / "paths.sqlite3")
         self.generator = Generator(
             self.inbox,
             lambda m, wire, stage: call(m, "generate", wire, stage),
             settings.max_inflight,
-            self.paths,
+            self.state.traces,
             None if ask_all is None else lambda m, wire, stage: ask_all(m, "collect", wire, stage),
         )
         self._subscriptions = None
@@ -89,21 +89,8 @@ class Gateway:
                     self.generator.dispatcher(model).start_worker = partial(self._wake.first, model)
         self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
 
-        self.limiter = RateLimiter(home / "rates.sqlite3", settings.rate_limits)
-        self._peers = Peers(ask_gateways)
-        self.responses = PeerResponses(ResponseStore(home / "responses.sqlite3"), self._peers)
-
-    async def for_peer(self, method: str, wire: dict[str, Any]) -> Any:
-        """What is here, or None, of the response or the path that another gateway is asked for."""
-        if method == "path":
-            return await self.paths.find(wire["account"], wire["id"])
-        return await self.responses.answer(method, wire)
-
-    async def request_path(self, account: str, wanted: str) -> dict[str, Any]:
-        """The path of an account's request, whichever gateway has or had it. Raises :class:`NotFound`."""
-        return await self.paths.get(account, wanted, self._peers)
-
     async def start(self) -> None:
+        await self.state.start()
         await self.inbox.start()
         self.health.start()
         if self._subscriptions is not None:
@@ -202,7 +189,7 @@ class Gateway:
 
     def _own(self) -> Caller:
         """Whoever can call the handle holds the cluster's token, and acts for the account of the settings."""
-        return Caller(self.settings.account, self.accounts.weight(self.settings.account))
+        return Caller(self.settings.account, self.state.accounts.weight(self.settings.account))
 
     def _failure(self, error: Exception, request_id: str) -> dict[str, Any]:
         shown = as_api_error(error, request_id)
@@ -248,7 +235,7 @@ class Gateway:
         models = {model.id: entry for model, entry in zip(self.models, found, strict=True)}
         if not own:
             return {"models": models}
-        gateway = {"streams": len(self.inbox), "accounts_problem": self.accounts.problem}
+        gateway = {"streams": len(self.inbox), "store": self.state.counters()}
         return {"gateway": gateway, "models": models}
 
     async def _status(self, model: ServedModel, account: str | None) -> dict[str, Any]:

@@ -25,6 +25,9 @@ class GatewaySettings:
     rate_limits: dict[str, int] = field(default_factory=dict)
     max_body_bytes: int = 1 << 20
     max_embedding_body_bytes: int = 10_000_000
+    # See `serve_app.config.Settings`. The URL may hold a password.
+    database: str | None = field(default=None, repr=False)
+    files: str | None = None
     # With several nodes, workers on other nodes must reach this gateway's token inbox.
     several_nodes: bool = False
 

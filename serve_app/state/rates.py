@@ -1,43 +1,53 @@
-"""Requests per minute, per account and task, counted in one SQLite file by all gateways of a node.
+"""Requests per minute, per account and task: decided from memory, counted together with the other gateways.
 
-Windows are fixed minutes of the clock. Headers: `Ratelimit` and `Ratelimit-Policy` as Cloudflare's API sends them
-(draft-ietf-httpapi-ratelimit-headers).
+Windows are fixed minutes of the clock. A gateway knows its own requests at once, and those of the others as of the last
+exchange with the store, which follows each request within a few hundredths of a second. So several gateways together
+may let through what comes to the others within that time beyond the limit, and one gateway never does. While the store
+is away each counts on from what it knew.
+
+Headers: `Ratelimit` and `Ratelimit-Policy` as Cloudflare's API sends them (draft-ietf-httpapi-ratelimit-headers).
 """
 
 from __future__ import annotations
 
 import math
-import sqlite3
+import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass
 
 from serve_app.api.errors import RateLimited
-from serve_app.state.sqlite_file import open_shared
+from serve_app.state.protocols import RateStore
 
 WINDOW_S = 60
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS requests (
-    account TEXT, task TEXT, window INTEGER, count INTEGER, PRIMARY KEY (account, task)
-);
-"""
-# One statement counts and reads: gateways that do so at the same time each get a number of their own.
-_COUNT = """
-INSERT INTO requests VALUES (:account, :task, :window, 1)
-ON CONFLICT (account, task) DO UPDATE SET
-    count = CASE WHEN window = excluded.window THEN count + 1 ELSE 1 END, window = excluded.window
-RETURNING count
-"""
+
+
+@dataclass(slots=True)
+class _Count:
+    """Of one account and task: requests that the store has, of all gateways, and own ones that it has not."""
+
+    stored: int = 0
+    fresh: int = 0
 
 
 class RateLimiter:
-    """``limits``: requests per minute by task; a task without an entry is not limited. ``clock`` gives unix seconds."""
+    """``limits``: requests per minute by task; a task without an entry is not limited. ``wake`` has :meth:`exchange`
+    called soon, by another thread. ``clock`` gives unix seconds.
+    """
 
-    def __init__(self, path: Path, limits: Mapping[str, int], clock: Callable[[], float] = time.time) -> None:
-        self._path = path
+    def __init__(
+        self,
+        limits: Mapping[str, int],
+        wake: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._limits = dict(limits)
+        self._wake = wake
         self._clock = clock
-        self._db: sqlite3.Connection | None = None
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], _Count] = {}
+        self._untold: set[tuple[str, str]] = set()
+        self._minute = 0
 
     def take(self, account: str, task: str) -> dict[str, str]:
         """Counts one request and gives the headers that tell of it. Raises `RateLimited` for one too many."""
@@ -45,26 +55,45 @@ class RateLimiter:
         if quota is None:
             return {}
         now = self._clock()
-        window = int(now // WINDOW_S)
-        row = {"account": account, "task": task, "window": window}
-        count = self._open().execute(_COUNT, row).fetchone()[0]
-        reset = math.ceil((window + 1) * WINDOW_S - now)
+        minute = int(now // WINDOW_S)
+        with self._lock:
+            if minute > self._minute:
+                # Counts of a minute that is over are of no use to anybody.
+                self._counts, self._untold, self._minute = {}, set(), minute
+            count = self._counts.setdefault((account, task), _Count())
+            count.fresh += 1
+            self._untold.add((account, task))
+            used = count.stored + count.fresh
+        self._wake()
+        reset = math.ceil((minute + 1) * WINDOW_S - now)
         headers = {
-            "Ratelimit": f'"{task}";r={max(0, quota - count)};t={reset}',
+            "Ratelimit": f'"{task}";r={max(0, quota - used)};t={reset}',
             "Ratelimit-Policy": f'"{task}";q={quota};w={WINDOW_S}',
         }
-        if count > quota:
+        if used > quota:
             raise RateLimited(task, quota, reset, headers)
         return headers
 
-    def close(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
-
-    def _open(self) -> sqlite3.Connection:
-        if self._db is None:
-            # A minute's counts: not worth a wait for the disk.
-            self._db = open_shared(self._path, _SCHEMA, durable=False)
-            self._db.isolation_level = None
-        return self._db
+    def exchange(self, store: RateStore) -> None:
+        """Tells the store of own requests and hears of the others'. Raises :class:`serve_app.state.errors.Away`."""
+        with self._lock:
+            minute = self._minute
+            told = {key: self._counts[key].fresh for key in self._untold}
+            self._untold = set()
+        if not told:
+            return
+        try:
+            heard = store.add(minute, told)
+        except BaseException:
+            with self._lock:
+                if self._minute == minute:
+                    self._untold |= told.keys()
+            raise
+        with self._lock:
+            if self._minute != minute:
+                return
+            for key, sent in told.items():
+                count, (stored_minute, stored) = self._counts[key], heard[key]
+                count.fresh -= sent
+                # A store that is in the next minute already, by another gateway's clock, tells nothing of this one.
+                count.stored = stored if stored_minute == minute else count.stored + sent

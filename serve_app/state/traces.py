@@ -1,40 +1,36 @@
-"""The path each request took: what happened when, with token counts, for whoever sent it.
+"""The trace of each request: what happened when, with token counts, for whoever sent it.
 
-Paths are written when a request ends, many at a time, into an SQLite file that every gateway of the node shares; one
-under way is known to its own gateway only, which others ask for it. A look-up names the account, and what belongs to
-another is looked up in the same way as what was never there.
+A trace is written to the store when its request has ended, and once before that if it takes long; other gateways know
+it from there. A look-up names the account, and what belongs to another is looked up in the same way as what was never
+there.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path as File
 from typing import Any
 
 import orjson
 
 from serve_app.api.errors import NotFound
-from serve_app.state.peers import Peers
-from serve_app.state.sqlite_file import open_shared
+from serve_app.state.protocols import Row, TraceStore
+from serve_app.state.reader import Reader, plausible
+from serve_app.state.writer import GroupWriter
 
 # Events of one request: a bound for those that lose many workers or generate many choices.
 MAX_EVENTS = 64
-FLUSH_S = 0.25
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS paths (
-    account TEXT NOT NULL, id TEXT NOT NULL, ended REAL NOT NULL, body BLOB NOT NULL, PRIMARY KEY (account, id)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS paths_by_age ON paths (ended);
-"""
-_TRIM = "DELETE FROM paths WHERE ended <= (SELECT ended FROM paths ORDER BY ended DESC LIMIT 1 OFFSET ?)"
+# A request that runs for longer is shown to other gateways while it runs, as it is at that moment.
+LONG_S = 1.0
+# A trace may be on its way from another gateway: whoever asks for one that is not there gets the answer after this.
+MISS_S = 0.5
+_LOOKS = 5
+_KIND = "trace"
 
 
-class Path:
+class Trace:
     """One request under way: events with milliseconds since its arrival."""
 
     def __init__(
@@ -45,6 +41,7 @@ class Path:
         # A request may be several generations; and calls may have something to tell after the last token.
         self.generations = 0
         self.users = 0
+        self.shown = False
         self._clock = clock
         self._began = clock()
         self._body: dict[str, Any] = {"id": request_id, "model": model, "created": round(time.time(), 3)}
@@ -61,109 +58,93 @@ class Path:
         self.event(status, **facts)
         self._body["status"] = status
 
+    @property
+    def age_s(self) -> float:
+        return self._clock() - self._began
+
     def packed(self) -> bytes:
         return orjson.dumps(self._body)
 
 
-class PathStore:
-    """``max_count`` paths of all accounts are kept, the newest; those under way are bounded by what is in flight."""
+class Traces:
+    """Those of this gateway under way, bounded by what is in flight; and the store's."""
 
-    def __init__(self, file: File, *, max_count: int = 20_000) -> None:
-        self._file = file
-        self._max_count = max_count
-        self._running: dict[tuple[str, str], Path] = {}
-        self._ended: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
+    def __init__(self, store: TraceStore, writer: GroupWriter, reader: Reader) -> None:
+        self._store = store
+        self._writer = writer
+        self._reader = reader
+        self._running: dict[tuple[str, str], Trace] = {}
         self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
-        self._flushing: asyncio.Task[None] | None = None
-        self._flushes = 0
 
-    def begin(self, request_id: str, account: str, model: str) -> Path:
-        """The path of a request, which several generations may share. Without an id it is not kept."""
-        path = self._running.get((account, request_id)) or Path(request_id, account, model)
-        path.generations += 1
-        path.users += 1
+    def begin(self, request_id: str, account: str, model: str) -> Trace:
+        """The trace of a request, which several generations may share. Without an id it is not kept."""
+        trace = self._running.get((account, request_id)) or Trace(request_id, account, model)
+        trace.generations += 1
+        trace.users += 1
         if request_id:
-            self._running[(account, request_id)] = path
-        return path
+            self._running[(account, request_id)] = trace
+        return trace
 
-    def end(self, path: Path, status: str, **facts: Any) -> None:
+    def end(self, trace: Trace, status: str, **facts: Any) -> None:
         """A generation has ended; with the last one the request has."""
-        path.generations -= 1
-        if path.generations > 0:
-            path.event(status, **facts)
+        trace.generations -= 1
+        if trace.generations > 0:
+            trace.event(status, **facts)
         else:
-            path.end(status, **facts)
-        self.release(path)
+            trace.end(status, **facts)
+        self.release(trace)
 
-    def release(self, path: Path) -> None:
-        """One user less; with the last one the path is complete, and can be looked up for a while."""
-        path.users -= 1
-        if path.users > 0:
+    def release(self, trace: Trace) -> None:
+        """One user less; with the last one the trace is complete, and can be looked up for a while."""
+        trace.users -= 1
+        if trace.users > 0:
             return
-        key = (path.account, path.id)
-        if self._running.pop(key, None) is None:
-            return
-        self._ended[key] = (time.time(), path.packed())
-        # A disk that does not keep up costs paths, not memory.
-        while len(self._ended) > self._max_count:
-            self._ended.popitem(last=False)
-        if self._flushing is None or self._flushing.done():
-            self._flushing = asyncio.ensure_future(self._flush_soon())
+        with self._lock:
+            if self._running.pop((trace.account, trace.id), None) is not None:
+                self._write(trace)
 
-    async def get(self, account: str, request_id: str, peers: Peers) -> dict[str, Any]:
-        """The path as JSON has it, from here or another gateway. Raises :class:`NotFound`, in the same words and time
-        for any id but an own one.
+    def show_long(self) -> None:
+        """Has the store know of requests that take long. For another thread than the one that requests run in."""
+        for trace in list(self._running.values()):
+            if not trace.shown and trace.age_s > LONG_S:
+                with self._lock:
+                    if (trace.account, trace.id) in self._running:
+                        trace.shown = True
+                        self._write(trace)
+
+    async def get(self, account: str, request_id: str) -> dict[str, Any]:
+        """The trace as JSON has it, whichever gateway has or had the request. Raises :class:`NotFound`, in the same
+        words and time for any id but an own one, and `StoreAway`.
         """
-        found = await self.find(account, request_id)
-        if found is None:
-            found = next(iter(await peers.have("path", account, request_id)), None)
-        if found is None:
-            raise NotFound("No such request. The header cf-ray of an answer holds its id.", param="id")
-        return found
+        for look in range(_LOOKS):
+            if look:
+                await asyncio.sleep(MISS_S / (_LOOKS - 1))
+            found = await self._find(account, request_id)
+            if found is not None:
+                return orjson.loads(found)
+        raise NotFound("No such request. The header cf-ray of an answer holds its id.", param="id")
 
-    async def find(self, account: str, request_id: str) -> dict[str, Any] | None:
-        """What this gateway and the file of its node have of it."""
-        stored = await asyncio.to_thread(self._read, account, request_id)
-        running = self._running.get((account, request_id))
+    async def _find(self, account: str, request_id: str) -> bytes | None:
+        key = (account, request_id)
+        stored = None
+        away = None
+        if plausible(request_id):
+            try:
+                stored = await self._reader.run(self._store.body, account, request_id)
+            except Exception as error:
+                away = error
+        running = self._running.get(key)
         if running is not None:
-            return orjson.loads(running.packed())
-        ended = self._ended.get((account, request_id))
-        if ended is not None:
-            return orjson.loads(ended[1])
-        return orjson.loads(stored) if stored is not None else None
+            return running.packed()
+        waiting = self._writer.find(_KIND, key)
+        if waiting is not None:
+            return waiting["body"]
+        if away is not None:
+            raise away
+        return stored
 
-    def close(self) -> None:
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-
-    async def _flush_soon(self) -> None:
-        await asyncio.sleep(FLUSH_S)
-        batch = dict(self._ended)
-        if batch:
-            await asyncio.to_thread(self._write, batch)
-            for key, value in batch.items():
-                if self._ended.get(key) is value:
-                    del self._ended[key]
-
-    def _write(self, batch: dict[tuple[str, str], tuple[float, bytes]]) -> None:
-        rows = [(account, request_id, ended, body) for (account, request_id), (ended, body) in batch.items()]
-        with self._lock, self._open() as db:
-            db.executemany("INSERT OR REPLACE INTO paths VALUES (?, ?, ?, ?)", rows)
-            if self._flushes % 32 == 0:
-                db.execute(_TRIM, (self._max_count,))
-            self._flushes += 1
-
-    def _read(self, account: str, request_id: str) -> bytes | None:
-        with self._lock:
-            query = "SELECT body FROM paths WHERE account = ? AND id = ?"
-            row = self._open().execute(query, (account, request_id)).fetchone()
-        return row[0] if row else None
-
-    def _open(self) -> sqlite3.Connection:
-        if self._db is None:
-            # Worth a look for some hours, and not worth a wait for the disk.
-            self._db = open_shared(self._file, _SCHEMA, durable=False)
-        return self._db
+    def _write(self, trace: Trace) -> None:
+        body = trace.packed()
+        key = (trace.account, trace.id)
+        columns = {"account": trace.account, "id": trace.id, "ended": time.time(), "body": body}
+        self._writer.add(Row(_KIND, key, columns, len(body)))

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from serve_app.kv.sources import FOUND
-from serve_app.state.accounts import AccountsFile
+from serve_app.state.store.sql import SqlStore
 from tests.e2e.conftest import CHAT, eos_id
 from tests.e2e.test_faults import kill, replaced, wait_for
 from tests.e2e.test_load import idle
@@ -38,7 +38,8 @@ class Tenant:
 
     def __init__(self, stack, name: str, **options) -> None:
         self.name = name
-        key = AccountsFile(stack.home).add(name, **options)
+        with SqlStore(stack.home) as store:
+            key = store.accounts.add(name, **options)
         self.url = f"{stack.url}/client/v4/accounts/{name}/ai/run/{CHAT}"
         self.client = httpx.AsyncClient(
             base_url=stack.url,
@@ -79,7 +80,8 @@ async def tenants(stack):
     yield make
     for tenant in made:
         await tenant.client.aclose()
-        AccountsFile(stack.home).remove(tenant.name)
+        with SqlStore(stack.home) as store:
+            store.accounts.remove(tenant.name)
 
 
 def routing(stack) -> dict:

@@ -1,16 +1,15 @@
-"""Stored responses: chains, owners, bounds, and several gateways on one file."""
+"""Stored responses: chains, owners, bounds, several gateways, and a store that comes and goes."""
 
 from __future__ import annotations
 
-import stat
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from serve_app.api.errors import InvalidInput, NotFound
-from serve_app.state.responses import ResponseStore
+from serve_app.api.errors import InvalidInput, NotFound, StoreAway
+from serve_app.state.store.responses import ResponseTable
+from tests.state.gateways import Gateways
 
 
 def response(previous: str | None = None) -> dict[str, Any]:
@@ -22,27 +21,35 @@ def turn(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "responses.sqlite3"
+def gateways(database, tmp_path):
+    with Gateways(database, tmp_path) as made:
+        yield made
 
 
-async def test_a_conversation_is_the_chain_of_its_turns(path):
-    store, other = ResponseStore(path), ResponseStore(path)
-    first, second, branch = response(), None, None
+async def test_a_conversation_is_the_chain_of_its_turns(gateways):
+    store, other = gateways.make("one").responses, gateways.make("two").responses
+    first = response()
     second, branch = response(first["id"]), response(first["id"])
     await store.put("a", first, turn("one"))
     await other.put("a", second, turn("two"))
     await store.put("a", branch, turn("else"))
     assert await store.conversation("a", None) == []
-    # What one gateway stored, another finds.
+    # What one gateway stored, another finds at once.
     assert await other.conversation("a", first["id"]) == turn("one")
     assert await store.conversation("a", second["id"]) == turn("one") + turn("two")
     assert await other.conversation("a", branch["id"]) == turn("one") + turn("else")
-    assert await ResponseStore(path).get("a", second["id"]) == second
+    assert await gateways.make("three").responses.get("a", second["id"]) == second
+    await other.delete("a", first["id"])
+    with pytest.raises(NotFound):
+        await store.get("a", first["id"])
+    with pytest.raises(NotFound):
+        await store.delete("a", first["id"])
+    with pytest.raises(InvalidInput, match=first["id"]):
+        await store.conversation("a", second["id"])
 
 
-async def test_an_account_sees_its_own_only(path):
-    store = ResponseStore(path)
+async def test_an_account_sees_its_own_only(gateways):
+    store = gateways.make("one").responses
     mine = response()
     await store.put("a", mine, turn("secret"))
     with pytest.raises(NotFound):
@@ -56,57 +63,84 @@ async def test_an_account_sees_its_own_only(path):
     with pytest.raises(InvalidInput, match=mine["id"]):
         await store.conversation("b", theirs["id"])
     assert await store.get("a", mine["id"]) == mine
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_a_gap_in_the_chain_is_told(path):
-    store = ResponseStore(path)
-    first = response()
-    second = response(first["id"])
-    await store.put("a", first, turn("one"))
-    await store.put("a", second, turn("two"))
-    await store.delete("a", first["id"])
+@pytest.mark.parametrize("name", ["\0", "x\0y", "é", "x" * 5000, "\ud800", "' OR 1=1 --"])
+async def test_ids_that_cannot_be_are_like_those_that_never_were(gateways, name):
+    store = gateways.make("one").responses
     with pytest.raises(NotFound):
-        await store.get("a", first["id"])
-    with pytest.raises(InvalidInput, match=first["id"]):
-        await store.conversation("a", second["id"])
-
-
-@pytest.mark.parametrize("bounds", [{"max_count": 10}, {"max_bytes": 2000}])
-async def test_the_oldest_go_first(path, bounds):
-    store = ResponseStore(path, **bounds)
-    await store.put("b", kept := response(), turn("another account's"))
-    stored = [response() for _ in range(65)]
-    for one in stored:
-        await store.put("a", one, turn("x"))
-
-    async def found(one: dict[str, Any]) -> bool:
-        try:
-            return bool(await store.get("a", one["id"]))
-        except NotFound:
-            return False
-
-    alive = [await found(one) for one in stored]
-    assert alive == sorted(alive) and alive[-1] and not alive[0]
-    # Bounds are looked at every 32nd time.
-    assert sum(alive) <= 10 + 32
-    assert await store.get("b", kept["id"])
-
-
-async def test_age(path):
-    store = ResponseStore(path, max_age_s=-1)
-    await store.put("a", one := response(), turn("x"))
+        await store.get("a", name)
     with pytest.raises(NotFound):
-        await store.get("a", one["id"])
+        await store.delete("a", name)
+    with pytest.raises(InvalidInput):
+        await store.conversation("a", name)
 
 
-async def test_a_long_chain_ends(path, monkeypatch):
+async def test_a_long_chain_ends(gateways, monkeypatch):
     monkeypatch.setattr("serve_app.state.responses.MAX_TURNS", 3)
-    store = ResponseStore(path)
+    store = gateways.make("one").responses
     previous = None
-    for _ in range(6):
+    for n in range(6):
         one = response(previous)
         await store.put("a", one, turn("x"))
         previous = one["id"]
+        if n < 3:
+            assert len(await store.conversation("a", previous)) == 2 * (n + 1)
     with pytest.raises(InvalidInput, match="turns back"):
         await store.conversation("a", previous)
+
+
+async def test_while_the_store_is_away_a_gateway_knows_its_own(gateways):
+    state, other = gateways.make("one"), gateways.make("two")
+    await state.start()
+    await other.start()
+    store = state.responses
+    first = response()
+    await store.put("a", first, turn("one"))
+    gateways.lose()
+    second = response(first["id"])
+    third = response(second["id"])
+    fresh = response()
+    for kept in (second, third, fresh):
+        await store.put("a", kept, turn(kept["id"]))
+    assert await store.get("a", third["id"]) == third
+    assert await store.conversation("a", fresh["id"]) == turn(fresh["id"])
+    # What lies in the store alone is neither there nor gone.
+    for asked in (store.get("a", first["id"]), store.conversation("a", third["id"]), store.delete("a", third["id"])):
+        with pytest.raises(StoreAway):
+            await asked
+    with pytest.raises(StoreAway):
+        await other.responses.get("a", third["id"])
+    gateways.find()
+    await gateways.settled()
+    whole = turn("one") + turn(second["id"]) + turn(third["id"])
+    assert await other.responses.conversation("a", third["id"]) == whole == await store.conversation("a", third["id"])
+
+
+def row(account: str, n: int, size: int = 100) -> dict[str, Any]:
+    key = f"{account}-{n:03}"
+    sizes = {"size": size, "turn": b"[]", "body": b"{}"}
+    return {"id": key, "account": account, "created": 2e9 + n, "previous": None, **sizes}
+
+
+@pytest.mark.parametrize("bounds", [{"max_count": 10}, {"max_bytes": 1000}])
+def test_the_oldest_go_first(store, bounds):
+    table = ResponseTable(store.database, **bounds)
+    with store.database.writing() as connection:
+        table.write(connection, [row("b", 0)])
+    for n in range(65):
+        with store.database.writing() as connection:
+            table.write(connection, [row("a", n)])
+    alive = [table.body("a", f"a-{n:03}") is not None for n in range(65)]
+    assert alive == sorted(alive) and alive[-1] and not alive[0]
+    # Bounds are looked at every 32nd time.
+    assert sum(alive) <= 10 + 32
+    assert table.body("b", "b-000") is not None
+
+
+def test_age(store):
+    table = ResponseTable(store.database, max_age_s=60)
+    with store.database.writing() as connection:
+        table.write(connection, [{**row("a", 0), "created": 1.0}, row("a", 1)])
+    assert table.body("a", "a-000") is None and table.chain("a", "a-000", 9) == []
+    assert table.body("a", "a-001") is not None

@@ -26,7 +26,7 @@ from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
 from serve_app.kv.sources import SOURCES
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller
-from serve_app.state.traces import Path, PathStore
+from serve_app.state.traces import Trace, Traces
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 
@@ -83,14 +83,14 @@ class Generator:
         inbox: TokenInbox,
         call: Callable[[ServedModel, dict[str, Any], str], Any],
         max_inflight: int,
-        paths: PathStore | None = None,
+        traces: Traces | None = None,
         collect: Callable[[ServedModel, dict[str, Any], str], Any] | None = None,
     ) -> None:
         self._collect = collect
         self._inbox = inbox
         self._call = call
         self._max_inflight = max_inflight
-        self._paths = paths
+        self._traces = traces
         self._dispatchers: dict[str, Dispatcher] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._structure = Structure()
@@ -124,11 +124,11 @@ class Generator:
         request_id: str = "",
     ) -> AsyncIterator[Event]:
         """The request's events. Closing the iterator ends the request wherever it is."""
-        path = self._paths.begin(request_id, caller.account, model.id) if self._paths is not None else Path()
+        trace = self._traces.begin(request_id, caller.account, model.id) if self._traces is not None else Trace()
         dispatcher = self.dispatcher(model)
-        ticket = Ticket(_route_request(dispatcher, request, ids, salt, caller), caller.weight, path)
+        ticket = Ticket(_route_request(dispatcher, request, ids, salt, caller), caller.weight, trace)
         usages = [Usage() for _ in range(request.n)]
-        path.event("received", prompt_tokens=len(ids), max_tokens=request.sampling.max_tokens)
+        trace.event("received", prompt_tokens=len(ids), max_tokens=request.sampling.max_tokens)
         status = "left"
         try:
             with model.place(self._max_inflight, reject_if_busy=request.reject_if_busy):
@@ -140,7 +140,7 @@ class Generator:
             status = "done"
         except OutOfCapacity as refused:
             status = "refused" if not ticket.placed else "failed"
-            path.event("answered", status=429, retry_after_s=refused.retry_after)
+            trace.event("answered", status=429, retry_after_s=refused.retry_after)
             raise
         except Exception:
             status = "failed"
@@ -149,8 +149,8 @@ class Generator:
             completion = sum(u.completion_tokens for u in usages)
             cached = usages[0].cached_tokens
             dispatcher.finish(ticket, cached=cached, output=completion)
-            if self._paths is not None:
-                self._paths.end(path, status, cached_tokens=cached, completion_tokens=completion)
+            if self._traces is not None:
+                self._traces.end(trace, status, cached_tokens=cached, completion_tokens=completion)
         cost = neurons(model.record.price, len(ids), cached, completion)
         yield Usage(len(ids), completion, cached, cost, sum(u.reasoning_tokens for u in usages))
 
@@ -200,7 +200,7 @@ class Generator:
                 async for piece in self._attempt(job, sent, len(produced)):
                     if not job.ticket.started:
                         job.dispatcher.start(job.ticket)
-                        job.ticket.path.event("first token", cached_tokens=piece.cached)
+                        job.ticket.trace.event("first token", cached_tokens=piece.cached)
                     produced += piece.ids
                     if attempt:
                         piece.cached = None  # the client's prompt was charged as the first attempt found it
@@ -209,7 +209,7 @@ class Generator:
                         return
             except WorkerGone as gone:
                 log.warning("request %s lost its worker after %d tokens: %s", request_id, len(produced), gone.__cause__)
-                job.ticket.path.event("worker lost", tokens=len(produced))
+                job.ticket.trace.event("worker lost", tokens=len(produced))
                 await asyncio.sleep(0.2 * attempt)
                 job.dispatcher.move(job.ticket)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
@@ -217,7 +217,7 @@ class Generator:
     async def _attempt(self, job: _Job, wire: dict[str, Any], start: int) -> AsyncIterator[Piece]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(wire["id"], start)
-        job.ticket.path.users += 1
+        job.ticket.trace.users += 1
         job.ticket.calls += 1
         call = asyncio.ensure_future(self._complete(job, wire, stream))
         asking = asyncio.ensure_future(self._ask(job, stream)) if self._collect is not None else None
@@ -269,9 +269,9 @@ class Generator:
             stream.fail(error)
 
     def _follow(self, job: _Job, result: dict[str, Any]) -> None:
-        """Adds to the request's path where it was decoded, and counts where its prompt came from."""
+        """Adds to the request's trace where it was decoded, and counts where its prompt came from."""
         path = result.get("path", {})
-        job.ticket.path.event("decoded", replica=result.get("replica"), **path)
+        job.ticket.trace.event("decoded", replica=result.get("replica"), **path)
         job.dispatcher.count_prompt({source: path.get(source, 0) for source in SOURCES})
 
     def _called(self, job: _Job, call: asyncio.Task[None]) -> None:
@@ -279,8 +279,8 @@ class Generator:
         job.ticket.calls -= 1
         if not job.ticket.calls:
             job.dispatcher.left(job.ticket)
-        if self._paths is not None:
-            self._paths.release(job.ticket.path)
+        if self._traces is not None:
+            self._traces.release(job.ticket.trace)
 
 
 def _route_request(

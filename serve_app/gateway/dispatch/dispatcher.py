@@ -22,7 +22,7 @@ from serve_app.routing.costs import CPU_PRIORS
 from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects, Turn
 from serve_app.routing.router import RouterConfig
 from serve_app.routing.types import Decision, Refusal, RouteRequest
-from serve_app.state.traces import Path
+from serve_app.state.traces import Trace
 
 # A record that wants even the shortest prompt prefilled elsewhere means more by its roles than a second is worth.
 STRICT_ROLE_COST_S = 1.0
@@ -34,7 +34,7 @@ class Ticket:
 
     request: RouteRequest
     weight: float
-    path: Path
+    trace: Trace
     decision: Decision | None = None
     placed: bool = False
     started: bool = False
@@ -123,7 +123,7 @@ class Dispatcher:
         self._waiting[request.id] = ticket
         effects = self.policy.arrive(request, self._clock(), ticket.weight)
         if effects.ahead is not None:
-            ticket.path.event("queued", ahead_tokens=effects.ahead)
+            ticket.trace.event("queued", ahead_tokens=effects.ahead)
         self._apply(effects)
         await ticket.turn
 
@@ -228,9 +228,9 @@ def dispatch_config(model: ServedModel) -> DispatchConfig:
 def _trace(ticket: Ticket) -> None:
     decision = ticket.decision
     if decision is None:
-        ticket.path.event("routed", why="no worker has reported yet")
+        ticket.trace.event("routed", why="no worker has reported yet")
         return
-    ticket.path.event(
+    ticket.trace.event(
         "routed",
         why=decision.why,
         decode=decision.decode,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from serve_app.api.errors import AccountForbidden, AuthError
+from serve_app.api.errors import AccountForbidden, AuthError, StoreAway
 from serve_app.state.accounts import AccountBook, Caller
 
 _MAX_KEY = 512
 
 
 def authenticate(headers: Mapping[str, str], book: AccountBook, account: str | None = None) -> Caller:
-    """Whose key is in ``headers``. Raises :class:`AuthError`, or :class:`AccountForbidden` for another's account.
+    """Whose key is in ``headers``. Raises :class:`AuthError`, :class:`AccountForbidden` for another's account, or
+    :class:`StoreAway` while the store has not told yet which keys there are.
 
     Clients of Cloudflare's gateway host carry a second key (``cf-aig-authorization``); either may be ours.
     """
@@ -20,6 +21,8 @@ def authenticate(headers: Mapping[str, str], book: AccountBook, account: str | N
         raise AuthError
     callers = [caller for key in presented if (caller := book.find(key)) is not None]
     if not callers:
+        if book.blind:
+            raise StoreAway
         raise AuthError("Authentication error: this API key is not valid here.")
     if account is not None:
         callers = [caller for caller in callers if caller.account == account]

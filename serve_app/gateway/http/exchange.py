@@ -58,7 +58,7 @@ class Exchange:
                     raise HeadersTooLarge(MAX_HEADER_BYTES)
                 if endpoint.scope == "key":
                     account = request.path_params.get("account")
-                    request.state.caller = authenticate(request.headers, self.gateway.accounts, account)
+                    request.state.caller = authenticate(request.headers, self.gateway.state.accounts, account)
                     request.state.account = request.state.caller.account
                 response = await endpoint.handler(request)
             except ClientDisconnect:
@@ -81,7 +81,7 @@ class Exchange:
     def model(self, request: Request, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
         """The model that ``request`` names, counted against the rate limit of its task."""
         model = self.gateway.models.find(name, tasks)
-        request.state.rate = self.gateway.limiter.take(request.state.account, model.record.task)
+        request.state.rate = self.gateway.state.limiter.take(request.state.account, model.record.task)
         return model
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from serve_app.state.accounts import AccountsFile
+from serve_app.state.store.sql import SqlStore
 from tests.e2e.pair.client import Client
 from tests.e2e.pair.deployment import Pair, deployed
 
@@ -27,7 +27,10 @@ async def clients(pair):
     made: dict[str, Client] = {}
 
     async def make(name: str = "") -> Client:
-        key = AccountsFile(pair.home).add(name) if name else pair.key
+        key = pair.key
+        if name:
+            with SqlStore(pair.home) as store:
+                key = store.accounts.add(name)
         client = made[name] = Client(key)
         async with asyncio.timeout(30):
             for gateway in pair.gateways():
@@ -39,4 +42,5 @@ async def clients(pair):
     for name, client in made.items():
         await client.http.aclose()
         if name:
-            AccountsFile(pair.home).remove(name)
+            with SqlStore(pair.home) as store:
+                store.accounts.remove(name)

@@ -20,7 +20,7 @@ from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
 from serve_app.gateway.models import ServedModel
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller
-from serve_app.state.traces import Path
+from serve_app.state.traces import Trace
 
 CHAT = "@cf/pico/pico-instruct"
 # A step of 512 prompt tokens takes half a second: slow enough that a few prompts are a queue.
@@ -61,7 +61,7 @@ def slow_worker(dispatcher: Dispatcher, name: str = "d1", **now) -> None:
 def ticket(n: int, tokens: int = 512, tenant: str = "a", **fields) -> Ticket:
     weight = fields.pop("weight", 1.0)
     request = RouteRequest(f"{tenant}{n}", tokens, max_tokens=16, tenant=tenant, arrived_at=Clock.now, **fields)
-    return Ticket(request, weight, Path())
+    return Ticket(request, weight, Trace())
 
 
 async def entered(dispatcher: Dispatcher, *tickets: Ticket) -> list[asyncio.Task[None]]:

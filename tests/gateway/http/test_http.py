@@ -47,6 +47,7 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=transport, base_url="http://here", headers=bearer(KEY)) as client:
         yield client
     await gateway.inbox.aclose()
+    gateway.state.close()
 
 
 def bearer(key: str) -> dict[str, str]:

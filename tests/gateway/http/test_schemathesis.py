@@ -56,8 +56,7 @@ def schema():
         yield schemathesis.openapi.from_asgi("/openapi.json", app)
         asyncio.run_coroutine_threadsafe(gateway.inbox.aclose(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
-        gateway.limiter.close()
-        gateway.responses.close()
+        gateway.state.close()
 
 
 def hold(schema: Any, method: str, path: str, examples: int, modes: tuple[GenerationMode, ...]) -> None:

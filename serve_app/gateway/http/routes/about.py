@@ -26,9 +26,7 @@ def endpoints(exchange: Exchange, document: Callable[[], dict[str, Any]]) -> lis
         Endpoint("GET", "/health", routes.health, Operation("Which models are ready", _TAG), scope="open"),
         Endpoint("GET", "/openapi.json", routes.openapi, Operation("This API as OpenAPI 3.1", _TAG), scope="open"),
         Endpoint("GET", "/docs", routes.docs, page, scope="open"),
-        Endpoint(
-            "GET", "/v1/requests/{id}", routes.request_path, Operation("The path that one of your requests took", _TAG)
-        ),
+        Endpoint("GET", "/v1/requests/{id}", routes.trace, Operation("The path that one of your requests took", _TAG)),
         Endpoint("GET", "/v1/status", routes.status, Operation("Counters of every model's workers", _TAG)),
     ]
 
@@ -40,7 +38,8 @@ class AboutRoutes:
         self._written: bytes | None = None
 
     async def health(self, request: Request) -> Response:
-        report = self._exchange.gateway.health.report()
+        gateway = self._exchange.gateway
+        report = {**gateway.health.report(), "store": gateway.state.health()}
         ready = report["status"] == "ready"
         return Response(
             orjson.dumps(report), 200 if ready else 503, {} if ready else {"Retry-After": "1"}, "application/json"
@@ -49,9 +48,9 @@ class AboutRoutes:
     async def status(self, request: Request) -> Response:
         return json_answer(await self._exchange.gateway.status(request.state.account))
 
-    async def request_path(self, request: Request) -> Response:
+    async def trace(self, request: Request) -> Response:
         gateway, wanted = self._exchange.gateway, request.path_params["id"]
-        return json_answer(await gateway.request_path(request.state.account, wanted))
+        return json_answer(await gateway.state.traces.get(request.state.account, wanted))
 
     async def openapi(self, request: Request) -> Response:
         if self._written is None:

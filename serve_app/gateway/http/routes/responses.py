@@ -66,16 +66,16 @@ class ResponsesRoutes:
         gateway, account = self._exchange.gateway, request.state.account
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
-        body = await resolve_references(body, lambda named: gateway.responses.get(account, named))
+        body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
         parsed = responses.parse_responses(body, model.limits)
         parsed.generate = with_headers(parsed.generate, request.headers)
-        parsed.generate.messages = parsed.messages(await gateway.responses.conversation(account, parsed.previous))
+        parsed.generate.messages = parsed.messages(await gateway.state.responses.conversation(account, parsed.previous))
         events = await gateway.generate(model, parsed.generate, request.state.caller)
 
         async def keep(response: dict[str, Any]) -> None:
             if parsed.store:
                 turn = [*parsed.turn, *responses_answers.as_messages(response)]
-                await gateway.responses.put(account, response, turn)
+                await gateway.state.responses.put(account, response, turn)
 
         if parsed.generate.stream:
             frames = partial(responses_answers.stream_response, parsed, keep=keep)
@@ -88,25 +88,25 @@ class ResponsesRoutes:
         gateway, account = self._exchange.gateway, request.state.account
         name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
         model = self._exchange.model(request, name, TEXT)
-        body = await resolve_references(body, lambda named: gateway.responses.get(account, named))
+        body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
         parsed = responses.parse_responses(body, model.limits)
-        before = await gateway.responses.conversation(account, parsed.previous)
+        before = await gateway.state.responses.conversation(account, parsed.previous)
         parsed.generate.messages = parsed.messages(before)
         count = await gateway.count_tokens(model, parsed.generate)
         return json_answer({"object": "response.input_tokens", "input_tokens": count})
 
     async def get(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        return json_answer(await self._exchange.gateway.responses.get(request.state.account, response_id))
+        return json_answer(await self._exchange.gateway.state.responses.get(request.state.account, response_id))
 
     async def input_items(self, request: Request) -> Response:
         response_id, account = request.path_params["response_id"], request.state.account
-        store = self._exchange.gateway.responses
+        store = self._exchange.gateway.state.responses
         answered = responses_answers.as_messages(await store.get(account, response_id))
         asked = (await store.conversation(account, response_id))[: -len(answered)]
         return json_answer(responses_answers.render_input_items(asked, response_id))
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        await self._exchange.gateway.responses.delete(request.state.account, response_id)
+        await self._exchange.gateway.state.responses.delete(request.state.account, response_id)
         return json_answer({"id": response_id, "object": "response", "deleted": True})

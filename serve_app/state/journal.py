@@ -1,0 +1,99 @@
+"""Rows that wait for the store, in a file of this process, so that its end does not lose them.
+
+Written while the store is away, emptied when it is back. What a process leaves that ended before is found by the next
+one of the same state directory. A record is its length (4 bytes), a checksum (4 bytes) and msgpack; a torn one at the
+end is what a process was writing when it died, and ends the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from serve_app.state.protocols import Row
+
+_HEAD = struct.Struct("<II")
+
+
+class Journal:
+    """``folder``: of all processes that share a state directory. Nothing is made there before the first record."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor: int | None = None
+        self._path = folder / f"{os.getpid()}-{os.urandom(4).hex()}.journal"
+        self.bytes = 0
+
+    def append(self, rows: Iterable[Row]) -> None:
+        """Returns when the rows outlive this process. Raises :class:`OSError`."""
+        if self._descriptor is None:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            # Held as long as this process lives: a file that is not locked is an orphan.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        packed = b"".join(_pack(row) for row in rows)
+        os.write(self._descriptor, packed)
+        self.bytes += len(packed)
+
+    def clear(self) -> None:
+        """All that was written is in the store."""
+        if self.bytes and self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+        self.bytes = 0
+
+    def close(self) -> None:
+        """An empty file goes; one with records stays for the next process."""
+        if self._descriptor is not None:
+            if not self.bytes:
+                self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @contextmanager
+    def orphan(self) -> Iterator[list[Row]]:
+        """The rows of a process that has ended, none if there is no such process. They are forgotten when the block
+        ends without an error.
+        """
+        for path in sorted(self._folder.glob("*.journal")):
+            if path == self._path:
+                continue
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                continue
+            try:
+                yield list(_unpack(os.pread(descriptor, os.fstat(descriptor).st_size, 0)))
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+            return
+        yield []
+
+
+def _pack(row: Row) -> bytes:
+    body = msgspec.msgpack.encode([row.kind, row.key, row.columns, row.size])
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
+
+
+def _unpack(data: bytes) -> Iterator[Row]:
+    at = 0
+    while at + _HEAD.size <= len(data):
+        length, checksum = _HEAD.unpack_from(data, at)
+        body = data[at + _HEAD.size : at + _HEAD.size + length]
+        if len(body) < length or zlib.crc32(body) != checksum:
+            return
+        kind, key, columns, size = msgspec.msgpack.decode(body)
+        yield Row(kind, tuple(key), columns, size)
+        at += _HEAD.size + length

@@ -1,0 +1,190 @@
+"""Everything that gateways share, as one of them sees it: memory that answers at once, and a thread that keeps it and
+the store together.
+
+Nothing here makes an event loop wait. What is decided for every request (whose key, which limit) is decided from
+memory; what is written goes to the store in groups; what a client asks for by name is looked up on other threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from serve_app.state.accounts import AccountBook
+from serve_app.state.errors import Away, StateError
+from serve_app.state.files import Files, open_files
+from serve_app.state.journal import Journal
+from serve_app.state.protocols import Store
+from serve_app.state.rates import RateLimiter
+from serve_app.state.reader import Reader
+from serve_app.state.responses import Responses
+from serve_app.state.store.sql import SqlStore
+from serve_app.state.traces import Traces
+from serve_app.state.writer import GroupWriter
+
+log = logging.getLogger("ray.serve")
+
+# How often the store is asked what has changed, and traces are written: a change is known everywhere within a second.
+POLL_S = 0.25
+# The least time between two exchanges: what comes in between goes together.
+GROUP_S = 0.02
+# How often journals of processes that have ended are looked for.
+ADOPT_S = 5.0
+# How long an ending gateway tries to bring to the store what waits.
+CLOSE_S = 2.0
+
+
+class State:
+    """``home``: the state directory. ``database``, ``files``: see :class:`serve_app.config.Settings`. ``account`` and
+    ``key_hashes`` are those of the settings.
+
+    The thread begins with :meth:`start`, or with the first request that leaves something to tell.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        account: str,
+        key_hashes: tuple[str, ...],
+        *,
+        database: str | None = None,
+        files: str | None = None,
+        rate_limits: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._store: Store = SqlStore(home, database)
+        self._wakes = threading.Event()
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._reader = Reader()
+        self._writer = GroupWriter(self._store, Journal(home / "journal"), self._wake)
+        self._revisions: dict[str, int] | None = None
+        self._adopted_at = float("-inf")
+        self._trouble: str | None = None
+        self._files: Files | None = None
+        self._files_at = files or str(home / "files")
+        self.accounts = AccountBook(account, key_hashes)
+        self.limiter = RateLimiter(rate_limits, self._wake)
+        self.responses = Responses(self._store.responses, self._writer, self._reader)
+        self.traces = Traces(self._store.traces, self._writer, self._reader)
+
+    @property
+    def files(self) -> Files:
+        """Where blobs lie."""
+        if self._files is None:
+            self._files = open_files(self._files_at)
+        return self._files
+
+    async def start(self) -> None:
+        """Opens the store and reads what requests need. Does not wait for a store that is away: what is known without
+        it, the key of the settings, is served. Raises :class:`StateError` for one that this program must not use.
+        """
+        self.accounts.blind = True
+        await self._reader.run(self._first)
+        self._begin()
+
+    def close(self) -> None:
+        """Writes what waits; what the store does not take stays in the journal. Blocks for two seconds at most. Once is
+        enough.
+        """
+        if self._ends.is_set():
+            return
+        self._ends.set()
+        self._wakes.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        self._writer.close()
+        self._reader.close()
+        self._store.close()
+
+    def health(self) -> dict[str, Any]:
+        """For ``GET /health``: whether the store can be reached, and for how long it could not."""
+        away = self._store.away
+        if away is None and self._trouble is None:
+            return {"status": "ready"}
+        return {"status": "away", "seconds": round(self._store.away_s, 1)}
+
+    def counters(self) -> dict[str, Any]:
+        """For the operator."""
+        found = {**self.health(), "name": self._store.name, "waiting": self._writer.rows, "lost": self._writer.lost}
+        found |= {"waiting_bytes": self._writer.bytes, "journal_bytes": self._writer.journal_bytes}
+        problem = self._trouble or self._store.away
+        return found | ({"problem": problem} if problem else {})
+
+    def _wake(self) -> None:
+        self._wakes.set()
+        if self._thread is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._ends.is_set():
+                self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+                self._thread.start()
+
+    def _first(self) -> None:
+        try:
+            self._store.open()
+            self._look()
+        except Away as away:
+            log.warning("the store is away (%s): serving what needs none", away)
+
+    def _run(self) -> None:
+        polled = float("-inf")
+        while not self._ends.is_set():
+            self._wakes.wait(POLL_S)
+            self._wakes.clear()
+            now = time.monotonic()
+            poll = now - polled >= POLL_S
+            if poll:
+                polled = now
+            self._turn(poll)
+            self._ends.wait(GROUP_S)
+        self._turn(True)
+
+    def _turn(self, poll: bool) -> None:
+        before = self._store.away
+        try:
+            self.limiter.exchange(self._store.rates)
+            if poll:
+                self.traces.show_long()
+            self._writer.flush()
+            if poll:
+                self._look()
+                self._adopt()
+            self._trouble = None
+        except Away as away:
+            if before is None:
+                log.warning("the store is away (%s): what is written waits", away)
+            return
+        except Exception as error:
+            # Whatever it is, the next turn may do better, and requests go on meanwhile.
+            told = str(error) if isinstance(error, StateError) else type(error).__name__
+            if told != self._trouble:
+                log.error("the state cannot be kept together with the store: %s", told, exc_info=error)
+            self._trouble = told
+        if before is not None and self._store.away is None:
+            log.warning("the store is back")
+
+    def _look(self) -> None:
+        """Reads again what has changed."""
+        if self._revisions is None:
+            self._store.open()
+        found = self._store.revisions()
+        name = self._store.accounts.NAME
+        if self._revisions is None or found.get(name) != self._revisions.get(name):
+            # The revision was read first: a change in between is read twice, and never missed.
+            self.accounts.fill(self._store.accounts.all())
+            self.accounts.blind = False
+        self._revisions = found
+
+    def _adopt(self) -> None:
+        now = time.monotonic()
+        if now - self._adopted_at > ADOPT_S:
+            self._adopted_at = now
+            self._writer.adopt()

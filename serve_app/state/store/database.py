@@ -1,0 +1,197 @@
+"""One database, SQLite or PostgreSQL: connections, transactions, and whether it can be reached."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from serve_app.state.errors import Away, StateError
+
+FILE = "state.sqlite3"
+# How long others may hold an SQLite file, or a server may leave a message unanswered.
+TIMEOUT_S = 5.0
+# How often a database that could not be reached is tried again; calls in between fail at once.
+RETRY_S = 0.5
+
+
+class Database:
+    """``url``: ``postgresql+psycopg://...``, ``sqlite:///FILE``, or None for the file in ``home``.
+
+    ``prepare`` is called once, before the first transaction; it raises :class:`StateError` for a wrong schema.
+    """
+
+    def __init__(self, home: Path, url: str | None, prepare: Callable[[Database], object]) -> None:
+        self.home = home
+        self.url = parse_url(url) if url else sa.URL.create("sqlite", database=str(home / FILE))
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._prepare = prepare
+        self._prepared = False
+        self._preparing = threading.Lock()
+        self._engine: Engine | None = None
+        self._away_since: float | None = None
+        self._reason = ""
+        self._try_at = 0.0
+
+    @property
+    def name(self) -> str:
+        """For people; without the password."""
+        return self.url.render_as_string(hide_password=True)
+
+    @property
+    def away(self) -> str | None:
+        """Why the database cannot be reached; None: it was reached last time."""
+        return None if self._away_since is None else self._reason
+
+    @property
+    def away_s(self) -> float:
+        return 0.0 if self._away_since is None else time.monotonic() - self._away_since
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that changes nothing. Raises :class:`Away`."""
+        with self._transaction(write=False) as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction, committed at the end of the block. Raises :class:`Away`."""
+        with self._transaction(write=True) as connection:
+            yield connection
+
+    @contextmanager
+    def unprepared(self, *, write: bool = True) -> Iterator[Connection]:
+        """A transaction on whatever schema there is; for migrations."""
+        with self._noting(), self.engine.execution_options(write=write).begin() as connection:
+            yield connection
+
+    def insert(self, table: sa.Table) -> Any:
+        """An insert that can say ``on_conflict_do_update`` and ``on_conflict_do_nothing``."""
+        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            self._engine = _sqlite(self.url) if self.is_sqlite else _postgresql(self.url)
+        return self._engine
+
+    @contextmanager
+    def _transaction(self, *, write: bool) -> Iterator[Connection]:
+        now = time.monotonic()
+        if self._away_since is not None:
+            if now < self._try_at:
+                raise Away(self._reason)
+            self._try_at = now + RETRY_S
+        if not self._prepared:
+            with self._preparing, self._noting():
+                if not self._prepared:
+                    self._prepare(self)
+                    self._prepared = True
+        with self.unprepared(write=write) as connection:
+            yield connection
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Turns what the driver says of a lost connection into :class:`Away`, and remembers it."""
+        try:
+            yield
+        except (OperationalError, InterfaceError, PoolTimeout, OSError) as error:
+            self._lost(error)
+            raise Away(self._reason) from error
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            self._lost(error)
+            raise Away(self._reason) from error
+        self._away_since = None
+
+    def _lost(self, error: Exception) -> None:
+        told = str(getattr(error, "orig", None) or error).strip().splitlines()
+        self._reason = f"{self.name}: {told[0] if told else type(error).__name__}"
+        now = time.monotonic()
+        self._try_at = now + RETRY_S
+        if self._away_since is None:
+            self._away_since = now
+
+
+def parse_url(url: str) -> sa.URL:
+    """Raises :class:`StateError` for what is neither SQLite nor PostgreSQL."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise StateError("SERVE_APP_DATABASE is no URL. Use postgresql+psycopg://USER:PASSWORD@HOST/NAME.") from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("postgresql+psycopg", "sqlite") or not parsed.database:
+        raise StateError(
+            f"SERVE_APP_DATABASE names {parsed.drivername}. Use postgresql+psycopg://USER:PASSWORD@HOST/NAME, or leave "
+            "it out for a file in the state directory."
+        )
+    return parsed
+
+
+def _postgresql(url: sa.URL) -> Engine:
+    arguments = {"connect_timeout": 3, "tcp_user_timeout": int(TIMEOUT_S * 1000), "application_name": "serve-app"}
+    return sa.create_engine(
+        url,
+        pool_size=4,
+        max_overflow=4,
+        pool_timeout=TIMEOUT_S,
+        pool_pre_ping=True,
+        connect_args={name: value for name, value in arguments.items() if name not in url.query},
+    )
+
+
+def _sqlite(url: sa.URL) -> Engine:
+    path = Path(str(url.database))
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Made before SQLite would make it, so that nobody else on the machine can read it; its journals take its mode.
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    engine = sa.create_engine(url, connect_args={"timeout": TIMEOUT_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: sqlite3.Connection, _: Any) -> None:
+        # Transactions begin as we say, below, and not as the driver thinks.
+        connection.isolation_level = None
+        _enter_wal(connection)
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later could not wait for another writer.
+        write = connection.get_execution_options().get("write", True)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _enter_wal(connection: sqlite3.Connection) -> None:
+    until = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            # Entering WAL mode, and recovering it, needs the file alone, and SQLite does not wait for that by itself
+            # however long its timeout: https://www.sqlite.org/wal.html#sometimes_queries_return_sqlite_busy_in_wal_mode
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.005)

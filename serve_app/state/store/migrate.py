@@ -1,0 +1,103 @@
+"""The schema's version, brought to this program's before anything else is done with a database.
+
+Programs that start at the same time do it one after another, under a lock: PostgreSQL's advisory one, or a file beside
+SQLite's. Alembic is imported only where there is something to do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from serve_app.state import migrations
+from serve_app.state.errors import StateError
+from serve_app.state.migrations import HEAD
+from serve_app.state.store.database import Database
+
+_VERSION_TABLE = "alembic_version"
+# Any number that nobody else locks in the same database.
+_LOCK = 0x5E7EA99
+_FOLDER = Path(migrations.__file__).parent
+
+
+def version(database: Database) -> str | None:
+    """The schema's version; None: an empty database."""
+    with database.unprepared(write=False) as connection:
+        return _version(connection)
+
+
+def upgrade(database: Database) -> bool:
+    """Makes the tables or brings them up to date; whether there was anything to do. Raises :class:`StateError` for a
+    schema of a newer program, which stays as it is.
+    """
+    if version(database) == HEAD:
+        return False
+    with locked(database):
+        found = version(database)
+        if found == HEAD:
+            return False
+        config = _config()
+        if found is not None and found not in _known(config):
+            raise StateError(
+                f"{database.name} has schema {found}, which is newer than this program's {HEAD}. Start the newer "
+                "program again, or restore the backup that was made before its upgrade."
+            )
+        with database.unprepared() as connection:
+            _run(config, connection)
+    return True
+
+
+@contextmanager
+def locked(database: Database) -> Iterator[None]:
+    """One program at a time, among all that use the database."""
+    if database.is_sqlite:
+        file = Path(str(database.url.database))
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(file.with_name(f".{file.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+        return
+    # A connection of its own, outside of any transaction: the lock ends with it, whatever happens to us.
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(sa.select(sa.func.pg_advisory_lock(_LOCK)))
+        try:
+            yield
+        finally:
+            connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK)))
+
+
+def _version(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table(_VERSION_TABLE):
+        return None
+    return connection.execute(sa.text(f"SELECT version_num FROM {_VERSION_TABLE}")).scalar_one_or_none()
+
+
+def _config() -> Any:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
+    return config
+
+
+def _known(config: Any) -> set[str]:
+    from alembic.script import ScriptDirectory
+
+    return {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+
+
+def _run(config: Any, connection: Connection) -> None:
+    from alembic import command
+
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

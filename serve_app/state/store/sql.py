@@ -1,0 +1,74 @@
+"""The store as gateways and the command line have it: all rooms over one database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from serve_app.state.protocols import Row, RowRoom
+from serve_app.state.store import revisions
+from serve_app.state.store.accounts import AccountTables
+from serve_app.state.store.database import Database
+from serve_app.state.store.migrate import upgrade
+from serve_app.state.store.rates import RateTable
+from serve_app.state.store.responses import ResponseTable
+from serve_app.state.store.takeover import take_over
+from serve_app.state.store.traces import TraceTable
+
+
+class SqlStore:
+    """:class:`serve_app.state.protocols.Store`. The database is opened and brought to this program's schema when it
+    is first used.
+    """
+
+    def __init__(self, home: Path, url: str | None = None) -> None:
+        self.database = Database(home, url, upgrade)
+        self.accounts = AccountTables(self.database)
+        self.rates = RateTable(self.database)
+        self.responses = ResponseTable(self.database)
+        self.traces = TraceTable(self.database)
+        # What is written in groups: a kind of row, and who takes it.
+        self._rooms: dict[str, RowRoom] = {room.KIND: room for room in (self.responses, self.traces)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        return self.database.name
+
+    @property
+    def away(self) -> str | None:
+        return self.database.away
+
+    @property
+    def away_s(self) -> float:
+        return self.database.away_s
+
+    def open(self) -> None:
+        """Opens the database, and takes over what an older program left in the state directory."""
+        with self.database.reading():
+            pass
+        take_over(self.database.home, self)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """All of them or none."""
+        by_kind: dict[str, list[dict[str, Any]]] = {}
+        for row in rows:
+            by_kind.setdefault(row.kind, []).append(row.columns)
+        with self.database.writing() as connection:
+            for kind, columns in by_kind.items():
+                self._rooms[kind].write(connection, columns)
+
+    def revisions(self) -> dict[str, int]:
+        return revisions.current(self.database)
+
+    def close(self) -> None:
+        self.database.close()

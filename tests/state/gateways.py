@@ -1,0 +1,60 @@
+"""Several gateways' states on one store, which the test can take away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+
+from serve_app.state.accounts import hash_key
+from serve_app.state.state import State
+
+OWN = "the-key-of-the-settings-0123456789"
+
+
+class Gateways:
+    def __init__(self, database: str, root: Path) -> None:
+        self._database = database
+        self._root = root
+        self._lost = False
+        self.made: list[State] = []
+
+    def make(self, home: str, **options: Any) -> State:
+        """A gateway on the node whose state directory is ``home``."""
+        state = State(self._root / home, "local", (hash_key(OWN),), database=self._database, **options)
+        event.listen(state._store.database.engine, "begin", self._refuse)
+        self.made.append(state)
+        return state
+
+    def lose(self) -> None:
+        """The database refuses every transaction from now on."""
+        self._lost = True
+
+    def find(self) -> None:
+        self._lost = False
+
+    def _refuse(self, _: Any) -> None:
+        if self._lost:
+            raise OperationalError("BEGIN", {}, Exception("the test took it away"))
+
+    async def settled(self, *states: State) -> None:
+        """Until nothing waits for the store."""
+        for state in states or self.made:
+            await until(lambda state=state: state.counters()["waiting"] == 0 and state.health()["status"] == "ready")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for state in self.made:
+            state.close()
+
+
+async def until(true: Callable[[], bool], seconds: float = 30) -> None:
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.02)

