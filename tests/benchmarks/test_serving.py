@@ -13,7 +13,7 @@ import pytest
 from benchmarks import ROOT
 from benchmarks.checks import Checks
 from benchmarks.serving import cancellation, fairness, from_zero, interference, serving, soak, startup, tenants
-from serve_app.state.accounts import AccountsFile
+from serve_app.state.store.sql import SqlStore
 
 CHAT = "@cf/pico/pico-instruct"
 SHORT = json.dumps({"choices": [{"index": 0, "delta": {"content": "other words"}}]}).encode()
@@ -57,7 +57,8 @@ def test_fairness(stack, capsys, few):
         assert fairness.main(["--home", str(stack.home), "--rounds", "1", *few, "--json"]) == 0
     finally:
         for name in ("light", "heavy"):
-            AccountsFile(stack.home).remove(name)
+            with SqlStore(stack.home) as store:
+                store.accounts.remove(name)
     found = figures(capsys)
     assert found["light"]["ratio"] > 0
     assert "--parts" in few or found["goodput"]["goodput_4x_per_s"] > 0
