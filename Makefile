@@ -10,7 +10,7 @@ PIP = $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 # $(call step,what is being done,command): one line before and the time it took after; the command's output only if it fails.
 define step
 	@start=$$SECONDS; printf '  %s ...\n' '$(1)'; log=$$(mktemp); \
-	if $(2) >"$$log" 2>&1; then printf '  %s: done in %ds\n' '$(1)' $$((SECONDS - start)); rm -f "$$log"; \
+	if { $(2); } >"$$log" 2>&1; then printf '  %s: done in %ds\n' '$(1)' $$((SECONDS - start)); rm -f "$$log"; \
 	else cat "$$log" >&2; rm -f "$$log"; printf '  %s: FAILED after %ds\n' '$(1)' $$((SECONDS - start)) >&2; exit 1; fi
 endef
 
@@ -49,7 +49,7 @@ serve: $(RUNTIME)  ## serve on 127.0.0.1:8000 (PORT=... changes it); Ctrl-C ends
 
 test: $(DEV)  ## run the tests (ARGS="tests/engine -k draft" narrows them)
 	@$(PY) -m serve_app.catalog.fetch
-	@$(PY) -m pytest -q $(ARGS)
+	@$(PY) -m pytest -q --durations=15 --durations-min=1 $(ARGS)
 
 test-node: $(DEV)  ## fetch the JavaScript clients (needs npm) and run their tests, which `make test` then runs too
 	$(call step,fetching JavaScript clients,npm ci --prefix tests/clients/node)

@@ -23,7 +23,7 @@ from serve_app.config import Settings
 from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
 from serve_app.ray_private.fork_server import ForkServer
-from serve_app.ray_private.haproxy import haproxy_environment
+from serve_app.ray_private.haproxy import clean_up, haproxy_environment
 
 Say = Callable[[str], None]
 
@@ -65,7 +65,8 @@ class LocalCluster:
     def __init__(self, settings: Settings, say: Say = lambda line: None) -> None:
         self._settings = settings
         self._say = say
-        self._scratch = Path(tempfile.mkdtemp(prefix="serve-app-"))
+        self._scratch: Path | None = None
+        self._node_id = ""
         self._started = False
         self._waiting: dict[str, Any] = {}
         self._planted: list[Any] = []
@@ -111,6 +112,7 @@ class LocalCluster:
                 log_to_driver=False,
                 logging_level=logging.WARNING,
             )
+        self._node_id = ray.get_runtime_context().get_node_id()
         self._started = True
 
     def _launching(self) -> AbstractContextManager[None]:
@@ -118,6 +120,7 @@ class LocalCluster:
         if sys.platform != "linux":
             return nullcontext()
         try:
+            self._scratch = Path(tempfile.mkdtemp(prefix="serve-app-"))
             self._fork_server = ForkServer(self._scratch)
         except OSError as error:  # such as a path too long for a socket
             logging.getLogger(__name__).warning("workers start one by one, without a fork server: %s", error)
@@ -174,9 +177,11 @@ class LocalCluster:
                 except Exception:  # a half-dead cluster must not keep us from ending the rest
                     logging.getLogger(__name__).debug("Serve did not shut down cleanly", exc_info=True)
                 ray.shutdown()
+            clean_up(self._node_id)
         if self._fork_server is not None:
             self._fork_server.stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _token(self) -> Path:
         path = self._settings.home / "ray_token"

@@ -1,6 +1,7 @@
 """One Ray cluster for the whole session, and on it, for the tests that want it, the whole local stack.
 
 Ray and Serve read their environment when they are imported, so it is set here, before any test module is loaded.
+Temporary files of this session and of the processes that it starts lie in one folder, which goes with it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import socket
 import tempfile
 import time
@@ -21,6 +23,11 @@ import pytest
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
     # Read when a Triton kernel is decorated, hence before any test module is imported: no GPU, so its interpreter.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A short name: paths of Ray's sockets may have a hundred characters, and most of them are Ray's own.
+SCRATCH = Path(tempfile.mkdtemp(prefix="tests-"))
+os.environ["TMPDIR"] = tempfile.tempdir = str(SCRATCH)
+GONE_S = 20.0
 
 try:
     from serve_app.cluster import LocalCluster
@@ -46,7 +53,8 @@ def _free_port() -> int:
 
 
 def _settings():
-    home = Path(tempfile.mkdtemp(prefix="serve-app-test-"))
+    home = SCRATCH / "home"
+    home.mkdir()
     # Weights that `make test` has fetched are shared with the user's own home; nothing else is.
     kept = Path(os.environ.get("SERVE_APP_HOME") or "~/.serve_app").expanduser() / "weights"
     kept.mkdir(parents=True, exist_ok=True)
@@ -78,6 +86,17 @@ def ray_cluster():
     _CLUSTER.start_ray()
     yield
     _CLUSTER.stop()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing stays behind in the temporary directory. Processes that are ending may write a little longer."""
+    until = time.monotonic() + GONE_S
+    while SCRATCH.exists() and time.monotonic() < until:
+        shutil.rmtree(SCRATCH, ignore_errors=True)
+        time.sleep(0.05 * SCRATCH.exists())
+    if SCRATCH.exists():
+        raise pytest.UsageError(f"somebody still writes to {SCRATCH}: {sorted(SCRATCH.rglob('*'))[:10]}")
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,12 @@ USED = [
     Used("ray.actor:ActorClassID.from_random", None, *FORKS),
     Used("ray.actor:ActorClassID.size", None, *FORKS),
     Used("ray._raylet:UniqueID.from_random", None, *FORKS),
+    Used(
+        "ray.serve._private.constants:RAY_SERVE_HAPROXY_SERVER_STATE_BASE",
+        None,
+        "HAProxy's files stay behind in the temporary directory",
+        "haproxy.py",
+    ),
     Used("ray.serve.context:_get_global_client", (), *TESTS),
     Used("ray.serve._private.controller:ServeController.get_target_groups", None, *TESTS),
     Used("ray._private.internal_api:memory_summary", None, *TESTS),

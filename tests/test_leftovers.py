@@ -1,0 +1,60 @@
+"""What a test session leaves behind in the temporary directory: nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from serve_app.config import load_settings
+from serve_app.ray_private import haproxy
+
+ROOT = Path(__file__).resolve().parents[1]
+INNER = """
+import pathlib, tempfile
+import tests.conftest as conftest
+
+def test_it(tmp_path):
+    made = pathlib.Path(tempfile.mkdtemp(prefix="made-"))
+    assert conftest.SCRATCH in made.parents and conftest.SCRATCH in tmp_path.parents
+    assert conftest._CLUSTER_SETTINGS.home.parent == conftest.SCRATCH
+"""
+
+
+def test_a_session_leaves_nothing(tmp_path):
+    inner, scratch = ROOT / "tests" / f"test_inner_{os.getpid()}.py", tmp_path / "tmp"
+    scratch.mkdir()
+    try:
+        inner.write_text(INNER)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(inner)]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True
+        )
+    finally:
+        inner.unlink()
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_cluster_that_was_never_started_leaves_nothing(tmp_path, monkeypatch):
+    from serve_app.cluster import LocalCluster
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    LocalCluster(load_settings({"SERVE_APP_HOME": str(tmp_path / "home")})).stop()
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_haproxy_leaves_nothing(tmp_path, monkeypatch):
+    base = tmp_path / "haproxy"
+    for node in ("ours", "theirs"):
+        (base / node).mkdir(parents=True)
+        (base / node / "haproxy.cfg").write_text("")
+    monkeypatch.setattr(haproxy, "state_folder", lambda: base)
+    haproxy.clean_up("ours")
+    assert [path.name for path in base.iterdir()] == ["theirs"]
+    haproxy.clean_up("theirs")
+    assert not base.exists()
+    haproxy.clean_up("theirs")
