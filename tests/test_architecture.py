@@ -27,7 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.catalog": {"huggingface_hub", "pydantic", "yaml"},
     "serve_app.channel": {"msgpack", "numpy"},
     "serve_app.kernels": {"numpy", "torch", "triton"},
-    "serve_app.engine": {"numpy", "torch", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk"},
+    "serve_app.costs": {"numpy"},
+    "serve_app.engine": {
+        "numpy", "torch", "serve_app.costs", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk",
+    },
     "serve_app.grammar": {"llguidance", "numpy", "serve_app.api", "serve_app.engine.constrain", "serve_app.text"},
     "serve_app.models": {
         "numpy", "safetensors", "torch", "transformers", "serve_app.engine", "serve_app.kernels",
@@ -36,9 +39,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
         "serve_app.models", "serve_app.text",
     },
-    "serve_app.kv": {"numpy", "ray"},
+    "serve_app.kv": {"numpy", "ray", "serve_app.costs"},
     "serve_app.kv.keys": {"numpy"},
-    "serve_app.routing": {"numpy"},
+    "serve_app.routing": {"numpy", "serve_app.costs"},
     "serve_app.state": {
         "alembic", "fsspec", "msgspec", "orjson", "s3fs", "sqlalchemy", "yaml", "serve_app.api.errors",
         "serve_app.config",

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from benchmarks.trace.measure import GapHistogram
-from serve_app.routing.types import Role, StepSample
+from serve_app.costs.steps import StepSample
+from serve_app.routing.types import Role
 
 P2, P1, P0 = 4.209989e-10, 1.518344e-05, 1.650142e-02  # seconds
 D2, D1, D0 = -25.74e-3, 54.01e-3, 5.74e-3

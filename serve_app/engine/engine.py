@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.kv_io.transfer import ChunkExporter
 from serve_app.engine.meter import StepMeter
 from serve_app.engine.request import Request, Status, StepOutput
@@ -24,9 +23,6 @@ class EngineStats:
     generated_tokens: int = 0
     finished: int = 0
     busy_seconds: float = 0.0
-    # Of the steps that did little else than compute prompts: what a token of a prompt costs.
-    prefill_tokens: int = 0
-    prefill_seconds: float = 0.0
 
 
 class Engine:
@@ -105,9 +101,6 @@ class Engine:
         seconds = time.perf_counter() - started
         self.meter.record(step.scheduled, seconds)
         self._count(prompt, outputs, seconds)
-        if prompt >= BLOCK_TOKENS and 2 * prompt >= step.tokens:
-            self.stats.prefill_tokens += prompt
-            self.stats.prefill_seconds += seconds
         return outputs
 
     def _count(self, prompt: int, outputs: list[StepOutput], seconds: float) -> None:

@@ -1,39 +1,35 @@
-"""What an engine's steps have cost lately, for predictions made elsewhere."""
+"""What an engine's steps have cost lately: the one measurement of steps, for predictions here and in gateways."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
+
+from serve_app.costs.steps import StepSample
+from serve_app.costs.transfers import Rate
 
 # The mean forgets a step's share of this much with every newer step.
 SMOOTHING = 0.1
 KEPT = 16
-
-
-@dataclass(slots=True, frozen=True)
-class StepCost:
-    """One step: prompt tokens computed, tokens of context before them, sequences that generated, tokens of context
-    these attended to, and seconds.
-    """
-
-    prefill_tokens: int
-    context_tokens: int
-    decode_seqs: int
-    kv_tokens: int
-    seconds: float
+# A step with fewer prompt tokens says nothing about prefill.
+MEASURED_TOKENS = 32
 
 
 class StepMeter:
-    """Written by the engine's thread, read by others: every method is one step under the interpreter's lock."""
+    """Written by the engine's thread, read by others: each read is one operation under the interpreter's lock.
+
+    ``prefill``: prompt tokens per second, of steps that were mostly prompt. ``mean_seconds``: of a step, smoothed.
+    """
 
     def __init__(self) -> None:
         self.mean_seconds = 0.0
-        self._recent: deque[StepCost] = deque(maxlen=KEPT)
+        self.prefill = Rate()
+        self._recent: deque[StepSample] = deque(maxlen=KEPT)
 
     def record(self, scheduled: list[Any], seconds: float) -> None:
         """Adds a step; ``scheduled`` are its :class:`~serve_app.engine.scheduler.Scheduled` items."""
-        prefill = context = seqs = kv = 0
+        prefill = context = seqs = kv = others = 0
         for item in scheduled:
             new = min(item.start + item.count, item.request.prompt_len) - item.start
             if new > 0:
@@ -42,7 +38,10 @@ class StepMeter:
             else:
                 seqs += 1
                 kv += item.start
-        self._recent.append(StepCost(prefill, context, seqs, kv, seconds))
+                others += item.count
+        self._recent.append(StepSample(prefill, context, seqs, kv, seconds))
+        if prefill >= MEASURED_TOKENS and prefill >= others:
+            self.prefill.add(prefill, seconds)
         self.mean_seconds += (SMOOTHING if self.mean_seconds else 1.0) * (seconds - self.mean_seconds)
 
     def take(self) -> list[tuple]:

@@ -15,8 +15,9 @@ from typing import Any
 
 import ray
 
+from serve_app.costs.transfers import Transfer
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece
-from serve_app.kv.costs import PRIORS, Transfer
+from serve_app.kv.costs import PRIORS
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import ChunkIndex, Evicted
 
@@ -177,7 +178,7 @@ class Spill:
             "evicted": self.tier.index.stats.evicted,
             "dropped": self.dropped,
             "queued_bytes": self._queued_bytes,
-            "read_mb_per_s": round(self.reads.bytes_per_s / 1e6, 1),
+            "read_mb_per_s": round(self.reads.per_s / 1e6, 1),
             "decisions": dict(self.decisions),
         }
 

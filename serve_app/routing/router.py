@@ -93,7 +93,7 @@ class Router:
     # -- inputs --------------------------------------------------------------------------------------------------
 
     def report(self, load: WorkerLoad) -> None:
-        self.costs.observe(load.steps, load.fetches, load.worker)
+        self.costs.take(load.steps, load.fetches, load.worker)
         self.fleet.report(load, self.costs.slowness(load.worker))
 
     def remove(self, worker: str) -> None:

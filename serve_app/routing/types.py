@@ -10,29 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from serve_app.costs.steps import StepSample
+from serve_app.costs.transfers import FetchSample
+
 Role = Literal["prefill", "decode", "mixed"]  # a preference: every text worker can do both
 Priority = Literal["realtime", "batch"]
-Tier = Literal["worker", "node", "remote", "disk"]  # engine's own blocks, this node's pool, another's, pool's files
-
-
-@dataclass(slots=True, frozen=True)
-class StepSample:
-    """One engine step as measured: what it computed and how long it took."""
-
-    prefill_tokens: int  # prompt tokens computed in this step
-    context_tokens: int  # tokens already computed before them, summed over the step's prefilling requests
-    decode_seqs: int  # sequences that generated
-    kv_tokens: int  # tokens of context that the generating sequences attended to
-    seconds: float
-
-
-@dataclass(slots=True, frozen=True)
-class FetchSample:
-    """One fetch from a tier of the pool as measured: tokens copied into engine blocks, and seconds."""
-
-    tier: Tier
-    tokens: int
-    seconds: float
 
 
 @dataclass(slots=True)

@@ -32,8 +32,6 @@ ARRIVAL_WAIT_S = 0.2
 LAST_WORD_S = 1.0
 # A prefill exists to publish: rather than drop its chunks, the engine waits so long for the pool to take others.
 AWAITED_S = 2.0
-# Prompt tokens after which the engine's speed is looked at again.
-MEASURED_TOKENS = 256
 _FARTHEST_LAST = ("node", "disk", "remote")
 
 
@@ -112,7 +110,7 @@ class PoolLink:
     def attach(self, engine: Engine, engine_loop: EngineLoop) -> None:
         """Whose prompts these are."""
         self._engine, self._engine_loop = engine, engine_loop
-        self._seen = (engine.stats.prefill_tokens, engine.stats.prefill_seconds)
+        self.client.costs.prefill = engine.meter.prefill
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start: of the client, of prompts' tokens by tier, of bytes handed over, and what fetching
@@ -137,7 +135,6 @@ class PoolLink:
         """Looks into the engine's own cache, then into the pool, and sets the request's keys."""
         from serve_app.engine.kv_io.transfer import StoredPrefix
 
-        self._measure_prefill()
         self._loop = asyncio.get_running_loop()
         wanted = len(request.tokens) - (0 if request.prefill_only else 1)
         tail_keys = _name(request, wanted)
@@ -234,13 +231,6 @@ class PoolLink:
             if not found:
                 await asyncio.wait([prefilled], timeout=ARRIVAL_WAIT_S)
         return told_at
-
-    def _measure_prefill(self) -> None:
-        stats = self._engine.stats
-        tokens, seconds = stats.prefill_tokens, stats.prefill_seconds
-        if tokens - self._seen[0] >= MEASURED_TOKENS:
-            self.client.costs.prefill.add(tokens - self._seen[0], seconds - self._seen[1])
-            self._seen = (tokens, seconds)
 
     def _piece(self, fetched: Fetched) -> Any:
         import torch

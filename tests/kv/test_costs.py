@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.kv.costs import PRIORS, FetchCosts, Rate
+from serve_app.kv.costs import PRIORS, FetchCosts
 
 MIB = 1 << 20
 
@@ -42,11 +42,11 @@ def test_a_tier_that_turns_out_slow_is_left_alone_until_it_is_fast_again(tier):
 
 def test_small_transfers_measure_latency_only():
     costs = FetchCosts()
-    before = costs.tiers["remote"].bytes_per_s
+    before = costs.tiers["remote"].per_s
     for _ in range(100):
         costs.tiers["remote"].add(4096, 0.2)
         costs.tiers["node"].add(4096, 0.2)
-    assert costs.tiers["remote"].bytes_per_s == before
+    assert costs.tiers["remote"].per_s == before
     assert costs.tiers["remote"].latency_s == pytest.approx(0.2, rel=0.01)
     assert costs.tiers["node"].latency_s == 0.0
 
@@ -57,13 +57,3 @@ def test_a_fast_engine_computes_rather_than_waits_for_the_disk():
     assert not costs.worth("disk", 64, 64 * 1024)
     costs.prefill.add(100, 10.0)
     assert costs.worth("disk", 64, 64 * 1024)
-
-
-def test_rates_forget_and_weigh_by_time():
-    rate = Rate(100.0)
-    rate.add(1, 0.001)
-    assert rate.value == pytest.approx(100, rel=0.1)
-    for _ in range(100):
-        rate.add(1000, 1.0)
-    assert rate.value == pytest.approx(1000, rel=0.01)
-    assert Rate().value is None

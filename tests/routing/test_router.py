@@ -2,7 +2,8 @@
 
 import pytest
 
-from serve_app.routing.types import Decision, FetchSample
+from serve_app.costs.transfers import FetchSample
+from serve_app.routing.types import Decision
 from tests.routing.fleets import load, request, router
 
 
@@ -156,7 +157,7 @@ def test_another_nodes_pool_is_used_where_that_is_cheaper_than_computing() -> No
     again = r.choose(request("2", 8192, talk=1), 10.0)
     pays = r.costs.fetch_pays("remote", 8191)
     assert again.decode != first and (again.uncached < 200) == pays
-    r.costs.observe(fetches=[FetchSample("remote", 1000, 1e-3 if not pays else 5.0)] * 200)
+    r.costs.take([], [FetchSample("remote", 1000, 1e-3 if not pays else 5.0)] * 200, "a")
     assert (r.choose(request("3", 8192, talk=1), 10.0).uncached < 200) != pays
 
 

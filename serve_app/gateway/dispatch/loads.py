@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from serve_app.channel.load import LoadReport
+from serve_app.costs.steps import StepSample
+from serve_app.costs.transfers import FetchSample
 from serve_app.routing.served import ServedCount
-from serve_app.routing.types import FetchSample, Role, StepSample, WorkerLoad
+from serve_app.routing.types import Role, WorkerLoad
 
 
 def worker_load(report: LoadReport, now: float) -> WorkerLoad:
