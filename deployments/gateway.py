@@ -13,11 +13,11 @@ from ray.util import get_node_ip_address
 from deployments.metrics import GatewayMetrics
 from deployments.supervisor import WorkerLost
 from serve_app.api.errors import OutOfCapacity
-from serve_app.gateway.backends.engine import WorkerGone
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
-from serve_app.gateway.models import ServedModel
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.work import WorkerGone
 
 
 @serve.deployment(name="Gateway")

@@ -26,9 +26,9 @@ from deployments.gateway import Gateway
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import Settings, api_key, cluster_secret, load_settings
-from serve_app.gateway.models import application_name
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.state.accounts import hash_key
+from serve_app.tasks.model import application_name
 
 GATEWAY = "gateway"
 

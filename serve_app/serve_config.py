@@ -12,7 +12,7 @@ import yaml
 
 from serve_app.catalog.load import Catalog
 from serve_app.config import Settings
-from serve_app.gateway.models import application_name
+from serve_app.tasks.model import application_name
 
 _HEADER = """\
 # Made by `serve-app config {profile}`; do not edit, make it again. Deploy with `serve deploy`, see docs/operations.md.

@@ -195,13 +195,13 @@ def test_the_routes_are_those_of_the_gateway(tmp_path: Path) -> None:
 
 
 def test_the_request_fields_are_those_of_the_schema() -> None:
-    from serve_app.api.schema.tasks import schema
+    from serve_app.tasks.registry import tasks
 
     fields = {name for row in rows("docs/api.md", "## Text generation") for name in ticked(row[0])}
-    forms = schema("text-generation")["input"]["oneOf"]
+    forms = tasks()["text-generation"].schema()["input"]["oneOf"]
     assert {name for form in forms for name in form["properties"]} <= fields
     listed = {name for row in rows("docs/api.md", "## Embeddings") for name in ticked(row[0])}
-    forms = schema("text-embeddings")["input"]["oneOf"]
+    forms = tasks()["text-embeddings"].schema()["input"]["oneOf"]
     assert {name for form in forms for name in form["properties"]} == listed
 
 

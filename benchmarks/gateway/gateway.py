@@ -101,7 +101,7 @@ def run_targets(settings: Any, name: str = "gateway", prefix: str = "") -> list[
     from ray import serve
 
     from serve_app.app import gateway_application
-    from serve_app.gateway.models import application_name
+    from serve_app.tasks.model import application_name
 
     return [
         serve.RunTarget(gateway_application(settings), name=name, route_prefix=prefix or "/"),

@@ -35,7 +35,7 @@ class Engine:
         attach(home)
         from ray import serve
 
-        from serve_app.gateway.models import application_name
+        from serve_app.tasks.model import application_name
 
         self._handle = serve.get_deployment_handle("Decode", application_name(MODEL))
 

@@ -12,28 +12,28 @@ from types import MappingProxyType
 from typing import Any
 
 from serve_app.api import listing
-from serve_app.api.collect import begun_within
 from serve_app.api.errors import NotFound, as_api_error, envelope
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
-from serve_app.api.schema import tasks as schemas
-from serve_app.api.types import Event, GenerateRequest
-from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai import write as workers_ai_answers
+from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.load import LoadReport
-from serve_app.gateway.backends.encoders import EncoderClient
-from serve_app.gateway.backends.engine import Generator
+from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
-from serve_app.gateway.models import Models, ServedModel
+from serve_app.gateway.models import Models
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.gateway.tally import Tally
 from serve_app.state.accounts import Caller
 from serve_app.state.state import State
-from serve_app.text.prompt import prompt_ids
+from serve_app.tasks.backend import Backend
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.registry import tasks
+from serve_app.tasks.task import Answer, Body, Streamed
+from serve_app.tasks.work import Runtime, Settlement
 
 log = logging.getLogger("ray.serve")
 
@@ -41,7 +41,6 @@ STATUS_TIMEOUT_S = 2.5
 
 # (model, method, wire, stage); stage "" is the one that requests are sent to.
 Call = Callable[..., Any]
-Streamed = tuple[GenerateRequest, AsyncIterator[Event]]
 
 
 class Gateway:
@@ -73,21 +72,31 @@ class Gateway:
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
         self.health = HealthMonitor(self.models, lambda m: call(m, "probe", {}))
-        self.generator = Generator(
+        self.engine = EngineBackend(
             self.inbox,
             lambda m, wire, stage: call(m, "generate", wire, stage),
-            settings.max_inflight,
-            self.state.traces,
             None if ask_all is None else lambda m, wire, stage: ask_all(m, "collect", wire, stage),
+        )
+        # What answers a model instead of engine workers, by its id.
+        self.backends: dict[str, Backend] = {}
+        self.tally = Tally()
+        self.settlement = Settlement(self.tally)
+        self.runtime = Runtime(
+            call,
+            self.backend,
+            self.settlement,
+            settings.max_inflight,
+            salt=settings.tenant_salt,
+            traces=self.state.traces,
+            request_id=request_id.current.get,
         )
         self._subscriptions = None
         if ask_all is not None:
             self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan)
             self._wake = Wake(lambda m, stage: call(m, "wake", {}, stage))
             for model in self.models:
-                if model.record.task == "text-generation":
-                    self.generator.dispatcher(model).start_worker = partial(self._wake.first, model)
-        self.encoder = EncoderClient(lambda m, wire: call(m, "encode", wire), settings.max_inflight)
+                if self.engine.serves(model):
+                    self.engine.dispatcher(model).start_worker = partial(self._wake.first, model)
 
     async def start(self) -> None:
         await self.state.start()
@@ -97,92 +106,84 @@ class Gateway:
             self._subscriptions.start()
 
     def _plan(self, model: ServedModel) -> dict[str, Any]:
-        dispatcher = self.generator.dispatcher(model)
+        dispatcher = self.engine.dispatcher(model)
         needed = dispatcher.needed()
         self._wake.where_needed(model, needed, dispatcher.stages)
         return {"needed": needed, "roles": dispatcher.roles}
 
     def routing_stats(self) -> dict[str, dict[str, Any]]:
-        """Of every text model, for metrics."""
-        text = (m for m in self.models if m.record.task == "text-generation")
-        return {m.id: self.generator.dispatcher(m).stats() for m in text}
+        """Of every model that engine workers serve, for metrics."""
+        return {m.id: self.engine.dispatcher(m).stats() for m in self.models if self.engine.serves(m)}
 
     def _load(self, process: str, report: LoadReport | None) -> None:
         if report is None:
             for model in self.models:
-                if model.record.task == "text-generation":
-                    self.generator.dispatcher(model).lost(process)
-        elif (told := self.models.started.get(report.model)) is not None and told.record.task == "text-generation":
-            self.generator.dispatcher(told).report(process, report)
+                if self.engine.serves(model):
+                    self.engine.dispatcher(model).lost(process)
+        elif (told := self.models.started.get(report.model)) is not None and self.engine.serves(told):
+            self.engine.dispatcher(told).report(process, report)
+
+    def backend(self, model: ServedModel) -> Backend:
+        """What answers the model's generation requests."""
+        return self.backends.get(model.id, self.engine)
+
+    def limits(self, model: ServedModel) -> ModelLimits:
+        """Bounds and defaults that bodies for the model are read with."""
+        return self.backend(model).limits(model)
 
     async def run(
         self,
         name: str,
-        body: dict[str, Any],
+        body: Body,
         caller: Caller,
         *,
         queue_request: bool = False,
         headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> dict[str, Any] | Streamed:
-        """The native call: the enveloped answer, or for a stream the request and its events."""
+    ) -> Answer | Streamed:
+        """The native call."""
         model = self.models.find(name)
-        task = model.record.task
-        if task == "text-embeddings":
-            embed = with_headers(workers_ai.parse_embed(body, model.id, queue_request=queue_request), headers)
-            return workers_ai_answers.render_embed(embed, *await self.encoder.embed(model, embed))
-        if task == "reranking":
-            rerank = with_headers(workers_ai.parse_rerank(body, model.id, queue_request=queue_request), headers)
-            return workers_ai_answers.render_rerank(rerank, *await self.encoder.rerank(model, rerank))
-        request = workers_ai.parse_generate(body, model.id, model.limits, queue_request=queue_request)
-        request = with_headers(request, headers)
-        events = await self.generate(model, request, caller)
-        if request.stream:
-            return request, events
-        return workers_ai_answers.render_generate(request, [e async for e in events])
+        task = tasks()[model.record.task]
+        request = with_headers(task.read(body, model, self.limits(model), queue_request=queue_request), headers)
+        return await task.answer(self.runtime, model, request, await self.perform(model, request, caller))
+
+    async def perform(self, model: ServedModel, request: Asked, caller: Caller) -> Any:
+        """What comes of a request in whatever dialect; see its task's ``run``."""
+        return await tasks()[model.record.task].run(self.runtime, model, request, caller)
 
     async def generate(self, model: ServedModel, request: GenerateRequest, caller: Caller) -> AsyncIterator[Event]:
         """The events of a generation request; its prompt has been checked when this returns."""
-        events, _ = await self.open(model, request, caller)
+        events, _ = await self.perform(model, request, caller)
         return events
 
-    async def open(
-        self, model: ServedModel, request: GenerateRequest, caller: Caller
-    ) -> tuple[AsyncIterator[Event], int]:
-        """:meth:`generate`, and how many tokens the prompt has."""
-        request, ids = await self.generator.prepare(model, request)
-        salt = self.settings.tenant_salt(caller.account)
-        events = self.generator.events(model, request, ids, salt, caller, request_id.current.get())
-        return (events if request.deadline_s is None else begun_within(events, request.deadline_s)), len(ids)
-
     def waiting(self, model: ServedModel) -> Callable[[], str]:
-        """Says what a request of a text model waits for while that model starts: see :func:`streams.streamed`."""
-        return self.generator.dispatcher(model).waiting
+        """Says what a request waits for while its model starts: see :func:`streams.streamed`."""
+        return partial(self.backend(model).waiting, model)
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
         """How many tokens the request's prompt has, whether or not the context window would take it."""
-        return len(await asyncio.to_thread(prompt_ids, model.tokenizer, request))
+        return await self.backend(model).count_tokens(model, request)
 
     async def run_handle(self, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``)."""
         own_id = uuid.uuid4().hex
         request_id.current.set(own_id)
         try:
-            result = await self.run(name, {**check_object(inputs), "stream": False}, self._own())
+            result = await self.run(name, Body({**check_object(inputs), "stream": False}), self._own())
         except Exception as error:
             return self._failure(error, own_id)
-        assert isinstance(result, dict)
-        return result
+        assert isinstance(result, Answer)
+        return result.body
 
     async def stream_handle(self, name: str, inputs: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """:meth:`run` as a stream of native frames; an error is the last frame."""
         own_id = uuid.uuid4().hex
         request_id.current.set(own_id)
         try:
-            result = await self.run(name, {**check_object(inputs), "stream": True}, self._own())
-            if isinstance(result, dict):
-                yield result["result"]
+            result = await self.run(name, Body({**check_object(inputs), "stream": True}), self._own())
+            if isinstance(result, Answer):
+                yield result.body["result"]
                 return
-            async for frame in workers_ai_answers.frames(*result):
+            async for frame in result.values(result.events):
                 yield frame
         except Exception as error:
             yield self._failure(error, own_id)
@@ -214,7 +215,7 @@ class Gateway:
         record = started.record if started is not None else self.catalog.get(name)
         if record is None:
             raise NotFound(f"No such model {name[:120]}. GET /ai/models/search lists the models.", param="model")
-        return schemas.schema(record.task, started.limits if started is not None else None)
+        return tasks()[record.task].schema(self.limits(started) if started is not None else None)
 
     def openai_models(self) -> dict[str, Any]:
         return listing.openai_models(self._records())
@@ -241,7 +242,7 @@ class Gateway:
     async def _status(self, model: ServedModel, account: str | None) -> dict[str, Any]:
         """Of one model: everything, or what is ``account``'s."""
         entry: dict[str, Any] = {"ready": model.ready}
-        dispatcher = self.generator.dispatcher(model) if model.record.task == "text-generation" else None
+        dispatcher = self.engine.dispatcher(model) if self.engine.serves(model) else None
         if account is not None:
             return entry | (dispatcher.stats(account) if dispatcher is not None else {})
         entry["inflight"] = model.inflight

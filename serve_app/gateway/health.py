@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.catalog.tasks import declared
-from serve_app.gateway.models import Models, ServedModel, application_name
+from serve_app.gateway.models import Models
 from serve_app.progress import LoadProgress, read_progress
+from serve_app.tasks.model import ServedModel, application_name
 
 log = logging.getLogger("ray.serve")
 

@@ -23,8 +23,12 @@ from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers
 from serve_app.api.types import ChoiceDone, Event, TextDelta, TokenLogprob, ToolCallDelta, Usage
-from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai import write as workers_ai_answers
+from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.reranking.write import render_rerank
+from serve_app.tasks.text_embeddings.read import parse_embed
+from serve_app.tasks.text_embeddings.write import render_embed
+from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.tasks.text_generation.write import render_generate, stream_generate
 from tests.api.clients import MODEL, client, cloudflare
 
 USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)
@@ -55,8 +59,8 @@ async def frames(source: AsyncIterator[bytes]) -> list[Any]:
 
 
 def test_native_answer():
-    request = workers_ai.parse_generate({"prompt": "x"}, MODEL)
-    body = workers_ai_answers.render_generate(request, TEXT)
+    request = parse_generate({"prompt": "x"}, MODEL)
+    body = render_generate(request, TEXT)
     result = body["result"]
     assert (body["success"], body["errors"], body["messages"]) == (True, [], [])
     assert (result["response"], result["tool_calls"], result["finish_reason"]) == ("Lima.", [], "stop")
@@ -71,8 +75,8 @@ def test_native_answer():
 
 
 def test_native_tool_calls():
-    request = workers_ai.parse_generate({"prompt": "x"}, MODEL)
-    result = workers_ai_answers.render_generate(request, CALLS)["result"]
+    request = parse_generate({"prompt": "x"}, MODEL)
+    result = render_generate(request, CALLS)["result"]
     assert [(c["index"], c["name"], c["arguments"]) for c in result["tool_calls"]] == [
         (0, "add", {"a": 1}),
         (1, "add", {"a": 2}),
@@ -82,23 +86,21 @@ def test_native_tool_calls():
 
 
 async def test_native_stream():
-    request = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
-    found = await frames(workers_ai_answers.stream_generate(request, stream(TEXT)))
+    request = parse_generate({"prompt": "x", "stream": True}, MODEL)
+    found = await frames(stream_generate(request, stream(TEXT)))
     assert [frame["response"] for frame in found[:2]] == ["Li", "ma."]
     assert all("choices" not in frame and set(frame) == {"response", "p"} for frame in found[:2])
     assert found[2]["response"] == "" and found[2]["finish_reason"] == "stop"
     assert found[2]["usage"]["total_tokens"] == 24 and found[3:] == ["[DONE]"]
-    called = await frames(workers_ai_answers.stream_generate(request, stream(CALLS)))
+    called = await frames(stream_generate(request, stream(CALLS)))
     assert [frame["tool_calls"][0]["index"] for frame in called[:2]] == [0, 1]
     assert called[2]["finish_reason"] == "tool_calls"
 
 
 async def test_native_frames_of_short_tokens_have_one_size():
-    request = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
+    request = parse_generate({"prompt": "x", "stream": True}, MODEL)
     events: list[Event] = [TextDelta(0, text) for text in ("a", "abc", "é", '"', "\n", "a longer word")]
-    sizes = {
-        len(frame) async for frame in workers_ai_answers.stream_generate(request, stream(events)) if b'"p"' in frame
-    }
+    sizes = {len(frame) async for frame in stream_generate(request, stream(events)) if b'"p"' in frame}
     assert len(sizes) == 1
 
 
@@ -207,12 +209,10 @@ def test_openai_embeddings(encoding):
 
 def test_native_embeddings_and_rerank():
     vectors = np.ones((2, 3))
-    body = workers_ai_answers.render_embed(
-        workers_ai.parse_embed({"text": ["a", "b"]}, MODEL), Reading(vectors), USAGE
-    )["result"]
+    body = render_embed(parse_embed({"text": ["a", "b"]}, MODEL), Reading(vectors), USAGE)["result"]
     assert (body["shape"], body["data"], body["pooling"]) == ([2, 3], vectors.tolist(), "mean")
-    ranked = workers_ai.parse_rerank({"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2}, MODEL)
-    body = workers_ai_answers.render_rerank(ranked, [0.1, 0.9, 0.5], USAGE)["result"]
+    ranked = parse_rerank({"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2}, MODEL)
+    body = render_rerank(ranked, [0.1, 0.9, 0.5], USAGE)["result"]
     assert body["response"] == [{"id": 1, "score": 0.9}, {"id": 2, "score": 0.5}]
     assert body["usage"]["total_tokens"] == 21
 
@@ -221,12 +221,12 @@ def test_native_embeddings_and_rerank():
 
 
 async def test_an_error_in_a_stream_is_its_last_frame_and_leaks_nothing():
-    native = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
+    native = parse_generate({"prompt": "x", "stream": True}, MODEL)
     chat = openai.parse_chat({"model": MODEL, "messages": [{"role": "user", "content": "x"}]})
     secret = RuntimeError("at 0x7f0000 in /home/me")
-    found = await frames(workers_ai_answers.stream_generate(native, stream(TEXT[:1], secret)))
+    found = await frames(stream_generate(native, stream(TEXT[:1], secret)))
     assert found[-1]["errors"][0]["code"] == 8005 and "0x7f" not in str(found)
-    found = await frames(workers_ai_answers.stream_generate(native, stream(TEXT[:1], OutOfCapacity())))
+    found = await frames(stream_generate(native, stream(TEXT[:1], OutOfCapacity())))
     assert found[-1]["errors"][0]["code"] == 3040
     data = b"".join([f async for f in openai_answers.stream_chat(chat, stream(TEXT[:1], secret))])
     assert b"0x7f" not in data

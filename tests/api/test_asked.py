@@ -14,6 +14,9 @@ from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.types import TextDelta
 from serve_app.api.workers_ai import read as workers_ai
+from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.text_embeddings.read import parse_embed
+from serve_app.tasks.text_generation.read import parse_generate
 from tests.api.clients import MODEL
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -32,9 +35,9 @@ def parsed():
     yield openai.parse_embeddings({"model": MODEL, "input": "x", **ASKED})
     yield responses.parse_responses({"model": MODEL, "input": "hi", **ASKED}).generate
     yield anthropic.parse_messages_request({**body, "max_tokens": 5})
-    yield workers_ai.parse_generate({"prompt": "hi", **ASKED}, MODEL)
-    yield workers_ai.parse_embed({"text": "hi", **ASKED}, MODEL)
-    yield workers_ai.parse_rerank({"query": "hi", "contexts": [{"text": "a"}], **ASKED}, MODEL)
+    yield parse_generate({"prompt": "hi", **ASKED}, MODEL)
+    yield parse_embed({"text": "hi", **ASKED}, MODEL)
+    yield parse_rerank({"query": "hi", "contexts": [{"text": "a"}], **ASKED}, MODEL)
 
 
 def test_every_dialect_and_task_reads_them():
@@ -46,7 +49,7 @@ def test_every_dialect_and_task_reads_them():
 def test_the_generic_form_hands_its_options_on():
     body = {"model": MODEL, "input": {"prompt": "hi"}, "options": {"gateway": {"id": "g", "requestTimeoutMs": 250}}}
     name, inputs = workers_ai.parse_run_target(body)
-    assert workers_ai.parse_generate(inputs, name).deadline_s == 0.25
+    assert parse_generate(inputs, name).deadline_s == 0.25
 
 
 def test_headers_are_hints():

@@ -11,6 +11,9 @@ from serve_app.api.fields.body import DEPTH_LIMIT, as_object, check_object, pars
 from serve_app.api.openai import read as openai
 from serve_app.api.types import ModelLimits
 from serve_app.api.workers_ai import read as workers_ai
+from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.text_embeddings.read import parse_embed
+from serve_app.tasks.text_generation.read import parse_generate
 
 LIMITS = ModelLimits(context_window=1024, vocab_size=1000)
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -211,7 +214,7 @@ GENERATE = [
 @pytest.mark.parametrize(("body", "words"), GENERATE)
 def test_text_generation(body, words):
     with pytest.raises(InvalidInput, match=words) as caught:
-        workers_ai.parse_generate(body, "@cf/a/b", LIMITS)
+        parse_generate(body, "@cf/a/b", LIMITS)
     assert (caught.value.code, caught.value.status) == (5006, 400)
     assert len(caught.value.message) < 400
 
@@ -270,24 +273,24 @@ OTHER = [
     (openai.parse_embeddings, {"model": "m", "input": "a", "dimensions": 0}, "dimensions"),
 ]
 NATIVE = [
-    (workers_ai.parse_embed, {}, "text"),
-    (workers_ai.parse_embed, {"text": ""}, "empty"),
-    (workers_ai.parse_embed, {"text": []}, "empty"),
-    (workers_ai.parse_embed, {"text": ["a", ""]}, "empty"),
-    (workers_ai.parse_embed, {"text": 4}, "text must be"),
-    (workers_ai.parse_embed, {"text": ["a", 4]}, r"text\[1\]"),
-    (workers_ai.parse_embed, {"text": ["a"] * 4097}, "at most 4096"),
-    (workers_ai.parse_embed, {"text": "a", "pooling": "max"}, '"mean", "cls"'),
-    (workers_ai.parse_embed, {"text": "", "requests": [{"text": "a"}]}, "not available yet"),
-    (workers_ai.parse_rerank, {"contexts": [{"text": "a"}]}, "query"),
-    (workers_ai.parse_rerank, {"query": "", "contexts": [{"text": "a"}]}, "query"),
-    (workers_ai.parse_rerank, {"query": "q"}, "contexts"),
-    (workers_ai.parse_rerank, {"query": "q", "contexts": []}, "at least one"),
-    (workers_ai.parse_rerank, {"query": "q", "contexts": ["a"]}, r"contexts\[0\] must be an object"),
-    (workers_ai.parse_rerank, {"query": "q", "contexts": [{}]}, r"contexts\[0\].text"),
-    (workers_ai.parse_rerank, {"query": "q", "contexts": [{"text": "a"}] * 10_001}, "at most"),
-    (workers_ai.parse_rerank, {"query": "q", "contexts": [{"text": "a"}], "top_k": 0}, "top_k"),
-    (workers_ai.parse_rerank, {"query": "q", "contexts": [{"text": "a"}], "top_k": "2"}, "quotes"),
+    (parse_embed, {}, "text"),
+    (parse_embed, {"text": ""}, "empty"),
+    (parse_embed, {"text": []}, "empty"),
+    (parse_embed, {"text": ["a", ""]}, "empty"),
+    (parse_embed, {"text": 4}, "text must be"),
+    (parse_embed, {"text": ["a", 4]}, r"text\[1\]"),
+    (parse_embed, {"text": ["a"] * 4097}, "at most 4096"),
+    (parse_embed, {"text": "a", "pooling": "max"}, '"mean", "cls"'),
+    (parse_embed, {"text": "", "requests": [{"text": "a"}]}, "not available yet"),
+    (parse_rerank, {"contexts": [{"text": "a"}]}, "query"),
+    (parse_rerank, {"query": "", "contexts": [{"text": "a"}]}, "query"),
+    (parse_rerank, {"query": "q"}, "contexts"),
+    (parse_rerank, {"query": "q", "contexts": []}, "at least one"),
+    (parse_rerank, {"query": "q", "contexts": ["a"]}, r"contexts\[0\] must be an object"),
+    (parse_rerank, {"query": "q", "contexts": [{}]}, r"contexts\[0\].text"),
+    (parse_rerank, {"query": "q", "contexts": [{"text": "a"}] * 10_001}, "at most"),
+    (parse_rerank, {"query": "q", "contexts": [{"text": "a"}], "top_k": 0}, "top_k"),
+    (parse_rerank, {"query": "q", "contexts": [{"text": "a"}], "top_k": "2"}, "quotes"),
 ]  # fmt: skip
 
 
@@ -306,10 +309,10 @@ def test_other_native_tasks(parse, body, words):
 
 def test_adapters_and_batches_are_refused_by_their_codes():
     with pytest.raises(LoraUnsupported) as caught:
-        workers_ai.parse_generate({"prompt": "x", "lora": "mine"}, "@cf/a/b", LIMITS)
+        parse_generate({"prompt": "x", "lora": "mine"}, "@cf/a/b", LIMITS)
     assert (caught.value.code, caught.value.status) == (5005, 405)
     with pytest.raises(InvalidInput, match="batches"):
-        workers_ai.parse_generate({"prompt": "x"}, "@cf/a/b", LIMITS, queue_request=True)
+        parse_generate({"prompt": "x"}, "@cf/a/b", LIMITS, queue_request=True)
     for body in ({}, {"model": "m"}, {"model": "m", "input": "x"}, {"input": {}}):
         with pytest.raises(InvalidInput):
             workers_ai.parse_run_target(body)

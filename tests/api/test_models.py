@@ -12,10 +12,12 @@ from openai.types import Model
 
 from serve_app.api import listing as models
 from serve_app.api.errors import InvalidInput, NotFound
-from serve_app.api.schema.tasks import schema
 from serve_app.api.types import ChoiceDone, TextDelta, ToolCallDelta, Usage
-from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai.write import render_generate
+from serve_app.tasks.registry import tasks
+from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.text_embeddings.read import parse_embed
+from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.tasks.text_generation.write import render_generate
 
 
 def record(number: int, task: str = "Text Generation", **properties: Any) -> dict[str, Any]:
@@ -106,15 +108,15 @@ INPUTS = [
     ("reranking", {"query": "q", "contexts": []}, False),
 ]
 PARSE = {
-    "text-generation": workers_ai.parse_generate,
-    "text-embeddings": workers_ai.parse_embed,
-    "reranking": workers_ai.parse_rerank,
+    "text-generation": parse_generate,
+    "text-embeddings": parse_embed,
+    "reranking": parse_rerank,
 }
 
 
 @pytest.mark.parametrize(("task", "inputs", "right"), INPUTS)
 def test_schemas_say_what_the_readers_do(task, inputs, right):
-    found = schema(task)
+    found = tasks()[task].schema()
     jsonschema.Draft202012Validator.check_schema(found["input"])
     jsonschema.Draft202012Validator.check_schema(found["output"])
     assert jsonschema.Draft202012Validator(found["input"]).is_valid(inputs) == right
@@ -126,11 +128,11 @@ def test_schemas_say_what_the_readers_do(task, inputs, right):
 
 
 def test_answers_fit_the_output_schema():
-    request = workers_ai.parse_generate({"prompt": "x"}, "m")
+    request = parse_generate({"prompt": "x"}, "m")
     events = [
         TextDelta(0, "a"),
         ToolCallDelta(0, 0, "c", "f", "{}"),
         ChoiceDone(0, "tool_calls"),
         Usage(1, 2),
     ]
-    jsonschema.validate(render_generate(request, events)["result"], schema("text-generation")["output"])
+    jsonschema.validate(render_generate(request, events)["result"], tasks()["text-generation"].schema()["output"])

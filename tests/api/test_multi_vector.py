@@ -8,8 +8,8 @@ import pytest
 from serve_app.api.errors import InvalidInput
 from serve_app.api.multi_vector import Reading, lexical_weights
 from serve_app.api.types import EmbedRequest, Usage
-from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai import write as workers_ai_answers
+from serve_app.tasks.text_embeddings.read import parse_embed
+from serve_app.tasks.text_embeddings.write import render_embed
 
 MODEL = "@cf/baai/bge-m3"
 READING = Reading(
@@ -20,7 +20,7 @@ READING = Reading(
 
 
 def parse(**body) -> EmbedRequest:
-    return workers_ai.parse_embed(body, MODEL)
+    return parse_embed(body, MODEL)
 
 
 def answer(request: EmbedRequest) -> dict:
@@ -28,7 +28,7 @@ def answer(request: EmbedRequest) -> dict:
     reading = Reading(
         READING.dense, READING.lexical if "sparse" in heads else None, READING.colbert if "colbert" in heads else None
     )
-    return workers_ai_answers.render_embed(request, reading, Usage(prompt_tokens=5))["result"]
+    return render_embed(request, reading, Usage(prompt_tokens=5))["result"]
 
 
 def test_vectors_with_what_was_asked_for():

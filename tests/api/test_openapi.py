@@ -32,8 +32,9 @@ from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.schema import dialects as schemas_dialects
 from serve_app.api.schema.openapi import ERRORS, document
-from serve_app.api.workers_ai import read as workers_ai
 from serve_app.gateway.http.app import endpoints
+from serve_app.gateway.http.routes.native import run_operation
+from serve_app.tasks.text_generation.read import parse_generate
 
 ENDPOINTS = endpoints(None)  # type: ignore[arg-type]
 DOCUMENT = document(((e.method, e.path, e.about, e.scope == "key") for e in ENDPOINTS), "1.0")
@@ -100,7 +101,7 @@ READERS = [
         anthropic.parse_messages_request,
         {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]},
     ),
-    (schemas_dialects.native_input(), lambda body: workers_ai.parse_generate(body, "m"), {"prompt": "x"}),
+    (run_operation().body, lambda body: parse_generate(body, "m"), {"prompt": "x"}),
 ]
 WRONG = ["x", -1, 10**12, 1.5, True, [], {}, [5], {"a": 5}]
 

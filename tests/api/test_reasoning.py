@@ -22,8 +22,8 @@ from serve_app.api.openai import write as openai_answers
 from serve_app.api.responses import read as responses
 from serve_app.api.responses import write as responses_answers
 from serve_app.api.types import ChoiceDone, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
-from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai import write as workers_ai_answers
+from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.tasks.text_generation.write import render_generate, stream_generate
 from tests.api.clients import MODEL, client
 
 EVENTS: list[Event] = [
@@ -45,7 +45,7 @@ BROKEN: list[Event] = [
 ]
 ASK = [{"role": "user", "content": "2+2?"}]
 CHAT = openai.parse_chat({"model": MODEL, "messages": ASK, "stream_options": {"include_usage": True}})
-NATIVE = workers_ai.parse_generate({"messages": ASK}, MODEL)
+NATIVE = parse_generate({"messages": ASK}, MODEL)
 TURN = responses.parse_responses({"model": MODEL, "input": "2+2?"})
 THINKING = anthropic.parse_messages_request(
     {"model": MODEL, "messages": ASK, "max_tokens": 9, "thinking": {"type": "enabled", "budget_tokens": 1024}}
@@ -96,10 +96,10 @@ def test_openai_whole_and_streamed():
 
 
 def test_native_whole_and_streamed():
-    result = workers_ai_answers.render_generate(NATIVE, EVENTS)["result"]
+    result = render_generate(NATIVE, EVENTS)["result"]
     assert result["response"] == "Let me add." and result["tool_calls"][0]["arguments"] == {"a": 2}
     assert result["choices"][0]["message"]["reasoning_content"] == "Two and two."
-    data = joined(workers_ai_answers.stream_generate(NATIVE, stream(EVENTS)))
+    data = joined(stream_generate(NATIVE, stream(EVENTS)))
     assert data.endswith(b"data: [DONE]\n\n")
     frames = [json.loads(line[6:]) for line in data.decode().split("\n\n")[:-2]]
     # A text that a frame carried in both forms would be shown twice.
@@ -160,7 +160,7 @@ def test_reasoning_alone_still_answers():
 
 
 def test_broken_arguments_reach_every_reader():
-    assert workers_ai_answers.render_generate(NATIVE, BROKEN)["result"]["tool_calls"][0]["arguments"] == '{"a": oops'
+    assert render_generate(NATIVE, BROKEN)["result"]["tool_calls"][0]["arguments"] == '{"a": oops'
     [call] = openai_answers.render_chat(CHAT, BROKEN)["choices"][0]["message"]["tool_calls"]
     assert call["function"]["arguments"] == '{"a": oops'
     [block] = anthropic_answers.render_message(THINKING, BROKEN)["content"]
@@ -190,7 +190,7 @@ def test_how_much_to_think():
     assert asked(reasoning_effort="low", chat_template_kwargs=kwargs)["enable_thinking"] is False
     told = responses.parse_responses({"model": MODEL, "input": "x", "reasoning": {"effort": "none"}})
     assert told.generate.template_kwargs == off
-    assert workers_ai.parse_generate({"prompt": "x", "reasoning_effort": "none"}, MODEL).template_kwargs == off
+    assert parse_generate({"prompt": "x", "reasoning_effort": "none"}, MODEL).template_kwargs == off
     for wrong in ("hard", 5, ["low"]):
         with pytest.raises(InvalidInput, match="reasoning_effort"):
             asked(reasoning_effort=wrong)
@@ -204,7 +204,7 @@ def test_tool_results_may_be_empty():
 
 
 def test_cloudflare_reads_the_superset():
-    body = workers_ai_answers.render_generate(NATIVE, EVENTS)
+    body = render_generate(NATIVE, EVENTS)
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json=body))) as http:
         sdk = Cloudflare(api_token="t", base_url="http://localhost/client/v4", http_client=http)
         assert sdk.ai.run(MODEL, account_id="a", prompt="x")["tool_calls"][0]["name"] == "add"

@@ -9,7 +9,10 @@ from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
 from serve_app.api.types import ModelLimits, Usage
 from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai import write as workers_ai_answers
+from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.text_embeddings.read import parse_embed
+from serve_app.tasks.text_embeddings.write import render_embed
+from serve_app.tasks.text_generation.read import parse_generate
 from tests.api.clients import MODEL, client, cloudflare, sent_by
 
 USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)
@@ -19,7 +22,7 @@ def test_cloudflare_prompt_and_messages():
     body = sent_by(
         lambda h: cloudflare(h).ai.run(MODEL, account_id="local", prompt="hi", max_tokens=7, raw=True)
     ).content
-    request = workers_ai.parse_generate(body, MODEL)
+    request = parse_generate(body, MODEL)
     assert (request.prompt, request.raw, request.sampling.max_tokens, request.max_tokens_given) == (
         "hi",
         True,
@@ -35,7 +38,7 @@ def test_cloudflare_prompt_and_messages():
             extra_body={"messages": [{"role": "user", "content": "hi"}], "options": {"rejectIfBusy": True}},
         )
 
-    request = workers_ai.parse_generate(sent_by(chat).content, MODEL, ModelLimits(default_max_tokens=99))
+    request = parse_generate(sent_by(chat).content, MODEL, ModelLimits(default_max_tokens=99))
     assert request.messages == [{"role": "user", "content": "hi"}] and request.prompt is None
     assert request.reject_if_busy and request.sampling.max_tokens == 99 and not request.max_tokens_given
     assert request.sampling.temperature == 0.6
@@ -43,10 +46,10 @@ def test_cloudflare_prompt_and_messages():
 
 def test_cloudflare_embeddings_and_rerank():
     body = sent_by(lambda h: cloudflare(h).ai.run(MODEL, account_id="local", text=["a", "b"])).content
-    assert workers_ai.parse_embed(body, MODEL).texts == ["a", "b"]
+    assert parse_embed(body, MODEL).texts == ["a", "b"]
     extra = {"query": "q", "contexts": [{"text": "a"}, {"text": "b"}], "top_k": 1}
     body = sent_by(lambda h: cloudflare(h).ai.run(MODEL, account_id="local", text="", extra_body=extra)).content
-    request = workers_ai.parse_rerank(body, MODEL)
+    request = parse_rerank(body, MODEL)
     assert (request.query, request.contexts, request.top_k) == ("q", ["a", "b"], 1)
 
 
@@ -102,16 +105,14 @@ def test_nulls_and_unknown_fields_ask_nothing():
         "tool_choice": None,
         "whim": 1,
     }
-    request = workers_ai.parse_generate({**body, "tools": []}, MODEL)
+    request = parse_generate({**body, "tools": []}, MODEL)
     assert request.tools is None and request.stop == () and request.n == 1 and not request.stream
     assert openai.parse_chat({"model": MODEL, **body}).sampling.temperature == 0.6
 
 
 def test_flat_tools_raw_as_text_and_clipped_top_p():
     flat = {"name": "f", "description": "d", "parameters": {"type": "object"}}
-    request = workers_ai.parse_generate(
-        {"prompt": "x", "tools": [flat], "raw": "true", "top_p": 2, "max_tokens": 5.0}, MODEL
-    )
+    request = parse_generate({"prompt": "x", "tools": [flat], "raw": "true", "top_p": 2, "max_tokens": 5.0}, MODEL)
     assert request.tools == [{"type": "function", "function": flat}]
     assert request.raw and request.sampling.top_p == 1 and request.sampling.max_tokens == 5
 
@@ -124,12 +125,12 @@ def test_native_tool_history_without_ids():
             {"role": "tool", "content": "2", "name": "f"},
         ]
     }
-    messages = workers_ai.parse_generate(body, MODEL).messages or []
+    messages = parse_generate(body, MODEL).messages or []
     assert messages[0]["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}]
 
 
 def test_seeds_differ_unless_given():
-    seeds = {workers_ai.parse_generate({"prompt": "x"}, MODEL).sampling.seed for _ in range(8)}
+    seeds = {parse_generate({"prompt": "x"}, MODEL).sampling.seed for _ in range(8)}
     assert len(seeds) > 1
 
 
@@ -137,7 +138,7 @@ def test_generic_run_form():
     model, inputs = workers_ai.parse_run_target(
         {"model": MODEL, "input": {"prompt": "x"}, "options": {"rejectIfBusy": True}}
     )
-    assert model == MODEL and workers_ai.parse_generate(inputs, model).reject_if_busy
+    assert model == MODEL and parse_generate(inputs, model).reject_if_busy
 
 
 def test_completions_prompts():
@@ -152,9 +153,9 @@ def test_completions_prompts():
 
 def test_bge_m3_forms():
     contexts = [{"text": "a"}, {"text": "b"}]
-    only = workers_ai.parse_embed({"contexts": contexts, "truncate_inputs": True}, MODEL)
+    only = parse_embed({"contexts": contexts, "truncate_inputs": True}, MODEL)
     assert (only.form, only.texts) == ("contexts", ["a", "b"])
-    scored = workers_ai.parse_embed({"query": "q", "contexts": contexts}, MODEL)
+    scored = parse_embed({"query": "q", "contexts": contexts}, MODEL)
     vectors = np.array([[1, 0], [0, 2], [3, 0]], dtype=np.float32)
-    answer = workers_ai_answers.render_embed(scored, Reading(vectors), USAGE)["result"]["response"]
+    answer = render_embed(scored, Reading(vectors), USAGE)["result"]["response"]
     assert answer == [{"id": 1, "score": 1.0}, {"id": 0, "score": 0.0}]

@@ -23,9 +23,13 @@ from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers
 from serve_app.api.responses import read as responses
 from serve_app.api.types import ChoiceDone, Event, TextDelta, ToolCallDelta, Usage
-from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai import write as workers_ai_answers
 from serve_app.gateway.http.app import build_http
+from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.reranking.write import render_rerank
+from serve_app.tasks.text_embeddings.read import parse_embed
+from serve_app.tasks.text_embeddings.write import render_embed
+from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.tasks.text_generation.write import render_generate, stream_generate
 from tests.api.clients import MODEL, client, cloudflare, sent_by
 from tests.api.test_answers import frames, stream
 
@@ -73,8 +77,8 @@ def test_paths_that_clients_have_built_in_reach_their_own_route(path, route):
 
 
 async def test_3_and_5_one_usage_at_the_end_and_done():
-    request = workers_ai.parse_generate({"prompt": "x", "stream": True}, MODEL)
-    sent = await frames(workers_ai_answers.stream_generate(request, stream(TEXT)))
+    request = parse_generate({"prompt": "x", "stream": True}, MODEL)
+    sent = await frames(stream_generate(request, stream(TEXT)))
     assert sent[-1] == "[DONE]" and ["usage" in frame for frame in sent[:-1]] == [False, False, True]
     last = sent[-2]
     assert last["response"] == "" and last["finish_reason"] == "stop"
@@ -134,7 +138,7 @@ HARMLESS: dict[str, Any] = {
 def test_9_nulls_and_unknown_fields_are_no_errors():
     for extra in ({name: None for name in NULLS}, HARMLESS):
         chat = openai.parse_chat({"model": MODEL, "messages": ASK, **extra})
-        run = workers_ai.parse_generate({"messages": ASK, **extra}, MODEL)
+        run = parse_generate({"messages": ASK, **extra}, MODEL)
         assert chat.tools is None and run.tools is None and chat.stop == () and run.n == 1
     text = {"model": MODEL, "prompt": "x", **{name: None for name in NULLS}}
     assert openai.parse_completions(text)[0].prompt == "x"
@@ -179,7 +183,7 @@ def test_forced_tools_are_not_promised_in_vain():
     for choice in ("any", "required", {"type": "function", "function": {"name": "f"}}):
         for parse in (
             lambda body: openai.parse_chat({"model": MODEL, **body}),
-            lambda body: workers_ai.parse_generate(body, MODEL),
+            lambda body: parse_generate(body, MODEL),
         ):
             try:
                 request = parse({"messages": ASK, "tools": [tool], "tool_choice": choice})
@@ -192,12 +196,12 @@ def test_forced_tools_are_not_promised_in_vain():
 
 def test_what_was_called_is_what_finished():
     events: list[Event] = [ToolCallDelta(0, 0, "c", "f", "{}"), ChoiceDone(0, "tool_calls"), USAGE]
-    result = workers_ai_answers.render_generate(workers_ai.parse_generate({"prompt": "x"}, MODEL), events)["result"]
+    result = render_generate(parse_generate({"prompt": "x"}, MODEL), events)["result"]
     assert result["finish_reason"] == result["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_readers_of_response_and_of_choices_both_find_the_answer():
-    result = workers_ai_answers.render_generate(workers_ai.parse_generate({"prompt": "x"}, MODEL), TEXT)["result"]
+    result = render_generate(parse_generate({"prompt": "x"}, MODEL), TEXT)["result"]
     assert result["response"] == result["choices"][0]["message"]["content"] == "Lima."
     assert result["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
 
@@ -222,9 +226,7 @@ def test_the_three_forms_of_bge_m3():
     vectors = np.array([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]], np.float32)
 
     def result(body: dict[str, Any], rows: np.ndarray) -> dict[str, Any]:
-        return workers_ai_answers.render_embed(workers_ai.parse_embed(body, "@cf/baai/bge-m3"), Reading(rows), USAGE)[
-            "result"
-        ]
+        return render_embed(parse_embed(body, "@cf/baai/bge-m3"), Reading(rows), USAGE)["result"]
 
     contexts = [{"text": "b"}, {"text": "c"}]
     assert result({"text": ["a", "b", "c"]}, vectors)["data"] == vectors.tolist()
@@ -235,17 +237,15 @@ def test_the_three_forms_of_bge_m3():
 
 
 def test_rerankers_cut_to_top_k():
-    request = workers_ai.parse_rerank(
-        {"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2, "text": ""}, MODEL
-    )
-    found = workers_ai_answers.render_rerank(request, [0.1, 0.9, 0.5], USAGE)["result"]["response"]
+    request = parse_rerank({"query": "q", "contexts": [{"text": t} for t in "abc"], "top_k": 2, "text": ""}, MODEL)
+    found = render_rerank(request, [0.1, 0.9, 0.5], USAGE)["result"]["response"]
     assert [item["id"] for item in found] == [1, 2]
 
 
 def test_batches_are_refused_before_anything_runs():
     for body in ({"text": "", "requests": [{"prompt": "x"}]}, {"text": "", "request_id": "r"}):
         with pytest.raises(InvalidInput, match="batches"):
-            workers_ai.parse_generate(body, MODEL)
+            parse_generate(body, MODEL)
 
 
 def test_duplicate_keys_take_the_last_as_json_readers_do():

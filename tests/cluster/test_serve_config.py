@@ -13,8 +13,8 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.catalog.load import load_catalog
 from serve_app.cli import main
 from serve_app.config import load_settings
-from serve_app.gateway.models import application_name
 from serve_app.serve_config import deploy_config
+from serve_app.tasks.model import application_name
 from tests.ray_private.names import built_deployments
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,11 @@ from serve_app.channel.frames import InboxAddress
 from serve_app.channel.inbox import TokenInbox
 from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends import engine
-from serve_app.gateway.backends.engine import Generator
-from serve_app.gateway.models import ServedModel, application_name
+from serve_app.gateway.backends.engine import EngineBackend
+from serve_app.state.accounts import Caller
+from serve_app.tasks.model import ServedModel, application_name
+from serve_app.tasks.text_generation.run import generate
+from serve_app.tasks.work import Runtime, Settlement
 from tests.e2e.conftest import CHAT, eos_id
 
 TOKENS = 3000
@@ -55,10 +58,11 @@ async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
 
     async def ask(inbox: TokenInbox, salt: bytes) -> tuple[str, Usage, int]:
         await inbox.start()
-        generator = Generator(inbox, call, 100, collect=collect)
-        prepared, ids = await generator.prepare(model, request)
+        backend = EngineBackend(inbox, call, collect)
+        runtime = Runtime(call, lambda m: backend, Settlement(), 100, salt=lambda account: salt)
+        events, _ = await generate(runtime, model, request, Caller(""))
         text, usage, early = "", None, 0
-        async for event in generator.events(model, prepared, ids, salt):
+        async for event in events:
             if isinstance(event, TextDelta):
                 text += event.text
                 early += salt not in ended

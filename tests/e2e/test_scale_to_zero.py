@@ -17,9 +17,12 @@ from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
 from serve_app.engine.request import SamplingParams
-from serve_app.gateway.backends.engine import Generator
+from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
-from serve_app.gateway.models import ServedModel, application_name
+from serve_app.state.accounts import Caller
+from serve_app.tasks.model import ServedModel, application_name
+from serve_app.tasks.text_generation.run import generate
+from serve_app.tasks.work import Runtime, Settlement
 from tests.e2e.conftest import CHAT
 
 pytestmark = pytest.mark.slow
@@ -59,8 +62,11 @@ async def test_from_zero_and_back(model, run):
     assert replicas(model) == 0
     inbox = TokenInbox()
     await inbox.start()
-    generator = Generator(inbox, lambda m, wire, stage: call_application(m, "generate", wire, stage), 100)
-    dispatcher = generator.dispatcher(model)
+    engine = EngineBackend(inbox, lambda m, wire, stage: call_application(m, "generate", wire, stage))
+    runtime = Runtime(
+        call_application, lambda m: engine, Settlement(), 100, salt=lambda account: b"a tenant of its own"
+    )
+    dispatcher = engine.dispatcher(model)
 
     def told(process, report) -> None:
         if report is None:
@@ -78,8 +84,7 @@ async def test_from_zero_and_back(model, run):
 
     async def ask(**asked) -> str:
         request = GenerateRequest(CHAT, QUESTION, None, False, SamplingParams(max_tokens=24, temperature=0), **asked)
-        request, ids = await generator.prepare(model, request)
-        events = generator.events(model, request, ids, b"a tenant of its own")
+        events, _ = await generate(runtime, model, request, Caller(""))
         return "".join([e.text async for e in events if isinstance(e, TextDelta)])
 
     with pytest.raises(OutOfCapacity) as refused:

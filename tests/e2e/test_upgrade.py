@@ -14,7 +14,7 @@ from ray import serve
 from serve_app.app import model_application
 from serve_app.catalog.load import load_catalog
 from serve_app.config import load_settings
-from serve_app.gateway.models import application_name
+from serve_app.tasks.model import application_name
 from tests.e2e.conftest import CHAT, eos_id
 
 pytestmark = pytest.mark.slow

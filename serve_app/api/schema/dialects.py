@@ -5,7 +5,7 @@ from __future__ import annotations
 from serve_app.api.fields import messages, sampling
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
-from serve_app.api.schema import tasks as schemas
+from serve_app.api.schema import parts as schemas
 from serve_app.api.types import ModelLimits
 
 Schema = schemas.Schema
@@ -30,13 +30,13 @@ def _list(items: Schema, **bounds: int) -> Schema:
 
 
 def _sampling(*left_out: str, limits: ModelLimits = ModelLimits()) -> Schema:  # noqa: B008 - frozen
-    fields = schemas._sampling_fields(limits)
+    fields = schemas.sampling_fields(limits)
     fields["max_completion_tokens"] = fields["max_tokens"]
     return {name: field for name, field in fields.items() if name not in left_out}
 
 
 def chat_input() -> Schema:
-    chat = schemas._generate_input(ModelLimits())["oneOf"][1]["properties"]
+    chat = {**schemas.generation_fields(ModelLimits()), **schemas.messages_field()}
     same = ("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
     fields = {"model": _MODEL, **{name: chat[name] for name in same}, **schemas.format_fields()}
     return _object(
@@ -184,23 +184,9 @@ def generic_input() -> Schema:
     return _object({"model": _MODEL, "input": _FREE, "options": _FREE}, "model", "input")
 
 
-def native_input() -> Schema:
-    """What any task of `/ai/run/{model}` takes; GET /ai/models/schema has the model's own."""
-    return {"anyOf": [schemas.schema(task)["input"] for task in ("text-generation", "text-embeddings", "reranking")]}
-
-
 def enveloped(result: Schema) -> Schema:
     fields = {"result": result, "success": {"const": True}, "errors": _list(_FREE), "messages": _list(_FREE)}
     return _object(fields, "result", "success", "errors", "messages")
-
-
-def native_output() -> Schema:
-    answers = [
-        schemas.schema("text-generation")["output"]["oneOf"][0],
-        _object({"shape": _list(_COUNT)}),
-        _object({"response": _list(_FREE)}),
-    ]
-    return enveloped({"anyOf": answers})
 
 
 def listing(item: Schema) -> Schema:
@@ -208,7 +194,7 @@ def listing(item: Schema) -> Schema:
 
 
 def openai_usage() -> Schema:
-    return schemas._usage()
+    return schemas.usage_schema()
 
 
 def openai_answer(kind: str) -> Schema:

@@ -1,162 +1,20 @@
-"""Writing the native Workers AI dialect: results inside the envelope, and the native event stream."""
+"""What native answers of several tasks share. What each task answers lies in its folder."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any
 
-import numpy as np
-import orjson
-
-from serve_app.api import sse
-from serve_app.api.collect import collect, join_call
-from serve_app.api.errors import ApiError, as_api_error, envelope, success
-from serve_app.api.multi_vector import Reading, scores
-from serve_app.api.openai.write import chat_choices, chat_logprobs, close, usage_json
-from serve_app.api.types import (
-    ChoiceDone,
-    EmbedRequest,
-    Event,
-    GenerateRequest,
-    ReasoningDelta,
-    RerankRequest,
-    TextDelta,
-    ToolCallDelta,
-    Usage,
-)
-
-log = logging.getLogger(__name__)
+from serve_app.api.types import Usage
 
 
-def tool_call_item(call: ToolCallDelta) -> dict[str, Any]:
-    """A tool call as native readers (name, arguments as an object) and OpenAI-minded ones (function, index)
-    want it."""
-    return {
-        "index": call.call_index,
-        "id": call.id,
-        "type": "function",
-        "name": call.name,
-        "arguments": _parsed(call.arguments),
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
-def _parsed(arguments: str) -> Any:
-    """Arguments as the object they are; as the text they are where the model broke them."""
-    try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
-        return arguments
-
-
-def _response(request: GenerateRequest, text: str) -> Any:
-    """In JSON mode the object or array itself, as Workers AI gives it; text where it is cut off or plain."""
-    if request.answer_format is None or not request.answer_format.is_json:
-        return text
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
-    return found if isinstance(found, (dict, list)) else text
-
-
-def render_generate(request: GenerateRequest, events: Iterable[Event]) -> dict[str, Any]:
-    """The enveloped answer: native fields for the first choice, and OpenAI's ``choices`` with all of them."""
-    choices, usage = collect(events)
-    first = choices[0]
-    return success(
-        {
-            "response": _response(request, first.text),
-            "tool_calls": [tool_call_item(call) for call in first.tool_calls],
-            "finish_reason": first.finish_reason,
-            "usage": usage_json(usage),
-            "choices": chat_choices(request, choices),
-        }
-    )
-
-
-async def frames(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncGenerator[dict[str, Any], None]:
-    """The native stream's bodies: ``{"response", "p"}`` per delta, then one with ``finish_reason`` and ``usage``.
-
-    They carry ``index`` only where more than one choice was asked for. Errors pass through.
-    """
-    finish: dict[int, str] = {}
-    calls: dict[int, list[ToolCallDelta]] = {}
-    usage = Usage()
-    try:
-        async for event in events:
-            if isinstance(event, Usage):
-                usage = event
-                continue
-            where = {"index": event.index} if request.n > 1 else {}
-            if isinstance(event, ChoiceDone):
-                finish[event.index] = event.finish_reason
-            elif isinstance(event, TextDelta):
-                body: dict[str, Any] = {"response": event.text, **where}
-                if request.sampling.logprobs is not None and event.logprobs:
-                    body["logprobs"] = chat_logprobs(event.logprobs)
-                yield {**body, "p": sse.padding(event.text)}
-            elif isinstance(event, ReasoningDelta):
-                # Where Cloudflare's own AI SDK provider looks for it, in native streams too.
-                delta = {"index": event.index, "delta": {"reasoning_content": event.text}}
-                yield {"response": "", **where, "choices": [delta], "p": sse.padding(event.text)}
-            else:
-                # Native readers take the arguments as an object, so a call is told once it is whole.
-                call = join_call(calls.setdefault(event.index, []), event)
-                if event.last:
-                    yield {"response": "", **where, "tool_calls": [tool_call_item(call)]}
-        yield {"response": "", "finish_reason": finish.get(0, "stop"), "usage": usage_json(usage)}
-    finally:
-        await close(events)
-
-
-async def stream_generate(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
-    """:func:`frames` as server-sent events, and ``[DONE]``.
-
-    An error becomes a last frame without ``[DONE]``, by which clients see that the stream was cut.
-    """
-    bodies = frames(request, events)
-    try:
-        async for body in bodies:
-            yield sse.frame(body)
-        yield sse.DONE
-    except Exception as error:
-        shown = as_api_error(error)
-        if not isinstance(error, ApiError):
-            log.error("a stream failed: %s", shown.message, exc_info=error)
-        yield sse.frame({"response": "", **envelope(shown)})
-    finally:
-        await bodies.aclose()
-
-
-def render_embed(request: EmbedRequest, reading: Reading, usage: Usage) -> dict[str, Any]:
-    """Vectors, and what else was asked for; the form ``scores`` gives the contexts' scores, best first."""
-    counted = _input_usage(usage)
-    if request.form == "scores":
-        found = scores(reading, request.score_mode, request.score_weights)
-        return success({"response": _ranked(found, None), "usage": counted})
-    answer: dict[str, Any] = {}
-    if request.return_dense:
-        key = "response" if request.form == "contexts" else "data"
-        dense = np.asarray(reading.dense, dtype=np.float32)
-        answer = {"shape": list(dense.shape), key: dense.tolist(), "pooling": request.pooling or "mean"}
-    return success({**answer, **reading.json(), "usage": counted})
-
-
-def render_rerank(request: RerankRequest, scores: Iterable[float], usage: Usage) -> dict[str, Any]:
-    """``scores`` in the order of the contexts; the answer is sorted, best first, and cut to ``top_k``."""
-    return success(
-        {"response": _ranked([float(score) for score in scores], request.top_k), "usage": _input_usage(usage)}
-    )
-
-
-def _ranked(scores: list[float], top_k: int | None) -> list[dict[str, Any]]:
+def ranked(scores: list[float], top_k: int | None) -> list[dict[str, Any]]:
+    """``scores`` with their places, best first, cut to ``top_k``."""
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     return [{"id": i, "score": scores[i]} for i in order[:top_k]]
 
 
-def _input_usage(usage: Usage) -> dict[str, Any]:
+def input_usage(usage: Usage) -> dict[str, Any]:
+    """Usage of a task that reads tokens and writes none."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": 0,

@@ -13,37 +13,32 @@ import numpy as np
 
 from serve_app.api.collect import merge
 from serve_app.api.errors import InvalidInput, OutOfCapacity
-from serve_app.api.types import Event, GenerateRequest, Usage
-from serve_app.catalog.pricing import neurons
+from serve_app.api.types import Event, GenerateRequest, ModelLimits, Usage
 from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.engine.request import TokenLogprobs
 from serve_app.gateway.backends.structure import Structure
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
-from serve_app.gateway.models import ServedModel
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
 from serve_app.kv.sources import SOURCES
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller
-from serve_app.state.traces import Trace, Traces
+from serve_app.tasks.backend import Prepared
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.work import MAX_ATTEMPTS, Work, WorkerGone
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 
 log = logging.getLogger("ray.serve")
 
-# A request whose worker is lost goes on with another one from the tokens it already has.
-MAX_ATTEMPTS = 3
-NOBODY = Caller("")
+# The stage that requests are sent to.
+HOME = "decode"
 # A worker that is heard of sends over the channel; where that can't be opened, tokens are asked for instead.
 CHANNEL_PATIENCE_S = 1.0
 CHANNEL_CHECK_S = 2.0
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
-
-
-class WorkerGone(RuntimeError):
-    """The replica or worker that had the request is gone; another may continue it."""
 
 
 class RefusedByEngine(InvalidInput):
@@ -67,12 +62,16 @@ class Piece:
 class _Job:
     """What the choices of one request share."""
 
-    model: ServedModel
+    work: Work
     dispatcher: Dispatcher
     ticket: Ticket
 
+    @property
+    def model(self) -> ServedModel:
+        return self.work.model
 
-class Generator:
+
+class EngineBackend:
     """``call(model, wire, stage)`` runs a request on a replica of a stage ("": where requests go by themselves); it
     raises :class:`WorkerGone` where a retry may help. ``collect(model, wire, stage)`` asks all replicas of the stage
     for tokens that the channel does not bring, and gives a list of each one's.
@@ -82,15 +81,11 @@ class Generator:
         self,
         inbox: TokenInbox,
         call: Callable[[ServedModel, dict[str, Any], str], Any],
-        max_inflight: int,
-        traces: Traces | None = None,
         collect: Callable[[ServedModel, dict[str, Any], str], Any] | None = None,
     ) -> None:
         self._collect = collect
         self._inbox = inbox
         self._call = call
-        self._max_inflight = max_inflight
-        self._traces = traces
         self._dispatchers: dict[str, Dispatcher] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._structure = Structure()
@@ -102,7 +97,20 @@ class Generator:
             found = self._dispatchers[model.id] = Dispatcher(model, name=lambda: gateway_name(self._inbox.address))
         return found
 
-    async def prepare(self, model: ServedModel, request: GenerateRequest) -> tuple[GenerateRequest, np.ndarray]:
+    def serves(self, model: ServedModel) -> bool:
+        """Whether engine workers are the model's own."""
+        return model.first_stage == HOME
+
+    def limits(self, model: ServedModel) -> ModelLimits:
+        return model.limits
+
+    def waiting(self, model: ServedModel) -> str:
+        return self.dispatcher(model).waiting()
+
+    async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
+        return len(await asyncio.to_thread(prompt_ids, model.tokenizer, request))
+
+    async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
         """The request with limits that fit, and its prompt as token ids. Raises what the client should see."""
         window = model.context_window
         size = len(request.prompt or "") + sum(len(str(m.get("content") or "")) for m in request.messages or ())
@@ -112,47 +120,29 @@ class Generator:
             ids = prompt_ids(model.tokenizer, request, context_window=window)
         if window is not None:
             request = fit_context(request, len(ids), window)
-        return await self._structure.apply(model, request, ids), ids
+        return Prepared(await self._structure.apply(model, request, ids), len(ids), ids)
 
-    async def events(
-        self,
-        model: ServedModel,
-        request: GenerateRequest,
-        ids: np.ndarray,
-        salt: bytes,
-        caller: Caller = NOBODY,
-        request_id: str = "",
-    ) -> AsyncIterator[Event]:
+    async def events(self, prepared: Prepared, work: Work) -> AsyncGenerator[Event, None]:
         """The request's events. Closing the iterator ends the request wherever it is."""
-        trace = self._traces.begin(request_id, caller.account, model.id) if self._traces is not None else Trace()
-        dispatcher = self.dispatcher(model)
-        ticket = Ticket(_route_request(dispatcher, request, ids, salt, caller), caller.weight, trace)
+        request, ids = prepared.request, prepared.prompt
+        dispatcher = self.dispatcher(work.model)
+        route = _route_request(dispatcher, request, ids, work.salt, work.caller)
+        ticket = Ticket(route, work.caller.weight, work.trace)
         usages = [Usage() for _ in range(request.n)]
-        trace.event("received", prompt_tokens=len(ids), max_tokens=request.sampling.max_tokens)
-        status = "left"
         try:
-            with model.place(self._max_inflight, reject_if_busy=request.reject_if_busy):
-                await dispatcher.enter(ticket)
-                job = _Job(model, dispatcher, ticket)
-                choices = [self._choice(job, request, ids, salt, i, usages[i]) for i in range(request.n)]
-                async for event in _merge_choices(choices):
-                    yield event
-            status = "done"
-        except OutOfCapacity as refused:
-            status = "refused" if not ticket.placed else "failed"
-            trace.event("answered", status=429, retry_after_s=refused.retry_after)
-            raise
-        except Exception:
-            status = "failed"
-            raise
+            await dispatcher.enter(ticket)
+            work.placed = True
+            job = _Job(work, dispatcher, ticket)
+            choices = [self._choice(job, request, ids, work.salt, i, usages[i]) for i in range(request.n)]
+            async for event in _merge_choices(choices):
+                yield event
         finally:
-            completion = sum(u.completion_tokens for u in usages)
-            cached = usages[0].cached_tokens
-            dispatcher.finish(ticket, cached=cached, output=completion)
-            if self._traces is not None:
-                self._traces.end(trace, status, cached_tokens=cached, completion_tokens=completion)
-        cost = neurons(model.record.price, len(ids), cached, completion)
-        yield Usage(len(ids), completion, cached, cost, sum(u.reasoning_tokens for u in usages))
+            usage = work.usage
+            usage.prompt_tokens = len(ids) if ticket.started else 0
+            usage.completion_tokens = sum(u.completion_tokens for u in usages)
+            usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
+            usage.cached_tokens = usages[0].cached_tokens
+            dispatcher.finish(ticket, cached=usage.cached_tokens, output=usage.completion_tokens)
 
     async def _choice(
         self, job: _Job, request: GenerateRequest, ids: np.ndarray, salt: bytes, index: int, usage: Usage
@@ -217,7 +207,7 @@ class Generator:
     async def _attempt(self, job: _Job, wire: dict[str, Any], start: int) -> AsyncIterator[Piece]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(wire["id"], start)
-        job.ticket.trace.users += 1
+        job.work.hold()
         job.ticket.calls += 1
         call = asyncio.ensure_future(self._complete(job, wire, stream))
         asking = asyncio.ensure_future(self._ask(job, stream)) if self._collect is not None else None
@@ -279,8 +269,7 @@ class Generator:
         job.ticket.calls -= 1
         if not job.ticket.calls:
             job.dispatcher.left(job.ticket)
-        if self._traces is not None:
-            self._traces.release(job.ticket.trace)
+        job.work.release()
 
 
 def _route_request(
@@ -315,12 +304,12 @@ def _piece(item: TokenItem) -> Piece:
     return Piece(list(item.ids), logprobs, item.finish, cached)
 
 
-async def _merge_choices(choices: list[AsyncIterator[Event]]) -> AsyncIterator[Event]:
+def _merge_choices(choices: list[AsyncIterator[Event]]) -> AsyncIterator[Event]:
     """Several choices' events as they come, without renumbering: each already carries its index."""
-    if len(choices) == 1:
-        async for event in choices[0]:
-            yield event
-        return
+    return choices[0] if len(choices) == 1 else _merged(choices)
+
+
+async def _merged(choices: list[AsyncIterator[Event]]) -> AsyncIterator[Event]:
     async for event in merge(choices, choices_each=0):
         if not isinstance(event, Usage):
             yield event

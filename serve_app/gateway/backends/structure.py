@@ -10,8 +10,8 @@ import numpy as np
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest
-from serve_app.gateway.models import ServedModel
 from serve_app.grammar.answer import answer_grammar, needs_grammar, token_rule
+from serve_app.tasks.model import ServedModel
 from serve_app.text.reasoning import MARKS, TAIL_CHARS, opens
 
 # Checking a grammar takes tens of milliseconds at most; longer means that many wait.

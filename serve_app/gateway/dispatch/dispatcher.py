@@ -16,13 +16,13 @@ from serve_app.api.errors import OutOfCapacity
 from serve_app.channel.load import LoadReport
 from serve_app.gateway.dispatch.loads import served_elsewhere, worker_load
 from serve_app.gateway.dispatch.stats import account_stats, dispatch_stats
-from serve_app.gateway.models import ServedModel
 from serve_app.routing.admission import AdmissionConfig, Targets
 from serve_app.routing.costs import CPU_PRIORS
 from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects, Turn
 from serve_app.routing.router import RouterConfig
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 from serve_app.state.traces import Trace
+from serve_app.tasks.model import ServedModel
 
 # A record that wants even the shortest prompt prefilled elsewhere means more by its roles than a second is worth.
 STRICT_ROLE_COST_S = 1.0

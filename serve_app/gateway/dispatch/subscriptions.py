@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from serve_app.channel.inbox import TokenInbox
-from serve_app.gateway.models import Models, ServedModel
+from serve_app.gateway.models import Models
+from serve_app.tasks.model import ServedModel
 
 log = logging.getLogger("ray.serve")
 

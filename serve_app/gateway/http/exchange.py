@@ -12,19 +12,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from serve_app.api.errors import ApiError, HeadersTooLarge, as_api_error, envelope
-from serve_app.api.fields.body import parse_body, read_bounded
+from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
+from serve_app.api.types import Asked
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import request_id
 from serve_app.gateway.http.auth import authenticate
-from serve_app.gateway.models import ServedModel
+from serve_app.gateway.http.bodies import read_body
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.registry import taking, tasks
+from serve_app.tasks.task import Answer, Body
 
 log = logging.getLogger("ray.serve")
 
 Handler = Callable[[Request], Awaitable[Response]]
 ErrorBody = Callable[[ApiError], dict[str, Any]]
 ACCOUNT = "/client/v4/accounts/{account}"
-TEXT = ("text-generation",)
 MAX_HEADER_BYTES = 16 * 1024
 
 
@@ -70,23 +73,41 @@ class Exchange:
 
         return guarded
 
-    async def body(self, request: Request, task: str = "") -> dict[str, Any]:
-        """The request's JSON object, within the bounds of ``task``."""
-        settings = self.gateway.settings
-        # A prompt is bounded by a context window; thousands of texts to embed are an ordinary request.
-        limit = settings.max_body_bytes if task == "text-generation" else settings.max_embedding_body_bytes
-        raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
-        return parse_body(raw, limit=limit)
+    async def body(self, request: Request, takes: type[Asked] = Asked) -> dict[str, Any]:
+        """The request's JSON object, within the bounds of the tasks that run such requests."""
+        limit = max(task.body_limit(self.gateway.settings) for task in taking(takes) or tasks().values())
+        return (await read_body(request, limit)).json
 
-    def model(self, request: Request, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
-        """The model that ``request`` names, counted against the rate limit of its task."""
-        model = self.gateway.models.find(name, tasks)
+    async def native_body(self, request: Request, name: str) -> Body:
+        """The body as the model's task takes it; a JSON object for a model that is not here."""
+        model = self.gateway.models.get(name)
+        if model is None:
+            return Body(await self.body(request))
+        task = tasks()[model.record.task]
+        return await read_body(request, task.body_limit(self.gateway.settings), task.bodies)
+
+    def model(self, request: Request, name: str, takes: type[Asked] | None = None) -> ServedModel:
+        """The model that ``request`` names, which must run requests of the type ``takes``; counted against the rate
+        limit of its task.
+        """
+        fitting = () if takes is None else tuple(task.declaration.name for task in taking(takes))
+        model = self.gateway.models.find(name, fitting)
         request.state.rate = self.gateway.state.limiter.take(request.state.account, model.record.task)
         return model
 
 
 def json_answer(body: Any) -> Response:
     return Response(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+
+def written(answer: Answer) -> Response:
+    """A task's answer: JSON, bytes or parts."""
+    if isinstance(answer.body, bytes):
+        return Response(answer.body, media_type=answer.media_type)
+    if isinstance(answer.body, list) and answer.media_type.startswith("multipart/"):
+        body, media_type = write_multipart(answer.body)
+        return Response(body, headers={"Content-Type": media_type})
+    return json_answer(answer.body)
 
 
 def error_answer(error: Exception, error_body: ErrorBody) -> Response:

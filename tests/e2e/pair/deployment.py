@@ -16,7 +16,7 @@ from ray import serve
 from serve_app.app import gateway_application, model_application
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
 from serve_app.config import api_key, load_settings
-from serve_app.gateway.models import application_name
+from serve_app.tasks.model import application_name
 from tests.ray_private.names import replica_ports
 
 MODEL = "@cf/pico/pair"

@@ -17,10 +17,10 @@ from serve_app.channel.load import LoadReport
 from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends.engine import _route_request
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
-from serve_app.gateway.models import ServedModel
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller
 from serve_app.state.traces import Trace
+from serve_app.tasks.model import ServedModel
 
 CHAT = "@cf/pico/pico-instruct"
 # A step of 512 prompt tokens takes half a second: slow enough that a few prompts are a queue.

@@ -12,7 +12,7 @@ from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.dispatch import subscriptions
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
-from serve_app.gateway.models import ServedModel
+from serve_app.tasks.model import ServedModel
 
 CHAT = "@cf/pico/pico-instruct"
 

@@ -9,20 +9,20 @@ from serve_app.gateway.http.exchange import Endpoint, Exchange
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import openai as routes_openai
 from serve_app.gateway.http.routes import responses as routes_responses
-from serve_app.gateway.http.routes.native import RUN, NativeRoutes
+from serve_app.gateway.http.routes.native import NativeRoutes, run_operation
 
 GATEWAY = "/v1/{account}/{gateway}"
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    native = NativeRoutes(exchange)
+    native, run = NativeRoutes(exchange), run_operation()
     provider = GATEWAY + "/workers-ai"
     return [
         *routes_openai.under(exchange, provider + "/v1"),
         *routes_responses.under(exchange, provider + "/v1"),
         *routes_anthropic.under(exchange, provider + "/v1"),
         *routes_openai.under(exchange, GATEWAY + "/compat"),
-        Endpoint("POST", provider + "/run/{model:path}", native.run, RUN),
+        Endpoint("POST", provider + "/run/{model:path}", native.run, run),
         # Last, because it takes whatever the others left.
-        Endpoint("POST", provider + "/{model:path}", native.run, RUN),
+        Endpoint("POST", provider + "/{model:path}", native.run, run),
     ]

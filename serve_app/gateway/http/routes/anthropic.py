@@ -11,7 +11,8 @@ from serve_app.api.fields.asked import with_headers
 from serve_app.api.openai import read as openai
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
-from serve_app.gateway.http.exchange import ACCOUNT, TEXT, Endpoint, Exchange, json_answer
+from serve_app.api.types import GenerateRequest
+from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.streams import streamed
 
 # Anthropic's clients add /v1/messages to their base URL: with the one that Cloudflare's pages give, /v1 doubles.
@@ -48,17 +49,19 @@ class AnthropicRoutes:
         self._exchange = exchange
 
     async def create(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
-        model = self._exchange.model(request, name, TEXT)
-        parsed = with_headers(anthropic.parse_messages_request(body, model.limits), request.headers)
-        events, prompt_tokens = await self._exchange.gateway.open(model, parsed, request.state.caller)
+        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        model = self._exchange.model(request, name, GenerateRequest)
+        parsed = with_headers(
+            anthropic.parse_messages_request(body, self._exchange.gateway.limits(model)), request.headers
+        )
+        events, prompt_tokens = await self._exchange.gateway.perform(model, parsed, request.state.caller)
         if parsed.stream:
             waiting = self._exchange.gateway.waiting(model)
             return await streamed(events, lambda e: anthropic_answers.stream_message(parsed, e, prompt_tokens), waiting)
         return json_answer(anthropic_answers.render_message(parsed, [e async for e in events]))
 
     async def count(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
-        model = self._exchange.model(request, name, TEXT)
-        parsed = anthropic.parse_count(body, model.limits)
+        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        model = self._exchange.model(request, name, GenerateRequest)
+        parsed = anthropic.parse_count(body, self._exchange.gateway.limits(model))
         return json_answer(anthropic_answers.render_count(await self._exchange.gateway.count_tokens(model, parsed)))

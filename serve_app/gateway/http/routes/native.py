@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,9 +9,10 @@ from serve_app.api.errors import success
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation, Schema
 from serve_app.api.workers_ai import read as workers_ai
-from serve_app.api.workers_ai import write as workers_ai_answers
-from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer, written
 from serve_app.gateway.http.streams import streamed
+from serve_app.tasks.registry import tasks
+from serve_app.tasks.task import Answer, Body
 
 _PAGED: dict[str, Schema] = {
     "search": {"type": "string"},
@@ -21,22 +20,29 @@ _PAGED: dict[str, Schema] = {
     "per_page": {"type": "integer", "minimum": 1},
 }
 _FLAG: Schema = {"type": "string", "enum": ["true", "false"]}
-RUN = Operation(
-    "Run a model",
-    "Workers AI",
-    schemas.native_output(),
-    schemas.native_input(),
-    {"prompt": "What does math.sqrt do?", "max_tokens": 64},
-    {"queueRequest": _FLAG},
-    streams=True,
-)
+
+
+def run_operation() -> Operation:
+    """What any task of `/ai/run/{model}` takes and answers; GET /ai/models/schema has the model's own."""
+    schemas_of = [task.schema() for task in tasks().values()]
+    answers = [part for found in schemas_of for part in found["output"].get("oneOf", [found["output"]])]
+    first = next(iter(tasks().values())).declaration
+    return Operation(
+        "Run a model",
+        "Workers AI",
+        schemas.enveloped({"anyOf": [part for part in answers if part["type"] == "object"]}),
+        {"anyOf": [found["input"] for found in schemas_of]},
+        first.example,
+        {"queueRequest": _FLAG},
+        streams=True,
+    )
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
-    routes = NativeRoutes(exchange)
-    example = {"model": "@cf/pico/pico-instruct", "input": {"prompt": "What does math.sqrt do?"}}
+    routes, run = NativeRoutes(exchange), run_operation()
+    example = {"model": "@cf/pico/pico-instruct", "input": run.example}
     generic = Operation(
-        "Run the model that the body names", "Workers AI", RUN.answer, schemas.generic_input(), example, streams=True
+        "Run the model that the body names", "Workers AI", run.answer, schemas.generic_input(), example, streams=True
     )
     models: dict[str, Schema] = {
         **_PAGED,
@@ -52,7 +58,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     both = schemas.enveloped({"type": "object", "required": ["input", "output"]})
     ai = ACCOUNT + "/ai"
     return [
-        Endpoint("POST", ai + "/run/{model:path}", routes.run, RUN),
+        Endpoint("POST", ai + "/run/{model:path}", routes.run, run),
         Endpoint("POST", ai + "/run", routes.run_generic, generic),
         Endpoint(
             "GET", ai + "/models/search", routes.search, Operation("Search models", "Catalogue", found, query=models)
@@ -81,24 +87,21 @@ class NativeRoutes:
 
     async def run(self, request: Request) -> Response:
         name = request.path_params["model"]
-        task = self._exchange.gateway.models.task_of(name)
-        return await self._run(request, name, await self._exchange.body(request, task))
+        return await self._run(request, name, await self._exchange.native_body(request, name))
 
     async def run_generic(self, request: Request) -> Response:
         name, inputs = workers_ai.parse_run_target(await self._exchange.body(request))
-        return await self._run(request, name, inputs)
+        return await self._run(request, name, Body(inputs))
 
-    async def _run(self, request: Request, name: str, body: dict[str, Any]) -> Response:
+    async def _run(self, request: Request, name: str, body: Body) -> Response:
         queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
-        model = self._exchange.model(request, name)
+        self._exchange.model(request, name)
         result = await self._exchange.gateway.run(
             name, body, request.state.caller, queue_request=queued, headers=request.headers
         )
-        if isinstance(result, dict):
-            return json_answer(result)
-        parsed, events = result
-        waiting = self._exchange.gateway.waiting(model)
-        return await streamed(events, lambda primed: workers_ai_answers.stream_generate(parsed, primed), waiting)
+        if isinstance(result, Answer):
+            return written(result)
+        return await streamed(result.events, result.frames, result.waiting)
 
     async def search(self, request: Request) -> Response:
         return json_answer(self._exchange.gateway.search(dict(request.query_params)))

@@ -12,7 +12,8 @@ from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
-from serve_app.gateway.http.exchange import ACCOUNT, TEXT, Endpoint, Exchange, json_answer
+from serve_app.api.types import EmbedRequest, GenerateRequest
+from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.streams import streamed
 
 PREFIXES = (ACCOUNT + "/ai/v1", "/v1")
@@ -67,9 +68,9 @@ class OpenAIRoutes:
         self._exchange = exchange
 
     async def chat(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
-        model = self._exchange.model(request, name, TEXT)
-        parsed = with_headers(openai.parse_chat(body, model.limits), request.headers)
+        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        model = self._exchange.model(request, name, GenerateRequest)
+        parsed = with_headers(openai.parse_chat(body, self._exchange.gateway.limits(model)), request.headers)
         events = await self._exchange.gateway.generate(model, parsed, request.state.caller)
         if parsed.stream:
             waiting = self._exchange.gateway.waiting(model)
@@ -77,9 +78,12 @@ class OpenAIRoutes:
         return json_answer(openai_answers.render_chat(parsed, [e async for e in events]))
 
     async def completions(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
-        model = self._exchange.model(request, name, TEXT)
-        parsed = [with_headers(one, request.headers) for one in openai.parse_completions(body, model.limits)]
+        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        model = self._exchange.model(request, name, GenerateRequest)
+        parsed = [
+            with_headers(one, request.headers)
+            for one in openai.parse_completions(body, self._exchange.gateway.limits(model))
+        ]
         caller = request.state.caller
         streams = [await self._exchange.gateway.generate(model, one, caller) for one in parsed]
         events = merge(streams, choices_each=parsed[0].n)
@@ -89,10 +93,10 @@ class OpenAIRoutes:
         return json_answer(openai_answers.render_completion(parsed, [e async for e in events]))
 
     async def embeddings(self, request: Request) -> Response:
-        name, body = openai.model_of(await self._exchange.body(request))
-        model = self._exchange.model(request, name, ("text-embeddings",))
+        name, body = openai.model_of(await self._exchange.body(request, EmbedRequest))
+        model = self._exchange.model(request, name, EmbedRequest)
         parsed = with_headers(openai.parse_embeddings(body), request.headers)
-        reading, usage = await self._exchange.gateway.encoder.embed(model, parsed)
+        reading, usage = await self._exchange.gateway.perform(model, parsed, request.state.caller)
         return json_answer(openai_answers.render_embeddings(parsed, reading.dense, usage))
 
     async def models(self, request: Request) -> Response:

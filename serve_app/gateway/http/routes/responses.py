@@ -16,7 +16,8 @@ from serve_app.api.responses import write as responses_answers
 from serve_app.api.responses.items import resolve_references
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
-from serve_app.gateway.http.exchange import TEXT, Endpoint, Exchange, json_answer
+from serve_app.api.types import GenerateRequest
+from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
 from serve_app.gateway.http.routes.openai import PREFIXES
 from serve_app.gateway.http.streams import streamed
 
@@ -64,10 +65,10 @@ class ResponsesRoutes:
 
     async def create(self, request: Request) -> Response:
         gateway, account = self._exchange.gateway, request.state.account
-        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
-        model = self._exchange.model(request, name, TEXT)
+        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        model = self._exchange.model(request, name, GenerateRequest)
         body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
-        parsed = responses.parse_responses(body, model.limits)
+        parsed = responses.parse_responses(body, gateway.limits(model))
         parsed.generate = with_headers(parsed.generate, request.headers)
         parsed.generate.messages = parsed.messages(await gateway.state.responses.conversation(account, parsed.previous))
         events = await gateway.generate(model, parsed.generate, request.state.caller)
@@ -86,10 +87,10 @@ class ResponsesRoutes:
 
     async def count(self, request: Request) -> Response:
         gateway, account = self._exchange.gateway, request.state.account
-        name, body = openai.model_of(await self._exchange.body(request, "text-generation"))
-        model = self._exchange.model(request, name, TEXT)
+        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        model = self._exchange.model(request, name, GenerateRequest)
         body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
-        parsed = responses.parse_responses(body, model.limits)
+        parsed = responses.parse_responses(body, gateway.limits(model))
         before = await gateway.state.responses.conversation(account, parsed.previous)
         parsed.generate.messages = parsed.messages(before)
         count = await gateway.count_tokens(model, parsed.generate)

@@ -1,0 +1,44 @@
+"""What answers a model's generation requests: engine workers here, or a provider, or a container."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from serve_app.api.types import Event, GenerateRequest, ModelLimits
+
+if TYPE_CHECKING:
+    from serve_app.tasks.model import ServedModel
+    from serve_app.tasks.work import Work
+
+
+@dataclass(slots=True, frozen=True)
+class Prepared:
+    """A request that its backend can run as it is; ``prompt`` is the backend's own form of it."""
+
+    request: GenerateRequest
+    prompt_tokens: int
+    prompt: Any = None
+
+
+class Backend(Protocol):
+    """Yields a request's events. Needs no tokenizer, weights or stages: what has them is one implementation."""
+
+    def limits(self, model: ServedModel) -> ModelLimits:
+        """Bounds and defaults that bodies are read with."""
+
+    async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
+        """Checks all that can be checked before the request waits. Raises `ApiError`."""
+
+    def events(self, prepared: Prepared, work: Work) -> AsyncIterator[Event]:
+        """The request's events but the last, its usage: that is in ``work.usage`` once the iterator ends or is closed.
+
+        Closing it ends the request wherever it is. ``work.placed`` is set once a worker has been chosen.
+        """
+
+    async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
+        """How many tokens the prompt has, whether or not the context window would take it."""
+
+    def waiting(self, model: ServedModel) -> str:
+        """What a request would wait for while the model starts, in words; "" for nothing."""

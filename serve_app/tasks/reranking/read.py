@@ -1,0 +1,27 @@
+"""The native body of reranking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.values import integer, string
+from serve_app.api.types import RerankRequest
+from serve_app.api.workers_ai.read import open_native, parse_contexts
+
+
+def parse_rerank(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> RerankRequest:
+    """``{query, contexts: [{text}], top_k}``."""
+    body, asked = open_native(body, queue_request)
+    query = string(body, "query")
+    if not query:
+        raise InvalidInput(
+            "Input does not match the model's schema: required: query (a non-empty string).", param="query"
+        )
+    if body.get("contexts") is None:
+        raise InvalidInput(
+            "Input does not match the model's schema: required: contexts (an array of {text}).",
+            param="contexts",
+        )
+    contexts = parse_contexts(body["contexts"])
+    return RerankRequest(model, query, contexts, integer(body, "top_k", 1, 2**31 - 1), **asked)

@@ -1,0 +1,24 @@
+"""Reranking: pairs of the query and a context through encoder replicas, and back as scores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from serve_app.api.types import RerankRequest, Usage
+from serve_app.state.accounts import Caller
+from serve_app.tasks.encoding import encode, rows, tokenise
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.work import Runtime
+
+
+async def rerank(
+    runtime: Runtime, model: ServedModel, request: RerankRequest, caller: Caller
+) -> tuple[np.ndarray, Usage]:
+    """Scores [n] in the order of the contexts, within (0, 1)."""
+    pairs = [(request.query, context) for context in request.contexts]
+    encoded = await tokenise(model.tokenizer.encode_pairs, pairs)
+    ids, types = [e[0] for e in encoded], [e[1] for e in encoded]
+    busy, facts = request.reject_if_busy, {"prompt_tokens": sum(map(len, ids)), "contexts": len(ids)}
+    with runtime.work(model, caller, reject_if_busy=busy, facts=facts) as work:
+        scores = rows(await encode(runtime, work, ids, types, {}))
+    return scores, work.usage

@@ -1,0 +1,86 @@
+"""What a task is: how its native body is read, run, answered and streamed. A folder's `task.py` has one, ``TASK``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+from serve_app.api.multipart import Part
+from serve_app.api.types import Asked, ModelLimits
+from serve_app.catalog.tasks import TaskDeclaration
+from serve_app.state.accounts import Caller
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.work import Runtime
+
+BodyKind = Literal["json", "bytes", "multipart"]
+
+
+@dataclass(slots=True)
+class Body:
+    """A request's body, as one of the kinds its task takes: a JSON object, bytes with the client's label, or parts."""
+
+    json: dict[str, Any] = field(default_factory=dict)
+    data: bytes = b""
+    media_type: str = ""
+    parts: list[Part] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """A whole answer: a JSON value, bytes of ``media_type``, or a list of parts that are sent as multipart."""
+
+    body: Any
+    media_type: str = "application/json"
+
+
+@dataclass(slots=True, frozen=True)
+class Streamed:
+    """An answer of events: ``frames`` writes them as server-sent events, ``values`` as one dict each.
+
+    ``waiting()`` says what the first event waits for if that takes long, "" for nothing.
+    """
+
+    events: AsyncIterator[Any]
+    frames: Callable[[AsyncIterator[Any]], AsyncIterator[bytes]]
+    values: Callable[[AsyncIterator[Any]], AsyncIterator[dict[str, Any]]]
+    waiting: Callable[[], str] = lambda: ""
+
+
+class BodyLimits(Protocol):
+    """An operator's bounds of bodies, in bytes."""
+
+    max_body_bytes: int
+    max_embedding_body_bytes: int
+
+
+class Task(ABC):
+    """``read`` a native body, ``run`` what it asks for, ``answer`` with what came of it.
+
+    Other dialects bring requests of the type ``takes`` and go on with :meth:`run`.
+    """
+
+    declaration: ClassVar[TaskDeclaration]
+    takes: ClassVar[type[Asked]]
+    bodies: ClassVar[frozenset[BodyKind]] = frozenset({"json"})
+
+    def body_limit(self, settings: BodyLimits) -> int:
+        """Bytes of a body. Thousands of texts are an ordinary request."""
+        return settings.max_embedding_body_bytes
+
+    @abstractmethod
+    def schema(self, limits: ModelLimits | None = None) -> dict[str, dict[str, Any]]:
+        """JSON Schemas of a model's ``input`` and ``output``."""
+
+    @abstractmethod
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits, *, queue_request: bool = False) -> Asked:
+        """The request in a native body. Raises `ApiError`. ``queue_request``: the query asked for a batch."""
+
+    @abstractmethod
+    async def run(self, runtime: Runtime, model: ServedModel, request: Any, caller: Caller) -> Any:
+        """What came of the request; each piece of work is settled by ``runtime.work``."""
+
+    @abstractmethod
+    async def answer(self, runtime: Runtime, model: ServedModel, request: Any, result: Any) -> Answer | Streamed:
+        """What :meth:`run` gave, in the native dialect."""

@@ -1,0 +1,52 @@
+"""JSON Schemas of text embeddings, as `GET /ai/models/schema` shows them."""
+
+from __future__ import annotations
+
+from serve_app.api import multi_vector
+from serve_app.api.schema.parts import Schema, contexts_schema, field, object_, usage_schema
+from serve_app.api.workers_ai import read as workers_ai
+
+
+def input_schema() -> Schema:
+    text = {
+        "description": "The text to embed, or several.",
+        "oneOf": [
+            {"type": "string", "minLength": 1},
+            {
+                "type": "array",
+                "minItems": 1,
+                "maxItems": workers_ai.MAX_TEXTS,
+                "items": {"type": "string", "minLength": 1},
+            },
+        ],
+    }
+    pooling = field("string", "How token vectors become one.", enum=["mean", "cls"])
+    readings = {
+        "return_dense": field("boolean", "The vector of the text.", default=True),
+        "return_sparse": field("boolean", "lexical_weights, where the model has them.", default=False),
+        "return_colbert_vecs": field("boolean", "A vector per token, where the model has them.", default=False),
+    }
+    weight = {"type": "number", "minimum": 0, "maximum": 1e6}
+    scored = {
+        "query": field("string", "Scores contexts against this."),
+        "contexts": contexts_schema(),
+        "pooling": pooling,
+        "score_mode": field("string", "What scores compare.", enum=list(multi_vector.MODES), default="dense"),
+        "score_weights": field("array", "Of dense, sparse and colbert in all.", items=weight, minItems=3, maxItems=3),
+        **readings,
+    }
+    return {
+        "type": "object",
+        "oneOf": [object_({"text": text, "pooling": pooling, **readings}, ["text"]), object_(scored, ["contexts"])],
+    }
+
+
+def output_schema() -> Schema:
+    vectors = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+    fields = {
+        "shape": {"type": "array", "items": {"type": "integer"}},
+        "data": vectors,
+        "pooling": {"type": "string", "enum": ["mean", "cls"]},
+        "usage": usage_schema(output=False),
+    }
+    return object_(fields, ["shape", "data"])

@@ -1,0 +1,74 @@
+"""The native body of text generation: ``prompt`` or ``messages``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.api.errors import InvalidInput, LoraUnsupported
+from serve_app.api.fields.formats import parse_format
+from serve_app.api.fields.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
+from serve_app.api.fields.sampling import (
+    parse_chat_logprobs,
+    parse_n,
+    parse_sampling,
+    parse_stop,
+    refuse_unsupported,
+)
+from serve_app.api.fields.thinking import parse_thinking
+from serve_app.api.fields.values import boolean, string
+from serve_app.api.types import GenerateRequest, ModelLimits
+from serve_app.api.workers_ai.read import open_native
+
+_PROMPT_OR_MESSAGES = "required: either prompt (a string) or messages (an array of {role, content})"
+
+
+def parse_generate(
+    body: bytes | dict[str, Any],
+    model: str,
+    limits: ModelLimits | None = None,
+    *,
+    queue_request: bool = False,
+) -> GenerateRequest:
+    """Text generation from ``prompt`` or ``messages``. ``queue_request``: the query asked for an asynchronous
+    batch."""
+    body, asked = open_native(body, queue_request)
+    limits = limits or ModelLimits()
+    if body.get("lora") not in (None, ""):
+        raise LoraUnsupported(model)
+    refuse_unsupported(body)
+    prompt = string(body, "prompt")
+    messages = body.get("messages")
+    # cloudflare-python insists on a prompt even where messages come as an extra, and then sends "".
+    if messages is not None and prompt:
+        raise InvalidInput("prompt and messages exclude each other; send one of them.", param="prompt")
+    if messages is None and not prompt:
+        raise InvalidInput(f"Input does not match the model's schema: {_PROMPT_OR_MESSAGES}.", param="prompt")
+    sampling, given = parse_sampling(body, limits, logprobs=parse_chat_logprobs(body))
+    tools = parse_tools(body.get("tools"))
+    tool_choice = parse_tool_choice(body.get("tool_choice"), tools)
+    return GenerateRequest(
+        model=model,
+        messages=None if messages is None else parse_messages(messages),
+        prompt=prompt if messages is None else None,
+        raw=_raw(body) and messages is None,
+        sampling=sampling,
+        stop=parse_stop(body.get("stop")),
+        n=parse_n(body),
+        stream=bool(boolean(body, "stream")),
+        include_usage=True,
+        tools=tools,
+        tool_choice=tool_choice,
+        **asked,
+        max_tokens_given=given,
+        template_kwargs=parse_thinking(body, body.get("reasoning_effort")),
+        parallel_tool_calls=boolean(body, "parallel_tool_calls") is not False,
+        strict_tools=strict_tools(body.get("tools")),
+        answer_format=parse_format(body),
+    )
+
+
+def _raw(body: dict[str, Any]) -> bool:
+    # Cloudflare's own pages show the strings "true" and "false" here, and only here.
+    if isinstance(body.get("raw"), str) and body["raw"].lower() in ("true", "false"):
+        return body["raw"].lower() == "true"
+    return bool(boolean(body, "raw"))

@@ -1,0 +1,45 @@
+"""Text generation: a request's events, from whatever backend its model has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from serve_app.api.collect import begun_within
+from serve_app.api.openai.write import close
+from serve_app.api.types import Event, GenerateRequest
+from serve_app.state.accounts import Caller
+from serve_app.tasks.backend import Backend, Prepared
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.work import Runtime
+
+
+async def generate(
+    runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
+) -> tuple[AsyncIterator[Event], int]:
+    """The request's events, and how many tokens its prompt has; the prompt has been checked when this returns."""
+    backend = runtime.backend(model)
+    prepared = await backend.prepare(model, request)
+    events = _events(runtime, backend, model, prepared, caller, runtime.request_id())
+    if request.deadline_s is not None:
+        events = begun_within(events, request.deadline_s)
+    return events, prepared.prompt_tokens
+
+
+async def _events(
+    runtime: Runtime, backend: Backend, model: ServedModel, prepared: Prepared, caller: Caller, request_id: str
+) -> AsyncIterator[Event]:
+    """The backend's events and the usage. Closing the iterator ends the request wherever it is."""
+    request = prepared.request
+    facts = {"prompt_tokens": prepared.prompt_tokens, "max_tokens": request.sampling.max_tokens}
+    # Each choice is a stream of its own to the engine, and takes a place like one.
+    places = runtime.work(
+        model, caller, streams=request.n, reject_if_busy=request.reject_if_busy, request_id=request_id, facts=facts
+    )
+    with places as work:
+        events = backend.events(prepared, work)
+        try:
+            async for event in events:
+                yield event
+        finally:
+            await close(events)
+    yield work.usage
