@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from benchmarks.checks import Checks
 from serve_app.kernels.attention import BLOCK, attention_backend, paged_attention, paged_attention_torch
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
-from serve_app.kernels.linear import PackedLinear, packing_available
+from serve_app.kernels.linear.packed import PackedLinear, packing_available
 
 # Largest difference of two sides, over the largest number.
 ROUNDING = {torch.bfloat16: 3e-2, torch.float32: 1e-4}

@@ -38,16 +38,16 @@ def keys_seconds(tokens: int) -> float:
 
 def chunk_of(mib: int, number: int, tenant: bytes = b"") -> Any:
     """A chunk of 256 tokens of 8 layers and 8 heads of float16; the head size makes it as large as asked for."""
-    from serve_app.kv.chunk import ChunkMeta
+    from serve_app.kv.chunk import ChunkMeta, Layout
     from serve_app.kv.keys import CHUNK_TOKENS, block_keys, root_key
 
     dim = mib * (1 << 20) // (8 * 2 * 8 * CHUNK_TOKENS * 2)
     root = root_key("benchmark", "float16", "layout", "", tenant or b"salt")
     keys = block_keys(root, np.arange(CHUNK_TOKENS, dtype=np.int32) + number * CHUNK_TOKENS)
-    shape = (8, 2, CHUNK_TOKENS // 32, 8, 32, dim)
+    layout = Layout.of([(8, dim)] * 8, "float16", 2)
     return ChunkMeta.make(
-        root=root, start_token=0, n_tokens=CHUNK_TOKENS, block_keys=keys, tail_key=None, shape=shape,
-        dtype="float16", tenant=tenant,
+        root=root, start_token=0, n_tokens=CHUNK_TOKENS, block_keys=keys, tail_key=None, layout=layout,
+        tenant=tenant,
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def worker_class(mib: int) -> Any:
     # 256 tokens of 8 layers and 8 heads of float16; the head size makes the chunk as large as asked for.
     layers, heads = 8, 8
     dim = mib * (1 << 20) // (layers * 2 * heads * CHUNK_TOKENS * 2)
-    layout = Layout(layers, heads, dim, "float16")
+    layout = Layout.of([(heads, dim)] * layers, "float16", 2)
 
     @ray.remote(num_cpus=0, max_concurrency=16)
     class Worker:
@@ -139,11 +139,10 @@ def worker_class(mib: int) -> Any:
             ids = np.arange(count * CHUNK_TOKENS, dtype=np.int32) + seed * 1_000_000
             keys = block_keys(root, ids)
             per = CHUNK_TOKENS // 32
-            shape = (layers, 2, per, heads, 32, dim)
             return [
                 ChunkMeta.make(
                     root=root, start_token=i * CHUNK_TOKENS, n_tokens=CHUNK_TOKENS,
-                    block_keys=keys[i * per : (i + 1) * per], tail_key=None, shape=shape, dtype="float16",
+                    block_keys=keys[i * per : (i + 1) * per], tail_key=None, layout=layout,
                 )
                 for i in range(count)
             ]  # fmt: skip

@@ -40,7 +40,6 @@ from serve_app.engine.build import EngineLimits, build_engine, num_blocks
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
-from serve_app.engine.scheduler import Sampled, Step
 from serve_app.engine.speculation.draft import DraftEngine
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.ngram import NgramProposer
@@ -52,6 +51,7 @@ from serve_app.engine.speculation.speculate import (
     Speculation,
     SpeculationController,
 )
+from serve_app.engine.step import Sampled, Step
 from serve_app.models.eagle import EagleHead, attach_head
 from serve_app.models.load import CausalModel, load_causal_lm
 

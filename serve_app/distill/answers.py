@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Capture, build_batch
 from serve_app.engine.blocks import blocks_for
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, SamplingParams
-from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.step import Capture, Scheduled, build_batch
 from serve_app.models.load import CausalModel
 
 Say = Callable[[str], None]
@@ -158,7 +157,7 @@ class Teacher:
             at += count
             # The row of the last token is left out: what follows it was never written.
             scheduled.append(Scheduled(request, 0, len(sample.ids) - 1, len(sample.ids) - sample.prompt))
-        if at > self._kv.shape[2]:
+        if at > self._kv.num_blocks:
             self._kv = self._model.kv_shape.allocate(at, self._model.device)
         batch = build_batch(scheduled, self._kv)
         batch.capture = Capture(self._layers) if self._layers else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def new_head(options: Options, folder: Path, model: CausalModel, samples: list[Sample]) -> HeadInTraining:
     """An EAGLE-3 head for ``model``. Raises :class:`UnsupportedModel` where the target has too few layers."""
     config = _text_config(model)
-    count, cache = model.kv_shape.layers, model.kv_shape
+    count, cache = len(model.kv_shape.layers), model.kv_shape.layers[0]
     if count < 2:
         raise UnsupportedModel(f"{folder} has {count} layer; an EAGLE-3 head needs at least 2 to read from")
     layers = options.capture or _spread(count)

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from serve_app.engine.request import FINISH_REFUSED, FINISH_STOP, Request
-from serve_app.engine.scheduler import Sampled, Scheduled, accept
+from serve_app.engine.scheduler import accept
+from serve_app.engine.step import Sampled, Scheduled
 
 
 class Constraint(Protocol):

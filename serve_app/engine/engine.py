@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from serve_app.engine.kv_io.transfer import ChunkExporter
 from serve_app.engine.meter import StepMeter
-from serve_app.engine.request import Request, Status, StepOutput
+from serve_app.engine.request import Request, Status
 from serve_app.engine.runner import Runner
-from serve_app.engine.scheduler import Prefix, Sampled, Scheduler, Step
+from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.speculation.speculate import Speculation
+from serve_app.engine.step import Prefix, Sampled, Step, StepOutput
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED, Request, StepOutput
-from serve_app.engine.scheduler import Prefix
+from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED, Request
+from serve_app.engine.step import Prefix, StepOutput
 
 log = logging.getLogger(__name__)
 OnOutputs = Callable[[list[StepOutput]], None]

@@ -1,6 +1,4 @@
-"""The nouns of the engine: how to sample, one request, and what a step says about it. Imports nothing but the standard
-library.
-"""
+"""One request and how to sample it. Imports nothing but the standard library, so that gateways can speak of it."""
 
 from __future__ import annotations
 
@@ -132,19 +130,3 @@ class Request:
     def pending(self) -> int:
         """Tokens whose K/V are still to be computed, drafts included."""
         return self.known - self.computed
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What one engine step produced for one request.
-
-    ``offset`` is the number of output tokens before ``token_ids``; ``cached`` the prompt tokens that were not computed.
-    """
-
-    request_id: str
-    offset: int
-    token_ids: list[int]
-    finish_reason: str | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    cached: int = 0
-    error: str | None = None

@@ -5,51 +5,20 @@ device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Batch, Capture, build_batch
-from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.constrain import Masks
+from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.kv_io.transfer import StoredPrefix, load_prefix
 from serve_app.engine.request import Request
 from serve_app.engine.sampling import SampleRow, sample
-from serve_app.engine.scheduler import Sampled, Scheduled, Step
-from serve_app.kv.chunk import Layout
+from serve_app.engine.step import Batch, Capture, Sampled, Scheduled, Step, build_batch
 
 # (batch) -> logits [S, V] of batch.sample_rows
 Forward = Callable[[Batch], Tensor]
-
-
-@dataclass(slots=True, frozen=True)
-class KVShape:
-    """The paged cache's shape for one model: layers, K/V heads, head size, dtype."""
-
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-
-    @property
-    def block_bytes(self) -> int:
-        return self.layers * 2 * self.kv_heads * BLOCK_TOKENS * self.head_dim * self.dtype.itemsize
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def layout(self) -> Layout:
-        """What two caches must have in common to exchange chunks."""
-        return Layout(self.layers, self.kv_heads, self.head_dim, self.dtype_name)
-
-    def allocate(self, num_blocks: int, device: str | torch.device) -> Tensor:
-        """Zeroed K/V [L, 2, num_blocks, Hkv, 32, D]."""
-        shape = (self.layers, 2, num_blocks, self.kv_heads, BLOCK_TOKENS, self.head_dim)
-        return torch.zeros(shape, dtype=self.dtype, device=device)
 
 
 class StepObserver(Protocol):
@@ -70,7 +39,7 @@ class StepObserver(Protocol):
 class Runner:
     """Runs steps; ``observer`` may be set by a feature that reads hidden states."""
 
-    def __init__(self, forward: Forward, kv: Tensor) -> None:
+    def __init__(self, forward: Forward, kv: KVCache) -> None:
         self.forward = forward
         self.kv = kv
         self.observer: StepObserver | None = None

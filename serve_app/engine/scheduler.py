@@ -8,82 +8,11 @@ case.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
-from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status, StepOutput, TokenLogprobs
+from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status
+from serve_app.engine.step import Load, Prefix, Sampled, Scheduled, Step, StepOutput
 from serve_app.kv.keys import block_keys
-
-
-class Prefix(Protocol):
-    """K/V of a request's first tokens that lie somewhere else and can be copied in instead of computed."""
-
-    @property
-    def begin(self) -> int:
-        """The first token covered."""
-        ...
-
-    @property
-    def end(self) -> int:
-        """One past the last token covered."""
-        ...
-
-
-@dataclass(slots=True)
-class Scheduled:
-    """``count`` tokens of ``request`` from ``start`` on; the last ``samples`` rows are sampled."""
-
-    request: Request
-    start: int
-    count: int
-    samples: int
-
-    @property
-    def blocks(self) -> list[int]:
-        """The table of blocks that hold the request's K/V."""
-        return self.request.blocks
-
-    def token_ids(self) -> list[int]:
-        tokens, draft = self.request.tokens, self.request.draft
-        stop = self.start + self.count
-        if stop <= len(tokens):
-            return tokens[self.start : stop]
-        return tokens[self.start :] + draft[: stop - len(tokens)]
-
-
-@dataclass(slots=True)
-class Load:
-    """Copy ``request``'s stored prefix into its blocks, tokens [start, end), before the step runs."""
-
-    request: Request
-    prefix: Prefix
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class Step:
-    scheduled: list[Scheduled] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
-    preempted: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return sum(s.count for s in self.scheduled)
-
-
-@dataclass(slots=True)
-class Sampled:
-    """The sampled tokens of one request's rows, first row first; log-probabilities only where asked for.
-
-    ``finish_reason``: the last of ``token_ids`` ends the request; ``error`` then says why, where it is one.
-    """
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None
-    finish_reason: str | None = None
-    error: str | None = None
 
 
 class Scheduler:

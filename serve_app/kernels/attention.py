@@ -22,14 +22,14 @@ from torch import Tensor
 from serve_app.kernels.library import build, native
 
 if TYPE_CHECKING:
-    from serve_app.kernels.fused import Operators
+    from serve_app.kernels.reference.operators import Operators
 
 log = logging.getLogger(__name__)
 BLOCK = 32  # tokens per KV block
 
 
 class AttentionBatch(Protocol):
-    """What attention needs of ``engine.batch.Batch`` (R requests, T query tokens, all on the device of the
+    """What attention needs of ``engine.step.Batch`` (R requests, T query tokens, all on the device of the
     cache)."""
 
     @property

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serve_app.kernels import compact
 from serve_app.kernels.attention import cpu_library
 from serve_app.kernels.library import native
-from serve_app.kernels.quantize import Quantized, pack_panels
+from serve_app.kernels.linear import compact
+from serve_app.kernels.linear.quantize import Quantized, pack_panels
 
 PANEL = 64
 PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attention", "head")
@@ -199,12 +199,13 @@ class Decoder:
         return self._library.thread_limit or torch.get_num_threads()
 
     def __call__(self, batch: Any) -> Tensor:
-        """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.batch.Batch``, cache bfloat16).
+        """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.step.Batch``, cache bfloat16).
 
         Fulfils ``batch.capture``. Raises ValueError when the batch contradicts itself or the cache.
         """
         if batch.max_seq_len > self._positions:
             self._extend_rotary(batch.max_seq_len)
+        [plane] = batch.kv.planes
         samples = batch.sample_rows.shape[0]
         logits = torch.empty((samples, self.shape.vocab), dtype=torch.float32)
         capture = batch.capture
@@ -214,12 +215,12 @@ class Decoder:
             capture.states = torch.empty(states, dtype=torch.bfloat16)
         code = self._library.decoder(
             _STEP.pack(
-                self._model, batch.kv.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
+                self._model, plane.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
                 batch.slots.data_ptr(), batch.query_start.data_ptr(), batch.seq_lens.data_ptr(),
                 batch.block_tables.data_ptr(), batch.sample_rows.data_ptr(), self._cos.data_ptr(), self._sin.data_ptr(),
                 logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data,
                 layers.ctypes.data, 0 if capture is None else capture.states.data_ptr(),
-                batch.kv.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
+                plane.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
                 batch.block_tables.stride(0), samples, self._positions, self.threads, len(layers),
             )
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,18 +12,6 @@ from numpy.typing import NDArray
 
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
 
-# By name, since numpy has neither bfloat16 nor float8.
-ITEM_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int8": 1,
-    "uint8": 1,
-}
-
 
 class BadChunk(ValueError):
     """Metadata or payload that contradicts itself. Readers take it as a miss."""
@@ -32,35 +19,40 @@ class BadChunk(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class Layout:
-    """What all chunks of one engine have in common."""
+    """What all chunks of one engine have in common: how keys and values lie in a payload, and a block's bytes.
 
-    layers: int
-    kv_heads: int
-    head_dim: int
-    dtype: str
+    The pool knows no more of a payload than this; the engine's cache writes and reads it.
+    """
 
-    @property
-    def name(self) -> str:
-        """For ``layout`` of :func:`serve_app.kv.keys.root_key`."""
-        return f"L{self.layers}.H{self.kv_heads}.D{self.head_dim}.B{BLOCK_TOKENS}"
+    name: str
+    block_bytes: int
 
-    @property
-    def token_bytes(self) -> int:
-        return self.layers * 2 * self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+    @classmethod
+    def of(
+        cls, layers: Sequence[tuple[int, int]], dtype: str, item_bytes: int, rank: int = 0, ranks: int = 1
+    ) -> Layout:
+        """Of layers with (K/V heads, head size) each, which ``rank`` of ``ranks`` workers holds."""
+        runs = [[*layers[0], 0]]
+        for heads, dim in layers:
+            if runs[-1][:2] != [heads, dim]:
+                runs.append([heads, dim, 0])
+            runs[-1][2] += 1
+        name = "+".join(f"L{count}.H{heads}.D{dim}" for heads, dim, count in runs)
+        share = f".R{rank}of{ranks}" if ranks > 1 else ""
+        token_bytes = sum(2 * heads * dim * item_bytes for heads, dim in layers)
+        return cls(f"{name}.B{BLOCK_TOKENS}.{dtype}{share}", BLOCK_TOKENS * token_bytes)
 
-    def fits(self, shape: Sequence[int], dtype: str) -> bool:
-        layers, two, _, heads, block, dim = shape
-        mine = (self.layers, 2, self.kv_heads, BLOCK_TOKENS, self.head_dim, self.dtype)
-        return (layers, two, heads, block, dim, dtype) == mine
+    def fits(self, piece: Piece) -> bool:
+        """Whether a piece's payload has this layout and as many bytes as its blocks take."""
+        return piece.layout == self.name and piece.nbytes == piece.chunk_blocks * self.block_bytes
 
 
 @dataclass(slots=True, frozen=True)
 class ChunkMeta:
     """Tokens [start_token, start_token + n_tokens) of one chain.
 
-    The payload is a 1-D uint8 array: the bytes of a contiguous ``shape`` = [L, 2, n_blocks, Hkv, 32, D] of
-    ``dtype``. ``block_keys`` name the chunk's own full blocks; ``tail_key`` its partial last block, if
-    there is one.
+    The payload is a 1-D uint8 array of ``nbytes``, ``n_blocks`` blocks in the layout of that name. ``block_keys`` name
+    the chunk's own full blocks; ``tail_key`` its partial last block, if there is one.
     """
 
     chunk_id: str
@@ -69,8 +61,7 @@ class ChunkMeta:
     n_tokens: int
     block_keys: tuple[bytes, ...]
     tail_key: bytes | None
-    shape: tuple[int, ...]
-    dtype: str
+    layout: str
     nbytes: int
     # Whose it is (:func:`serve_app.kv.keys.tenant_id`), for sharing space out. The id names it through the root.
     tenant: bytes = b""
@@ -84,18 +75,15 @@ class ChunkMeta:
         n_tokens: int,
         block_keys: Sequence[bytes],
         tail_key: bytes | None,
-        shape: Sequence[int],
-        dtype: str,
+        layout: Layout,
         tenant: bytes = b"",
     ) -> ChunkMeta:
         """Fills in the id and the size and checks the rest. Equal content has an equal id everywhere."""
-        if dtype not in ITEM_BYTES:
-            raise BadChunk(f"dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}")
-        digest = sha256(b"serve_app.kv.chunk.1")
+        digest = sha256(b"serve_app.kv.chunk.2")
         digest.update(start_token.to_bytes(8, "little") + n_tokens.to_bytes(8, "little"))
         for key in (root, *block_keys[-1:], tail_key or b""):
             digest.update(len(key).to_bytes(2, "little") + key)
-        digest.update(f"{tuple(shape)} {dtype}".encode())
+        digest.update(layout.name.encode())
         meta = cls(
             chunk_id=digest.hexdigest()[:40],
             root=root,
@@ -103,9 +91,8 @@ class ChunkMeta:
             n_tokens=n_tokens,
             block_keys=tuple(block_keys),
             tail_key=tail_key,
-            shape=tuple(int(n) for n in shape),
-            dtype=dtype,
-            nbytes=math.prod(shape) * ITEM_BYTES[dtype],
+            layout=layout.name,
+            nbytes=-(-n_tokens // BLOCK_TOKENS) * layout.block_bytes,
             tenant=tenant,
         )
         meta.check()
@@ -114,6 +101,10 @@ class ChunkMeta:
     @property
     def start_block(self) -> int:
         return self.start_token // BLOCK_TOKENS
+
+    @property
+    def n_blocks(self) -> int:
+        return -(-self.n_tokens // BLOCK_TOKENS)
 
     @property
     def end_token(self) -> int:
@@ -125,7 +116,7 @@ class ChunkMeta:
         return self.block_keys if self.tail_key is None else (*self.block_keys, self.tail_key)
 
     def check(self) -> None:
-        """Raises :class:`BadChunk` unless tokens, keys, shape and size agree."""
+        """Raises :class:`BadChunk` unless tokens, keys and size agree."""
         full, tail = divmod(self.n_tokens, BLOCK_TOKENS)
         if self.start_token < 0 or self.start_token % BLOCK_TOKENS:
             raise BadChunk(f"start_token {self.start_token} is not a multiple of {BLOCK_TOKENS}")
@@ -133,12 +124,8 @@ class ChunkMeta:
             raise BadChunk(f"n_tokens {self.n_tokens} is not within 1..{CHUNK_TOKENS}")
         if len(self.block_keys) != full or (self.tail_key is not None) != bool(tail):
             raise BadChunk(f"{self.n_tokens} tokens do not go with {len(self.keys)} keys")
-        if len(self.shape) != 6 or min(self.shape) < 1 or self.shape[1] != 2 or self.shape[4] != BLOCK_TOKENS:
-            raise BadChunk(f"shape {self.shape} is not [L, 2, n_blocks, Hkv, {BLOCK_TOKENS}, D]")
-        if self.shape[2] != full + bool(tail):
-            raise BadChunk(f"{self.shape[2]} blocks do not go with {self.n_tokens} tokens")
-        if self.nbytes != math.prod(self.shape) * ITEM_BYTES.get(self.dtype, 0):
-            raise BadChunk(f"{self.nbytes} bytes do not go with {self.shape} of {self.dtype}")
+        if not isinstance(self.layout, str) or self.nbytes <= 0 or self.nbytes % self.n_blocks:
+            raise BadChunk(f"{self.nbytes} bytes are not those of {self.n_blocks} blocks of {self.layout!r}")
 
     def to_wire(self) -> dict[str, Any]:
         """A dict of plain values (str, int, bytes, list)."""
@@ -149,8 +136,7 @@ class ChunkMeta:
             "n_tokens": self.n_tokens,
             "block_keys": list(self.block_keys),
             "tail_key": self.tail_key,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
+            "layout": self.layout,
             "nbytes": self.nbytes,
             "tenant": self.tenant,
         }
@@ -159,8 +145,7 @@ class ChunkMeta:
     def from_wire(cls, wire: dict[str, Any]) -> ChunkMeta:
         """The inverse of :meth:`to_wire`; raises :class:`BadChunk` for what does not hold together."""
         try:
-            fields = {**wire, "block_keys": tuple(wire["block_keys"]), "shape": tuple(wire["shape"])}
-            meta = cls(**fields)
+            meta = cls(**{**wire, "block_keys": tuple(wire["block_keys"])})
             meta.check()
         except BadChunk:
             raise
@@ -173,8 +158,9 @@ class ChunkMeta:
 class Piece:
     """The part of a stored chunk that a prompt can use.
 
-    The payload holds blocks of ``shape`` from token ``chunk_start`` on; those from ``first_block`` on,
-    ``n_blocks`` of them, cover the prompt's tokens [start_token, start_token + n_tokens).
+    The payload holds ``chunk_blocks`` blocks from token ``chunk_start`` on, in the layout of that name and ``nbytes``
+    long; those from ``first_block`` on, ``n_blocks`` of them, cover the prompt's tokens [start_token, start_token +
+    n_tokens).
     """
 
     chunk_id: str
@@ -182,8 +168,9 @@ class Piece:
     first_block: int
     n_blocks: int
     n_tokens: int
-    shape: tuple[int, ...]
-    dtype: str
+    layout: str
+    chunk_blocks: int
+    nbytes: int
     # Where it lay: in the node's pool ("node"), in its files ("disk") or in another node's pool ("remote").
     tier: str = "node"
 
@@ -195,19 +182,11 @@ class Piece:
     def end_token(self) -> int:
         return self.start_token + self.n_tokens
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the whole chunk's payload, of which the piece is a part."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
-
-def payload_view(shape: Sequence[int], dtype: str, payload: object) -> NDArray[np.uint8]:
-    """``payload`` as uint8 [L, 2, n_blocks, Hkv, 32, D * item size], without a copy.
-
-    Raises :class:`BadChunk` when it is no contiguous uint8 array of just the right length.
-    """
+def check_payload(payload: object, nbytes: int) -> NDArray[np.uint8]:
+    """``payload`` itself. Raises :class:`BadChunk` when it is no contiguous flat uint8 array of ``nbytes``."""
     if not isinstance(payload, np.ndarray) or payload.dtype != np.uint8 or payload.ndim != 1:
         raise BadChunk("the payload is not a flat uint8 array")
-    if not payload.flags.c_contiguous or payload.nbytes != math.prod(shape) * ITEM_BYTES.get(dtype, 0):
-        raise BadChunk(f"a payload of {payload.nbytes} bytes does not go with {tuple(shape)} of {dtype}")
-    return payload.reshape(*shape[:-1], shape[-1] * ITEM_BYTES[dtype])
+    if not payload.flags.c_contiguous or payload.nbytes != nbytes:
+        raise BadChunk(f"a payload of {payload.nbytes} bytes is not one of {nbytes}")
+    return payload

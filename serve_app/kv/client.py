@@ -15,7 +15,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import ActorDiedError
 
-from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, Piece, payload_view
+from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, Piece, check_payload
 from serve_app.kv.costs import FetchCosts
 from serve_app.kv.directory import get_or_create_directory
 from serve_app.kv.export import ExportBuffer
@@ -188,7 +188,7 @@ class KVClient:
     ) -> list[Fetched]:
         tier = "node" if node_id == self._node_id else "remote"
         at_most = (len(keys) - start) * BLOCK_TOKENS + (BLOCK_TOKENS - 1 if tail_keys else 0)
-        if not self.costs.worth(tier, at_most, at_most * self._layout.token_bytes):
+        if not self.costs.worth(tier, at_most, at_most * self._layout.block_bytes // BLOCK_TOKENS):
             return []
         try:
             pool = await self._pool(node_id)
@@ -238,11 +238,11 @@ class KVClient:
 
     def _usable(self, piece: Piece, payload: object) -> bool:
         try:
-            payload_view(piece.shape, piece.dtype, payload)
+            check_payload(payload, piece.nbytes)
         except BadChunk:
             return False
-        inside = piece.first_block >= 0 and piece.first_block + piece.n_blocks <= piece.shape[2]
-        return inside and self._layout.fits(piece.shape, piece.dtype)
+        inside = piece.first_block >= 0 and piece.first_block + piece.n_blocks <= piece.chunk_blocks
+        return inside and self._layout.fits(piece)
 
     async def _best_node(
         self, keys: Sequence[bytes], tails: Sequence[bytes], start: int, asked: set[str], deadline: float

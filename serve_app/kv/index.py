@@ -322,4 +322,6 @@ def _run(meta: ChunkMeta, keys: Sequence[bytes], at: int) -> int:
 
 
 def _piece(meta: ChunkMeta, at: int, blocks: int, tokens: int) -> Piece:
-    return Piece(meta.chunk_id, meta.start_token, at - meta.start_block, blocks, tokens, meta.shape, meta.dtype)
+    return Piece(
+        meta.chunk_id, meta.start_token, at - meta.start_block, blocks, tokens, meta.layout, meta.n_blocks, meta.nbytes
+    )

@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, payload_view
+from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, check_payload
 from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
@@ -137,7 +137,7 @@ class KVPool:
                 try:
                     ref = exporter.export_chunk.remote(meta.chunk_id)
                     payload = await asyncio.wait_for(_value(ref), self._export_timeout_s)
-                    payload_view(meta.shape, meta.dtype, payload)
+                    check_payload(payload, meta.nbytes)
                 except Exception as error:
                     # Whatever went wrong, including an arbitrary exception inside the worker, the chunk
                     # isn't there.

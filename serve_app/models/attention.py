@@ -1,7 +1,7 @@
 """The seam between transformers' modelling code and our paged cache.
 
 transformers calls a registered function for every attention layer and hands down unknown keyword arguments of
-``model(...)``; so the :class:`~serve_app.engine.batch.Batch` arrives as ``batch=`` and nothing is global.
+``model(...)``; so the :class:`~serve_app.engine.step.Batch` arrives as ``batch=`` and nothing is global.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def paged_attention_forward(
     ``query`` [1, Hq, T, D], ``key`` and ``value`` [1, Hkv, T, D]; returns [1, T, Hq, D]. There is never a mask:
     causality, window and request borders follow from the batch.
     """
-    layer = batch.kv[module.layer_idx]
+    layer = batch.kv.layer(module.layer_idx)
     write_kv(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), batch.slots)
     out = paged_attention(
         query[0].transpose(0, 1),

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
-from serve_app.kernels.fp8 import Fp8Linear
-from serve_app.kernels.fused import Operators
+from serve_app.kernels.linear.fp8 import Fp8Linear
+from serve_app.kernels.reference.operators import Operators
 
 if TYPE_CHECKING:
-    from serve_app.engine.batch import Batch
+    from serve_app.engine.step import Batch
     from serve_app.models.fused_decoder import LeanModel
 
 # [T, k] -> [T, n]
@@ -80,7 +80,7 @@ class DeviceForward:
         captured: dict[int, Tensor] = {}
         x, delta = F.embedding(batch.input_ids, self.embedding), None
         for index, layer in enumerate(self.layers):
-            kv = batch.kv[index]
+            kv = batch.kv.layer(index)
             normed, x = operators.add_rms_norm(x, delta, layer.input_norm.weight, layer.input_norm.eps)
             if index in wanted:
                 captured[index] = x

@@ -13,7 +13,6 @@ or in the pool brings them along, and a block table serves both.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,15 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from serve_app.engine.kv_cache import LayerShape
 from serve_app.kernels.attention import paged_attention, write_kv
-from serve_app.kernels.linear import FusedLinear
+from serve_app.kernels.linear.packed import FusedLinear
 from serve_app.models.eagle_config import HeadConfig, read_head_config
 from serve_app.models.fused_decoder import rms_norm, rotary_tables, rotate
 from serve_app.models.load import CausalModel, UnsupportedModel, require_safetensors
 
 if TYPE_CHECKING:
-    from serve_app.engine.batch import Batch
+    from serve_app.engine.step import Batch
     from serve_app.kernels.decoder import NormWeight
 
 _LINEARS = ("fc", "layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj",
@@ -49,18 +49,19 @@ def attach_head(model: CausalModel, path: Path) -> EagleHead:
     if not path.is_dir():
         raise UnsupportedModel(f"there is no directory {path}; give a folder with an EAGLE-3 head")
     target: Any = model.module
-    config = read_head_config(path, model.kv_shape.layers, target.config.get_text_config().hidden_size)
-    shape = model.kv_shape
-    if config.head_dim > shape.head_dim or config.q_heads % config.kv_heads:
+    own = model.kv_shape.same
+    if own is None:
+        raise UnsupportedModel(f"{path}: a head needs a target whose layers have K/V of one shape; draft with a model")
+    config = read_head_config(path, len(model.kv_shape.layers), target.config.get_text_config().hidden_size)
+    if config.head_dim > own.head_dim or config.q_heads % config.kv_heads:
         raise UnsupportedModel(
-            f"{path} has attention heads of {config.head_dim}, and the target's cache has room for {shape.head_dim}; "
+            f"{path} has attention heads of {config.head_dim}, and the target's cache has room for {own.head_dim}; "
             "give the head of this model"
         )
     require_safetensors(path)
     tensors = read_tensors(path)
-    first = shape.layers
-    head = EagleHead(config, tensors, model, first, path)
-    model.kv_shape = replace(shape, layers=first + -(-config.kv_heads // shape.kv_heads))
+    head = EagleHead(config, tensors, model, own, path)
+    model.kv_shape = model.kv_shape.with_more([own] * -(-config.kv_heads // own.kv_heads))
     return head
 
 
@@ -88,11 +89,11 @@ class EagleHead:
     """See the module's text. Holds its weights in the target's dtype, on the target's device."""
 
     def __init__(
-        self, config: HeadConfig, tensors: dict[str, Tensor], model: CausalModel, first_layer: int, path: Path
+        self, config: HeadConfig, tensors: dict[str, Tensor], model: CausalModel, cache: LayerShape, path: Path
     ) -> None:
         self.config, self.layers = config, config.layers
         self._path, self._device, self._dtype = path, model.device, model.dtype
-        self._first, self._cache_heads, self._cache_dim = first_layer, model.kv_shape.kv_heads, model.kv_shape.head_dim
+        self._first, self._cache_heads, self._cache_dim = len(model.kv_shape.layers), cache.kv_heads, cache.head_dim
         self._check_names(tensors)
         self._norms = {name: self._norm(tensors, name) for name in (*_NORMS, *self._input_norms)}
         widths = self._widths()
@@ -156,7 +157,7 @@ class EagleHead:
         out = []
         for part in range(parts):
             keys = slice(part * per_layer, (part + 1) * per_layer)
-            layer = batch.kv[self._first + part]
+            layer = batch.kv.layer(self._first + part)
             write_kv(layer, k[:, keys], v[:, keys], batch.slots)
             queries = q[:, part * per_layer * group : (part + 1) * per_layer * group]
             out.append(

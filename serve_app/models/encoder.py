@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.encoder.types import EncodeBatch, Pooling, Readout, Rows, TokenHead
-from serve_app.kernels.linear import tail_rows
+from serve_app.kernels.linear.packed import tail_rows
 from serve_app.models import encoder_attention
 from serve_app.models.load import UnsupportedModel, read_config, require_safetensors
 from serve_app.models.pooling import pool, read_pooling
@@ -289,7 +289,7 @@ def _try_flat(model: EncoderModel) -> str:
 
 
 def _pack(model: EncoderModel) -> dict[str, Any]:
-    from serve_app.kernels.linear import pack_linears
+    from serve_app.kernels.linear.packed import pack_linears
 
     batch = _probe_batch(model)
     expected = model.forward(batch)

@@ -2,7 +2,7 @@
 
 transformers' modules are only read: projections are fused and packed, rotary tables come from the model's own
 ``rotary_emb``, scale and window of each layer from what the model hands to attention. A model whose modules have an
-unknown part is refused here, and one whose results differ is refused by the check in ``surgery.py``; both keep
+unknown part is refused here, and one whose results differ is refused by the check in ``optimise.py``; both keep
 transformers' forward.
 
 On CPUs with bfloat16 dot products the whole pass is one C++ call (``kernels/decoder.py``); elsewhere, and in float32,
@@ -28,12 +28,12 @@ from serve_app.kernels.decoder import (
     NormWeight,
     decoder_library,
 )
-from serve_app.kernels.linear import FusedLinear, tail_rows
+from serve_app.kernels.linear.packed import FusedLinear, tail_rows
 from serve_app.models import attention
 from serve_app.models.quantization import codes_of
 
 if TYPE_CHECKING:
-    from serve_app.engine.batch import Batch
+    from serve_app.engine.step import Batch
     from serve_app.models.load import CausalModel
 
 # Tables of these depend on the position alone; others (dynamic, longrope) on the length of the text.
@@ -78,7 +78,9 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
     layers = [_read_layer(layer, calls.get(i)) for i, layer in enumerate(base.layers)]
     head = _linear(top.lm_head)
     rotary = rotary_tables(base.rotary_emb, base.embed_tokens.weight)
-    first, shape = layers[0], model.kv_shape
+    first, shape = layers[0], model.kv_shape.same
+    if shape is None:
+        raise NotStandard("layers differ in K/V heads or head size")
     rotary_dim = 2 * rotary(1)[0].shape[1]
     if rotary_dim > shape.head_dim:
         raise NotStandard("the rotary table is wider than a head")
@@ -148,7 +150,7 @@ class LeanForward:
             q, k, v = projected.view(tokens, -1, shape.head_dim).split(split, 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = rms_norm(q, layer.q_norm), rms_norm(k, layer.k_norm)
-            kv = batch.kv[index]
+            kv = batch.kv.layer(index)
             write_kv(kv, rotate(k, cos, sin), v, batch.slots)
             heads = paged_attention(
                 rotate(q, cos, sin),

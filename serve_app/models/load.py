@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Batch, build_batch
+from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.request import Request, SamplingParams
-from serve_app.engine.runner import Forward, KVShape
-from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.runner import Forward
+from serve_app.engine.step import Batch, Scheduled, build_batch
 from serve_app.models import attention
 from serve_app.models.quantization import quantize_linears
 
@@ -65,10 +65,10 @@ def load_causal_lm(
     """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
 
     ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name; ``quantization``
-    is ``none``, ``int8``, ``int4`` (:mod:`serve_app.models.quantization`) or ``fp8`` (:mod:`serve_app.kernels.fp8`);
-    ``kv_cache_dtype`` is ``auto`` (the model's) or ``fp8`` (e4m3 without scales). Raises
-    :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or one
-    whose attention does not go through transformers' interface.
+    is ``none``, ``int8``, ``int4`` (:mod:`serve_app.models.quantization`) or ``fp8``
+    (:mod:`serve_app.kernels.linear.fp8`); ``kv_cache_dtype`` is ``auto`` (the model's) or ``fp8`` (e4m3, no scales).
+    Raises :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or
+    one whose attention does not go through transformers' interface.
     """
     config = read_config(path)
     require_safetensors(path)
@@ -108,7 +108,7 @@ def load_causal_lm(
     )
     _check_coverage(model, path)
     if optimise:
-        from serve_app.models.surgery import optimise as improve
+        from serve_app.models.optimise import optimise as improve
 
         try:
             report.update(improve(model, fp8=quantization == "fp8"))
@@ -233,7 +233,7 @@ def _kv_shape(config: Any, dtype: torch.dtype) -> KVShape:
         )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return KVShape(config.num_hidden_layers, kv_heads, head_dim, dtype)
+    return KVShape.uniform(config.num_hidden_layers, kv_heads, head_dim, dtype)
 
 
 def _eos_token_ids(module: torch.nn.Module) -> frozenset[int]:
@@ -268,8 +268,8 @@ def _check_coverage(model: CausalModel, path: Path) -> None:
         ) from error
     finally:
         AttentionInterface.register(attention.NAME, original)
-    if sorted(calls) != list(range(model.kv_shape.layers)):
+    if sorted(calls) != list(range(len(model.kv_shape.layers))):
         raise UnsupportedModel(
-            f"{type(model.module).__name__} in {path}: {len(set(calls))} of {model.kv_shape.layers} layers use "
+            f"{type(model.module).__name__} in {path}: {len(set(calls))} of {len(model.kv_shape.layers)} layers use "
             "transformers' attention interface. Hybrid and linear-attention models can't use the paged cache yet"
         )

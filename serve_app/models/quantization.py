@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from serve_app.kernels.quantize import obstacle, quantize
+from serve_app.kernels.linear.quantize import obstacle, quantize
 
 BITS = {"int8": 8, "int4": 4}
 NAMES = ("none", *BITS)
@@ -18,7 +18,7 @@ def quantize_linears(model: nn.Module, name: str) -> str:
 
     The output head keeps 8 bits in any case: its errors go straight into the choice of tokens. Embeddings stay, a tied
     head gets a weight of its own. A module's codes are its attribute ``quantized``
-    (:class:`serve_app.kernels.quantize.Quantized`).
+    (:class:`serve_app.kernels.linear.quantize.Quantized`).
     """
     done, left = 0, 0
     find_head: Any = getattr(model, "get_output_embeddings", lambda: None)

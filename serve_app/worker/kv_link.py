@@ -61,7 +61,7 @@ class Path:
 
     def took(self, found: list[Fetched], *, early: bool = False) -> None:
         for piece, _ in found:
-            size = piece.nbytes // piece.shape[2] * piece.n_blocks
+            size = piece.nbytes // piece.chunk_blocks * piece.n_blocks
             self.taken.append((piece.tier, piece.start_token, piece.end_token))
             self.bytes += size
             self.early_bytes += size if early else 0
@@ -238,9 +238,7 @@ class PoolLink:
         from serve_app.engine.kv_io.transfer import Piece
 
         piece, view = fetched
-        data = torch.from_numpy(view).view(self._engine.runner.kv.dtype).view(piece.shape)
-        data = data[:, :, piece.first_block : piece.first_block + piece.n_blocks]
-        return Piece(piece.start_token, piece.n_tokens, data)
+        return Piece(piece.start_token, piece.n_tokens, torch.from_numpy(view), piece.first_block)
 
     async def _correct(self, request_id: str, keys: list[bytes]) -> None:
         """Tells the exporter what the pool has forgotten of a prompt that this engine still holds."""

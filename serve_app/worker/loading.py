@@ -110,11 +110,10 @@ def load_engine(
         progress("loading draft")
     drafter = make_drafter(spec, model, folder, draft)
     progress("allocating cache")
-    dtype_name = model.kv_shape.dtype_name
 
     def plug_in(engine: Engine) -> None:
         if spec.publish:
-            engine.exporter = ChunkExporter(engine.runner.kv, dtype_name, emit)
+            engine.exporter = ChunkExporter(engine.runner.kv, emit)
         drafting = drafter.plug_in(engine) if drafter is not None else None
         if proposers := _proposers(spec, drafting):
             controller = SpeculationController(spec.speculate_tokens, always=spec.always_draft)
@@ -134,7 +133,7 @@ def load_engine(
         revision += f" {fingerprint(drafter.weights)}"
 
     def root_of(salt: bytes) -> bytes:
-        return root_key(revision, dtype_name, model.kv_shape.layout.name, "", salt)
+        return root_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name, "", salt)
 
     return model, engine, root_of
 

@@ -15,9 +15,8 @@ from serve_app.distill import memory
 from serve_app.distill.answers import Batches, Sample, Teacher
 from serve_app.distill.head import HeadInTraining
 from serve_app.distill.train import Options, make_student, train
-from serve_app.engine.batch import Capture, build_batch
-from serve_app.engine.scheduler import Scheduled
 from serve_app.engine.speculation.eagle import HeadRows
+from serve_app.engine.step import Capture, Scheduled, build_batch
 from serve_app.models.eagle import attach_head
 from tests import tiny
 

@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Batch
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.engine import Engine
+from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.request import Request, SamplingParams, TokenLogprobs
-from serve_app.engine.runner import KVShape, Runner
+from serve_app.engine.runner import Runner
 from serve_app.engine.sampling import SampleRow, sample
 from serve_app.engine.scheduler import Scheduler
+from serve_app.engine.step import Batch
 from tests.tiny import ROOT
 
-SHAPE = KVShape(1, 1, 1, torch.float32)
+SHAPE = KVShape.uniform(1, 1, 1, torch.float32)
 
 
 @dataclass(slots=True)
@@ -39,13 +40,13 @@ class HistoryModel:
 
     def forward(self, batch: Batch) -> Tensor:
         """Writes the tokens as K, reads each request's history through its block table; logits [S, vocab]."""
-        batch.kv[0, 0, :, 0, :, 0].view(-1)[batch.slots] = batch.input_ids.float()
+        batch.kv.layer(0)[0, :, 0, :, 0].view(-1)[batch.slots] = batch.input_ids.float()
         wanted = set(batch.sample_rows.tolist())
         rows = []
         for index, seq_len in enumerate(batch.seq_lens.tolist()):
             first, last = batch.query_start[index : index + 2].tolist()
             table = batch.block_tables[index].long()
-            history = batch.kv[0, 0, table, 0, :, 0].reshape(-1)[:seq_len].numpy()
+            history = batch.kv.layer(0)[0, table, 0, :, 0].reshape(-1)[:seq_len].numpy()
             for row in range(first, last):
                 position = seq_len - (last - first) + (row - first)
                 assert int(batch.positions[row]) == position

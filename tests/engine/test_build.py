@@ -6,16 +6,13 @@ import pytest
 import torch
 
 from serve_app.engine.build import EngineLimits, build_engine, num_blocks
-from serve_app.engine.runner import KVShape
+from serve_app.engine.kv_cache import KVShape
 from tests import tiny
 
 
 def test_block_bytes():
     # K and V, 32 tokens, of every layer.
-    assert KVShape(3, 2, 16, torch.bfloat16).block_bytes == 3 * 2 * 2 * 32 * 16 * 2
-    kv = KVShape(3, 2, 16, torch.bfloat16).allocate(5, "cpu")
-    assert kv.shape == (3, 2, 5, 2, 32, 16)
-    assert kv.element_size() * kv.numel() == 5 * KVShape(3, 2, 16, torch.bfloat16).block_bytes
+    assert KVShape.uniform(3, 2, 16, torch.bfloat16).block_bytes == 3 * 2 * 2 * 32 * 16 * 2
 
 
 @pytest.mark.parametrize(
@@ -44,7 +41,7 @@ def test_the_engine_keeps_within_its_limits(model):
     scheduler = engine.scheduler
     assert (scheduler.max_batch_tokens, scheduler.max_num_seqs, scheduler.max_model_len) == (40, 3, 128)
     assert scheduler.eos_token_ids == model.eos_token_ids == frozenset({2})
-    assert engine.runner.kv.shape[2] == scheduler.blocks.num_blocks == 13
+    assert engine.runner.kv.num_blocks == scheduler.blocks.num_blocks == 13
     for index in range(5):
         engine.add(tiny.make_request(str(index), [5 + index] * 50, ignore_eos=True))
     assert [len(t) for t in tiny.run_all(engine).values()] == [16] * 5

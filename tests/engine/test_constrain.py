@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve_app.engine.constrain import Mask, Masks, mask_bias
-from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.step import Scheduled
 from tests.engine.fake import request
 
 

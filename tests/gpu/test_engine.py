@@ -119,7 +119,7 @@ def test_a_float8_cache_gives_what_the_cpu_gives():
     """Codes are rounded alike, sums in another order."""
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")
-    from serve_app.models.surgery import difference, probe
+    from serve_app.models.optimise import difference, probe
 
     for options in ({"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}):
         here = load_causal_lm(PICO, dtype="bfloat16", device="cuda", **options)

@@ -7,11 +7,11 @@ import numpy as np
 from serve_app.kv.chunk import ChunkMeta, Layout
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS, block_keys, root_key, tail_key
 
-LAYOUT = Layout(layers=2, kv_heads=2, head_dim=8, dtype="bfloat16")
+LAYOUT = Layout.of([(2, 8)] * 2, "bfloat16", 2)
 
 
 def root(tenant: str = "a") -> bytes:
-    return root_key("rev", LAYOUT.dtype, LAYOUT.name, "", tenant.encode())
+    return root_key("rev", "bfloat16", LAYOUT.name, "", tenant.encode())
 
 
 def prompt_keys(tokens: list[int], base: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -39,8 +39,7 @@ def cut(
                 n_tokens=count,
                 block_keys=keys[first : first + full],
                 tail_key=tails[0] if blocks > full else None,
-                shape=(layout.layers, 2, blocks, layout.kv_heads, BLOCK_TOKENS, layout.head_dim),
-                dtype=layout.dtype,
+                layout=layout,
                 tenant=tenant,
             )
         )

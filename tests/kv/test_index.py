@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from serve_app.kv.chunk import BadChunk, ChunkMeta, payload_view
+from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, check_payload
 from serve_app.kv.index import ChunkIndex
 from serve_app.kv.keys import BLOCK_TOKENS
-from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
+from tests.kv.chunks import cut, payload, prompt_keys, root
 
 PROMPT = list(range(700))  # chunks of 256, 256 and 188 tokens: 5 blocks and a tail of 28
 
@@ -119,8 +119,8 @@ def test_wire_round_trip_and_what_is_refused():
         {"n_tokens": 45 + BLOCK_TOKENS},
         {"nbytes": meta.nbytes - 1},
         {"tail_key": None},
-        {"dtype": "complex64"},
-        {"shape": [1, 2, 3]},
+        {"layout": 3},
+        {"nbytes": 0},
         {"start_token": 250},
         {"block_keys": 3},
         {"surprise": 1},
@@ -132,10 +132,18 @@ def test_wire_round_trip_and_what_is_refused():
 def test_a_payload_must_have_the_right_size_and_type():
     meta = cut(PROMPT[:300], root())[1]
     good = payload(meta)
-    assert payload_view(meta.shape, meta.dtype, good).shape == (2, 2, 2, LAYOUT.kv_heads, 32, 16)
+    assert check_payload(good, meta.nbytes) is good
     for bad in (good[:-1], good.view("int8"), good.reshape(2, -1), good.tobytes(), None):
         with pytest.raises(BadChunk):
-            payload_view(meta.shape, meta.dtype, bad)
+            check_payload(bad, meta.nbytes)
+
+
+def test_a_layout_names_what_two_caches_must_share():
+    same = Layout.of([(2, 8)] * 3, "bfloat16", 2)
+    assert (same.name, same.block_bytes) == ("L3.H2.D8.B32.bfloat16", 3 * 2 * 2 * 32 * 8 * 2)
+    mixed = Layout.of([(2, 8), (2, 8), (1, 16)], "bfloat16", 2)
+    assert (mixed.name, mixed.block_bytes) == ("L2.H2.D8+L1.H1.D16.B32.bfloat16", same.block_bytes)
+    assert Layout.of([(2, 8)], "bfloat16", 2, 1, 2).name == "L1.H2.D8.B32.bfloat16.R1of2"
 
 
 class IndexMachine(RuleBasedStateMachine):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 MB = 1024 * 1024
 # 512 KiB a block, 4 MiB a chunk of 256 tokens: like a small real model.
-BIG = type(LAYOUT)(layers=8, kv_heads=4, head_dim=128, dtype="bfloat16")
+BIG = type(LAYOUT).of([(4, 128)] * 8, "bfloat16", 2)
 
 ALONE = PoolOptions(limit_bytes=100 * MB, use_directory=False)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve_app.engine.batch import Capture, build_batch
-from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.step import Capture, Scheduled, build_batch
 from serve_app.kernels.decoder import decoder_library
 from tests import tiny
 

@@ -8,10 +8,10 @@ import random
 import pytest
 import torch
 
-from serve_app.kernels.fused import TORCH
+from serve_app.kernels.reference.operators import TORCH
 from serve_app.models import fused_decoder as lean
 from serve_app.models.device import DeviceForward
-from serve_app.models.surgery import difference, probe
+from serve_app.models.optimise import difference, probe
 from tests import tiny
 
 STANDARD = ["llama", "qwen2", "qwen3", "mistral", "phi3"]
@@ -54,9 +54,8 @@ def test_weights_are_held_once(tmp_path):
 
 
 def test_hidden_states_are_handed_out(tmp_path):
-    from serve_app.engine.batch import Capture, build_batch
     from serve_app.engine.request import Request, SamplingParams
-    from serve_app.engine.scheduler import Scheduled
+    from serve_app.engine.step import Capture, Scheduled, build_batch
     from serve_app.models.fused_decoder import LeanForward
 
     model, forward = build(tiny.write_checkpoint(tmp_path, "qwen3"))
@@ -74,12 +73,12 @@ def test_hidden_states_are_handed_out(tmp_path):
 
 def test_float16_models_are_taken_as_well(tmp_path):
     """Loading turns float16 into bfloat16 on CPUs only."""
-    from serve_app.models import surgery
+    from serve_app.models import optimise
 
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
     model.module.half()
     model.dtype, model.kv_shape = torch.float16, dataclasses.replace(model.kv_shape, dtype=torch.float16)
-    assert surgery.optimise(model)["lean"]
+    assert optimise.optimise(model)["lean"]
 
 
 def test_what_a_gpu_lacks_is_said_or_replaced(tmp_path, monkeypatch):
@@ -96,7 +95,7 @@ def test_what_a_gpu_lacks_is_said_or_replaced(tmp_path, monkeypatch):
 
 
 def test_a_pass_that_fails_leaves_the_models_own(tmp_path, monkeypatch):
-    from serve_app.models import surgery
+    from serve_app.models import optimise
 
     def fails(self, batch):
         raise TypeError("out of resource: shared memory")
@@ -104,5 +103,5 @@ def test_a_pass_that_fails_leaves_the_models_own(tmp_path, monkeypatch):
     monkeypatch.setattr(lean.LeanForward, "__call__", fails)
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
     own = model.forward
-    assert "out of resource" in surgery.optimise(model)["standard_forward"]
+    assert "out of resource" in optimise.optimise(model)["standard_forward"]
     assert model.forward is own and probe(model, own).isfinite().all()

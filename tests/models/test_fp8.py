@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve_app.kernels.fp8 import E4M3, Fp8Linear, quantize_rows
+from serve_app.kernels.linear.fp8 import E4M3, Fp8Linear, quantize_rows
 from serve_app.models.load import UnsupportedModel, load_causal_lm
-from serve_app.models.surgery import difference, probe
+from serve_app.models.optimise import difference, probe
 from tests import tiny
 from tests.parity.test_generate import prefill, stored_prefix
 
@@ -70,7 +70,7 @@ def test_a_float8_cache_travels(tmp_path):
 
 
 def test_roundings_of_deep_models_are_allowed_for():
-    from serve_app.models.surgery import ALLOWED_QUANTIZED, allowed_quantized
+    from serve_app.models.optimise import ALLOWED_QUANTIZED, allowed_quantized
 
     # With random weights the difference was 0.14 after 32 layers, and grows with their square root.
     assert allowed_quantized(4) == ALLOWED_QUANTIZED

@@ -10,7 +10,7 @@ from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaFo
 
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models import fused_decoder as lean
-from serve_app.models.surgery import difference, probe
+from serve_app.models.optimise import difference, probe
 from tests import tiny
 
 STANDARD = ["llama", "qwen2", "qwen3", "mistral", "phi3"]
@@ -110,9 +110,8 @@ def test_only_sampled_rows_and_odd_vocabulary(tmp_path):
 
 @needs_bf16_dot
 def test_contradictory_batches_are_refused(tmp_path):
-    from serve_app.engine.batch import build_batch
     from serve_app.engine.request import Request, SamplingParams
-    from serve_app.engine.scheduler import Scheduled
+    from serve_app.engine.step import Scheduled, build_batch
 
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama", **WIDE), dtype="bfloat16", optimise=True)
     kv = model.kv_shape.allocate(3, "cpu")

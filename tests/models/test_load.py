@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 
+from serve_app.engine.kv_cache import KVShape
 from serve_app.models.load import UnsupportedModel, load_causal_lm
 from tests import tiny
 
@@ -174,9 +175,7 @@ def test_code_in_the_folder_is_never_run(copy, tmp_path, model_type, name, loads
 )
 def test_the_shape_of_the_cache(checkpoints, family, shape):
     model = tiny.load(checkpoints(family))
-    kv = model.kv_shape
-    assert (kv.layers, kv.kv_heads, kv.head_dim) == shape
-    assert kv.dtype == torch.float32
+    assert model.kv_shape == KVShape.uniform(*shape, torch.float32)
     assert (model.vocab_size, model.max_model_len, model.device.type) == (256, 1024, "cpu")
     assert not model.module.training and not any(p.requires_grad for p in model.module.parameters())
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve_app.engine.batch import build_batch
 from serve_app.engine.request import Request, SamplingParams
-from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models.load import load_causal_lm
+from serve_app.models.optimise import difference, probe
 from serve_app.models.quantization import codes_of
-from serve_app.models.surgery import difference, probe
 from tests import tiny
 
 WIDE = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "vocab_size": 331}

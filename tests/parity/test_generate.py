@@ -159,9 +159,8 @@ def prefill(model, prompt: list[int]):
     chunks: list = []
     if not prompt:
         return chunks
-    kv_dtype = str(model.kv_shape.dtype).removeprefix("torch.")
     engine = tiny.make_engine(model, max_batch_tokens=100)
-    engine.exporter = ChunkExporter(engine.runner.kv, kv_dtype, lambda _, meta, data: chunks.append((meta, data())))
+    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, data: chunks.append((meta, data())))
     engine.add(tiny.make_request("p", prompt, prefill_only=True), held=0)
     assert tiny.run_all(engine) == {"p": []}
     return chunks
@@ -170,10 +169,7 @@ def prefill(model, prompt: list[int]):
 def stored_prefix(model, chunks: list[tuple[ChunkMeta, object]]) -> StoredPrefix | None:
     import torch
 
-    pieces = [
-        Piece(m.start_token, m.n_tokens, torch.from_numpy(d.copy()).view(model.kv_shape.dtype).view(m.shape))
-        for m, d in chunks
-    ]
+    pieces = [Piece(m.start_token, m.n_tokens, torch.from_numpy(d.copy())) for m, d in chunks]
     return StoredPrefix(pieces) if pieces else None
 
 

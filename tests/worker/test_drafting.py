@@ -47,7 +47,7 @@ def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
     head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
     model, engine, root = load(target, tmp_path, method="eagle3", weights=head, draft_tokens=3, always_draft=True)
     assert isinstance(engine.speculation.proposers[-1], EagleProposer)
-    assert model.kv_shape.layers == 4 == engine.runner.kv.shape[0]
+    assert len(model.kv_shape.layers) == 4 == engine.runner.kv.planes[0].shape[0]
     assert answer(engine) == plain
     assert engine.speculation.controller.stats()["proposed_tokens"] > 0
     # The whole context still fits beside the blocks that the chains use.
@@ -67,7 +67,7 @@ def test_a_prefill_worker_fills_the_heads_layer(target, tmp_path):
         engine.step()
         blocks = blocks or engine.scheduler.blocks.match(request.keys)
     assert len(blocks) == 2
-    assert engine.runner.kv[3][:, blocks].abs().sum((2, 4)).min() > 0
+    assert engine.runner.kv.layer(3)[:, blocks].abs().sum((2, 4)).min() > 0
     assert engine.runner.observer._unread == {}
 
 

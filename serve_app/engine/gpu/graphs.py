@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Batch
 from serve_app.engine.blocks import BLOCK_TOKENS, TRASH_BLOCK, blocks_for
+from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.runner import Forward
+from serve_app.engine.step import Batch
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class DecodeGraphs:
     def __init__(
         self,
         forward: Forward,
-        kv: Tensor,
+        kv: KVCache,
         *,
         max_num_seqs: int,
         max_model_len: int,

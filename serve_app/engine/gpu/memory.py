@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Batch
 from serve_app.engine.blocks import BLOCK_TOKENS, TRASH_BLOCK, blocks_for
+from serve_app.engine.kv_cache import KVCache, KVShape
 from serve_app.engine.penalties import penalise
 from serve_app.engine.request import SamplingParams
-from serve_app.engine.runner import Forward, KVShape
+from serve_app.engine.runner import Forward
 from serve_app.engine.sampling import SampleRow, choose
+from serve_app.engine.step import Batch
 
 # What CUDA graphs, cuBLAS and fragmentation take beside what is counted.
 RESERVE = 768 << 20
@@ -78,7 +79,7 @@ def draw_all(logits: Tensor) -> Tensor:
     return choose(penalise(logits.float(), rows), rows)
 
 
-def largest_batch(kv: Tensor, max_batch_tokens: int, max_num_seqs: int, max_model_len: int) -> Batch:
+def largest_batch(kv: KVCache, max_batch_tokens: int, max_num_seqs: int, max_model_len: int) -> Batch:
     """``max_batch_tokens`` prompt tokens, ``max_num_seqs`` of them sampled, all in the trash block of ``kv``."""
     lengths: list[int] = []
     while sum(lengths) < max_batch_tokens:

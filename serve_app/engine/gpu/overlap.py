@@ -24,14 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import build_batch
 from serve_app.engine.engine import Engine
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.penalties import penalise
-from serve_app.engine.request import Request, Status, StepOutput
+from serve_app.engine.request import Request, Status
 from serve_app.engine.runner import Runner, sample_rows
 from serve_app.engine.sampling import choose
-from serve_app.engine.scheduler import Sampled, Scheduled, Step
+from serve_app.engine.step import Sampled, Scheduled, Step, StepOutput, build_batch
 
 PLACEHOLDER = -1
 

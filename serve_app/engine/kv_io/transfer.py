@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS, blocks_for
-from serve_app.engine.gpu.staging import to_device
+from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import Request
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
@@ -18,11 +18,15 @@ from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
 
 @dataclass(slots=True)
 class Piece:
-    """Tokens [start, start + tokens) as ``data`` [L, 2, n_blocks, Hkv, 32, D]; ``start`` is a multiple of 32."""
+    """Tokens [start, start + tokens), ``start`` a multiple of 32, from block ``first`` of ``payload`` on.
+
+    The payload is flat uint8, as :meth:`~serve_app.engine.kv_cache.KVCache.copy_out` gives it.
+    """
 
     start: int
     tokens: int
-    data: Tensor
+    payload: Tensor
+    first: int = 0
 
 
 @dataclass(slots=True)
@@ -40,8 +44,8 @@ class StoredPrefix:
         return self.pieces[-1].start + self.pieces[-1].tokens if self.pieces else 0
 
 
-def load_prefix(kv: Tensor, blocks: list[int], prefix: StoredPrefix, start: int, end: int) -> None:
-    """Copies tokens [start, end) of ``prefix`` into ``blocks`` of ``kv`` [L, 2, num_blocks, Hkv, 32, D].
+def load_prefix(kv: KVCache, blocks: list[int], prefix: StoredPrefix, start: int, end: int) -> None:
+    """Copies tokens [start, end) of ``prefix`` into ``blocks`` of ``kv``.
 
     ``start`` is a multiple of 32: blocks before it came from the engine's own cache and stay as they are.
     """
@@ -52,30 +56,12 @@ def load_prefix(kv: Tensor, blocks: list[int], prefix: StoredPrefix, start: int,
         last = min(end, piece.start + piece.tokens)
         if first >= last:
             continue
-        offset = (first - piece.start) // BLOCK_TOKENS
-        count = blocks_for(last) - first // BLOCK_TOKENS
-        target = block_index(blocks[first // BLOCK_TOKENS :][:count], kv.device)
-        source = piece.data[:, :, offset : offset + count].to(kv.device, non_blocking=True)
-        raw(kv).index_copy_(2, target, raw(source))
-
-
-def take_out(kv: Tensor, blocks: list[int]) -> Tensor:
-    """A copy of ``blocks`` as one contiguous tensor [L, 2, len(blocks), Hkv, 32, D] on the cache's own device."""
-    return raw(kv).index_select(2, block_index(blocks, kv.device)).view(kv.dtype)
-
-
-def block_index(blocks: list[int], device: torch.device) -> Tensor:
-    """int64 on ``device``, without waiting for the steps that are under way there."""
-    return to_device([np.array(blocks, np.int64)], device)[0]
-
-
-def raw(kv: Tensor) -> Tensor:
-    """Bytes instead of float8, which few of torch's operators know."""
-    return kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
+        target = blocks[first // BLOCK_TOKENS : blocks_for(last)]
+        kv.copy_in(target, piece.payload, piece.first + (first - piece.start) // BLOCK_TOKENS)
 
 
 class HostCopy:
-    """Bytes of a tensor in host memory, fetched when they are asked for and from whatever thread asks.
+    """A flat uint8 tensor in host memory, fetched when it is asked for and from whatever thread asks.
 
     On a GPU the copy runs on a stream of its own, beside the engine's steps, and waits there for what made the tensor.
     """
@@ -88,21 +74,16 @@ class HostCopy:
             self._made.record()
 
     def __call__(self) -> np.ndarray:
-        """Blocks until the bytes (flat uint8) are there."""
+        """Blocks until the bytes are there."""
         if self._made is None:
-            return as_bytes(self._data.contiguous())
+            return self._data.numpy()
         stream = torch.cuda.Stream(self._data.device)
         with torch.cuda.stream(stream):
             stream.wait_event(self._made)
             host = torch.empty(self._data.shape, dtype=self._data.dtype, pin_memory=True)
             host.copy_(self._data, non_blocking=True)
             stream.synchronize()
-        return as_bytes(host)
-
-
-def as_bytes(data: Tensor) -> np.ndarray:
-    """The tensor's memory as a flat uint8 array, without a copy; bfloat16 has no numpy type of its own."""
-    return data.reshape(-1).view(torch.uint8).numpy()
+        return host.numpy()
 
 
 # A finished answer that adds less than this to what the pool holds is not worth an object of its own.
@@ -132,9 +113,9 @@ class ChunkExporter:
     payload, in any thread.
     """
 
-    def __init__(self, kv: Tensor, dtype_name: str, emit: Emit) -> None:
+    def __init__(self, kv: KVCache, emit: Emit) -> None:
         self._kv = kv
-        self._dtype_name = dtype_name
+        self._layout = kv.shape.layout
         self._emit = emit
         self._done: dict[str, int] = {}
 
@@ -168,7 +149,7 @@ class ChunkExporter:
         start = floor if end - held >= held - floor else held // BLOCK_TOKENS * BLOCK_TOKENS
         keys = block_keys(request.root, request.tokens[: end // BLOCK_TOKENS * BLOCK_TOKENS], known=request.keys)
         tail = request.tokens[end // BLOCK_TOKENS * BLOCK_TOKENS : end]
-        data = take_out(self._kv, blocks[start // BLOCK_TOKENS : blocks_for(end)])
+        payload = self._kv.copy_out(blocks[start // BLOCK_TOKENS : blocks_for(end)])
         parent = keys[-1] if keys else request.root
         meta = ChunkMeta.make(
             root=request.root,
@@ -176,8 +157,7 @@ class ChunkExporter:
             n_tokens=end - start,
             block_keys=keys[start // BLOCK_TOKENS :],
             tail_key=tail_key(parent, tail) if tail else None,
-            shape=tuple(data.shape),
-            dtype=self._dtype_name,
+            layout=self._layout,
             tenant=request.tenant,
         )
-        self._emit(request.id, meta, HostCopy(data))
+        self._emit(request.id, meta, HostCopy(payload))

@@ -20,11 +20,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import Batch, build_batch
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
+from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import Request
-from serve_app.engine.scheduler import Scheduled
 from serve_app.engine.speculation.offer import Draft
+from serve_app.engine.step import Batch, Scheduled, build_batch
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class EagleProposer:
     # A chain begins with the target's own hidden states, which there are none of behind somebody else's drafts.
     continues = False
 
-    def __init__(self, head: Head, kv: Tensor, blocks: BlockPool, spare: int, *, limit: int = 16) -> None:
+    def __init__(self, head: Head, kv: KVCache, blocks: BlockPool, spare: int, *, limit: int = 16) -> None:
         self.limit = limit
         self._head = head
         self._kv = kv

@@ -17,10 +17,10 @@ from itertools import takewhile
 
 from serve_app.engine.constrain import allowed_draft
 from serve_app.engine.request import Request
-from serve_app.engine.scheduler import Step
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.draft_proposer import DraftProposer, DraftQuery, DraftTransport
 from serve_app.engine.speculation.offer import Draft, Offer, Proposer
+from serve_app.engine.step import Step
 
 __all__ = [
     "Draft",

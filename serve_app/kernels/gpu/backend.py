@@ -8,7 +8,7 @@ import os
 
 import torch
 
-from serve_app.kernels.fused import TORCH, Operators
+from serve_app.kernels.reference.operators import TORCH, Operators
 
 log = logging.getLogger(__name__)
 

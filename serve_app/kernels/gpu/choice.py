@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from serve_app.kernels.fused import TORCH, Operators
 from serve_app.kernels.gpu.selftest import TOLERANCE, move
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
+from serve_app.kernels.reference.operators import TORCH, Operators
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,6 @@
-"""The small operators between a layer's matrix products in Triton, one launch each; see ``kernels/fused.py``."""
+"""The small operators between a layer's matrix products in Triton, one launch each;
+see ``kernels/reference/operators.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ HEADS_PER_PROGRAM = 4
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """:func:`serve_app.kernels.fused.add_rms_norm`; rows up to 32768 wide."""
+    """:func:`serve_app.kernels.reference.operators.add_rms_norm`; rows up to 32768 wide."""
     rows, width = x.shape
     normed = torch.empty_like(x)
     total = x if delta is None else torch.empty_like(x)
@@ -36,7 +38,7 @@ def rotate_and_write(
     q_norm: tuple[Tensor, float] | None,
     k_norm: tuple[Tensor, float] | None,
 ) -> Tensor:
-    """:func:`serve_app.kernels.fused.rotate_and_write`."""
+    """:func:`serve_app.kernels.reference.operators.rotate_and_write`."""
     tokens, kv_heads, dim = len(qkv), kv_layer.shape[2], kv_layer.shape[4]
     q_heads = qkv.shape[1] // dim - 2 * kv_heads
     q = torch.empty((tokens, q_heads, dim), dtype=qkv.dtype, device=qkv.device)
@@ -67,7 +69,7 @@ def write_kv(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """:func:`serve_app.kernels.fused.swiglu`."""
+    """:func:`serve_app.kernels.reference.operators.swiglu`."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     _swiglu[(rows, triton.cdiv(width, 1024))](gate_up, out, gate_up.stride(0), WIDTH=width, BLOCK=1024, num_warps=4)
@@ -75,7 +77,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`serve_app.kernels.fp8.quantize_rows`; rows up to 65536 wide."""
+    """:func:`serve_app.kernels.linear.fp8.quantize_rows`; rows up to 65536 wide."""
     x = x.contiguous()
     rows, width = x.shape
     codes = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)

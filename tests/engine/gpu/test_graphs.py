@@ -63,7 +63,7 @@ def test_padding_touches_the_trash_block_only(model):
     engine = graphed_engine(model)
     graphs = engine.runner.forward
     generate(engine, prompts(3))
-    before = engine.runner.kv.clone()
+    before = engine.runner.kv.planes[0].clone()
     engine.scheduler.blocks.clear_cache()
     graphs._resume_at = float("inf")  # keep to the graph of eight
     assert graphs.captured[-1] == 8
@@ -71,7 +71,7 @@ def test_padding_touches_the_trash_block_only(model):
     engine.add(tiny.make_request("x", [5, 6, 7], max_tokens=3))
     outputs = tiny.run_all(engine)
     assert graphs.replays
-    changed = {int(b) for b in (engine.runner.kv != before).any(-1).any(-1).any(-1).any(0).any(0).nonzero()}
+    changed = {int(b) for b in (engine.runner.kv.planes[0] != before).any(-1).any(-1).any(-1).any(0).any(0).nonzero()}
     assert len(outputs["x"]) == 3
     assert len(changed - {0}) == 1
 

@@ -33,4 +33,5 @@ def test_the_largest_batch_runs_and_touches_the_trash_block_only(tmp_path):
         logits = model.forward(batch)
         assert logits.shape == (8, model.vocab_size)
         assert draw_all(logits).shape == (8,)
-    assert bool(kv[:, :, 0].any()) and not bool(kv[:, :, 1:].any())
+    [plane] = kv.planes
+    assert bool(plane[:, :, 0].any()) and not bool(plane[:, :, 1:].any())

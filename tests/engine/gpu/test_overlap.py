@@ -178,9 +178,7 @@ def test_the_same_chunks_are_exported():
     for wrap in (lambda engine: engine, ahead):
         chunks: list = []
         plain = make_engine(HistoryModel(), max_batch_tokens=100)
-        plain.exporter = ChunkExporter(
-            plain.runner.kv, "float32", lambda _, m, d, to=chunks: to.append((m, d().tobytes()))
-        )
+        plain.exporter = ChunkExporter(plain.runner.kv, lambda _, m, d, to=chunks: to.append((m, d().tobytes())))
         engine = wrap(plain)
         rng = random.Random(4)
         for i in range(3):

@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.blocks import blocks_for
+from serve_app.engine.kv_cache import KVCache, KVShape
 from serve_app.engine.kv_io.preload import preload
 from serve_app.engine.kv_io.transfer import (
     ChunkExporter,
     HostCopy,
     Piece,
     StoredPrefix,
-    as_bytes,
     load_prefix,
-    take_out,
 )
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
@@ -36,12 +35,23 @@ from tests.engine.fake import (
     take,
 )
 
-LAYERS, BLOCKS, HEADS, DIM = 2, 40, 2, 3
+BLOCKS = 40
 
 
-def random_kv(seed: int, dtype=torch.float32) -> torch.Tensor:
+def random_kv(seed: int, device="cpu") -> KVCache:
+    cache = KVShape.uniform(2, 2, 3, torch.float32).allocate(BLOCKS, device)
+    return fill(cache, seed)
+
+
+def fill(cache: KVCache, seed: int) -> KVCache:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(LAYERS, 2, BLOCKS, HEADS, 32, DIM, generator=generator).to(dtype)
+    for plane in cache.planes:
+        plane.copy_(torch.randn(plane.shape, generator=generator))
+    return cache
+
+
+def snapshot(kv: KVCache) -> torch.Tensor:
+    return kv.planes[0].clone()
 
 
 def tokens_of(kv: torch.Tensor, blocks: list[int], count: int) -> torch.Tensor:
@@ -50,13 +60,17 @@ def tokens_of(kv: torch.Tensor, blocks: list[int], count: int) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def pieces(kv: torch.Tensor, blocks: list[int], cuts: list[int], tokens: int) -> list[Piece]:
-    """The first ``tokens`` tokens, cut into pieces at the block numbers ``cuts``."""
+def pieces(kv: KVCache, blocks: list[int], cuts: list[int], tokens: int) -> list[Piece]:
+    """The first ``tokens`` tokens, cut into pieces at the block numbers ``cuts``; every second one lies inside a larger
+    payload.
+    """
     borders = sorted({0, *cuts, blocks_for(tokens)})
-    return [
-        Piece(a * 32, min(b * 32, tokens) - a * 32, take_out(kv, blocks[a:b]))
-        for a, b in zip(borders, borders[1:], strict=False)
-    ]
+    found = []
+    for index, (a, b) in enumerate(zip(borders, borders[1:], strict=False)):
+        before = index % 2
+        payload = kv.copy_out([7] * before + blocks[a:b] + [9] * before)
+        found.append(Piece(a * 32, min(b * 32, tokens) - a * 32, payload, before))
+    return found
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -73,8 +87,9 @@ def test_any_part_of_any_pieces_round_trips(data, tokens):
     # What the pool was asked for may begin anywhere up to where it is needed.
     stored = [p for i, p in enumerate(stored) if p.start + p.tokens > start or i == len(stored) - 1]
     prefix = StoredPrefix(stored)
-    before = target.clone()
+    before = snapshot(target)
     load_prefix(target, here, prefix, start, end)
+    target, source = snapshot(target), snapshot(source)
     assert torch.equal(tokens_of(target, here, end)[start:], tokens_of(source, there, end)[start:])
     touched = here[start // 32 : blocks_for(end)]
     others = [b for b in range(BLOCKS) if b not in touched]
@@ -89,38 +104,22 @@ def test_begin_and_end():
 
 def test_a_gap_before_the_prefix_raises():
     kv = random_kv(0)
-    prefix = StoredPrefix([Piece(64, 32, take_out(kv, [5]))])
-    before = kv.clone()
+    prefix = StoredPrefix([Piece(64, 32, kv.copy_out([5]))])
+    before = snapshot(kv)
     with pytest.raises(ValueError, match="64"):
         load_prefix(kv, [1, 2, 3], prefix, 32, 96)
-    assert torch.equal(kv, before)
+    assert torch.equal(kv.planes[0], before)
     load_prefix(kv, [1, 2, 3], prefix, 64, 96)
-    assert torch.equal(kv[:, :, 3], before[:, :, 5])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes(dtype):
-    data = take_out(random_kv(0, dtype), [3, 9])
-    assert data.is_contiguous() and data.shape == (LAYERS, 2, 2, HEADS, 32, DIM)
-    flat = as_bytes(data)
-    assert flat.dtype == np.uint8 and flat.shape == (data.numel() * dtype.itemsize,)
-    assert torch.equal(torch.from_numpy(flat).view(dtype).view(data.shape), data)
+    assert torch.equal(kv.planes[0][:, :, 3], before[:, :, 5])
 
 
 @pytest.mark.gpu
 def test_bytes_leave_a_gpu_beside_its_steps():
-    kv = random_kv(0, torch.bfloat16).cuda()
-    expected = take_out(kv, [3, 9]).cpu()
-    copy = HostCopy(take_out(kv, [3, 9]))
-    kv.zero_()  # the engine goes on
-    assert np.array_equal(copy(), as_bytes(expected))
-
-
-def test_taking_out_copies():
-    kv = random_kv(0)
-    data = take_out(kv, [3])
-    kv.zero_()
-    assert data.abs().sum() > 0
+    kv = random_kv(0, "cuda")
+    expected = kv.copy_out([3, 9]).cpu()
+    copy = HostCopy(kv.copy_out([3, 9]))
+    kv.planes[0].zero_()  # the engine goes on
+    assert np.array_equal(copy(), expected.numpy())
 
 
 # --- into a running engine ------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def fake_prefix(tokens: list[int], start: int, end: int) -> StoredPrefix:
     """What a :class:`HistoryModel` would have written for tokens [start, end)."""
     data = torch.zeros(1, 2, blocks_for(end) - start // 32, 1, 32, 1)
     data[0, 0].view(-1)[: end - start] = torch.tensor(tokens[start:end], dtype=torch.float32)
-    return StoredPrefix([Piece(start, end - start, data)])
+    return StoredPrefix([Piece(start, end - start, data.view(torch.uint8).flatten())])
 
 
 @pytest.mark.parametrize(
@@ -226,14 +225,16 @@ Chunks = list[tuple[ChunkMeta, torch.Tensor]]
 def exporting(engine) -> Chunks:
     """Plugs an exporter in; what it emits appears in the list that is returned."""
     chunks: Chunks = []
-    dtype = engine.runner.kv.dtype
+    kv = engine.runner.kv
 
     def emit(name, meta, copy):
         payload = copy()
-        assert name == "p" and payload.nbytes == meta.nbytes
-        chunks.append((meta, torch.from_numpy(payload.copy()).view(dtype).view(meta.shape)))
+        assert name == "p" and payload.nbytes == meta.nbytes and meta.layout == kv.shape.layout.name
+        held = kv.shape.allocate(meta.n_blocks, "cpu")
+        held.copy_in(list(range(meta.n_blocks)), torch.from_numpy(payload))
+        chunks.append((meta, held.planes[0]))
 
-    engine.exporter = ChunkExporter(engine.runner.kv, str(dtype).removeprefix("torch."), emit)
+    engine.exporter = ChunkExporter(kv, emit)
     return chunks
 
 
@@ -255,7 +256,7 @@ def recomputed(model, tokens: list[int]) -> torch.Tensor:
     one = tiny.make_request("r", [*tokens, 5], max_tokens=2, ignore_eos=True)
     engine.add(one)
     engine.step()
-    return tokens_of(engine.runner.kv, one.blocks, len(tokens))
+    return tokens_of(engine.runner.kv.planes[0], one.blocks, len(tokens))
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 255, 256, 257, 300, 512, 530])

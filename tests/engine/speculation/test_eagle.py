@@ -10,15 +10,16 @@ import torch
 
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.engine import Engine
+from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.request import SamplingParams
-from serve_app.engine.runner import KVShape, Runner
+from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.speculate import Speculation, SpeculationController
 from tests.engine.fake import HistoryModel, answer_alone, collect, random_prompt, request
 
 MODEL = HistoryModel(spread=3.0)
-SHAPE = KVShape(2, 1, 1, torch.float32)
+SHAPE = KVShape.uniform(2, 1, 1, torch.float32)
 PROMPTS = {str(i): random_prompt(i, 5 + 23 * i) for i in range(6)}
 
 
@@ -47,7 +48,7 @@ class PerfectHead:
         if self.fail:
             raise RuntimeError("broken head")
         self.passes.append((len(batch.input_ids), len(batch.sample_rows)))
-        kv = batch.kv[1, :, :, 0, :, 0]
+        kv = batch.kv.layer(1)[:, :, 0, :, 0]
         for plane, values in zip(kv, (hidden[:, 0], batch.input_ids.float()), strict=True):
             plane.view(-1)[batch.slots] = values
         drafts, rows = [], set(batch.sample_rows.tolist())

@@ -11,10 +11,10 @@ import dataclasses
 import pytest
 import torch
 
-from serve_app.kernels.fused import TORCH
 from serve_app.kernels.gpu.choice import Heads, check, choose_attention, compare
 from serve_app.kernels.gpu.selftest import TOLERANCE, move
 from serve_app.kernels.library.selftest import random_batch
+from serve_app.kernels.reference.operators import TORCH
 
 HEADS = Heads(4, 2, 32, torch.bfloat16, torch.bfloat16)
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from serve_app.kernels.fused import TORCH
 from serve_app.kernels.gpu import selftest
+from serve_app.kernels.reference.operators import TORCH
 
 
 @pytest.fixture(scope="module")

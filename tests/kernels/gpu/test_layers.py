@@ -4,7 +4,7 @@ import pytest
 
 from serve_app.models import fused_decoder as lean
 from serve_app.models.device import DeviceForward
-from serve_app.models.surgery import difference, probe
+from serve_app.models.optimise import difference, probe
 from tests import tiny
 
 

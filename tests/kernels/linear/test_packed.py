@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from serve_app.kernels.linear import PackedLinear, pack_linears, packing_available
+from serve_app.kernels.linear.packed import PackedLinear, pack_linears, packing_available
 
 DTYPES = [torch.float32, torch.bfloat16]
 

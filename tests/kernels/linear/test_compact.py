@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from serve_app.kernels import compact, decoder
+from serve_app.kernels import decoder
 from serve_app.kernels.decoder import decoder_library, paired_order, plain_order
-from serve_app.models.surgery import probe
+from serve_app.kernels.linear import compact
+from serve_app.models.optimise import probe
 from tests import tiny
 
 pytestmark = pytest.mark.skipif(decoder_library() is None, reason="needs a compiler and AVX512_BF16")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.kernels.attention import paged_attention_torch, write_kv_torch
-from serve_app.kernels.fp8 import quantize_rows
+from serve_app.kernels.linear.fp8 import quantize_rows
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,110 @@
-"""One step's work as tensors: the tokens of all scheduled requests laid end to end."""
+"""The nouns of one engine step, which scheduler, runner, sampling and proposers speak of.
+
+::
+
+    Scheduler.next() -> Step of Scheduled and Load -> build_batch() -> Batch -> logits -> Sampled per Scheduled
+        -> Scheduler.commit() -> StepOutput per request
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
-from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.kv_cache import KVCache
+from serve_app.engine.request import Request, TokenLogprobs
+
+
+class Prefix(Protocol):
+    """K/V of a request's first tokens that lie somewhere else and can be copied in instead of computed."""
+
+    @property
+    def begin(self) -> int:
+        """The first token covered."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """One past the last token covered."""
+        ...
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """``count`` tokens of ``request`` from ``start`` on; the last ``samples`` rows are sampled."""
+
+    request: Request
+    start: int
+    count: int
+    samples: int
+
+    @property
+    def blocks(self) -> list[int]:
+        """The table of blocks that hold the request's K/V."""
+        return self.request.blocks
+
+    def token_ids(self) -> list[int]:
+        tokens, draft = self.request.tokens, self.request.draft
+        stop = self.start + self.count
+        if stop <= len(tokens):
+            return tokens[self.start : stop]
+        return tokens[self.start :] + draft[: stop - len(tokens)]
+
+
+@dataclass(slots=True)
+class Load:
+    """Copy ``request``'s stored prefix into its blocks, tokens [start, end), before the step runs."""
+
+    request: Request
+    prefix: Prefix
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class Step:
+    scheduled: list[Scheduled] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    preempted: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.count for s in self.scheduled)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The sampled tokens of one request's rows, first row first; log-probabilities only where asked for.
+
+    ``finish_reason``: the last of ``token_ids`` ends the request; ``error`` then says why, where it is one.
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one engine step produced for one request.
+
+    ``offset`` is the number of output tokens before ``token_ids``; ``cached`` the prompt tokens that were not computed.
+    """
+
+    request_id: str
+    offset: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cached: int = 0
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -48,13 +142,13 @@ class Batch:
     sample_rows: Tensor  # [S] int64
     max_query_len: int
     max_seq_len: int
-    kv: Tensor  # [L, 2, num_blocks, Hkv, 32, D]
+    kv: KVCache
     total_seq_len: int = 0  # sum of seq_lens; 0: the host does not know it
     decodes: int = 0  # at least so many requests at the head of the batch have one token
     capture: Capture | None = None
 
 
-def build_batch(scheduled: Sequence[Scheduled], kv: Tensor) -> Batch:
+def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
     """Lays the scheduled tokens out as one :class:`Batch` on the device of ``kv``."""
     counts = np.array([s.count for s in scheduled], np.int64)
     starts = np.array([s.start for s in scheduled], np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from serve_app.kernels.library import native
-from serve_app.kernels.quantize import PANEL
+from serve_app.kernels.linear.quantize import PANEL
 
 BLOCK_COLUMNS = 16
 TABLE_BYTES = 16

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from serve_app.kernels.decoder import paired_order, plain_order
-from serve_app.kernels.quantize import GROUP, PANEL, Quantized, pack_panels, quantize
+from serve_app.kernels.linear.quantize import GROUP, PANEL, Quantized, pack_panels, quantize
 
 
 def weight(n: int, k: int, seed: int = 0) -> torch.Tensor:

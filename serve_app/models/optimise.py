@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from serve_app.engine.batch import build_batch
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Forward
-from serve_app.engine.scheduler import Scheduled
+from serve_app.engine.step import Scheduled, build_batch
 from serve_app.models import device
 from serve_app.models import fused_decoder as lean
 
@@ -63,7 +62,7 @@ def _use_lean_forward(model: CausalModel, expected: Tensor, fp8: bool) -> dict[s
     except Exception as failure:  # those of kernels and compilers have no base in common
         log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)
         return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
-    if not error <= (allowed_quantized(model.kv_shape.layers) if parts.quantized or fp8 else ALLOWED[model.dtype]):
+    if not error <= (allowed_quantized(len(model.kv_shape.layers)) if parts.quantized or fp8 else ALLOWED[model.dtype]):
         log.warning("the %s differs from the model's own by %.2g and is not used", name, error)
         return {"standard_forward": f"kept: the {name} differs by {error:.2g}"}
     lean.free_weights(parts)
@@ -77,7 +76,7 @@ def allowed_quantized(layers: int) -> float:
 
 
 def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
-    from serve_app.kernels.linear import pack_linears
+    from serve_app.kernels.linear.packed import pack_linears
     from serve_app.kernels.norm import replace_rms_norms
 
     report: dict[str, Any] = {

@@ -1,0 +1,147 @@
+"""The paged K/V cache: the one object through which models, kernels and transfers reach keys and values.
+
+Layers of one shape lie in one tensor, a *plane*, so that a block's bytes of all of them are copied by one operation
+and compiled code can step from layer to layer::
+
+    plane [layers of this shape, 2, num_blocks, Hkv, 32, D]        2: keys, values;  block 0 belongs to nobody
+
+Most models have one plane. A model whose layers differ in heads or head size (Gemma 4) has one for each shape, and a
+block's payload is then the planes' bytes one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.gpu.staging import to_device
+from serve_app.kv.chunk import Layout
+
+
+@dataclass(slots=True, frozen=True)
+class LayerShape:
+    """K/V heads and head size of one layer, as this rank holds them."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(slots=True, frozen=True)
+class KVShape:
+    """The cache of one model: its layers' shapes and the dtype of keys and values.
+
+    ``rank`` of ``ranks`` workers that share a model's heads; a cache alone is rank 0 of 1.
+    """
+
+    layers: tuple[LayerShape, ...]
+    dtype: torch.dtype
+    rank: int = 0
+    ranks: int = 1
+
+    @classmethod
+    def uniform(cls, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVShape:
+        """``layers`` layers of one shape."""
+        return cls((LayerShape(kv_heads, head_dim),) * layers, dtype)
+
+    def with_more(self, layers: Sequence[LayerShape]) -> KVShape:
+        """The same with ``layers`` behind its own."""
+        return replace(self, layers=(*self.layers, *layers))
+
+    @property
+    def same(self) -> LayerShape | None:
+        """The shape that all layers have, or None where they differ."""
+        return self.layers[0] if len(set(self.layers)) == 1 else None
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers) * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_TOKENS * self.token_bytes
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def layout(self) -> Layout:
+        """What two caches must have in common to exchange chunks."""
+        shapes = [(layer.kv_heads, layer.head_dim) for layer in self.layers]
+        return Layout.of(shapes, self.dtype_name, self.dtype.itemsize, self.rank, self.ranks)
+
+    def allocate(self, num_blocks: int, device: str | torch.device) -> KVCache:
+        """A cache of zeros."""
+        return KVCache(self, num_blocks, device)
+
+
+class KVCache:
+    """Keys and values of ``num_blocks`` blocks on one device."""
+
+    __slots__ = ("_layers", "device", "num_blocks", "planes", "shape")
+
+    def __init__(self, shape: KVShape, num_blocks: int, device: str | torch.device) -> None:
+        self.shape, self.num_blocks = shape, num_blocks
+        # One tensor per distinct shape, in the order in which the shapes first occur.
+        self.planes: list[Tensor] = []
+        self._layers: list[Tensor] = [torch.empty(0)] * len(shape.layers)
+        for distinct in dict.fromkeys(shape.layers):
+            members = [i for i, layer in enumerate(shape.layers) if layer == distinct]
+            size = (len(members), 2, num_blocks, distinct.kv_heads, BLOCK_TOKENS, distinct.head_dim)
+            plane = torch.zeros(size, dtype=shape.dtype, device=device)
+            self.planes.append(plane)
+            for at, index in enumerate(members):
+                self._layers[index] = plane[at]
+        self.device = self.planes[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.shape.dtype
+
+    def layer(self, index: int) -> Tensor:
+        """Keys and values of one layer, [2, num_blocks, Hkv, 32, D]; writing to it writes to the cache."""
+        return self._layers[index]
+
+    def copy_out(self, blocks: list[int]) -> Tensor:
+        """The payload of ``blocks``: a flat uint8 tensor on the cache's own device, [len(blocks) * block_bytes].
+
+        Plane by plane, each as a contiguous [layers, 2, len(blocks), Hkv, 32, D].
+        """
+        index = self._index(blocks)
+        parts = [_raw(plane).index_select(2, index).view(torch.uint8).flatten() for plane in self.planes]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
+        """Overwrites ``blocks`` with as many blocks of ``payload`` (see :meth:`copy_out`), from its ``first`` on.
+
+        ``payload`` may lie on another device. Raises ValueError where it is no whole number of this cache's blocks, or
+        ends before the last one that is asked for.
+        """
+        held, rest = divmod(payload.numel(), self.shape.block_bytes)
+        if payload.dtype != torch.uint8 or rest or first + len(blocks) > held:
+            raise ValueError(
+                f"a payload of {payload.numel()} bytes does not hold blocks {first} to {first + len(blocks)} of "
+                f"{self.shape.block_bytes} bytes; only caches of one layout can exchange them"
+            )
+        index, at = self._index(blocks), 0
+        for plane in self.planes:
+            layers, two, _, heads, tokens, dim = plane.shape
+            size = held * plane[:, :, 0].numel() * plane.itemsize
+            part = payload[at : at + size].view(plane.dtype).view(layers, two, held, heads, tokens, dim)
+            source = part[:, :, first : first + len(blocks)].to(self.device, non_blocking=True)
+            _raw(plane).index_copy_(2, index, _raw(source))
+            at += size
+
+    def _index(self, blocks: list[int]) -> Tensor:
+        """int64 on the cache's device, without waiting for the steps that are under way there."""
+        return to_device([np.array(blocks, np.int64)], self.device)[0]
+
+
+def _raw(plane: Tensor) -> Tensor:
+    """Bytes instead of float8, which few of torch's operators know."""
+    return plane.view(torch.uint8) if plane.dtype.itemsize == 1 else plane
