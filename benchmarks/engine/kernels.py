@@ -20,9 +20,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.checks import Checks
-from serve_app.kernels.attention import BLOCK, attention_backend, paged_attention, paged_attention_torch
+from serve_app.kernels.attention import paged_attention
+from serve_app.kernels.batch import BLOCK
+from serve_app.kernels.library.load import attention_backend
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear.packed import PackedLinear, packing_available
+from serve_app.kernels.reference.attention import paged_attention_torch
 
 # Largest difference of two sides, over the largest number.
 ROUNDING = {torch.bfloat16: 3e-2, torch.float32: 1e-4}

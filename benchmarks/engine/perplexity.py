@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
         entry["perplexity_ratio"] = entry["perplexity"] / found[names[0]]["perplexity"]
         entry["decode_tokens_per_s"] = statistics.median(rates[name])
         entry["speed_ratio"] = entry["decode_tokens_per_s"] / statistics.median(rates[names[0]])
-        entry["forward"] = models[name].report.get("lean", "transformers")
+        entry["forward"] = models[name].report.get("fused_decoder", "transformers")
         print(
             f"{name:6} perplexity {entry['perplexity']:9.3f} ({entry['perplexity_ratio']:.4f}x)   decode "
             f"{entry['decode_tokens_per_s']:7.1f}/s ({entry['speed_ratio']:.2f}x)   {entry['forward']}"

@@ -140,7 +140,7 @@ def table(result: dict[str, Any]) -> str:
         ]  # fmt: skip
         lines += ["| | ours | transformers |", "| --- | --- | --- |"]
         lines += [f"| {a} | {b} | {c} |" for a, b, c in rows]
-        forward = stages.get("lean", stages.get("standard_forward"))
+        forward = stages.get("fused_decoder", stages.get("transformers_forward"))
         lines += ["", f"Forward pass: {forward}", "", f"Stages: {stages}", "",
                   f"Compared: { {k: round(v, 3) for k, v in judged.items()} }"]  # fmt: skip
         if name == "llama-8b":

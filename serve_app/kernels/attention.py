@@ -3,75 +3,31 @@
 All share one signature and one meaning. Query i of a request with q queries stands at position
 ``p = seq_len - q + i`` and attends to keys ``max(0, p - window + 1) .. p`` of its own request::
 
-    weights = softmax([softcap * tanh(scale * q.k / softcap) for each key] + [sink])   # the sink's weight is
-    dropped out     = weights @ V
+    score(k)  = scale * q.k, with a soft cap: softcap * tanh(scale * q.k / softcap)
+    weight(k) = exp(score(k)) / (exp(sink) + sum of exp(score) over the keys)        without a sink: exp(sink) = 0
+    out       = sum of weight(k) * v(k) over the keys
+
+The sink is one logit per head that takes part in the softmax and has no value: the weights of the keys sum up to less
+than 1.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
-import math
-import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.kernels.library import build, native
+from serve_app.kernels.batch import AttentionBatch
+from serve_app.kernels.library import native
+from serve_app.kernels.library.load import cpu_library
+from serve_app.kernels.reference.attention import paged_attention_torch, write_kv_torch
 
 if TYPE_CHECKING:
-    from serve_app.kernels.reference.operators import Operators
-
-log = logging.getLogger(__name__)
-BLOCK = 32  # tokens per KV block
+    from serve_app.kernels.operators import Operators
 
 
-class AttentionBatch(Protocol):
-    """What attention needs of ``engine.step.Batch`` (R requests, T query tokens, all on the device of the
-    cache)."""
-
-    @property
-    def query_start(self) -> Tensor: ...  # [R+1] int32
-    @property
-    def seq_lens(self) -> Tensor: ...  # [R] int32
-    @property
-    def block_tables(self) -> Tensor: ...  # [R, max_blocks] int32
-    @property
-    def max_query_len(self) -> int: ...
-    @property
-    def max_seq_len(self) -> int: ...
-    @property
-    def total_seq_len(self) -> int: ...  # sum of seq_lens, 0 where the host does not know it
-    @property
-    def decodes(self) -> int: ...  # at least so many requests at the head of the batch have one query
-
-
-@functools.cache
-def _load() -> tuple[native.Library | None, str]:
-    """The checked C++ library, or None and the reason. Decided once per process."""
-    if os.environ.get("SERVE_APP_KERNELS") == "torch":
-        return None, "SERVE_APP_KERNELS=torch"
-    try:
-        library = native.open_library(build.build())
-        worst = self_test(library)
-    except Exception as error:  # whatever is wrong with the library, torch still gives right answers
-        log.warning("C++ CPU kernels unavailable, plain torch is used (several times slower): %s", error)
-        return None, str(error)
-    return library, f"{library.note}; self-test error {worst:.1e}"
-
-
-def cpu_library() -> native.Library | None:
-    """The compiled CPU kernels; builds, loads and tests them on the first call (seconds when nothing is
-    cached)."""
-    return _load()[0]
-
-
-def attention_backend() -> tuple[str, str]:
-    """``("cpp" | "torch", why)`` for CPU tensors in this process."""
-    library, why = _load()
-    return ("cpp" if library else "torch"), why
+class ShapeMismatch(ValueError):
+    """A call's tensors do not fit the cache. The text gives both sizes and what to correct."""
 
 
 def paged_attention(
@@ -88,8 +44,10 @@ def paged_attention(
 
     ``q`` [T, Hq, D] (any strides); ``kv_layer`` [2, num_blocks, Hkv, 32, D], K/V of the batch already
     written; ``sinks`` [Hq] extra logits per head; Hq a multiple of Hkv. Returns a contiguous [T, Hq, D] of
-    q's dtype. Raises ValueError when lengths or block ids contradict the cache (C++ path).
+    q's dtype. Raises ValueError when lengths or block ids contradict the cache (C++ path),
+    :class:`ShapeMismatch` where heads or head sizes do.
     """
+    _check_queries(q, kv_layer, batch, sinks)
     if not q.is_cuda and native.attention_supports(q, kv_layer):
         library = cpu_library()
         if library is not None:
@@ -105,6 +63,7 @@ def paged_attention(
 def write_kv(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
     """Writes ``k``, ``v`` [T, Hkv, D] to ``slots`` [T] int64 (block * 32 + offset) of ``kv_layer``, in
     place."""
+    _check_rows(kv_layer, k, v, slots)
     if not k.is_cuda and native.write_supports(kv_layer, k, v):
         library = cpu_library()
         if library is not None:
@@ -119,118 +78,29 @@ def _gpu(tensor: Tensor) -> Operators:
     return operators(tensor.device)
 
 
-def write_kv_torch(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """:func:`write_kv` in plain torch."""
-    block, offset = slots // BLOCK, slots % BLOCK
-    if kv_layer.dtype == torch.float8_e4m3fn:  # which has no infinity: what is too large would become NaN
-        k, v = (t.float().clamp(-448, 448) for t in (k, v))
-    kv_layer[0, block, :, offset] = k.to(kv_layer.dtype)
-    kv_layer[1, block, :, offset] = v.to(kv_layer.dtype)
+def _check_rows(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    """Keys and values come from a model whose sizes its configuration may misstate; the cache was made from that."""
+    rows = (slots.shape[0], kv_layer.shape[2], kv_layer.shape[4])
+    if k.shape != rows or v.shape != rows:
+        raise ShapeMismatch(
+            f"the model gives keys {list(k.shape)} and values {list(v.shape)}, and the cache made from its config.json "
+            f"takes {list(rows)} (tokens, K/V heads, head size); correct num_key_value_heads and head_dim there, or "
+            "use an architecture whose keys and values have one size"
+        )
 
 
-def paged_attention_torch(
-    q: Tensor,
-    kv_layer: Tensor,
-    batch: AttentionBatch,
-    *,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """:func:`paged_attention` in plain torch, for any device and dtype."""
-    if kv_layer.dtype == torch.float8_e4m3fn:
-        # Only the blocks that are read, since the whole cache in q's dtype would be twice as large.
-        used, places = batch.block_tables.unique(return_inverse=True)
-        narrow = kv_layer.view(torch.uint8)[:, used.long()].view(torch.float8_e4m3fn)
-        batch = _Renumbered(batch, places.int())
-        kv_layer = narrow.to(q.dtype)
-    if batch.max_query_len == 1 and q.is_cuda:
-        # One padded call: on a GPU launches cost more than the padding does.
-        return _attend(q.unsqueeze(1), kv_layer, batch.block_tables, batch.seq_lens, scale, window, softcap, sinks)[
-            :, 0
-        ]
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    starts, lengths = batch.query_start.tolist(), batch.seq_lens.tolist()
-    for r, length in enumerate(lengths):
-        rows = slice(starts[r], starts[r + 1])
-        if rows.start == rows.stop:
-            continue
-        # Blocks that fell out of every query's window need not be gathered.
-        skip = max(0, length - (rows.stop - rows.start) - window + 1) // BLOCK if window else 0
-        table = batch.block_tables[r : r + 1, skip : math.ceil(length / BLOCK)]
-        seq_len = batch.seq_lens[r : r + 1] - skip * BLOCK
-        out[rows] = _attend(q[None, rows], kv_layer, table, seq_len, scale, window, softcap, sinks)[0]
-    return out
-
-
-class _Renumbered:
-    """A batch whose blocks have other numbers."""
-
-    def __init__(self, batch: AttentionBatch, block_tables: Tensor) -> None:
-        self.query_start, self.seq_lens, self.block_tables = batch.query_start, batch.seq_lens, block_tables
-        self.max_query_len, self.max_seq_len = batch.max_query_len, batch.max_seq_len
-        self.total_seq_len, self.decodes = batch.total_seq_len, batch.decodes
-
-
-def _attend(
-    q: Tensor,
-    kv_layer: Tensor,
-    tables: Tensor,
-    seq_lens: Tensor,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Dense attention of [B, Q, Hq, D] queries over the blocks of ``tables`` [B, n]; returns [B, Q, Hq, D].
-
-    The query heads of a KV head are folded into the query length: one K/V read serves the group, which SDPA's
-    own ``enable_gqa`` does not achieve on CPU.
-    """
-    requests, queries, q_heads, dim = q.shape
-    kv_heads = kv_layer.shape[2]
-    group = q_heads // kv_heads
-    keys, values = (
-        plane[tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2) for plane in kv_layer
-    )
-    if requests == 1 and queries == 1 and not (window or softcap or sinks is not None):
-        # Plain decode sees all of its keys: no mask, which is what SDPA's fast kernels want.
-        length = int(seq_lens[0])
-        folded = q.reshape(1, kv_heads, group, dim)
-        out = F.scaled_dot_product_attention(folded, keys[:, :, :length], values[:, :, :length], scale=scale)
-        return out.reshape(1, 1, q_heads, dim)
-    key = torch.arange(keys.shape[2], device=q.device)
-    position = (seq_lens.long()[:, None] - queries + torch.arange(queries, device=q.device)).repeat_interleave(group, 1)
-    seen = key <= position[:, :, None]
-    if window:
-        seen &= key > position[:, :, None] - window
-    # Slots behind a request's end may hold anything, NaN included, and 0 * NaN is NaN.
-    values = values.masked_fill((key >= seq_lens[:, None])[:, None, :, None], 0)
-    folded = (
-        q.reshape(requests, queries, kv_heads, group, dim)
-        .transpose(1, 2)
-        .reshape(requests, kv_heads, queries * group, dim)
-    )
-    if softcap or sinks is not None:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        scores = (folded.to(wide) @ keys.to(wide).transpose(2, 3)) * scale
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~seen[:, None], -math.inf)
-        if sinks is not None:
-            sink = sinks.to(wide).view(1, kv_heads, 1, group).expand(requests, -1, queries, -1)
-            scores = torch.cat([scores, sink.reshape(requests, kv_heads, -1, 1)], dim=-1)
-        out = scores.softmax(-1)[..., : key.shape[0]].to(q.dtype) @ values
-    else:
-        keys = keys.masked_fill((key >= seq_lens[:, None])[:, None, :, None], 0)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=seen[:, None], scale=scale)
-    return out.view(requests, kv_heads, queries, group, dim).transpose(1, 2).reshape(requests, queries, q_heads, dim)
-
-
-def self_test(library: native.Library) -> float:
-    """Largest error of the C++ kernels against torch on random mixed batches; RuntimeError when one is too
-    large."""
-    from serve_app.kernels.library.selftest import check_attention, check_rms_norm
-
-    return max(check_attention(library), check_rms_norm(library))
+def _check_queries(q: Tensor, kv_layer: Tensor, batch: AttentionBatch, sinks: Tensor | None) -> None:
+    _, heads, dim = q.shape
+    _, _, kv_heads, _, kv_dim = kv_layer.shape
+    if dim != kv_dim or heads % kv_heads or (sinks is not None and sinks.shape != (heads,)):
+        of_sinks = "" if sinks is None else f" with sinks {list(sinks.shape)}"
+        raise ShapeMismatch(
+            f"the model asks with {heads} heads of {dim}{of_sinks}, and the cache made from its config.json has "
+            f"{kv_heads} of {kv_dim}; correct num_attention_heads, num_key_value_heads and head_dim there"
+        )
+    requests = batch.seq_lens.shape[0]
+    if batch.query_start.shape[0] != requests + 1 or batch.block_tables.shape[0] != requests:
+        raise ShapeMismatch(
+            f"the batch has {requests} lengths, {batch.query_start.shape[0]} borders and {batch.block_tables.shape[0]} "
+            "block tables; build it with engine.step.build_batch"
+        )

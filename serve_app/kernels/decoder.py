@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from serve_app.kernels.attention import cpu_library
 from serve_app.kernels.library import native
+from serve_app.kernels.library.load import cpu_library
 from serve_app.kernels.linear import compact
 from serve_app.kernels.linear.quantize import Quantized, pack_panels
 

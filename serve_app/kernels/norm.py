@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from serve_app.kernels.attention import cpu_library
 from serve_app.kernels.library import native
+from serve_app.kernels.library.load import cpu_library
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
 # Share of elements that may differ from the module's own output, by one rounding step: the order of a sum

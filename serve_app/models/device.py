@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
 from serve_app.kernels.linear.fp8 import Fp8Linear
-from serve_app.kernels.reference.operators import Operators
+from serve_app.kernels.operators import Operators
 
 if TYPE_CHECKING:
     from serve_app.engine.step import Batch
-    from serve_app.models.fused_decoder import LeanModel
+    from serve_app.models.fused_decoder import DecoderParts
 
 # [T, k] -> [T, n]
 Linear = Callable[[Tensor], Tensor]
@@ -59,19 +59,19 @@ class DeviceForward:
 
     def __init__(
         self,
-        lean: LeanModel,
+        parts: DecoderParts,
         operators: Operators,
         max_positions: int,
         linear: MakeLinear = PlainLinear,
     ) -> None:
-        self.operators, self.shape = operators, lean.shape
-        self.embedding, self.final_norm = lean.embedding, lean.final_norm
-        owners = {module.weight.data_ptr(): module for module in lean.linears}
-        self.layers = [_layer(layer, owners, linear) for layer in lean.layers]
+        self.operators, self.shape = operators, parts.shape
+        self.embedding, self.final_norm = parts.embedding, parts.final_norm
+        owners = {module.weight.data_ptr(): module for module in parts.linears}
+        self.layers = [_layer(layer, owners, linear) for layer in parts.layers]
         # The head stays as it is: its rounding decides between tokens directly.
-        self.head = PlainLinear(*fuse(lean.head, owners))
+        self.head = PlainLinear(*fuse(parts.head, owners))
         # To the end from the start: a table that grows would move under a captured graph.
-        self.cos, self.sin = lean.rotary(max_positions)
+        self.cos, self.sin = parts.rotary(max_positions)
 
     def __call__(self, batch: Batch) -> Tensor:
         operators, rows = self.operators, batch.sample_rows
@@ -103,7 +103,7 @@ class DeviceForward:
 
 
 def build_forward(
-    lean: LeanModel, max_positions: int, cache: torch.dtype, *, fp8: bool = False
+    parts: DecoderParts, max_positions: int, cache: torch.dtype, *, fp8: bool = False
 ) -> tuple[Callable[[Batch], Tensor], str]:  # fmt: skip
     """The pass with the operators that the weights' device gets, and its name for the log; ``cache`` is the dtype of
     keys and values. With ``fp8`` the layers' linears compute in float8; raises ValueError where they can't.
@@ -111,7 +111,7 @@ def build_forward(
     from serve_app.kernels.gpu.backend import describe, operators
     from serve_app.kernels.gpu.choice import Heads, choose_attention
 
-    device, shape, dtype = lean.embedding.device, lean.shape, lean.embedding.dtype
+    device, shape, dtype = parts.embedding.device, parts.shape, parts.embedding.dtype
     found = operators(device)
     heads = Heads(shape.q_heads, shape.kv_heads, shape.head_dim, dtype, cache)
     attention, why = choose_attention(found, heads, device)
@@ -120,8 +120,8 @@ def build_forward(
         part for part in (f"fused layers{' in float8' if fp8 else ''}", " ".join(describe(device)), why) if part
     )
     if not fp8:
-        return DeviceForward(lean, found, max_positions), name
-    return DeviceForward(lean, found, max_positions, lambda w, b: Fp8Linear(w, b, found.quantize_rows)), name
+        return DeviceForward(parts, found, max_positions), name
+    return DeviceForward(parts, found, max_positions, lambda w, b: Fp8Linear(w, b, found.quantize_rows)), name
 
 
 def _layer(layer: DecoderLayer, owners: dict[int, nn.Linear], linear: MakeLinear) -> DeviceLayer:

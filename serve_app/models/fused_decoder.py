@@ -6,7 +6,7 @@ unknown part is refused here, and one whose results differ is refused by the che
 transformers' forward.
 
 On CPUs with bfloat16 dot products the whole pass is one C++ call (``kernels/decoder.py``); elsewhere, and in float32,
-it is :class:`LeanForward`.
+it is :class:`FusedForward`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NotStandard(ValueError):
 
 
 @dataclass(slots=True)
-class LeanModel:
+class DecoderParts:
     """What a standard decoder consists of. ``linears`` are the modules whose weights a packed copy replaces."""
 
     shape: DecoderShape
@@ -66,7 +66,7 @@ class LeanModel:
         return any(w.quantized for layer in self.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
 
 
-def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
+def read_model(model: CausalModel, probe: Callable[[], Any]) -> DecoderParts:
     """Reads a loaded model's modules; ``probe()`` runs its own forward once. Raises :class:`NotStandard`."""
     top = model.module
     _only(top, _TOP)
@@ -84,7 +84,7 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
     rotary_dim = 2 * rotary(1)[0].shape[1]
     if rotary_dim > shape.head_dim:
         raise NotStandard("the rotary table is wider than a head")
-    return LeanModel(
+    return DecoderParts(
         shape=DecoderShape(
             vocab=head.out_features,
             hidden=base.embed_tokens.weight.shape[1],
@@ -103,36 +103,38 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> LeanModel:
     )
 
 
-def build_forward(lean: LeanModel) -> tuple[Callable[[Batch], Tensor], str]:
+def build_forward(parts: DecoderParts) -> tuple[Callable[[Batch], Tensor], str]:
     """The fastest forward for this CPU and the weights' dtype, and its name for the log."""
-    library = decoder_library(quantized=lean.quantized)
-    if library is not None and lean.embedding.dtype == torch.bfloat16 and lean.shape.obstacle() is None:
-        decoder = Decoder(library, lean.shape, lean.embedding, lean.layers, lean.final_norm, lean.head, lean.rotary)
-        kind = " quantised" if lean.quantized else ""
+    library = decoder_library(quantized=parts.quantized)
+    if library is not None and parts.embedding.dtype == torch.bfloat16 and parts.shape.obstacle() is None:
+        decoder = Decoder(
+            library, parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head, parts.rotary
+        )
+        kind = " quantised" if parts.quantized else ""
         if decoder.packed_bytes < 0.9 * decoder.plain_bytes:
             kind += f", as if they were {decoder.plain_bytes / 1e6:.0f}"
         return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed{kind}"
-    return LeanForward(lean), "lean torch forward"
+    return FusedForward(parts), "fused torch decoder"
 
 
-def free_weights(lean: LeanModel) -> None:
+def free_weights(parts: DecoderParts) -> None:
     """Drops the modules' own weights once a packed copy serves; the modules can't run afterwards."""
-    lean.layers.clear()
-    lean.head.parts.clear()
-    lean.head.quantized.clear()
-    for linear in lean.linears:
+    parts.layers.clear()
+    parts.head.parts.clear()
+    parts.head.quantized.clear()
+    for linear in parts.linears:
         linear.weight = None  # type: ignore[assignment]
         linear.quantized = None  # type: ignore[assignment]
 
 
-class LeanForward:
+class FusedForward:
     """The same pass in torch: fused projections and epilogues, any dtype, rounding as in the modules."""
 
-    def __init__(self, lean: LeanModel) -> None:
-        self.shape, self.embedding, self.final_norm = lean.shape, lean.embedding, lean.final_norm
-        self.rotary, self.positions = lean.rotary, 0
-        self.layers = [(layer, _linears(layer)) for layer in lean.layers]
-        self.head = FusedLinear(*_fused(lean.head))
+    def __init__(self, parts: DecoderParts) -> None:
+        self.shape, self.embedding, self.final_norm = parts.shape, parts.embedding, parts.final_norm
+        self.rotary, self.positions = parts.rotary, 0
+        self.layers = [(layer, _linears(layer)) for layer in parts.layers]
+        self.head = FusedLinear(*_fused(parts.head))
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits [S, vocab] of ``batch.sample_rows``."""

@@ -12,8 +12,7 @@ from torch import Tensor
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Forward
 from serve_app.engine.step import Scheduled, build_batch
-from serve_app.models import device
-from serve_app.models import fused_decoder as lean
+from serve_app.models import device, fused_decoder
 
 if TYPE_CHECKING:
     from serve_app.models.load import CausalModel
@@ -35,39 +34,41 @@ def optimise(model: CausalModel, *, fp8: bool = False) -> dict[str, Any]:
     """
     started = time.perf_counter()
     expected = probe(model, model.forward)
-    report = _use_lean_forward(model, expected, fp8)
-    if fp8 and "lean" not in report:
-        raise ValueError(f"the layers can't compute in float8 ({report['standard_forward']}); set quantization: none")
-    if "lean" not in report and model.device.type == "cpu":
+    report = _use_fused_decoder(model, expected, fp8)
+    if fp8 and "fused_decoder" not in report:
+        raise ValueError(
+            f"the layers can't compute in float8 ({report['transformers_forward']}); set quantization: none"
+        )
+    if "fused_decoder" not in report and model.device.type == "cpu":
         report.update(_replace_modules(model, expected))
     report["optimise_s"] = round(time.perf_counter() - started, 2)
     return report
 
 
-def _use_lean_forward(model: CausalModel, expected: Tensor, fp8: bool) -> dict[str, Any]:
+def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool) -> dict[str, Any]:
     """The generic layer where the model is built like it and its results agree."""
     try:
-        parts = lean.read_model(model, lambda: probe(model, model.forward))
-    except lean.NotStandard as reason:
-        return {"standard_forward": f"kept: {reason}"}
+        parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
+    except fused_decoder.NotStandard as reason:
+        return {"transformers_forward": f"kept: {reason}"}
     except (AttributeError, TypeError, RuntimeError) as failure:
-        return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
+        return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
     try:
         # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
         if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
             forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8)
         else:
-            forward, name = lean.build_forward(parts)
+            forward, name = fused_decoder.build_forward(parts)
         error = difference(probe(model, forward), expected)
     except Exception as failure:  # those of kernels and compilers have no base in common
         log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)
-        return {"standard_forward": f"kept: {type(failure).__name__}: {failure}"}
+        return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
     if not error <= (allowed_quantized(len(model.kv_shape.layers)) if parts.quantized or fp8 else ALLOWED[model.dtype]):
         log.warning("the %s differs from the model's own by %.2g and is not used", name, error)
-        return {"standard_forward": f"kept: the {name} differs by {error:.2g}"}
-    lean.free_weights(parts)
+        return {"transformers_forward": f"kept: the {name} differs by {error:.2g}"}
+    fused_decoder.free_weights(parts)
     model.forward = forward
-    return {"lean": name, "relative_error": error}
+    return {"fused_decoder": name, "relative_error": error}
 
 
 def allowed_quantized(layers: int) -> float:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.speculation import speculation
-from serve_app.engine.scheduler import Step
+from serve_app.engine.step import Step
 
 FEW = ["--batch", "1", "--tokens", "16", "--rounds", "1", "--workloads", "edit", "--sides", "ngram+draft"]
 

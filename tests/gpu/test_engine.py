@@ -37,7 +37,9 @@ def generate(path: Path, device: str, *, graphs: bool = True, **limits) -> list[
     for index, prompt in enumerate(prompts(min(model.vocab_size, 4000))):
         engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, ignore_eos=True))
     outputs = tiny.run_all(engine)
-    if device == "cuda" and graphs and "lean" in model.report:  # transformers' own forward may not be capturable
+    if (
+        device == "cuda" and graphs and "fused_decoder" in model.report
+    ):  # transformers' own forward may not be capturable
         assert engine.runner.forward.captured and engine.runner.forward.replays > 0
     return [outputs[str(i)] for i in range(16)]
 
@@ -56,7 +58,7 @@ def test_families_give_the_same_tokens_as_on_the_cpu(family, tmp_path):
 
 def test_the_kernels_are_used(tmp_path):
     model = load_causal_lm(tiny.write_checkpoint(tmp_path, "llama"), device="cuda")
-    assert model.report["lean"].startswith("fused layers, triton"), model.report
+    assert model.report["fused_decoder"].startswith("fused layers, triton"), model.report
 
 
 def test_the_cache_takes_what_is_left():
@@ -124,5 +126,5 @@ def test_a_float8_cache_gives_what_the_cpu_gives():
     for options in ({"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}):
         here = load_causal_lm(PICO, dtype="bfloat16", device="cuda", **options)
         there = load_causal_lm(PICO, dtype="bfloat16", **options)
-        assert "lean" in here.report, here.report
+        assert "fused_decoder" in here.report, here.report
         assert difference(probe(here, here.forward).cpu(), probe(there, there.forward)) < 0.05

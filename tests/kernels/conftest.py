@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from serve_app.kernels.attention import attention_backend, cpu_library
 from serve_app.kernels.library import build
+from serve_app.kernels.library.load import attention_backend, cpu_library
 from serve_app.kernels.library.native import Library
 
 

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from serve_app.kernels.attention import paged_attention, paged_attention_torch, write_kv, write_kv_torch
+from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.kernels.library import native
 from serve_app.kernels.library.native import Library
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
+from serve_app.kernels.reference.attention import paged_attention_torch, write_kv_torch
 from tests.kernels.reference import naive_attention
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2.5e-2}
@@ -105,7 +106,7 @@ def test_strided_queries_and_shared_blocks(library: Library, dtype: torch.dtype)
 
 def test_torch_path_pads_decodes_alike() -> None:
     """The padded form that GPUs take, driven on CPU through its own function."""
-    from serve_app.kernels.attention import _attend
+    from serve_app.kernels.reference.attention import _attend
 
     b = random_batch([1, 1, 1], [70, 0, 31], 4, 2, 32, torch.float32, 5)
     got = _attend(b.q.unsqueeze(1), b.kv_layer.nan_to_num(7.0), b.block_tables, b.seq_lens, 0.3, 40, None, None)[:, 0]

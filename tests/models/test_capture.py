@@ -30,7 +30,7 @@ def expected(path):
     return torch.stack([states[i][0] for i in LAYERS], 1)
 
 
-@pytest.mark.parametrize("optimise", [False, True], ids=["transformers", "lean"])
+@pytest.mark.parametrize("optimise", [False, True], ids=["transformers", "fused"])
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_what_enters_a_layer_is_recorded(family, optimise, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family)
@@ -43,7 +43,7 @@ def test_what_enters_a_layer_is_recorded(family, optimise, tmp_path):
 def test_the_cpp_pass_records_as_well(samples, tmp_path):
     path = tiny.write_checkpoint(tmp_path, "llama", hidden_size=128, intermediate_size=192, head_dim=32)
     model = tiny.load(path, dtype="bfloat16", optimise=True)
-    assert model.report["lean"].startswith("C++ decoder")
+    assert model.report["fused_decoder"].startswith("C++ decoder")
     states = captured(model, samples=samples)
     assert states.dtype == torch.bfloat16
     torch.testing.assert_close(states.float(), expected(path), rtol=0.05, atol=0.1)

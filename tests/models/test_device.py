@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import fused_decoder as lean
+from serve_app.models import fused_decoder
 from serve_app.models.device import DeviceForward
 from serve_app.models.optimise import difference, probe
 from tests import tiny
@@ -19,7 +19,7 @@ STANDARD = ["llama", "qwen2", "qwen3", "mistral", "phi3"]
 
 def build(path, **options) -> tuple:
     model = tiny.load(path, **options)
-    parts = lean.read_model(model, lambda: probe(model, model.forward))
+    parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
     return model, DeviceForward(parts, TORCH, model.max_model_len)
 
 
@@ -56,10 +56,10 @@ def test_weights_are_held_once(tmp_path):
 def test_hidden_states_are_handed_out(tmp_path):
     from serve_app.engine.request import Request, SamplingParams
     from serve_app.engine.step import Capture, Scheduled, build_batch
-    from serve_app.models.fused_decoder import LeanForward
+    from serve_app.models.fused_decoder import FusedForward
 
     model, forward = build(tiny.write_checkpoint(tmp_path, "qwen3"))
-    other = LeanForward(lean.read_model(model, lambda: probe(model, model.forward)))
+    other = FusedForward(fused_decoder.read_model(model, lambda: probe(model, model.forward)))
     states = []
     for run in (forward, other):
         request = Request("x", [5, 6, 7], 3, SamplingParams(), root=b"", blocks=[1])
@@ -78,7 +78,7 @@ def test_float16_models_are_taken_as_well(tmp_path):
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
     model.module.half()
     model.dtype, model.kv_shape = torch.float16, dataclasses.replace(model.kv_shape, dtype=torch.float16)
-    assert optimise.optimise(model)["lean"]
+    assert optimise.optimise(model)["fused_decoder"]
 
 
 def test_what_a_gpu_lacks_is_said_or_replaced(tmp_path, monkeypatch):
@@ -100,8 +100,8 @@ def test_a_pass_that_fails_leaves_the_models_own(tmp_path, monkeypatch):
     def fails(self, batch):
         raise TypeError("out of resource: shared memory")
 
-    monkeypatch.setattr(lean.LeanForward, "__call__", fails)
+    monkeypatch.setattr(fused_decoder.FusedForward, "__call__", fails)
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
     own = model.forward
-    assert "out of resource" in optimise.optimise(model)["standard_forward"]
+    assert "out of resource" in optimise.optimise(model)["transformers_forward"]
     assert model.forward is own and probe(model, own).isfinite().all()

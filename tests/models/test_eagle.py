@@ -43,15 +43,15 @@ def target(tmp_path_factory):
 def test_without_an_output_layer_the_targets_serves(tied, tmp_path):
     """Of it, the rows that can be drafted."""
     target = tiny.write_checkpoint(tmp_path / "target", "llama", tie_word_embeddings=tied)
-    lean, plain = tiny.load(target, optimise=True), tiny.load(target)
+    fused, plain = tiny.load(target, optimise=True), tiny.load(target)
     path = write_head(tmp_path / "head", edit=drop("lm_head.weight"), **LAYERS)
-    head = attach_head(lean, path)
+    head = attach_head(fused, path)
     output = plain.module.get_output_embeddings().weight
-    assert torch.equal(head._output_weight({}, lean), output[head._ids])
+    assert torch.equal(head._output_weight({}, fused), output[head._ids])
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("optimise", [False, True], ids=["transformers", "lean"])
+@pytest.mark.parametrize("optimise", [False, True], ids=["transformers", "fused"])
 def test_a_published_head_drafts_as_the_paper_says(name, optimise, target, tmp_path):
     layout, config = SHAPES[name]
     path = write_head(tmp_path, layout=layout, **config)

@@ -36,7 +36,7 @@ def test_a_model_in_float8_is_close_to_itself(dtype, tmp_path):
     path = tiny.write_checkpoint(tmp_path, "qwen3")
     exact = load_causal_lm(path, dtype=dtype, optimise=False)
     rounded = load_causal_lm(path, dtype=dtype, quantization="fp8")
-    assert rounded.report["lean"].startswith("fused layers in float8")
+    assert rounded.report["fused_decoder"].startswith("fused layers in float8")
     assert 0.005 < difference(probe(rounded, rounded.forward), probe(exact, exact.forward)) < 0.15
 
 

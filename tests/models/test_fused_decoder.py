@@ -9,7 +9,7 @@ import torch
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
 
 from serve_app.kernels.decoder import decoder_library
-from serve_app.models import fused_decoder as lean
+from serve_app.models import fused_decoder
 from serve_app.models.optimise import difference, probe
 from tests import tiny
 
@@ -48,7 +48,7 @@ def prompts(count: int, longest: int = 150) -> list[list[int]]:
 def test_float32_tokens_equal_generate(family, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family)
     model = tiny.load(path, optimise=True)
-    assert model.report["lean"] == "lean torch forward"
+    assert model.report["fused_decoder"] == "fused torch decoder"
     reference = tiny.load_reference(path)
     engine = tiny.make_engine(model, num_blocks=200, max_batch_tokens=64)
     for index, prompt in enumerate(prompts(10)):
@@ -67,7 +67,7 @@ def test_cpp_pass_is_as_close_to_float32_as_transformers(family, tmp_path):
     exact = tiny.load(path, dtype="float32")
     own = tiny.load(path, dtype="bfloat16")
     fast = tiny.load(path, dtype="bfloat16", optimise=True)
-    assert fast.report["lean"].startswith("C++ decoder")
+    assert fast.report["fused_decoder"].startswith("C++ decoder")
     truth = probe(exact, exact.forward)
     error = difference(probe(fast, fast.forward), truth)
     assert error < 1.3 * difference(probe(own, own.forward), truth)
@@ -102,7 +102,7 @@ def test_only_sampled_rows_and_odd_vocabulary(tmp_path):
     path = tiny.write_checkpoint(tmp_path, "llama", vocab_size=331, **WIDE)
     own = tiny.load(path, dtype="bfloat16")
     fast = tiny.load(path, dtype="bfloat16", optimise=True)
-    assert fast.report["lean"].startswith("C++ decoder")
+    assert fast.report["fused_decoder"].startswith("C++ decoder")
     got, want = probe(fast, fast.forward), probe(own, own.forward)
     assert got.shape == want.shape == (46, 331)
     assert difference(got, want) < 0.05
@@ -134,8 +134,8 @@ def test_contradictory_batches_are_refused(tmp_path):
 def test_other_models_keep_their_forward(family, reason, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family)
     model = tiny.load(path, optimise=True)
-    assert "lean" not in model.report
-    assert reason in model.report["standard_forward"]
+    assert "fused_decoder" not in model.report
+    assert reason in model.report["transformers_forward"]
     reference = tiny.load_reference(path)
     engine = tiny.make_engine(model)
     engine.add(tiny.make_request("0", prompts(1)[0], max_tokens=NEW_TOKENS))
@@ -146,5 +146,5 @@ def test_a_missing_part_is_named(tmp_path):
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
     del model.module.model.layers[1].post_attention_layernorm
     calls = tiny.load(tiny.write_checkpoint(tmp_path / "whole", "llama"))
-    with pytest.raises(lean.NotStandard, match="has no post_attention_layernorm"):
-        lean.read_model(model, lambda: probe(calls, calls.forward))
+    with pytest.raises(fused_decoder.NotStandard, match="has no post_attention_layernorm"):
+        fused_decoder.read_model(model, lambda: probe(calls, calls.forward))

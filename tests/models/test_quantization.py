@@ -29,7 +29,7 @@ def load(path, quantization, dtype="bfloat16", optimise=True):
 def test_cpp_pass_agrees_with_the_rounded_weights(family, name, tmp_path):
     path = tiny.write_checkpoint(tmp_path, family, **WIDE)
     rounded, fast = load(path, name, optimise=False), load(path, name)
-    assert "quantised" in fast.report["lean"]
+    assert "quantised" in fast.report["fused_decoder"]
     want, got = probe(rounded, rounded.forward), probe(fast, fast.forward)
     assert difference(got, want) < 0.05
     # And it is these weights, not the original ones, that it agrees with.
@@ -67,7 +67,7 @@ def test_a_row_does_not_depend_on_its_batch(name, threads, tmp_path):
 def test_other_dtypes_run_on_rounded_weights(tmp_path):
     path = tiny.write_checkpoint(tmp_path, "llama", **WIDE)
     model = load(path, "int4", dtype="float32")
-    assert model.report["lean"] == "lean torch forward"
+    assert model.report["fused_decoder"] == "fused torch decoder"
     plain = load(path, "int4", dtype="float32", optimise=False)
     assert difference(probe(model, model.forward), probe(plain, plain.forward)) < 1e-4
 
@@ -90,5 +90,5 @@ def test_heads_keep_eight_bits_and_narrow_linears_stay(tmp_path):
 def test_mixed_widths_run_in_cpp(tmp_path):
     path = tiny.write_checkpoint(tmp_path, "llama", **{**WIDE, "hidden_size": 96})
     plain, fast = load(path, "int8", optimise=False), load(path, "int8")
-    assert "quantised" in fast.report["lean"]
+    assert "quantised" in fast.report["fused_decoder"]
     assert difference(probe(fast, fast.forward), probe(plain, plain.forward)) < 0.05

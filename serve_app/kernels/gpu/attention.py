@@ -25,7 +25,7 @@ from serve_app.kernels.gpu.common import next_power_of_2, processors, widens
 from serve_app.kernels.gpu.plan import Launch, Part, plan_launch
 
 if TYPE_CHECKING:
-    from serve_app.kernels.attention import AttentionBatch
+    from serve_app.kernels.batch import AttentionBatch
 
 PAGE = tl.constexpr(32)  # tokens per KV block
 LOG2E = tl.constexpr(1.4426950408889634)

@@ -8,7 +8,8 @@ import os
 
 import torch
 
-from serve_app.kernels.reference.operators import TORCH, Operators
+from serve_app.kernels.operators import Operators
+from serve_app.kernels.reference.operators import TORCH
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from serve_app.kernels.gpu.selftest import TOLERANCE, move
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
-from serve_app.kernels.reference.operators import TORCH, Operators
+from serve_app.kernels.operators import Operators
+from serve_app.kernels.reference.operators import TORCH
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from serve_app.kernels.gpu.common import next_power_of_2
 
 if TYPE_CHECKING:
-    from serve_app.kernels.attention import AttentionBatch
+    from serve_app.kernels.batch import AttentionBatch
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
-from serve_app.kernels.reference.operators import TORCH, Operators
+from serve_app.kernels.operators import Operators
+from serve_app.kernels.reference.operators import TORCH
 
 # Per dtype, on values of about unit size.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.kernels.attention import BLOCK, paged_attention_torch, write_kv_torch
+from serve_app.kernels.batch import BLOCK
 from serve_app.kernels.library import native
+from serve_app.kernels.reference.attention import paged_attention_torch, write_kv_torch
 
 # Per dtype, on values of about unit size: bfloat16 keeps 8 bits, and both sides round the weights.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}

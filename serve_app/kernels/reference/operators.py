@@ -5,15 +5,13 @@ In plain torch here, for every device and as the truth for ``kernels/gpu/fused.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.kernels.attention import paged_attention_torch, write_kv_torch
 from serve_app.kernels.linear.fp8 import quantize_rows
+from serve_app.kernels.operators import Operators
+from serve_app.kernels.reference.attention import paged_attention_torch, write_kv_torch
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -62,21 +60,6 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of [T, 2 I], gate first; returns [T, I]."""
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate) * up
-
-
-@dataclass(slots=True, frozen=True)
-class Operators:
-    """A consistent set of the functions above; ``name`` says which for the log."""
-
-    name: str
-    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    rotate_and_write: Callable[..., Tensor]
-    swiglu: Callable[[Tensor], Tensor]
-    attention: Callable[..., Tensor]
-    write_kv: Callable[..., None]
-    quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]]
-    # What replaces a sort when tokens are drawn; None: there is nothing better.
-    draw_truncated: Callable[..., None] | None
 
 
 TORCH = Operators(

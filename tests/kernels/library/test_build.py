@@ -10,7 +10,7 @@ import pytest
 from serve_app.kernels.library import build
 
 ROOT = Path(__file__).parents[3]
-REPORT = "from serve_app.kernels.attention import attention_backend; print(*attention_backend())"
+REPORT = "from serve_app.kernels.library.load import attention_backend; print(*attention_backend())"
 
 
 def start(home: Path, code: str = REPORT, **env: str) -> subprocess.Popen[str]:
