@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from serve_app.engine.constrain import Constraint
 
 FINISH_STOP = "stop"
@@ -80,6 +82,23 @@ class TokenLogprobs:
     top: list[tuple[int, float]]
 
 
+@dataclass(slots=True)
+class EmbeddedSpan:
+    """Prompt tokens [start, start + n) whose embeddings are given: features of an image or of sound, say.
+
+    ``values`` [n, hidden] stand where the model's embedding layer would have put its own; the tokens themselves are
+    placeholders within the vocabulary. ``digest`` names the values in cache keys, which placeholders cannot tell apart.
+    """
+
+    start: int
+    values: Tensor
+    digest: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.values)
+
+
 class Status(enum.Enum):
     WAITING = 0
     RUNNING = 1
@@ -117,6 +136,8 @@ class Request:
     constraint: Constraint | None = None
     # Whose request it is, as the pool knows tenants.
     tenant: bytes = b""
+    # In order, none over another, all within the prompt.
+    embedded: list[EmbeddedSpan] = field(default_factory=list)
 
     @property
     def output_len(self) -> int:
@@ -125,6 +146,11 @@ class Request:
     @property
     def known(self) -> int:
         return len(self.tokens) + len(self.draft)
+
+    @property
+    def media(self) -> list[tuple[int, int, bytes]]:
+        """The embedded spans as cache keys know them."""
+        return [(span.start, span.end, span.digest) for span in self.embedded]
 
     @property
     def pending(self) -> int:

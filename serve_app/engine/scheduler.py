@@ -226,7 +226,9 @@ class Scheduler:
     def _extend_keys(self, request: Request, tokens: int) -> None:
         full = tokens // BLOCK_TOKENS
         if len(request.keys) < full:
-            request.keys = block_keys(request.root, request.tokens[: full * BLOCK_TOKENS], known=request.keys)
+            request.keys = block_keys(
+                request.root, request.tokens[: full * BLOCK_TOKENS], known=request.keys, media=request.media
+            )
 
     def _seal(self, request: Request) -> None:
         """Names the blocks that have become full."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.kv_cache import KVCache
-from serve_app.engine.request import Request, TokenLogprobs
+from serve_app.engine.request import EmbeddedSpan, Request, TokenLogprobs
 
 
 class Prefix(Protocol):
@@ -48,6 +49,11 @@ class Scheduled:
     def blocks(self) -> list[int]:
         """The table of blocks that hold the request's K/V."""
         return self.request.blocks
+
+    @property
+    def embedded(self) -> list[EmbeddedSpan]:
+        """Spans of the request whose embeddings are given."""
+        return self.request.embedded
 
     def token_ids(self) -> list[int]:
         tokens, draft = self.request.tokens, self.request.draft
@@ -120,6 +126,21 @@ class Capture:
 
 
 @dataclass(slots=True)
+class InputEmbeddings:
+    """Rows of a batch that enter the first layer as ``values`` [E, hidden] instead of their tokens' embeddings.
+
+    ``rows`` [E] int64 ascend; both lie on the batch's device.
+    """
+
+    rows: Tensor
+    values: Tensor
+
+    def put_into(self, x: Tensor) -> Tensor:
+        """``x`` [T, hidden], the embeddings of all tokens, with these in place."""
+        return x.index_copy(0, self.rows, self.values.to(x.dtype))
+
+
+@dataclass(slots=True)
 class Batch:
     """T tokens of R requests, concatenated; passed as keyword ``batch=`` through the model to the attention function.
 
@@ -146,6 +167,7 @@ class Batch:
     total_seq_len: int = 0  # sum of seq_lens; 0: the host does not know it
     decodes: int = 0  # at least so many requests at the head of the batch have one token
     capture: Capture | None = None
+    embeddings: InputEmbeddings | None = None
 
 
 def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
@@ -184,4 +206,21 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         total_seq_len=int(seq_lens.sum()),
         decodes=int((np.cumsum(counts > 1) == 0).sum()),
         kv=kv,
+        embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
     )
+
+
+def _embeddings(
+    scheduled: Sequence[Scheduled], query_start: np.ndarray, device: torch.device
+) -> InputEmbeddings | None:
+    """The parts of embedded spans that the scheduled tokens cover."""
+    rows, values = [], []
+    for begin, s in zip(query_start.tolist(), scheduled, strict=False):
+        for span in s.embedded:
+            first, last = max(span.start, s.start), min(span.end, s.start + s.count)
+            if first < last:
+                rows.append(np.arange(begin + first - s.start, begin + last - s.start))
+                values.append(span.values[first - span.start : last - span.start].to(device, non_blocking=True))
+    if not rows:
+        return None
+    return InputEmbeddings(to_device([np.concatenate(rows)], device)[0], torch.cat(values))

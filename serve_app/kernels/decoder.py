@@ -28,7 +28,7 @@ _HUGE_PAGE = 2 << 20
 _NORM, _LINEAR = "Pd", "5P3q"
 _LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qdd")
 _MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
-_STEP = struct.Struct("15P8q")
+_STEP = struct.Struct("17P9q")
 _REASONS = {
     2: "lengths or sample rows contradict each other",
     3: "a block id or slot is outside the cache",
@@ -213,6 +213,7 @@ class Decoder:
         if capture is not None:
             states = (len(batch.input_ids), len(layers), self.shape.hidden)
             capture.states = torch.empty(states, dtype=torch.bfloat16)
+        embedded, given = self._given(batch) if batch.embeddings is not None else (None, None)
         code = self._library.decoder(
             _STEP.pack(
                 self._model, plane.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
@@ -220,13 +221,26 @@ class Decoder:
                 batch.block_tables.data_ptr(), batch.sample_rows.data_ptr(), self._cos.data_ptr(), self._sin.data_ptr(),
                 logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data,
                 layers.ctypes.data, 0 if capture is None else capture.states.data_ptr(),
+                0 if embedded is None else embedded.data_ptr(), 0 if given is None else given.data_ptr(),
                 plane.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
                 batch.block_tables.stride(0), samples, self._positions, self.threads, len(layers),
+                0 if given is None else given.shape[0],
             )
         )  # fmt: skip
         if code:
             raise ValueError(f"the decoder refused the batch: {_REASONS[code]}")
         return logits
+
+    def _given(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """For each token the row of the given embeddings that takes its place, or -1, and these as bfloat16."""
+        values = batch.embeddings.values.to(torch.bfloat16).contiguous()
+        if values.shape[1] != self.shape.hidden:
+            raise ValueError(
+                f"embeddings of {values.shape[1]} for a model of {self.shape.hidden}; use its own encoder's"
+            )
+        which = torch.full((batch.input_ids.shape[0],), -1, dtype=torch.int64)
+        which[batch.embeddings.rows] = torch.arange(len(values))
+        return which, values
 
     def _extend_rotary(self, positions: int) -> None:
         self._positions = max(1024, 1 << (positions - 1).bit_length())

@@ -7,6 +7,9 @@
     key[i]  = H("block" | key[i-1] | tokens[32i:32i+32])
     tail    = H("tail"  | key[n-1] | count | tokens[32n:32n+count])                    1 <= count <= 31
 
+Tokens of an image or of sound are placeholders, the same for all. A block or tail that such a span reaches into hashes
+the span's digest as well, behind its tokens, with where the span lies beside it.
+
 Equal keys therefore mean equal prefixes from token 0 on, for one model, one layout, one adapter and one
 tenant.
 """
@@ -29,6 +32,8 @@ _BLOCK = b"\x01"
 _TAIL = b"\x02"
 
 TokenIds = NDArray[np.integer] | Sequence[int]
+# (first token, end, digest of the content) of each span of placeholders, in order.
+Media = Sequence[tuple[int, int, bytes]]
 
 
 def root_key(model_revision: str, dtype: str, layout: str, adapter: str, tenant_salt: bytes) -> bytes:
@@ -49,7 +54,7 @@ def tenant_id(tenant_salt: bytes) -> bytes:
     return sha256(_TENANT + tenant_salt).digest()[:16]
 
 
-def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = ()) -> list[bytes]:
+def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = (), media: Media = ()) -> list[bytes]:
     """Keys of all full blocks of ``token_ids`` (1-D, int32 range): ``len(token_ids) // 32`` of them.
 
     ``known`` holds keys already computed for the same tokens, from the first block on; only the rest is
@@ -64,19 +69,31 @@ def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = ())
     parent = keys[-1] if keys else root
     step = BLOCK_TOKENS * 4
     for at in range(0, len(data), step):
-        parent = sha256(_BLOCK + parent + data[at : at + step]).digest()
+        inside = _media_bytes(media, first + at // 4, BLOCK_TOKENS) if media else b""
+        parent = sha256(_BLOCK + parent + data[at : at + step] + inside).digest()
         keys.append(parent)
     return keys
 
 
-def tail_key(parent: bytes, tail_tokens: TokenIds) -> bytes:
+def tail_key(parent: bytes, tail_tokens: TokenIds, *, media: Media = (), start: int = 0) -> bytes:
     """Key of a partial last block of 1 to 31 tokens behind ``parent``, the last full block's key (or the
-    root).
+    root). ``start`` is the tail's first token, which only ``media`` needs.
     """
     count = len(tail_tokens)
     if not 0 < count < BLOCK_TOKENS:
         raise ValueError(f"a tail has 1 to {BLOCK_TOKENS - 1} tokens, not {count}")
-    return sha256(_TAIL + parent + bytes((count,)) + _token_bytes(tail_tokens)).digest()
+    inside = _media_bytes(media, start, count)
+    return sha256(_TAIL + parent + bytes((count,)) + _token_bytes(tail_tokens) + inside).digest()
+
+
+def _media_bytes(media: Media, start: int, count: int) -> bytes:
+    """Digests of the spans that reach into ``count`` tokens from ``start`` on, and where each begins against them."""
+    parts = []
+    for first, end, digest in media:
+        if first < start + count and start < end:
+            parts.append((first - start).to_bytes(8, "little", signed=True))
+            parts.append(len(digest).to_bytes(2, "little") + digest)
+    return b"".join(parts)
 
 
 def _token_bytes(token_ids: TokenIds) -> bytes:

@@ -79,6 +79,8 @@ class DeviceForward:
         wanted = batch.capture.layers if batch.capture is not None else ()
         captured: dict[int, Tensor] = {}
         x, delta = F.embedding(batch.input_ids, self.embedding), None
+        if batch.embeddings is not None:
+            x = batch.embeddings.put_into(x)
         for index, layer in enumerate(self.layers):
             kv = batch.kv.layer(index)
             normed, x = operators.add_rms_norm(x, delta, layer.input_norm.weight, layer.input_norm.eps)

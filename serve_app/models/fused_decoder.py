@@ -142,6 +142,8 @@ class FusedForward:
         cos, sin = self._tables(batch)
         tail = tail_rows(tokens)
         x = F.embedding(_padded(batch.input_ids, tail), self.embedding)
+        if batch.embeddings is not None:
+            x = batch.embeddings.put_into(x)
         split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         wanted = batch.capture.layers if batch.capture is not None else ()
         captured = {}

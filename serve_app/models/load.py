@@ -210,7 +210,7 @@ def _forward(module: torch.nn.Module) -> Forward:
     def forward(batch: Batch) -> Tensor:
         capture = batch.capture
         output = module(
-            input_ids=batch.input_ids.unsqueeze(0),
+            **_inputs(module, batch),
             position_ids=batch.positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=batch.sample_rows,
@@ -223,6 +223,13 @@ def _forward(module: torch.nn.Module) -> Forward:
         return output.logits[0]
 
     return forward
+
+
+def _inputs(module: Any, batch: Batch) -> dict[str, Tensor]:
+    if batch.embeddings is None:
+        return {"input_ids": batch.input_ids.unsqueeze(0)}
+    embedded = module.get_input_embeddings()(batch.input_ids)
+    return {"inputs_embeds": batch.embeddings.put_into(embedded).unsqueeze(0)}
 
 
 def _kv_shape(config: Any, dtype: torch.dtype) -> KVShape:

@@ -67,3 +67,22 @@ def test_token_ids_never_wrap(bad):
 def test_token_ids_are_integers():
     with pytest.raises(TypeError):
         block_keys(ROOT, np.zeros(32))
+
+
+def test_placeholders_are_told_apart_by_their_content():
+    tokens = [7] * 100
+    plain = block_keys(ROOT, tokens)
+    one, other = (block_keys(ROOT, tokens, media=[(40, 60, digest)]) for digest in (b"one", b"other"))
+    assert one[0] == other[0] == plain[0]  # the span begins in the second block
+    assert len({one[1], other[1], plain[1]}) == len({one[2], other[2], plain[2]}) == 3
+    assert block_keys(ROOT, tokens, media=[(41, 61, b"one")])[1] != one[1]
+    assert block_keys(ROOT, tokens, media=[(40, 60, b"one"), (97, 100, b"two")]) == one
+    # Computed in parts, and long spans.
+    assert block_keys(ROOT, tokens, known=one[:1], media=[(40, 60, b"one")]) == one
+    long = block_keys(ROOT, [7] * 128, media=[(3, 128, b"long")])
+    assert len(set(long) | set(block_keys(ROOT, [7] * 128))) == 8
+    tails = {
+        tail_key(one[2], tokens[96:], media=media, start=96) for media in ([], [(97, 100, b"a")], [(97, 100, b"b")])
+    }
+    assert len(tails) == 3 and tail_key(one[2], tokens[96:]) in tails
+    assert tail_key(one[2], tokens[96:], media=[(40, 60, b"one")], start=96) == tail_key(one[2], tokens[96:])

@@ -163,6 +163,7 @@ class DecodeGraphs:
             and len(batch.sample_rows) == len(batch.seq_lens) <= len(self._static.seq_lens)
             and batch.kv is self.kv
             and batch.capture is None
+            and batch.embeddings is None
             and batch.block_tables.shape[1] <= self._static.block_tables.shape[1]
         )
 

@@ -147,8 +147,9 @@ class ChunkExporter:
     def _export(self, request: Request, blocks: list[int], held: int, end: int) -> None:
         floor = held // CHUNK_TOKENS * CHUNK_TOKENS
         start = floor if end - held >= held - floor else held // BLOCK_TOKENS * BLOCK_TOKENS
-        keys = block_keys(request.root, request.tokens[: end // BLOCK_TOKENS * BLOCK_TOKENS], known=request.keys)
-        tail = request.tokens[end // BLOCK_TOKENS * BLOCK_TOKENS : end]
+        full, media = end // BLOCK_TOKENS * BLOCK_TOKENS, request.media
+        keys = block_keys(request.root, request.tokens[:full], known=request.keys, media=media)
+        tail = request.tokens[full:end]
         payload = self._kv.copy_out(blocks[start // BLOCK_TOKENS : blocks_for(end)])
         parent = keys[-1] if keys else request.root
         meta = ChunkMeta.make(
@@ -156,7 +157,7 @@ class ChunkExporter:
             start_token=start,
             n_tokens=end - start,
             block_keys=keys[start // BLOCK_TOKENS :],
-            tail_key=tail_key(parent, tail) if tail else None,
+            tail_key=tail_key(parent, tail, media=media, start=full) if tail else None,
             layout=self._layout,
             tenant=request.tenant,
         )

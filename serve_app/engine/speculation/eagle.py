@@ -22,7 +22,7 @@ from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.kv_cache import KVCache
-from serve_app.engine.request import Request
+from serve_app.engine.request import EmbeddedSpan, Request
 from serve_app.engine.speculation.offer import Draft
 from serve_app.engine.step import Batch, Scheduled, build_batch
 
@@ -57,6 +57,10 @@ class HeadRows(Scheduled):
     @property
     def blocks(self) -> list[int]:
         return self.table
+
+    @property
+    def embedded(self) -> list[EmbeddedSpan]:
+        return []  # the head embeds placeholders; what it makes of them can spoil a draft only
 
     def token_ids(self) -> list[int]:
         return self.ids

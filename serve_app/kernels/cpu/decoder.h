@@ -52,7 +52,9 @@ struct StepArgs {
     int64_t* nanoseconds;    // [PARTS] added up per part, or null
     const int64_t* captured_layers;
     bf16* captured;  // [tokens, captures, hidden] what enters those layers
-    int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads, captures;
+    const int64_t* embedded;  // per token the row of `given` that takes the embedding's place, -1 for none; or null
+    const bf16* given;        // [given_rows, hidden]
+    int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads, captures, given_rows;
 };
 
 #if HAS_BF16_DOT
@@ -78,6 +80,7 @@ public:
             if (a.input_ids[t] < 0 || a.input_ids[t] >= m.vocab) return 4;
             if (a.slots[t] < 0 || a.slots[t] >= a.num_blocks * BLOCK) return 3;
             if (a.positions[t] < 0 || a.positions[t] >= a.rotary_positions) return 5;
+            if (a.embedded && a.embedded[t] >= a.given_rows) return 2;
         }
         for (int64_t s = 0; s < a.samples; s++)
             if (a.sample_rows[s] < 0 || a.sample_rows[s] >= a.tokens) return 2;
@@ -114,7 +117,9 @@ public:
         };
         if (thread == 0) last = Clock::now();
         rows(self, a.tokens, [&](int64_t t) {
-            std::memcpy(x + t * m.hidden, m.embedding + a.input_ids[t] * m.hidden, m.hidden * sizeof(bf16));
+            const bf16* row = m.embedding + a.input_ids[t] * m.hidden;
+            if (a.embedded && a.embedded[t] >= 0) row = a.given + a.embedded[t] * m.hidden;
+            std::memcpy(x + t * m.hidden, row, m.hidden * sizeof(bf16));
         });
         done(NORMS, m.layer_count ? m.layers[0].qkv : m.head);
         const bf16* from;

@@ -47,10 +47,10 @@ constexpr int64_t SINGLE_THREAD_COST = 400;  // below roughly 10 us waking the o
 int plan(const Args& a, std::vector<Item>& items, int64_t* total) {
     const int group = (int)(a.q_heads / a.kv_heads);
     int64_t cost = 0;
-    if (a.query_start[a.requests] > a.tokens) return 2;
     for (int r = 0; r < a.requests; r++) {
         const int queries = a.query_start[r + 1] - a.query_start[r];
         const int context = a.seq_lens[r];
+        if (a.query_start[r] < 0 || a.query_start[r + 1] > a.tokens) return 2;
         if (queries <= 0) continue;
         const int table_used = (context + BLOCK - 1) / BLOCK;
         if (queries > context || table_used > a.table_stride) return 2;
