@@ -29,8 +29,7 @@ class KVAware:
     def start(self, cluster: Cluster) -> None:
         self._cluster = cluster
         for worker in cluster.workers:
-            cluster.set_role(worker.index, "mixed", chunk=self._chunk)
-        cluster.result.role_moves = 0
+            cluster.deploy(worker.index, "mixed", chunk=self._chunk)
 
     def arrive(self, request: TraceRequest, now: float) -> None:
         best, least = 0, float("inf")

@@ -96,8 +96,7 @@ class Product:
         half = spec.workers // 2
         roles = self._roles or ["prefill"] * half + ["decode"] * (spec.workers - half)
         for index, role in enumerate(roles):
-            cluster.set_role(index, role)
-        cluster.result.role_moves = 0
+            cluster.deploy(index, role)
 
     def arrive(self, request: TraceRequest, now: float) -> None:
         gateway = self.gateways[self._next % len(self.gateways)]

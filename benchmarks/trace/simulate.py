@@ -29,8 +29,8 @@ class ClusterSpec:
     nodes: int = 1
     kv_tokens: int = 5_859 * BLOCK  # of running sequences, per worker
     max_seqs: int = 256
-    chunk: int = 8192  # prompt tokens per step on workers that prefer prefill, or mixed ones
-    decode_chunk: int = 2048  # on workers that prefer decode
+    chunk: int = 8192  # prompt tokens per step on workers of the prefill stage, or mixed ones
+    decode_chunk: int = 4096  # on workers of the decode stage, as the record of an 8B model has it
     kv_token_bytes: int = 131_072  # 8B model, 8 KV heads, bfloat16
     link_bytes_s: float = 50e9  # host memory to GPU: PCIe 5.0 x16 as measured on H100 boards, one direction
     link_latency_s: float = 2e-3
@@ -61,14 +61,14 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class Caches:
-    """Who holds which block; ``by_worker`` for caches of their own, ``by_node`` for pools."""
+    """The holders of blocks: ``by_worker`` for caches of their own, ``by_node`` for pools."""
 
     by_worker: list[WorkerCache] = field(default_factory=list)
     by_node: list[PoolCache] = field(default_factory=list)
 
 
 class Cluster:
-    """Runs one policy over one trace. ``dispatch``, ``refuse`` and ``set_role`` are the policy's levers."""
+    """Runs one policy over one trace. ``deploy``, ``dispatch``, ``refuse`` and ``set_role`` are the policy's levers."""
 
     def __init__(self, spec: ClusterSpec, policy: Policy, rate: float) -> None:
         self.spec = spec
@@ -113,12 +113,17 @@ class Cluster:
     def refuse(self, request: TraceRequest, refusal: Refusal) -> None:
         self.result.refused += 1
 
-    def set_role(self, worker: int, role: Role, *, chunk: int | None = None) -> None:
+    def deploy(self, worker: int, role: Role, *, chunk: int | None = None) -> None:
+        """At the start: the worker's stage gives it a role, and the prompt tokens of a step for good."""
+        engine = self.workers[worker]
+        engine.role = role
+        engine.chunk = chunk or (self.spec.decode_chunk if role == "decode" else self.spec.chunk)
+
+    def set_role(self, worker: int, role: Role) -> None:
         engine = self.workers[worker]
         if engine.role != role:
             self.result.role_moves += 1
         engine.role = role
-        engine.chunk = chunk or (self.spec.decode_chunk if role == "decode" else self.spec.chunk)
         engine.changed = True
 
     def at(self, when: float, kind: str, what: Any = None) -> None:

@@ -45,7 +45,7 @@ class StepMeter:
         self.mean_seconds += (SMOOTHING if self.mean_seconds else 1.0) * (seconds - self.mean_seconds)
 
     def take(self) -> list[tuple]:
-        """The latest steps that nobody has taken yet, oldest first, as plain tuples."""
+        """The latest steps that have not been taken yet, oldest first, as plain tuples."""
         taken = []
         while self._recent:
             taken.append(astuple(self._recent.popleft()))

@@ -1,1 +1,1 @@
-"""Which workers a request goes to, and when: pure policy. No clock, no network, no Ray; time is an argument."""
+"""Which workers a request goes to, and when: pure policy, without clock, network or Ray. Time is an argument."""

@@ -36,7 +36,7 @@ class ColdStart:
     def consider(self, request: RouteRequest, now: float) -> Refusal | None:
         """At arrival, while no worker is up: None if the request can wait for the first one.
 
-        A refused client shall find a worker when it comes back, so the first refusal asks for one to be started.
+        The first refusal asks for a worker to be started, so that the client finds it when it comes back.
         """
         if not self._scales_to_zero:
             return None

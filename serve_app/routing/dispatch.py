@@ -1,4 +1,4 @@
-"""One model's requests in one gateway as a state machine: who goes next, where to, and who is refused.
+"""One model's requests in one gateway as a state machine: which goes next, where to, and which is refused.
 
 Time is an argument of every call, and what has been decided is returned. The gateway drives it with a clock, futures
 and timers (:mod:`serve_app.gateway.dispatch`), the trace simulator with simulated time.
@@ -37,7 +37,7 @@ TICK_S = 0.02
 # Requests that are tried when there is no place for the next one.
 HEADS = 8
 # A request of several streams needs several places at once. They are never free together while others take each one as
-# it comes, so after this long at the head of the queue it lets nobody pass.
+# it comes, so after this long at the head of the queue it lets no other request pass.
 PASS_S = 1.0
 # How far one answer moves the mean length of answers.
 OUTPUT_GAIN = 0.05
@@ -70,7 +70,7 @@ class Turn:
 
 @dataclass(slots=True)
 class Effects:
-    """What a call has brought about. ``tick_at``: when :meth:`Dispatch.tick` is due; None while nobody waits.
+    """What a call has brought about. ``tick_at``: when :meth:`Dispatch.tick` is due; None while no request waits.
 
     ``ahead``: for a request that has arrived and may wait, the prompt tokens that go before it.
     """
@@ -240,7 +240,7 @@ class Dispatch:
         return None
 
     def _holds_up(self, head: _Live, now: float) -> bool:
-        """Whether nobody may pass the head of the queue any more."""
+        """Whether no request may pass the head of the queue any more."""
         if head.blocked_at is None:
             head.blocked_at = now
         return head.request.streams > 1 and now - head.blocked_at >= PASS_S

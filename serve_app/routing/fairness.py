@@ -1,16 +1,17 @@
-"""The gateway's waiting room: who is next, by tokens served and not by requests.
+"""The gateway's queue: which waiting request is next, by tokens served and not by requests.
 
 Virtual token counters (VTC, arXiv 2401.00588): a tenant's counter grows by the weighted tokens it is served, divided by
-its weight, and the backlogged tenant with the smallest counter goes first. A tenant that comes back from idleness is
-lifted to the smallest counter of those waiting, so nothing can be saved up. Priority classes are served the same way
-one level above, by their shares, so that batch work always progresses and real-time work gets the rest.
+its weight, and the waiting tenant with the smallest counter goes first. A tenant that comes back from idleness is
+lifted to the smallest counter of the waiting ones, so that it cannot save up. Priority classes are served the same way
+one level above, by their shares: batch work always progresses, and real-time work gets the rest.
 
-Locality within a bound, after the deficits of DLPM (arXiv 2501.14312): among tenants within ``slack`` tokens of the
-smallest counter, the request with the longest cached prefix goes first. For two tenants that both wait all the time,
-the difference of what they have been served stays within ``slack`` and two requests.
+Locality goes first within a bound, after the deficits of DLPM (arXiv 2501.14312): among tenants within ``slack`` tokens
+of the smallest counter, the request with the longest cached prefix is next. For two tenants that both wait all the
+time, the difference of what they have been served stays within ``slack`` and two requests.
 
-A tenant's own requests go shortest first, by the tokens still to be computed, but a token of work is worth only so much
-time (``aging``): whoever has waited long enough goes before anything shorter that came later, so nobody starves.
+A tenant's own requests go shortest first, by the tokens still to be computed, but a token of work outweighs only so
+much waiting (``aging``). A request that has waited long enough goes before any shorter one that came later, so none
+starves.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Tenant:
 
     @property
     def head(self) -> _Waiting:
-        """Who is next. There must be somebody."""
+        """The tenant's next request. It must have one."""
         while (found := self.waiting.get(self.order[0][2])) is None:
             heappop(self.order)
         return found
@@ -232,7 +233,7 @@ class FairQueue:
         kind.counter += amount / self.config.shares[priority]
 
     def _trim(self, kind: _Class) -> None:
-        """Idle tenants whose counter is behind everyone's would be lifted anyway: nothing is lost with them."""
+        """Forgets idle tenants with the smallest counters, which would be lifted anyway when they come back."""
         if len(kind.tenants) > 10_000 and kind.waiting:
             floor = min(t.counter for t in kind.waiting.values())
             kind.tenants = {n: t for n, t in kind.tenants.items() if t.waiting or t.counter > floor}

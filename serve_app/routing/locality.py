@@ -1,4 +1,4 @@
-"""Who probably holds which prefix: an approximate index of chunk keys, bounded in bytes, least recently used out.
+"""Which worker or pool probably holds which prefix: an index of chunk keys, bounded in bytes, least recently used out.
 
 A set-associative table, the layout of a processor's cache, because ten million Python objects would take gigabytes::
 
@@ -6,8 +6,9 @@ A set-associative table, the layout of a processor's cache, because ten million 
     way    = fingerprint u64 | holders 4 x u16 | stamp u32          20 bytes
 
 A key's fingerprint is its first eight bytes (keys are sha256, so uniform). A full bucket gives up its oldest way. A
-key's four holders are the latest ones; a holder is a worker's own cache or a node's pool. Whoever holds a chunk is
-taken to hold those before it as well: chains are evicted from their end. Wrong entries cost time, never a token.
+key's four holders are the latest ones; a holder is a worker's own cache or a node's pool. The holder of a chunk is
+taken to hold the chunks before it as well, since chains are evicted from their end. Wrong entries cost time, never a
+token.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class LocalityIndex:
         self._words = self._holders.view(np.uint64)[:, :, 0]  # a key's four holders as one number, the newest lowest
         self._stamps = np.zeros((self._buckets, WAYS), np.uint32)
         self._clock = 0
-        self._names: list[str | None] = [None]  # holder 0 is nobody
+        self._names: list[str | None] = [None]  # holder 0: none
         self._numbers: dict[str, int] = {}
         self._free: list[int] = []
         self._located: tuple[Sequence[bytes], NDArray[np.uint64], NDArray[np.intp]] | None = None

@@ -164,7 +164,7 @@ def _best_split(total: int, needs: Mapping[str, float]) -> int:
 
 
 def _assign(workers: list[WorkerLoad], roles: dict[str, Role], prefill: int) -> list[str]:
-    """Changes ``roles`` so that ``prefill`` workers prefer prefill, moving those that have least to finish."""
+    """Changes ``roles`` so that ``prefill`` workers prefer prefill, moving the workers that have least to finish."""
     moved = []
     for worker in sorted((w for w in workers if roles[w.worker] == "mixed"), key=lambda w: w.running):
         # A fresh pool: fill the prefill side with the workers that decode least.

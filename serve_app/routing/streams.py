@@ -34,7 +34,7 @@ class Streams:
                 del self._kept[tenant]
 
     def end(self, tenant: str, now: float | None, streams: int = 1) -> None:
-        """``now`` None: nobody waits for the answer any more, or it goes on elsewhere."""
+        """``now`` None: the client has left, or the request goes on elsewhere."""
         self._running -= Counter({tenant: streams})
         if now is not None and self._running and self.below_share(tenant):
             self._kept.setdefault(tenant, deque()).extend([now + self._keep] * streams)

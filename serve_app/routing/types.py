@@ -90,7 +90,7 @@ class Decision:
     prefill: str | None
     ttft: float  # predicted seconds to the first token
     itl: float  # predicted seconds between tokens on the decode worker
-    uncached: int  # prompt tokens that somebody has to compute
+    uncached: int  # prompt tokens that a worker has to compute
     wait: float = 0.0  # of ``ttft``, seconds before anything is computed for this request
     compute: float = 0.0  # seconds of prefill on the worker that computes the prompt
     batch: int = 0  # streams on the decode worker before this request

@@ -1,6 +1,6 @@
 """Drives one model's dispatch in a gateway: the clock, the requests that wait, timers, trace events and API errors.
 
-The policy is :class:`serve_app.routing.dispatch.Dispatch`. Its decision is a wish that Serve's router follows if it
+The policy is :class:`serve_app.routing.dispatch.Dispatch`. Its decision is a hint that Serve's router follows if it
 can; an answer never depends on it.
 """
 
@@ -103,7 +103,7 @@ class Dispatcher:
 
     @property
     def roles(self) -> dict[str, str]:
-        """What this gateway wishes workers to prefer; empty where another gateway plans."""
+        """What this gateway wants workers to prefer; empty where another gateway plans."""
         return dict(self.policy.workers.roles)
 
     @property
@@ -137,7 +137,7 @@ class Dispatcher:
         """The stage to call, and the fields of the wire request that carry the choice."""
         decision, stage = ticket.decision, self.policy.workers.stage
         if decision is None:
-            # A model that starts for this request: its first worker shall not wait for a second one to prefill.
+            # The first worker of a model that starts for this request must not wait for a second one to prefill.
             return "", {"prefill": None} if self._model.scales_to_zero else {}
         prefill = None
         if decision.prefill is not None:
@@ -169,7 +169,7 @@ class Dispatcher:
             if tokens > 0:
                 self._sources[source] = self._sources.get(source, 0) + tokens
 
-    # -- for people who look -------------------------------------------------------------------------------------
+    # -- statistics ----------------------------------------------------------------------------------------------
 
     def stats(self, account: str | None = None) -> dict[str, Any]:
         """Queues, choices and roles as this gateway sees them; with ``account``, only what concerns it."""

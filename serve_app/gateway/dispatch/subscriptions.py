@@ -75,8 +75,8 @@ class Subscriptions:
 
 
 class Wake:
-    """Starts the first replica of a stage that has none. Decode is started by requests; nothing is sent to a prefill
-    stage that nobody hears of, so it would stay away for ever.
+    """Starts the first replica of a stage that has none. Requests start decode; a prefill stage without workers gets
+    no requests, so it would never start by itself.
     """
 
     def __init__(self, call: Callable[[ServedModel, str], Awaitable[Any]]) -> None:
