@@ -7,6 +7,7 @@ it. Where a bucket is and what opens it is told by the variables of AWS's own to
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -19,6 +20,8 @@ from serve_app.state.errors import StateError
 
 CHUNK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=@+-]{0,199}(/[A-Za-z0-9_][A-Za-z0-9_.=@+-]{0,199}){0,15}", re.ASCII)
+# How often a blob is read that is replaced each time.
+_TRIES = 5
 # What is being written has a name that no blob can have.
 _DRAFT = ".draft-"
 
@@ -37,7 +40,9 @@ class Files(Protocol):
         """The bytes from ``start`` up to ``end``. Raises :class:`NoFile`."""
 
     def stream(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The same in pieces of up to :data:`CHUNK` bytes."""
+        """The same in pieces of up to :data:`CHUNK` bytes. Raises OSError if the blob is replaced meanwhile, where
+        the old one cannot be read to its end.
+        """
 
     def size(self, name: str) -> int:
         """Raises :class:`NoFile`."""
@@ -65,13 +70,19 @@ def open_files(where: str) -> Files:
 
 
 class _FsspecFiles:
-    """What a directory and a bucket have in common."""
+    """What a directory and a bucket have in common. A bucket says EBUSY where a blob is replaced while it is read."""
 
     def __init__(self, system: Any, root: str) -> None:
         self._system = system
         self._root = root
 
     def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        for _ in range(_TRIES - 1):
+            try:
+                return b"".join(self.stream(name, start, end))
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
         return b"".join(self.stream(name, start, end))
 
     def stream(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -117,10 +128,12 @@ class DirectoryFiles(_FsspecFiles):
         from fsspec.implementations.local import LocalFileSystem
 
         super().__init__(LocalFileSystem(), str(root.resolve()))
+        root.parent.mkdir(parents=True, exist_ok=True)
 
     def put(self, name: str, data: bytes | Iterable[bytes]) -> int:
         path = Path(self._path(name))
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in reversed(path.relative_to(self._root).parents):
+            (Path(self._root) / folder).mkdir(exist_ok=True, mode=0o700)
         draft = path.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
         descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:

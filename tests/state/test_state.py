@@ -1,0 +1,165 @@
+"""Two gateways on two nodes, with one store between them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from serve_app.api.errors import RateLimited
+from serve_app.state.accounts import Caller, hash_key
+from serve_app.state.errors import StateError
+from tests.state.gateways import OWN, Gateways, until
+
+
+@pytest.fixture
+def gateways(database, tmp_path):
+    with Gateways(database, tmp_path) as made:
+        yield made
+
+
+async def test_a_key_is_added_on_one_and_used_and_revoked_on_the_other(gateways, open_store):
+    one, two = gateways.make("one"), gateways.make("two")
+    await one.start()
+    await two.start()
+    store = open_store("elsewhere")
+    key = store.accounts.add("team-a", weight=2)
+    for state in (one, two):
+        await until(lambda state=state: state.accounts.find(key) == Caller("team-a", 2.0))
+    store.accounts.remove("team-a", hash_key(key)[:12])
+    for state in (one, two):
+        await until(lambda state=state: state.accounts.find(key) is None)
+    assert one.accounts.find(OWN) == Caller("local")
+
+
+async def test_a_gateway_asks_often_enough_for_a_change_to_be_known_in_a_second(gateways):
+    """By its own clock: how long it lies between two looks at what has changed."""
+    state = gateways.make("one")
+    looks: list[float] = []
+    look = state._store.revisions
+    state._store.revisions = lambda: (looks.append(time.thread_time()), look())[1]
+    await state.start()
+    before = time.monotonic()
+    await until(lambda: len(looks) > 5)
+    # On a machine that is not held up they come each quarter of a second, and never sooner.
+    assert time.monotonic() - before > 0.8
+    state.close()
+
+
+async def test_what_is_decided_for_every_request_asks_no_store(gateways, open_store):
+    """The thread that runs requests touches no database, whatever it does with keys, limits, traces and answers."""
+    key = open_store("elsewhere").accounts.add("team-a")
+    state = gateways.make("one", rate_limits={"t": 5})
+    await state.start()
+    touched: list[str] = []
+    database = state._store.database
+    transaction = database._transaction
+
+    def watched(*, write: bool):
+        touched.append(threading.current_thread().name)
+        return transaction(write=write)
+
+    database._transaction = watched
+    here = threading.current_thread().name
+    for n in range(50):
+        assert state.accounts.find(key).account == "team-a"
+        trace = state.traces.begin(f"r{n}", "team-a", "m")
+        try:
+            state.limiter.take("team-a", "t")
+        except RateLimited:
+            assert n >= 5
+        state.traces.end(trace, "done")
+    body = {"id": "resp_1", "previous_response_id": None}
+    await state.responses.put("team-a", body, [])
+    assert await state.responses.get("team-a", "resp_1") == body
+    assert await state.responses.conversation("team-a", "resp_1") == []
+    await gateways.settled()
+    assert (await state.traces.get("team-a", "r7"))["status"] == "done"
+    assert touched and here not in touched
+
+
+async def test_limits_are_counted_together(gateways):
+    one, two = (gateways.make(node, rate_limits={"t": 100}) for node in ("one", "two"))
+    await one.start()
+    await two.start()
+    while time.time() % 60 > 50:  # a minute that does not end before the test
+        await asyncio.sleep(0.5)
+    for _ in range(70):
+        one.limiter.take("a", "t")
+    await until(lambda: not one.limiter._untold)
+    await gateways.settled()
+    two.limiter.take("a", "t")
+    await until(lambda: two.limiter._counts["a", "t"].stored == 71)
+    assert '"t";r=28;' in two.limiter.take("a", "t")["Ratelimit"]
+
+
+async def test_the_store_goes_away_and_comes_back(gateways, open_store):
+    store = open_store("elsewhere")
+    key = store.accounts.add("team-a")
+    one, two = (gateways.make(node, rate_limits={"t": 5}) for node in ("one", "two"))
+    await one.start()
+    await two.start()
+    assert one.health() == {"status": "ready"}
+    gateways.lose()
+    await until(lambda: one.health()["status"] == two.health()["status"] == "away")
+    assert one.counters()["problem"].endswith("the test took it away")
+    # Keys, limits and weights go on as they were known.
+    assert one.accounts.find(key) == Caller("team-a")
+    for _ in range(5):
+        one.limiter.take("team-a", "t")
+    with pytest.raises(RateLimited):
+        one.limiter.take("team-a", "t")
+    for n in range(20):
+        await one.responses.put("team-a", {"id": f"resp_{n}", "previous_response_id": None}, [])
+        one.traces.end(one.traces.begin(f"r{n}", "team-a", "m"), "done")
+    told = one.counters()
+    assert told["waiting"] == 40 and told["lost"] == 0
+    # What is away is the test's doing: the command line changes the store meanwhile.
+    store.accounts.remove("team-a")
+    assert one.accounts.find(key) is not None
+    gateways.find()
+    await gateways.settled()
+    await until(lambda: one.accounts.find(key) is None and two.accounts.find(key) is None)
+    for n in range(20):
+        assert (await two.responses.get("team-a", f"resp_{n}"))["id"] == f"resp_{n}"
+        assert (await two.traces.get("team-a", f"r{n}"))["status"] == "done"
+    assert one.counters()["journal_bytes"] == 0 and one.health() == {"status": "ready"}
+
+
+async def test_a_gateway_that_starts_without_the_store_serves_the_key_of_the_settings(gateways, open_store):
+    key = open_store("elsewhere").accounts.add("team-a")
+    state = gateways.make("one")
+    gateways.lose()
+    await state.start()
+    assert state.accounts.find(OWN) == Caller("local") and state.accounts.find(key) is None and state.accounts.blind
+    gateways.find()
+    await until(lambda: not state.accounts.blind)
+    assert state.accounts.find(key) == Caller("team-a")
+
+
+async def test_a_gateway_that_ends_leaves_nothing_behind(gateways):
+    one, two = gateways.make("one"), gateways.make("one")
+    await one.start()
+    await two.start()
+    one.traces.end(one.traces.begin("r1", "a", "m"), "done")
+    await asyncio.to_thread(one.close)
+    assert (await two.traces.get("a", "r1"))["status"] == "done"
+    # And where the store is away, what waits is the other's.
+    three = gateways.make("one")
+    await three.start()
+    gateways.lose()
+    three.traces.end(three.traces.begin("r2", "a", "m"), "done")
+    await asyncio.to_thread(three.close)
+    gateways.find()
+    two._adopted_at = float("-inf")
+    await gateways.settled(two)
+    await until(lambda: two._store.traces.body("a", "r2") is not None)
+
+
+async def test_a_store_that_must_not_be_used_stops_the_start(gateways, store):
+    with store.database.unprepared() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StateError, match="newer"):
+        await gateways.make("one").start()
