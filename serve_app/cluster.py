@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -9,7 +10,6 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +23,9 @@ from serve_app.config import Settings
 from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
 from serve_app.ray_private.fork_server import ForkServer
-from serve_app.ray_private.haproxy import clean_up, haproxy_environment
+from serve_app.ray_private.haproxy import haproxy_environment
+from serve_app.ray_private.head import ended_daemons
+from serve_app.run_directory import RunDirectory
 
 Say = Callable[[str], None]
 
@@ -65,8 +67,7 @@ class LocalCluster:
     def __init__(self, settings: Settings, say: Say = lambda line: None) -> None:
         self._settings = settings
         self._say = say
-        self._scratch: Path | None = None
-        self._node_id = ""
+        self._folder = RunDirectory()
         self._started = False
         self._waiting: dict[str, Any] = {}
         self._planted: list[Any] = []
@@ -80,11 +81,11 @@ class LocalCluster:
             **ray_environment.serving_env(),
             **ports,
             **ray_environment.ONE_MACHINE,
-            **haproxy_environment(),
+            **haproxy_environment(self._folder.haproxy),
         }
         return {name: os.environ.get(name, value) for name, value in values.items()} | {
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self._token()),
+            "RAY_AUTH_TOKEN_PATH": str(self._running_token),
         }
 
     def start(self) -> None:
@@ -111,17 +112,21 @@ class LocalCluster:
                 namespace="serve_app",
                 log_to_driver=False,
                 logging_level=logging.WARNING,
+                _temp_dir=str(self._folder.ray),
             )
-        self._node_id = ray.get_runtime_context().get_node_id()
         self._started = True
+
+    def problem(self) -> str | None:
+        """Why nothing here can go on, in words; None while Ray lives."""
+        ended = ended_daemons() if self._started else []
+        return f"Ray's {' and '.join(ended)} has ended" if ended else None
 
     def _launching(self) -> AbstractContextManager[None]:
         """Has Ray's workers forked where that works: elsewhere system libraries do not survive it."""
         if sys.platform != "linux":
             return nullcontext()
         try:
-            self._scratch = Path(tempfile.mkdtemp(prefix="serve-app-"))
-            self._fork_server = ForkServer(self._scratch)
+            self._fork_server = ForkServer(self._folder.path)
         except OSError as error:  # such as a path too long for a socket
             logging.getLogger(__name__).warning("workers start one by one, without a fork server: %s", error)
             return nullcontext()
@@ -164,9 +169,14 @@ class LocalCluster:
         _deploy(waiting)
 
     def stop(self) -> None:
-        """Ends everything this process started."""
+        """Ends everything this process started. A Ray that has lost a part is not asked, which would take minutes."""
         attachment_file(self._settings.home).unlink(missing_ok=True)
-        if self._started:
+        broken = self.problem() is not None
+        # Daemons that end from here on are no problem.
+        started, self._started = self._started, False
+        if broken:
+            self._keep_logs()
+        if started and not broken:
             import ray
             from ray import serve
 
@@ -177,11 +187,29 @@ class LocalCluster:
                 except Exception:  # a half-dead cluster must not keep us from ending the rest
                     logging.getLogger(__name__).debug("Serve did not shut down cleanly", exc_info=True)
                 ray.shutdown()
-            clean_up(self._node_id)
         if self._fork_server is not None:
             self._fork_server.stop()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+        self._folder.close()
+
+    def _keep_logs(self) -> None:
+        """Ray's logs of a server that was lost, for whoever asks why; those of the one before it go."""
+        kept = self.lost_logs
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(self._folder.ray / "session_latest" / "logs", kept, ignore_dangling_symlinks=True)
+
+    @property
+    def lost_logs(self) -> Path:
+        return self._settings.home / "run" / "lost-ray-logs"
+
+    @cached_property
+    def _running_token(self) -> Path:
+        """A copy for what runs now, which the loss of the file in the state directory does not disturb."""
+        path = self._folder.path / "ray_token"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as stream:
+            stream.write(self._token().read_text())
+        return path
 
     def _token(self) -> Path:
         path = self._settings.home / "ray_token"
@@ -200,7 +228,7 @@ class LocalCluster:
         shown = "127.0.0.1" if self._settings.is_loopback else self._settings.host
         found = Attachment(
             ray.get_runtime_context().gcs_address,
-            str(self._token()),
+            str(self._running_token),
             f"http://{shown}:{self._settings.port}",
             os.getpid(),
         )

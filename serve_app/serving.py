@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -16,10 +17,14 @@ from serve_app.catalog.records import ModelRecord
 from serve_app.catalog.tasks import declared
 from serve_app.cluster import LocalCluster
 from serve_app.config import Settings, api_key
+from serve_app.run_directory import remove_leftovers
+
+# How often it is asked whether Ray still lives.
+WATCH_S = 0.5
 
 
 def serve_until_interrupted(settings: Settings) -> int:
-    """Blocks until SIGINT or SIGTERM. Returns the exit status."""
+    """Blocks until SIGINT or SIGTERM, or until Ray is lost. Returns the exit status, 0 where it was asked to end."""
     began = time.monotonic()
     stop = threading.Event()
 
@@ -28,6 +33,7 @@ def serve_until_interrupted(settings: Settings) -> int:
 
     for warning in settings.warnings:
         print(f"serve-app: warning: {warning}", file=sys.stderr)
+    remove_leftovers()
     _refuse_taken_port(settings)
     # A wrong record stops us here, before Ray starts.
     started = [record for record, _ in load_catalog(settings.home).started(settings.profile, settings.models)]
@@ -36,8 +42,20 @@ def serve_until_interrupted(settings: Settings) -> int:
     cluster = LocalCluster(settings, say)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    threading.Thread(target=_watch, args=(cluster,), name="watch-ray", daemon=True).start()
     try:
-        cluster.start()
+        try:
+            cluster.start()
+        except Exception as error:
+            if stop.is_set():
+                return 0
+            # On a machine with too little of something, whatever part it is that gives up first.
+            print(
+                f"serve-app: the start failed ({type(error).__name__}: {str(error)[:500]}). Is the machine short of "
+                "memory or very busy? Start again; SERVE_APP_MODELS starts fewer models.",
+                file=sys.stderr,
+            )
+            return 1
         # Ray installs handlers of its own while it starts.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
@@ -53,6 +71,17 @@ def serve_until_interrupted(settings: Settings) -> int:
             signal.signal(number, signal.SIG_IGN)
         cluster.stop()
     return 0
+
+
+def _watch(cluster: LocalCluster) -> None:
+    """Ends this process, and everything it started, once Ray has lost one of its daemons: nothing could be served, and
+    calls into Ray would wait for minutes. Who started us (systemd, a person) sees the status and starts again.
+    """
+    while (problem := cluster.problem()) is None:
+        time.sleep(WATCH_S)
+    print(f"\nserve-app: {problem}; ending. Its logs are in {cluster.lost_logs}.", file=sys.stderr, flush=True)
+    cluster.stop()
+    os._exit(1)
 
 
 def _refuse_taken_port(settings: Settings) -> None:

@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 from serve_app.config import load_settings
-from serve_app.ray_private import haproxy
 
 ROOT = Path(__file__).resolve().parents[1]
 INNER = """
@@ -43,18 +42,8 @@ def test_a_cluster_that_was_never_started_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    LocalCluster(load_settings({"SERVE_APP_HOME": str(tmp_path / "home")})).stop()
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
-def test_haproxy_leaves_nothing(tmp_path, monkeypatch):
-    base = tmp_path / "haproxy"
-    for node in ("ours", "theirs"):
-        (base / node).mkdir(parents=True)
-        (base / node / "haproxy.cfg").write_text("")
-    monkeypatch.setattr(haproxy, "state_folder", lambda: base)
-    haproxy.clean_up("ours")
-    assert [path.name for path in base.iterdir()] == ["theirs"]
-    haproxy.clean_up("theirs")
-    assert not base.exists()
-    haproxy.clean_up("theirs")
+    cluster = LocalCluster(load_settings({"SERVE_APP_HOME": str(tmp_path / "home")}))
+    folder = Path(cluster.environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]).parent
+    assert folder.is_dir()
+    cluster.stop()
+    assert list((tmp_path / "tmp").iterdir()) == [] and not folder.exists()

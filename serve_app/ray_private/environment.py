@@ -37,6 +37,13 @@ SERVING: dict[str, str] = {
     # Every scaling step reloads HAProxy, and the old process is killed this long after: as long as a
     # generation may take.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "1800",
+    # Whether HAProxy lives is asked this often, and three times before another is started: by default 33 s without
+    # service.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.3",
+    # Connections at once. Half-sent requests hold one for some seconds each (haproxy_config.py).
+    "RAY_SERVE_HAPROXY_MAXCONN": "16384",
+    # Headers of up to 31 KiB reach the gateway, which refuses more than 16 KiB in the envelope; HAProxy can't.
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "32768",
     # Idle connections leave the old HAProxy process over this time instead of lingering until the hard stop.
     "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "30",
     # A gateway replica that leaves waits this long for HAProxy to stop choosing it; one reload takes well

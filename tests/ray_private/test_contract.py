@@ -19,7 +19,7 @@ import pytest
 import ray
 
 from serve_app.config import load_settings
-from serve_app.ray_private import controller, fork_server, haproxy
+from serve_app.ray_private import controller, fork_server, haproxy, haproxy_config
 from serve_app.ray_private import environment as env
 
 RAY = Path(ray.__file__).parent
@@ -79,6 +79,9 @@ USED = [
     Used("ray.serve._private.api:call_user_app_builder_with_args_if_necessary", ("builder", "args"), *TESTS),
     Used("ray.serve._private.build_app:build_app", None, *TESTS),
 ]
+
+
+EDITS = "haproxy_config.py"
 
 
 def broken(what: str, feature: str, ours: str) -> str:
@@ -176,8 +179,13 @@ def test_the_controller_has_the_name_we_look_for() -> None:
 def test_ray_knows_every_variable_we_set() -> None:
     """A renamed variable would be ignored without a word; Ray's own source is the authority."""
     settings = load_settings({"SERVE_APP_HOME": "/nonexistent"})
-    names = {*env.serving_env(), *env.ONE_MACHINE, *settings.ray_environment(), *haproxy.haproxy_environment()}
-    names.remove("SERVE_APP_HAPROXY")  # for our script
+    names = {
+        *env.serving_env(),
+        *env.ONE_MACHINE,
+        *settings.ray_environment(),
+        *haproxy.haproxy_environment(Path("/x")),
+    }
+    names -= {"SERVE_APP_HAPROXY", "SERVE_APP_PYTHON"}  # for our script
     for folder in ("serve/_private", "_private", "_common"):
         for path in (RAY / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -237,8 +245,41 @@ def test_statistics_and_metrics_stay_on_loopback(started: tuple[list[str], str])
 
 def test_where_no_gateway_is_reached_the_answer_is_ours(started: tuple[list[str], str]) -> None:
     files = dict(re.findall(r"^ *errorfile (\d+) (\S+)", started[1], re.MULTILINE))
-    message = broken("errorfile lines", "clients get a bare 500 instead of 503 with Retry-After", "haproxy.sh")
-    assert files == dict.fromkeys(("502", "503", "504"), str(haproxy.UNAVAILABLE)), message
+    message = broken("section `defaults`", "clients get a bare 500 instead of 503 with Retry-After", EDITS)
+    assert set(files) == {"502", "503", "504"} and len(set(files.values())) == 1, message
+    assert Path(files["503"]).read_bytes() == haproxy_config.unavailable(), message
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "feature"),
+    [
+        (r"stats socket .* mode 600 level admin", 1, "every local user can redirect the API's traffic"),
+        (
+            r"http-request return status 404 .*/no_route\.json if routes",
+            1,
+            "/-/routes tells what is served, without a key",
+        ),
+        (r"http-request return status 503 default-errorfiles", 1, "a gateway that restarts is a 404"),
+        (r"timeout http-request 10s", 1, "half-sent requests shut everybody out"),
+        (r"tcp-request connection reject if \{ sc0_conn_cur gt \d+ \}", 1, "one address takes all connections"),
+    ],
+)
+def test_what_serve_writes_is_set_right(started: tuple[list[str], str], line: str, count: int, feature: str) -> None:
+    message = broken(f"line {line!r} after our edits", feature, EDITS)
+    assert len(re.findall(rf"^ *{line}$", started[1], re.MULTILINE)) == count, message
+    assert "mode 666" not in started[1], message
+
+
+def test_a_configuration_is_set_right_once(started: tuple[list[str], str], tmp_path: Path) -> None:
+    assert haproxy_config.corrected(started[1], tmp_path) == started[1]
+
+
+def test_serve_keeps_the_list_of_its_daemons() -> None:
+    message = broken("Node.dead_processes", "a server without Ray looks alive", "head.py")
+    from ray._private import worker
+    from ray._private.node import Node
+
+    assert hasattr(worker, "_global_node") and callable(Node.dead_processes), message
 
 
 def test_splicing_is_off(started: tuple[list[str], str]) -> None:

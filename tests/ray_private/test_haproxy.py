@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 
 from serve_app.api.errors import ModelLoading, openai_body
-from serve_app.ray_private.haproxy import UNAVAILABLE
+from serve_app.ray_private import haproxy_config
 
 
-def test_its_own_answer_is_one_of_ours():
-    head, _, body = UNAVAILABLE.read_bytes().partition(b"\r\n\r\n")
+def test_its_own_answer_is_one_of_ours() -> None:
+    head, _, body = haproxy_config.unavailable().partition(b"\r\n\r\n")
     lines = head.decode().split("\r\n")
     assert lines[0] == "HTTP/1.1 503 Service Unavailable"
     headers = dict(line.split(": ", 1) for line in lines[1:])
     assert headers["Content-Type"] == "application/json" and headers["Retry-After"].isdigit()
     assert int(headers["Content-Length"]) == len(body)
-    shown, like = json.loads(body), openai_body(ModelLoading("@cf/a/b", retry_after=2.0))
-    assert shown.keys() == like.keys() and shown["error"].keys() == like["error"].keys()
-    assert shown["errors"][0]["code"] == like["errors"][0]["code"]
+    like = openai_body(ModelLoading("@cf/a/b", retry_after=2.0))
+    for shown in (json.loads(body), json.loads(haproxy_config.no_route())):
+        assert shown.keys() == like.keys() and shown["error"].keys() == like["error"].keys()
+    assert json.loads(body)["errors"][0]["code"] == like["errors"][0]["code"]

@@ -1,0 +1,89 @@
+"""Sets right what Serve writes into HAProxy's configuration. ``haproxy.sh`` runs this file by its path before each
+(re)load, with any Python: standard library only.
+
+========================  ==============================================================================================
+what Serve writes         what it becomes, and why
+========================  ==============================================================================================
+admin socket, mode 666    mode 600: whoever opens it can send all traffic, with keys and prompts, elsewhere
+metrics, statistics       bound to loopback: they ask for no key
+no time for headers       10 s for a request's headers, 75 s for an idle connection: half-sent headers hold no place
+                          for long. A stream under way has neither bound
+no bound per address      at most ``CONNECTIONS_PER_ADDRESS`` connections of one address, half of all
+``/-/routes``             404: it tells without a key what is served
+500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
+404 without a backend     503 as well: the gateway is not there yet, or not there any more
+========================  ==============================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+HEADER_TIMEOUT_S = 10
+IDLE_TIMEOUT_S = 75
+CONNECTIONS_PER_ADDRESS = 8192
+RETRY_AFTER_S = 2
+
+
+def _body(code: int, kind: str, message: str) -> bytes:
+    """An error in the envelope, as the gateway writes it."""
+    shown = {"message": message, "type": kind, "param": None, "code": str(code)}
+    errors = [{"code": code, "message": message}]
+    return json.dumps({"success": False, "errors": errors, "messages": [], "result": {}, "error": shown}).encode()
+
+
+def unavailable() -> bytes:
+    """The whole HTTP answer where no gateway can be reached."""
+    body = _body(3040, "server_error", "No gateway can take this request at the moment; please try again.")
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nCache-Control: no-cache\r\n"
+        f"Retry-After: {RETRY_AFTER_S}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def no_route() -> bytes:
+    """The body of a 404."""
+    return _body(7003, "invalid_request_error", "There is no such route. /docs lists the routes.")
+
+
+def corrected(config: str, folder: Path) -> str:
+    """``config`` with everything above set right; the answers are files in ``folder``. Twice is as good as once."""
+    lines = []
+    for line in config.splitlines():
+        bare = line.strip()
+        if bare.startswith(("errorfile ", "timeout http-request ", "timeout http-keep-alive ")):
+            continue
+        if re.fullmatch(r"http-request return .* if routes", bare):
+            shown = "status 404 content-type application/json file"
+            line = f"    http-request return {shown} {folder / 'no_route.json'} if routes"
+        elif bare.startswith("stats socket "):
+            line = line.replace("mode 666", "mode 600")
+        elif bare.startswith("http-request return status 404 "):
+            line = "    http-request return status 503 default-errorfiles"
+        line = re.sub(r"^(\s*bind )(\*|):", r"\g<1>127.0.0.1:", line)
+        lines.append(line)
+        if bare == "defaults":
+            lines.append(f"    timeout http-request {HEADER_TIMEOUT_S}s")
+            lines.append(f"    timeout http-keep-alive {IDLE_TIMEOUT_S}s")
+            # Serve has one text for all three.
+            lines += [f"    errorfile {status} {folder / 'unavailable.http'}" for status in (502, 503, 504)]
+        if bare == "frontend http_frontend" and "track-sc0 src" not in config:
+            lines.append("    stick-table type ipv6 size 64k expire 60s store conn_cur")
+            lines.append("    tcp-request connection track-sc0 src")
+            lines.append(f"    tcp-request connection reject if {{ sc0_conn_cur gt {CONNECTIONS_PER_ADDRESS} }}")
+    return "\n".join(lines) + "\n"
+
+
+def main(path: Path) -> None:
+    folder = path.parent
+    (folder / "unavailable.http").write_bytes(unavailable())
+    (folder / "no_route.json").write_bytes(no_route())
+    path.write_text(corrected(path.read_text(), folder))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""The folder of a running server goes with it, however it ends; so does what runs in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from serve_app import run_directory
+from serve_app.run_directory import RunDirectory, processes_in, remove_leftovers
+
+# Makes a folder and a daemon whose command line names it, says where, and waits to be ended.
+OWNER = """
+import subprocess, sys, time
+from serve_app.run_directory import RunDirectory
+made = RunDirectory()
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", f"{made.path}/daemon"],
+                          start_new_session=True)
+print(made.path, daemon.pid, made._keeper.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def owner() -> tuple[subprocess.Popen[str], Path, int, int]:
+    process = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    path, daemon, keeper = process.stdout.readline().split()
+    return process, Path(path), int(daemon), int(keeper)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def until(condition, seconds: float = 60) -> bool:
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_it_is_private_and_short_enough_for_sockets() -> None:
+    made = RunDirectory()
+    try:
+        assert made.path.stat().st_mode & 0o777 == 0o700 and made.haproxy.is_dir()
+        assert len(os.fsencode(made.path)) <= run_directory.MAX_PATH
+    finally:
+        made.close()
+    assert not made.path.exists()
+
+
+def test_a_killed_owner_leaves_nothing_behind() -> None:
+    process, path, daemon, _ = owner()
+    assert processes_in(path) == [daemon]
+    end(process)
+    assert until(lambda: gone(daemon) and not path.exists())
+
+
+def test_without_its_keeper_the_next_start_removes_it() -> None:
+    process, path, daemon, keeper = owner()
+    assert path not in remove_leftovers() and path.exists()  # it runs
+    os.kill(keeper, signal.SIGKILL)
+    end(process)
+    assert path in remove_leftovers()
+    assert gone(daemon) and not path.exists()
