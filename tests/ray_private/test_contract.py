@@ -183,7 +183,8 @@ def test_ray_knows_every_variable_we_set() -> None:
         *env.serving_env(),
         *env.ONE_MACHINE,
         *settings.ray_environment(),
-        *haproxy.haproxy_environment(Path("/x")),
+        *haproxy.haproxy_environment(),
+        *haproxy.haproxy_files(Path("/x")),
     }
     names -= {"SERVE_APP_HAPROXY", "SERVE_APP_PYTHON"}  # for our script
     for folder in ("serve/_private", "_private", "_common"):
@@ -253,7 +254,7 @@ def test_where_no_gateway_is_reached_the_answer_is_ours(started: tuple[list[str]
 @pytest.mark.parametrize(
     ("line", "count", "feature"),
     [
-        (r"stats socket .* mode 600 level admin", 1, "every local user can redirect the API's traffic"),
+        (r"stats socket .* mode 600 level admin.*", 1, "every local user can redirect the API's traffic"),
         (
             r"http-request return status 404 .*/no_route\.json if routes",
             1,
