@@ -52,6 +52,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},
     "serve_app.ray_private.environment": set(),
+    "serve_app.tasks": {"numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.text"},
+    # What the catalogue reads of a task.
+    **{f"serve_app.tasks.{task}.declaration": {"serve_app.catalog.tasks"}
+       for task in ("text_generation", "text_embeddings", "reranking")},
 }  # fmt: skip
 
 # Package -> distributions that must not be reached from it, however far away.

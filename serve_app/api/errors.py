@@ -95,7 +95,7 @@ class ContextTooLong(ApiError):
 
 
 class InputTooLong(ApiError):
-    """A text of an embedding or reranking request that does not fit the model."""
+    """A text to encode that does not fit the model."""
 
     code, status, type = 5021, 413, "invalid_request_error"
 

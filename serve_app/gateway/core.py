@@ -128,8 +128,9 @@ class Gateway:
         return self.backends.get(model.id, self.engine)
 
     def limits(self, model: ServedModel) -> ModelLimits:
-        """Bounds and defaults that bodies for the model are read with."""
-        return self.backend(model).limits(model)
+        """Bounds and defaults that bodies for the model are read with; the defaults for one that generates nothing."""
+        generates = model.id in self.backends or self.engine.serves(model)
+        return self.backend(model).limits(model) if generates else ModelLimits()
 
     async def run(
         self,
