@@ -49,7 +49,7 @@ serve: $(RUNTIME)  ## serve on 127.0.0.1:8000 (PORT=... changes it); Ctrl-C ends
 
 test: $(DEV)  ## run the tests (ARGS="tests/engine -k draft" narrows them)
 	@$(PY) -m serve_app.catalog.fetch
-	@$(PY) -m pytest -q --durations=15 --durations-min=1 $(ARGS)
+	@$(PY) -m $(if $(ARGS),pytest -q,tests) --durations=15 --durations-min=1 $(ARGS)
 
 test-node: $(DEV)  ## fetch the JavaScript clients (needs npm) and run their tests, which `make test` then runs too
 	$(call step,fetching JavaScript clients,npm ci --prefix tests/clients/node)

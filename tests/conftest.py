@@ -32,6 +32,7 @@ GONE_S = 20.0
 try:
     from serve_app.cluster import LocalCluster
     from serve_app.config import api_key, load_settings
+    from serve_app.ray_private import haproxy
 except ImportError as missing:  # a machine for the GPU tests needs torch, transformers, Triton and pytest only
     LocalCluster, _MISSING = None, missing
 
@@ -78,14 +79,32 @@ if LocalCluster is not None:
     os.environ.update(_CLUSTER.environment)
 
 
+def _node_id() -> str:
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Ray alone."""
     if LocalCluster is None:
         pytest.skip(f"the server is not installed: {_MISSING}")
     _CLUSTER.start_ray()
+    files = haproxy.state_folder() / _node_id()
     yield
     _CLUSTER.stop()
+    assert not files.exists(), f"HAProxy's files are still in {files}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=("cluster", "rest"), help="only tests of the Ray cluster, or all others")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("--part"):
+        items[:] = [i for i in items if ("ray_cluster" in getattr(i, "fixturenames", ())) == (part == "cluster")]
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,70 @@
+"""``python -m tests``: the whole suite in two processes at a time, and one line of counts for both.
+
+Tests of the Ray cluster wait for processes most of the time; all others compute. Side by side they take little more
+than the longer half. What the cluster's tests print is seen at once, the rest when that has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import TextIO
+
+NO_TESTS = 5  # pytest's exit status
+COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)\b")
+CLOSING = re.compile(rf"({COUNT.pattern}(, )?)+ in [\d.]+s( \([\d:]+\))?|no tests ran in [\d.]+s")
+ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
+ONE = {"error": "errors", "warning": "warnings"}
+
+
+def main(arguments: list[str]) -> int:
+    started = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    with tempfile.TemporaryFile("w+") as aside:
+        rest = subprocess.Popen([*command, "--part", "rest"], stdout=aside, stderr=subprocess.STDOUT)
+        cluster = subprocess.Popen([*command, "--part", "cluster"], stdout=subprocess.PIPE, text=True)
+        assert cluster.stdout is not None
+        total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
+        codes = [cluster.wait(), rest.wait()]
+        aside.seek(0)
+        total += show(aside.read(), sys.stdout)
+    print(summary(total, time.monotonic() - started))
+    return next((code for code in codes if code not in (0, NO_TESTS)), 0 if 0 in codes else NO_TESTS)
+
+
+def show(said: Iterable[str], out: TextIO) -> Counter[str]:
+    """Passes characters on as they come, but for pytest's closing line, whose counts are returned."""
+    found: Counter[str] = Counter()
+    line, held = "", False
+    for char in said:
+        held = held or (not line and (char.isdigit() or char == "n"))
+        line += char
+        if not held:
+            out.write(char)
+            out.flush()
+        if char != "\n":
+            continue
+        if held and CLOSING.fullmatch(line.strip()):
+            found.update({ONE.get(what, what): int(number) for number, what in COUNT.findall(line)})
+        elif held:
+            out.write(line)
+        line, held = "", False
+    if held:
+        out.write(line)
+    return found
+
+
+def summary(total: Counter[str], seconds: float) -> str:
+    """One closing line as pytest writes it."""
+    shown = ", ".join(f"{total[what]} {what}" for what in ORDER if total[what]) or "no tests ran"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{shown} in {seconds:.2f}s ({minutes // 60}:{minutes % 60:02}:{rest:02})"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
