@@ -29,11 +29,17 @@ def programs() -> Path | None:
     return next((folder for folder in found if (folder / "initdb").exists()), None)
 
 
+def _open_to_all(folder: Path) -> Path:
+    """The folder, or the nearest one above it that every user can enter."""
+    closed = [part for part in (folder, *folder.parents) if not part.stat().st_mode & 0o001]
+    return closed[-1].parent if closed else folder
+
+
 class Server:
     """``stop`` and ``start`` keep data and port."""
 
     def __init__(self, folder: Path) -> None:
-        self._root = Path(tempfile.mkdtemp(prefix="serve-app-pg-"))
+        self._root = Path(tempfile.mkdtemp(prefix="serve-app-pg-", dir=_open_to_all(Path(tempfile.gettempdir()))))
         self._password = secrets.token_hex(8)
         self._process: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
