@@ -84,8 +84,6 @@ class EngineModel:
         self.queue: deque[Job] = deque()  # prompts not begun
         self.landing: deque[Job] = deque()  # prefilled elsewhere, waiting for a place
         self.prefilling: list[Job] = []
-        self.expected = 0  # requests on their way from another worker's prefill
-        self.expected_kv = 0
         self.reserved = 0  # tokens of KV promised to what runs here
         self.kv = 0  # tokens of context of the generating sequences
         self.batch = 0
@@ -228,8 +226,6 @@ class EngineModel:
                 break
             self.landing.popleft()
             self.reserved += job.prompt + job.output
-            self.expected -= 1
-            self.expected_kv -= job.prompt + job.output
             self._join(job, job.output, job.prompt)
             self._fresh.append(job)
         # What has not been fetched yet lets others pass.

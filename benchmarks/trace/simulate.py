@@ -100,11 +100,6 @@ class Cluster:
         worker = self.workers[prefill]
         self._take_from_cache(job, worker)
         worker.push(job)
-        if not job.stays:
-            other = self.workers[decode]
-            other.expected += 1
-            other.expected_kv += job.prompt + job.output
-            other.changed = True
         self.result.stayed += job.stays
         self._wake(worker)
         if job.fetched_at > self.now:
@@ -134,20 +129,20 @@ class Cluster:
         return worker * self.spec.nodes // self.spec.workers
 
     def load_of(self, worker: EngineModel) -> WorkerLoad:
-        """What the worker would report now; blocks of one token, so nothing is rounded."""
-        staying = [j for j in worker.queue if j.stays]
-        waiting = len(staying) + len(worker.landing) + worker.expected + sum(j.stays for j in worker.prefilling)
-        waiting -= len(worker.landing)  # counted in expected until they have a place
+        """What the worker would report now; blocks of one token, so nothing is rounded.
+
+        As in the product, what is still prefilled or fetched elsewhere is not known here yet.
+        """
+        staying = sum(j.stays for j in worker.queue if j.fetched_at <= self.now)
         return WorkerLoad(
             worker=str(worker.index),
             node=str(self.node_of(worker.index)),
             role=worker.role,
             queued_prefill_tokens=worker.queued_tokens,
-            running=worker.batch,
-            waiting=waiting,
+            running=worker.batch + sum(j.stays for j in worker.prefilling),
+            waiting=staying + len(worker.landing),
             max_seqs=worker.max_seqs,
             kv_blocks_used=worker.kv + sum(j.prompt for j in worker.prefilling),
-            kv_blocks_promised=worker.expected_kv + sum(j.prompt for j in staying),
             kv_blocks_total=worker.kv_total,
             block_tokens=1,
             max_batch_tokens=worker.chunk,

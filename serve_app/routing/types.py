@@ -31,10 +31,9 @@ class WorkerLoad:
     stage: str = ""  # the deployment that the worker belongs to
     queued_prefill_tokens: int = 0  # prompt tokens not computed yet and not cached, of waiting and running requests
     running: int = 0  # sequences that generate
-    waiting: int = 0  # requests the worker knows and does not generate for yet, prefilled here or elsewhere
+    waiting: int = 0  # requests that will generate here and have no place in the batch yet
     max_seqs: int = 32
     kv_blocks_used: int = 0  # held by requests; blocks that are only cached count as free
-    kv_blocks_promised: int = 0  # what waiting requests will need beyond ``kv_blocks_used`` for their prompts
     kv_blocks_total: int = 1
     block_tokens: int = 32
     max_batch_tokens: int = 2048  # token budget of one step
@@ -46,8 +45,8 @@ class WorkerLoad:
 
     @property
     def kv_tokens_used(self) -> int:
-        """What requests hold or have been promised."""
-        return (self.kv_blocks_used + self.kv_blocks_promised) * self.block_tokens
+        """What requests hold."""
+        return self.kv_blocks_used * self.block_tokens
 
     @property
     def kv_tokens_total(self) -> int:

@@ -75,8 +75,9 @@ class WorkerLoad:
             planner=self._planner(),
             gateways=len(self._wishes),
             queued_tokens=scheduler.queued_tokens,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            # A prompt that is computed for another worker is in the queued tokens; it never becomes a stream here.
+            running=sum(not r.prefill_only for r in list(scheduler.running)),
+            waiting=sum(not r.prefill_only for r in list(scheduler.waiting)),
             max_seqs=scheduler.max_num_seqs,
             used_blocks=scheduler.blocks.used_blocks,
             total_blocks=scheduler.blocks.num_blocks - 1,
