@@ -26,7 +26,7 @@ class PoolCache:
         for at in range(start, end):
             key = blocks[at]
             # The index counts in the engine's blocks of 32 tokens; only order and size matter to it here.
-            meta = ChunkMeta(key.hex(), b"", at * BLOCK_TOKENS, BLOCK_TOKENS, (key,), None, (), "uint8", 1)
+            meta = ChunkMeta(key.hex(), b"", at * BLOCK_TOKENS, BLOCK_TOKENS, (key,), None, "", 1)
             victims = self._index.reserve(meta)
             if victims is None:
                 continue
