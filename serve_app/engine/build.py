@@ -78,15 +78,17 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         max_model_len=min(limits.max_model_len, model.max_model_len, (count - 1) * BLOCK_TOKENS),
         eos_token_ids=model.eos_token_ids,
     )
+    scheduler.extend_at, scheduler.recompute = model.extend_at, model.recompute
     runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device))
-    if limits.graphs and model.device.type == "cuda" and reads_lengths_on_device(model.device):
+    # The rotation of a text is known on the host alone, and may change with its length.
+    fixed = model.extend_at is None and model.device.type == "cuda"
+    if limits.graphs and fixed and reads_lengths_on_device(model.device):
         graphs = DecodeGraphs(
             model.forward, runner.kv, max_num_seqs=limits.max_num_seqs, max_model_len=scheduler.max_model_len
         )
         runner.forward, runner.prepare = graphs, graphs.prepare
         runner.between_steps = graphs.prepare_when_due
-    on_gpu = model.device.type == "cuda"
-    engine = OverlapEngine(runner, scheduler) if limits.overlap and on_gpu else Engine(runner, scheduler)
+    engine = OverlapEngine(runner, scheduler) if limits.overlap and fixed else Engine(runner, scheduler)
     if wire is not None:
         wire(engine)
     return engine

@@ -134,6 +134,8 @@ class Request:
     finish_reason: str | None = None
     # The compiled `sampling.grammar`, which has read the output so far.
     constraint: Constraint | None = None
+    # Longer than the context that the model was trained with first, so that all its positions are rotated otherwise.
+    extended: bool = False
     # Whose request it is, as the pool knows tenants.
     tenant: bytes = b""
     # In order, none over another, all within the prompt.

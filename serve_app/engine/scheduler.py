@@ -7,6 +7,7 @@ case.
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
@@ -34,6 +35,10 @@ class Scheduler:
         self.running: list[Request] = []
         self._prefixes: dict[str, Prefix] = {}
         self.preemptions = 0
+        # Models with a second set of rotary frequencies: the length beyond which a text has them (None: no such model),
+        # and whether a text that grows beyond it is computed anew.
+        self.extend_at: int | None = None
+        self.recompute = False
 
     @property
     def has_work(self) -> bool:
@@ -54,6 +59,9 @@ class Scheduler:
             raise ValueError("a request needs at least one token")
         if request.known + 1 > self.max_model_len:
             raise ValueError(f"{request.known} tokens do not fit a context of {self.max_model_len}")
+        if self._outgrown(request, request.tokens if self.recompute else request.tokens[: request.prompt_len]):
+            self._extend_rotation(request)
+            prefix = None
         if prefix is not None:
             self._prefixes[request.id] = prefix
         self.waiting.append(request)
@@ -126,7 +134,22 @@ class Scheduler:
             )
             if request.finish_reason is not None:
                 self._finish(request)
+            elif self.recompute and self._outgrown(request, request.tokens):
+                self._recompute(request)
         return outputs
+
+    def _outgrown(self, request: Request, tokens: list[int]) -> bool:
+        return self.extend_at is not None and not request.extended and len(tokens) > self.extend_at
+
+    def _extend_rotation(self, request: Request) -> None:
+        """From here on the request's K/V are others than those of shorter texts, and so are their names."""
+        request.extended = True
+        request.root, request.keys = extended_root(request.root), []
+
+    def _recompute(self, request: Request) -> None:
+        """The request has outgrown the rotation of its K/V: back to the queue's head, to be computed anew."""
+        self._extend_rotation(request)
+        self._put_back(request)
 
     def _append(self, request: Request, token_ids: list[int], last: str | None) -> list[int]:
         """Appends tokens up to the one that ends the request, which the last does with reason ``last`` where that is
@@ -193,6 +216,8 @@ class Scheduler:
         """Drafts are optional work: they take neither the token nor the ``owed`` blocks of those whose turn is
         later.
         """
+        if self.recompute and self.extend_at is not None and not request.extended:
+            del request.draft[max(0, self.extend_at - len(request.tokens)) :]
         without = request.pending - len(request.draft)
         del request.draft[max(0, budget - without) :]
         if request.draft and not self.blocks.can_allocate(blocks_for(request.known) - len(request.blocks) + owed):
@@ -211,6 +236,12 @@ class Scheduler:
 
     def _preempt(self, request: Request, step: Step) -> None:
         """Back to the queue's head; its K/V are recomputed, mostly from the prefix cache."""
+        self._put_back(request)
+        self.preemptions += 1
+        step.preempted += 1
+        step.scheduled = [s for s in step.scheduled if s.request is not request]
+
+    def _put_back(self, request: Request) -> None:
         self.running.remove(request)
         self.blocks.release(request.blocks)
         request.blocks = []
@@ -218,10 +249,7 @@ class Scheduler:
         request.draft.clear()
         request.status = Status.WAITING
         request.preemptions += 1
-        self.preemptions += 1
         self.waiting.appendleft(request)
-        step.preempted += 1
-        step.scheduled = [s for s in step.scheduled if s.request is not request]
 
     def _extend_keys(self, request: Request, tokens: int) -> None:
         full = tokens // BLOCK_TOKENS
@@ -248,6 +276,11 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+
+
+def extended_root(root: bytes) -> bytes:
+    """The root of cache keys for texts that are rotated as long ones."""
+    return hashlib.sha256(b"extended" + root).digest()
 
 
 def accept(draft: list[int], sampled: list[int]) -> int:

@@ -168,6 +168,7 @@ class Batch:
     decodes: int = 0  # at least so many requests at the head of the batch have one token
     capture: Capture | None = None
     embeddings: InputEmbeddings | None = None
+    extended: Tensor | None = None  # [T] bool: the token's request is longer than the model's original context
 
 
 def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
@@ -191,6 +192,8 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
     )
     seq_lens = (starts + counts).astype(np.int32)
 
+    extended = np.array([s.request.extended for s in scheduled])
+
     arrays = [input_ids, positions, slots, query_start, seq_lens, tables, sample_rows.astype(np.int64)]
     ids, where, places, borders, lengths, blocks, rows = to_device(arrays, kv.device)
     return Batch(
@@ -206,6 +209,7 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         total_seq_len=int(seq_lens.sum()),
         decodes=int((np.cumsum(counts > 1) == 0).sum()),
         kv=kv,
+        extended=to_device([extended[row]], kv.device)[0] if extended.any() else None,
         embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
     )
 

@@ -1,19 +1,44 @@
 """The seam between transformers' modelling code and our paged cache.
 
 transformers calls a registered function for every attention layer and hands down unknown keyword arguments of
-``model(...)``; so the :class:`~serve_app.engine.step.Batch` arrives as ``batch=`` and nothing is global.
+``model(...)``; so the :class:`~serve_app.engine.step.Batch` arrives as ``batch=`` and nothing is global. For models
+whose layers do not hand arguments down, the model's own :class:`Carrier` holds it while its forward runs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.kernels.attention import paged_attention, write_kv
+from serve_app.models.chunked import chunked_attention
 
 NAME = "serve_app_paged"
+
+
+@dataclass(slots=True)
+class Carrier:
+    """Holds the batch of one model's running forward pass."""
+
+    batch: Any = None
+
+
+@dataclass(slots=True)
+class PagedLayer:
+    """What the loader found out about one attention module; its attribute ``paged_layer``.
+
+    ``index`` is its layer of the cache. ``chunk``: keys are those of the query's own chunk of so many positions (0:
+    all). ``temperature``: (floor, scale) of queries that grow with their position, after Llama 4.
+    """
+
+    index: int
+    chunk: int = 0
+    temperature: tuple[float, float] | None = None
+    carrier: Carrier = field(default_factory=Carrier)
 
 
 def paged_attention_forward(
@@ -23,7 +48,7 @@ def paged_attention_forward(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    batch: Any,
+    batch: Any = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -32,21 +57,48 @@ def paged_attention_forward(
 ) -> tuple[Tensor, None]:
     """Writes the batch's K/V into its blocks, then attends.
 
-    ``query`` [1, Hq, T, D], ``key`` and ``value`` [1, Hkv, T, D]; returns [1, T, Hq, D]. There is never a mask:
-    causality, window and request borders follow from the batch.
+    ``query`` [1, Hq, T, D], ``key`` [1, Hkv, T, D] and ``value`` [1, Hkv, T, Dv]; returns [1, T, Hq, Dv]. There is
+    never a mask: causality, window, chunks and request borders follow from the batch. Raises ValueError for keys and
+    values that the cache was not made for.
     """
-    layer = batch.kv.layer(module.layer_idx)
-    write_kv(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), batch.slots)
-    out = paged_attention(
-        query[0].transpose(0, 1),
-        layer,
-        batch,
-        scale=scaling if scaling is not None else query.shape[-1] ** -0.5,
-        window=sliding_window,
-        softcap=softcap,
-        sinks=s_aux,
-    )
-    return out.unsqueeze(0), None
+    layer: PagedLayer = module.paged_layer  # type: ignore[assignment]
+    batch = layer.carrier.batch if batch is None else batch
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    cache = batch.kv.layer(layer.index)
+    width = value.shape[-1]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if layer.temperature is not None:
+        q = q * _temperature(batch.positions, *layer.temperature).to(q.dtype)
+    if k.shape != v.shape or k.shape[1:] != (cache.shape[-3], cache.shape[-1]):
+        q, k, v = fit(q, k, v, cache.shape[-3], cache.shape[-1])
+    write_kv(cache, k, v, batch.slots)
+    options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
+    if layer.chunk and batch.max_seq_len > layer.chunk:
+        out = chunked_attention(q, cache, batch, layer.chunk, **options)
+    else:
+        out = paged_attention(q, cache, batch, **options)
+    return out[..., :width].unsqueeze(0), None
+
+
+def fit(q: Tensor, k: Tensor, v: Tensor, kv_heads: int, head_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as a cache of ``kv_heads`` and ``head_dim`` takes them: the narrower of keys and values
+    end in zeros, which change no product. Raises ValueError where that is not all that differs.
+    """
+    if (
+        k.shape[1] != kv_heads or v.shape[1] != kv_heads or not len(q) == len(k) == len(v)
+        or q.shape[-1] != k.shape[-1] or max(k.shape[-1], v.shape[-1]) > head_dim
+    ):  # fmt: skip
+        raise ValueError(
+            f"attention has queries {list(q.shape)}, keys {list(k.shape)} and values {list(v.shape)}; the cache holds "
+            f"{kv_heads} heads of {head_dim}"
+        )
+    q, k, v = (F.pad(x, (0, head_dim - x.shape[-1])) if x.shape[-1] != head_dim else x for x in (q, k, v))
+    return q, k, v
+
+
+def _temperature(positions: Tensor, floor: float, scale: float) -> Tensor:
+    """Llama 4's factor of queries without rotation (arXiv 2501.19399), float32 [T, 1, 1]."""
+    return (torch.log1p(torch.floor((positions.float() + 1.0) / floor)) * scale + 1.0).view(-1, 1, 1)
 
 
 def register() -> None:

@@ -84,16 +84,18 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> DecoderParts:
     rotary_dim = 2 * rotary(1)[0].shape[1]
     if rotary_dim > shape.head_dim:
         raise NotStandard("the rotary table is wider than a head")
+    sizes = DecoderShape(
+        vocab=head.out_features,
+        hidden=base.embed_tokens.weight.shape[1],
+        inner=first.gate_up.out_features // 2,
+        q_heads=first.o.parts[0].shape[1] // shape.head_dim,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        rotary_dim=rotary_dim,
+    )
+    _one_size(sizes, layers, head)
     return DecoderParts(
-        shape=DecoderShape(
-            vocab=head.out_features,
-            hidden=base.embed_tokens.weight.shape[1],
-            inner=first.gate_up.out_features // 2,
-            q_heads=first.o.parts[0].shape[1] // shape.head_dim,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            rotary_dim=rotary_dim,
-        ),
+        shape=sizes,
         embedding=base.embed_tokens.weight.detach(),
         layers=layers,
         final_norm=_norm(base.norm),
@@ -209,6 +211,17 @@ def _split(weight: LinearWeight) -> list[tuple[Tensor, Tensor | None]]:
     joined, bias = _fused(weight)
     biases = bias.chunk(2) if bias is not None else (None, None)
     return list(zip(joined.chunk(2), biases, strict=True))
+
+
+def _one_size(sizes: DecoderShape, layers: list[DecoderLayer], head: LinearWeight) -> None:
+    """Compiled code steps through all layers with the same sizes: each weight must have them."""
+    hidden, inner, heads = sizes.hidden, sizes.inner, sizes.q_heads * sizes.head_dim
+    outputs = heads + 2 * sizes.kv_heads * sizes.head_dim
+    for index, layer in enumerate(layers):
+        wanted = [(layer.qkv, outputs, hidden), (layer.o, hidden, heads), (layer.gate_up, 2 * inner, hidden)]
+        for weight, rows, columns in [*wanted, (layer.down, hidden, inner), (head, sizes.vocab, hidden)]:
+            if weight.out_features != rows or any(part.shape[1] != columns for part in weight.parts):
+                raise NotStandard(f"layer {index} has projections of other sizes")
 
 
 def _only(module: nn.Module, known: set[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from serve_app.engine.kv_cache import KVShape
-from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Forward
-from serve_app.engine.step import Batch, Scheduled, build_batch
 from serve_app.models import attention
+from serve_app.models.adapt import own_attention
+from serve_app.models.check import check
+from serve_app.models.observe import Unservable
+from serve_app.models.prepare import prepare
 from serve_app.models.quantization import quantize_linears
 
 KV_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn}
@@ -41,6 +43,10 @@ class CausalModel:
     device: torch.device
     dtype: torch.dtype  # of weights and activations; the cache has its own
     report: dict[str, Any]
+    # Longer texts are rotated with other frequencies (`serve_app.models.longrope`); `recompute`: a text that grows
+    # beyond is computed anew.
+    extend_at: int | None = None
+    recompute: bool = False
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -68,7 +74,7 @@ def load_causal_lm(
     is ``none``, ``int8``, ``int4`` (:mod:`serve_app.models.quantization`) or ``fp8``
     (:mod:`serve_app.kernels.linear.fp8`); ``kv_cache_dtype`` is ``auto`` (the model's) or ``fp8`` (e4m3, no scales).
     Raises :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or
-    one whose attention does not go through transformers' interface.
+    one that does not compute on the paged cache what transformers computes (:mod:`serve_app.models.check`).
     """
     config = read_config(path)
     require_safetensors(path)
@@ -84,10 +90,15 @@ def load_causal_lm(
     imported = time.perf_counter()
     attention.register()
     progress("loading weights")
-    module, report = _load_module(model_class, path, _dtype(dtype, config, device), torch.device(device), progress)
-    module.requires_grad_(False)
-    module.eval()
-    module.to(device)
+    name = f"{model_class.__name__} in {path}"
+    try:
+        module, report = _load_module(model_class, path, _dtype(dtype, config, device), torch.device(device), progress)
+        module.requires_grad_(False)
+        module.eval()
+        module.to(device)
+        prepared = prepare(module, torch.device(device))
+    except (Unservable, KeyError) as error:
+        raise UnsupportedModel(f"{name} can't be served: {_reason(error)}") from error
     loaded = time.perf_counter()
     report |= {"import_s": round(imported - started, 2), "load_s": round(loaded - imported, 2)}
     if quantization not in ("none", "fp8"):
@@ -96,22 +107,27 @@ def load_causal_lm(
     progress("optimising")
     text_config = module.config.get_text_config()
     model = CausalModel(
-        forward=_forward(module),
+        forward=prepared.forward,
         module=module,
-        kv_shape=_kv_shape(text_config, KV_DTYPES[kv_cache_dtype] or module.dtype),
-        vocab_size=text_config.vocab_size,
+        kv_shape=prepared.kv_shape(KV_DTYPES[kv_cache_dtype] or module.dtype),
+        vocab_size=prepared.vocab_size,
         max_model_len=min(max_model_len or 1 << 30, getattr(text_config, "max_position_embeddings", 1 << 30)),
         eos_token_ids=_eos_token_ids(module),
         device=torch.device(device),
         dtype=module.dtype,
         report=report,
+        extend_at=prepared.extend_at,
+        recompute=prepared.recompute,
     )
-    _check_coverage(model, path)
+    verdict = check(model_class, module.config)
+    report |= verdict.report()
+    if verdict.differs:
+        raise UnsupportedModel(f"{name} can't be served: {verdict.differs}")
     if optimise:
         from serve_app.models.optimise import optimise as improve
 
         try:
-            report.update(improve(model, fp8=quantization == "fp8"))
+            report.update(improve(model, fp8=quantization == "fp8", fused=verdict.fused_differs))
         except ValueError as error:
             raise UnsupportedModel(f"{path}: {error}") from error
     report["ready_s"] = round(time.perf_counter() - started, 2)
@@ -132,15 +148,38 @@ def _load_module(
             )
         except (weights.NotPlain, AttributeError, TypeError) as reason:
             report["read_by"] = f"transformers: {reason}"
-    module = model_class.from_pretrained(
-        path,
-        attn_implementation=attention.NAME,
-        dtype=dtype,
-        local_files_only=True,
-        trust_remote_code=False,
-        use_safetensors=True,
-    )
+    try:
+        module, info = model_class.from_pretrained(
+            path,
+            attn_implementation=own_attention(model_class.__name__),
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (ValueError, RuntimeError, AttributeError, TypeError, OSError, AssertionError) as error:
+        raise UnsupportedModel(f"{path} does not load as {model_class.__name__}: {error}") from error
+    refuse_contradictions(path, module, info)
     return module, report
+
+
+def refuse_contradictions(path: Path, module: Any, info: dict[str, Any]) -> None:
+    """Refuses weights that ``config.json`` does not describe: what is missing would be random numbers, and layers that
+    nobody asks for are a part of the model.
+    """
+    if missing := sorted(info.get("missing_keys") or ()):
+        raise UnsupportedModel(
+            f"{path} lacks weights for {', '.join(missing[:3])}; config.json describes another model"
+        )
+    own = {_unnumbered(name) for name, _ in module.named_parameters()}
+    more = sorted(name for name in info.get("unexpected_keys") or () if _unnumbered(name) in own)
+    if more:
+        raise UnsupportedModel(f"{path} has weights for {', '.join(more[:3])}, which config.json does not name")
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def require_safetensors(path: Path) -> None:
@@ -206,43 +245,6 @@ def capability(device: str) -> tuple[int, int]:
     return torch.cuda.get_device_capability(torch.device(device))
 
 
-def _forward(module: torch.nn.Module) -> Forward:
-    def forward(batch: Batch) -> Tensor:
-        capture = batch.capture
-        output = module(
-            **_inputs(module, batch),
-            position_ids=batch.positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=batch.sample_rows,
-            batch=batch,
-            **({} if capture is None else {"output_hidden_states": True}),
-        )
-        if capture is not None:
-            # hidden_states[i] is what enters layer i.
-            capture.states = torch.stack([output.hidden_states[i][0] for i in capture.layers], 1)
-        return output.logits[0]
-
-    return forward
-
-
-def _inputs(module: Any, batch: Batch) -> dict[str, Tensor]:
-    if batch.embeddings is None:
-        return {"input_ids": batch.input_ids.unsqueeze(0)}
-    embedded = module.get_input_embeddings()(batch.input_ids)
-    return {"inputs_embeds": batch.embeddings.put_into(embedded).unsqueeze(0)}
-
-
-def _kv_shape(config: Any, dtype: torch.dtype) -> KVShape:
-    if not hasattr(config, "num_attention_heads"):
-        raise UnsupportedModel(
-            f"{type(config).__name__} has no attention heads. Hybrid and linear-attention models can't use the paged "
-            "cache yet"
-        )
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return KVShape.uniform(config.num_hidden_layers, kv_heads, head_dim, dtype)
-
-
 def _eos_token_ids(module: torch.nn.Module) -> frozenset[int]:
     ids: set[int] = set()
     for source in (module.generation_config, module.config):
@@ -251,32 +253,7 @@ def _eos_token_ids(module: torch.nn.Module) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _check_coverage(model: CausalModel, path: Path) -> None:
-    """Runs four tokens and counts attention calls: a layer that goes around the interface would ignore the cache."""
-    kv = model.kv_shape.allocate(2, model.device)
-    request = Request("check", [1, 2, 3, 4], 4, SamplingParams(), root=b"", blocks=[1])
-    calls: list[int] = []
-    original = attention.paged_attention_forward
-
-    def counting(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        calls.append(getattr(module, "layer_idx", -1))
-        return original(module, *args, **kwargs)
-
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(attention.NAME, counting)
-    try:
-        with torch.inference_mode():
-            model.forward(build_batch([Scheduled(request, 0, 4, 1)], kv))
-    except (TypeError, ValueError, RuntimeError) as error:
-        name = type(model.module).__name__
-        raise UnsupportedModel(
-            f"{name} in {path} can't run on the paged cache ({error}); use a decoder-only model"
-        ) from error
-    finally:
-        AttentionInterface.register(attention.NAME, original)
-    if sorted(calls) != list(range(len(model.kv_shape.layers))):
-        raise UnsupportedModel(
-            f"{type(model.module).__name__} in {path}: {len(set(calls))} of {len(model.kv_shape.layers)} layers use "
-            "transformers' attention interface. Hybrid and linear-attention models can't use the paged cache yet"
-        )
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return "its attention does not go through transformers' attention interface"
+    return str(error)

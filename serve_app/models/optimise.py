@@ -28,13 +28,15 @@ ALLOWED_QUANTIZED = 0.15
 QUANTIZED_PER_LAYER = 0.05
 
 
-def optimise(model: CausalModel, *, fp8: bool = False) -> dict[str, Any]:
+def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "") -> dict[str, Any]:
     """Applies what pays on the model's device and returns a report for the log; with ``fp8`` the linears of the layers
-    compute in float8, and a model whose layers can't is a ValueError.
+    compute in float8, and a model whose layers can't is a ValueError. ``fused``: why the fused decoder can't be used.
     """
     started = time.perf_counter()
     expected = probe(model, model.forward)
-    report = _use_fused_decoder(model, expected, fp8)
+    report: dict[str, Any] = (
+        {"transformers_forward": f"kept: {fused}"} if fused else _use_fused_decoder(model, expected, fp8)
+    )
     if fp8 and "fused_decoder" not in report:
         raise ValueError(
             f"the layers can't compute in float8 ({report['transformers_forward']}); set quantization: none"

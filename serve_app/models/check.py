@@ -1,0 +1,261 @@
+"""Before a model is served: the engine's own pass beside the model's plain one, where the configuration has borders.
+
+The model is built once more, scaled down (:mod:`serve_app.models.miniature`) and with random weights in float32. Its
+texts run through a real scheduler, cut into chunks, beside other lengths, after prefix hits and preemptions, and past
+every window, chunk, original length and up to the context's end. Each sampled row must have the logits that
+transformers' own attention gives for that text alone. The fused decoder is compared in the same way. The result
+depends on nothing but the configuration and the code, and is kept for the next start.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from serve_app.engine.blocks import BlockPool
+from serve_app.engine.kv_cache import KVShape
+from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.runner import Runner
+from serve_app.engine.scheduler import Scheduler
+from serve_app.engine.step import Step
+from serve_app.kernels.library.build import cache_root
+from serve_app.models.adapt import own_attention
+from serve_app.models.miniature import NotScalable, Sizes, build, scale_down
+from serve_app.models.observe import Unservable
+from serve_app.models.prepare import Prepared, prepare
+
+log = logging.getLogger(__name__)
+
+# Borders lie close together, so that few tokens pass all of them; the context ends behind them.
+SIZES = Sizes(window=24, chunk=32, original=64, context=160)
+NEW_TOKENS = 4
+# Root mean square of the difference over that of the logits, both float32.
+ALLOWED = 1e-3
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(slots=True)
+class Verdict:
+    """``differs``: why the model can't be served; ``fused_differs``: why not with the fused decoder; empty if it can.
+    ``unchecked``: why nothing could be compared.
+    """
+
+    differs: str = ""
+    fused_differs: str = ""
+    unchecked: str = ""
+    seconds: float = 0.0
+    cached: bool = False
+
+    def report(self) -> dict[str, Any]:
+        """For the model's report."""
+        said = self.unchecked or self.differs or "agrees with transformers"
+        return {"check": said + (" (known)" if self.cached else ""), "check_s": self.seconds}
+
+
+@dataclass(slots=True)
+class Small:
+    """What the fused decoder's reader wants of a model."""
+
+    module: nn.Module
+    kv_shape: KVShape
+    forward: Callable[[Any], Tensor]
+    vocab_size: int
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+
+
+def check(model_class: Any, config: Any) -> Verdict:
+    """Compares, or remembers that it has. Never raises for what a model does."""
+    started = time.perf_counter()
+    file = cache_root().parent / "checks" / f"{_key(model_class, config)}.json"
+    if (known := _read(file)) is not None:
+        known.cached, known.seconds = True, round(time.perf_counter() - started, 3)
+        return known
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small are slower on several
+    try:
+        verdict = compare(model_class, config)
+    finally:
+        torch.set_num_threads(threads)
+    verdict.seconds = round(time.perf_counter() - started, 2)
+    _write(file, verdict)
+    return verdict
+
+
+def compare(model_class: Any, config: Any, sizes: Sizes = SIZES, seed: int = 0) -> Verdict:
+    """The comparison itself."""
+    try:
+        plain = build_small(model_class, config, sizes, "eager", seed)
+        small = build_small(model_class, config, sizes, own_attention(model_class.__name__), seed)
+    except Exception as error:  # classes of models may object in any way they like
+        reason = error if isinstance(error, NotScalable) else f"{type(error).__name__}: {error}"
+        return Verdict(unchecked=f"unchecked, as it can't be scaled down: {reason}"[:300])
+    with torch.inference_mode():
+        try:
+            prepared = prepare(small, torch.device("cpu"))
+            shape = prepared.kv_shape(torch.float32)
+        except Unservable as reason:
+            return Verdict(differs=str(reason))
+        truth = Truth(plain)
+        try:
+            truth([1, 2, 3])
+        except Exception as error:
+            return Verdict(
+                unchecked=f"unchecked: transformers can't run it scaled down ({type(error).__name__}: {error})"[:300]
+            )
+        differs = _first_difference(prepared.forward, prepared, shape, truth, sizes)
+        fused = differs and "the model itself differs"
+        return Verdict(differs=differs, fused_differs=fused or _fused_difference(small, prepared, shape, truth, sizes))
+
+
+def build_small(model_class: Any, config: Any, sizes: Sizes, attention: str, seed: int) -> nn.Module:
+    """A scaled-down model with random weights whose attention is ``attention``."""
+    small = scale_down(config, sizes)
+    small._attn_implementation = attention
+    return build(model_class, small, seed)
+
+
+class Truth:
+    """Logits [vocab] that transformers' own forward gives behind a text alone, remembered by text."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    def __call__(self, tokens: list[int]) -> Tensor:
+        key = tuple(tokens)
+        if key not in self._known:
+            ids = torch.tensor([tokens])
+            output = self.module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            self._known[key] = output.logits[0, -1].float()
+        return self._known[key]
+
+
+def _fused_difference(module: Any, prepared: Prepared, shape: KVShape, truth: Truth, sizes: Sizes) -> str:
+    from serve_app.models.fused_decoder import FusedForward, NotStandard, read_model
+    from serve_app.models.optimise import probe
+
+    model: Any = Small(module, shape, prepared.forward, prepared.vocab_size)
+    try:
+        forward = FusedForward(read_model(model, lambda: probe(model, model.forward)))
+    except (NotStandard, AttributeError, TypeError, RuntimeError, ValueError, IndexError) as reason:
+        return f"{reason}" if isinstance(reason, NotStandard) else f"{type(reason).__name__}: {reason}"
+    found = _first_difference(forward, prepared, shape, truth, sizes)
+    return found and f"the fused decoder differs: {found}"
+
+
+def texts(sizes: Sizes, vocab: int) -> list[list[int]]:
+    """Prompts that end before and beyond each border, one at the context's end, and one that goes another way in the
+    middle of another."""
+    borders = (sizes.window, sizes.chunk, sizes.original)
+    lengths = [3, *(n - 2 for n in borders if n > 4), max(borders) + 40, sizes.context - NEW_TOKENS]
+    made = [[(7 * i * i + 13 * n + 3 * i) % (vocab - 3) + 2 for i in range(n)] for n in lengths]
+    return [*made, made[-1][:70] + [(5 * i + 1) % (vocab - 3) + 2 for i in range(9)]]
+
+
+def _first_difference(
+    forward: Callable[[Any], Tensor], prepared: Prepared, shape: KVShape, truth: Truth, sizes: Sizes
+) -> str:
+    given = texts(sizes, prepared.vocab_size)
+    passes = (("alone", 1, 4096, 40, 1), ("beside others", 64, 40, 60, 2), ("after preemption", 64, 64, 13, 1))
+    for name, requests, budget, blocks, times in passes:
+        scheduler = Scheduler(
+            BlockPool(blocks), max_batch_tokens=budget, max_num_seqs=requests, max_model_len=sizes.context
+        )
+        scheduler.extend_at, scheduler.recompute = prepared.extend_at, prepared.recompute
+        rows = _rows(forward, scheduler, shape.allocate(blocks, "cpu"), given, times)
+        try:
+            for prompt_len, tokens, got in rows:
+                if not prepared.recompute and prompt_len <= (prepared.extend_at or 0) < len(tokens):
+                    continue  # keys of before keep their rotation, as in generate; a plain pass has none of that kind
+                want = truth(tokens)
+                error = float((got - want).square().mean().sqrt() / want.square().mean().sqrt().clamp_min(1e-30))
+                if not error <= ALLOWED:
+                    return f"a text of {len(tokens)} tokens, run {name}, differs by {error:.2g} ({_named(sizes)})"
+        except (ValueError, RuntimeError, TypeError, IndexError, NotImplementedError) as error:
+            return f"a text, run {name}, fails ({type(error).__name__}: {error})"
+    return ""
+
+
+def _named(sizes: Sizes) -> str:
+    return (
+        f"scaled down to windows of {sizes.window}, chunks of {sizes.chunk}, an original length of {sizes.original} "
+        f"and a context of {sizes.context}"
+    )
+
+
+def _rows(
+    forward: Callable[[Any], Tensor], scheduler: Scheduler, kv: Any, given: list[list[int]], times: int
+) -> Iterator[tuple[int, list[int], Tensor]]:
+    """Each sampled row: its prompt's length, the text before it and its logits. The texts run ``times`` times, each
+    time all together."""
+    seen: list[Tensor] = []
+
+    def watched(batch: Any) -> Tensor:
+        seen.append(forward(batch).float())
+        return seen[-1]
+
+    runner = Runner(watched, kv)
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    for turn in range(times):
+        for index, prompt in enumerate(given):
+            scheduler.add(Request(f"{turn} {index}", list(prompt), len(prompt), params, root=b"check"))
+        while scheduler.has_work:
+            step: Step = scheduler.next()
+            sampled = runner.run(step)
+            at = 0
+            for item in step.scheduled:
+                if item.samples:
+                    yield item.request.prompt_len, list(item.request.tokens), seen[-1][at]
+                at += item.samples
+            seen.clear()
+            scheduler.commit(step, sampled)
+
+
+@functools.cache
+def code_version() -> str:
+    """A digest of the code that a result depends on, with the versions of what it stands on."""
+    import transformers
+
+    digest = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
+    for folder in ("engine", "kernels", "models"):
+        for file in sorted((_ROOT / folder).rglob("*")):
+            if file.suffix in (".py", ".cpp", ".h"):
+                digest.update(file.relative_to(_ROOT).as_posix().encode())
+                digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _key(model_class: Any, config: Any) -> str:
+    described = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+    values = json.dumps(described, sort_keys=True, default=str)
+    return hashlib.sha256(f"{code_version()} {model_class.__name__} {values}".encode()).hexdigest()[:40]
+
+
+def _read(file: Path) -> Verdict | None:
+    try:
+        return Verdict(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write(file: Path, verdict: Verdict) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
+            json.dump(asdict(verdict), out)
+        os.replace(out.name, file)
+    except OSError as error:  # a read-only home costs the next start a second
+        log.info("the result of a model's check is not kept: %s", error)
