@@ -32,7 +32,6 @@ GONE_S = 20.0
 try:
     from serve_app.cluster import LocalCluster
     from serve_app.config import api_key, load_settings
-    from serve_app.ray_private import haproxy
 except ImportError as missing:  # a machine for the GPU tests needs torch, transformers, Triton and pytest only
     LocalCluster, _MISSING = None, missing
 
@@ -79,22 +78,14 @@ if LocalCluster is not None:
     os.environ.update(_CLUSTER.environment)
 
 
-def _node_id() -> str:
-    import ray
-
-    return ray.get_runtime_context().get_node_id()
-
-
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Ray alone."""
     if LocalCluster is None:
         pytest.skip(f"the server is not installed: {_MISSING}")
     _CLUSTER.start_ray()
-    files = haproxy.state_folder() / _node_id()
     yield
     _CLUSTER.stop()
-    assert not files.exists(), f"HAProxy's files are still in {files}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
