@@ -40,8 +40,6 @@ SERVING: dict[str, str] = {
     # Whether HAProxy lives is asked this often, and three times before another is started: by default 33 s without
     # service.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.3",
-    # Connections at once. Half-sent requests hold one for some seconds each (haproxy_config.py).
-    "RAY_SERVE_HAPROXY_MAXCONN": "16384",
     # Headers of up to 31 KiB reach the gateway, which refuses more than 16 KiB in the envelope; HAProxy can't.
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "32768",
     # Idle connections leave the old HAProxy process over this time instead of lingering until the hard stop.

@@ -8,7 +8,7 @@ admin socket, mode 666    mode 600: whoever opens it can send all traffic, with 
 metrics, statistics       bound to loopback: they ask for no key
 no time for headers       10 s for a request's headers, 75 s for an idle connection: half-sent headers hold no place
                           for long. A stream under way has neither bound
-no bound per address      at most ``CONNECTIONS_PER_ADDRESS`` connections of one address, half of all
+4,096 connections         16,384, or as many as the limit on open files allows; of one address at most half of them
 ``/-/routes``             404: it tells without a key what is served
 500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
 404 without a backend     503 as well: the gateway is not there yet, or not there any more
@@ -19,12 +19,15 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import sys
 from pathlib import Path
 
 HEADER_TIMEOUT_S = 10
 IDLE_TIMEOUT_S = 75
-CONNECTIONS_PER_ADDRESS = 8192
+MAX_CONNECTIONS = 16384
+# HAProxy opens two files per connection and some for itself, and does not start where it may not.
+FILES_OF_ITS_OWN = 500
 RETRY_AFTER_S = 2
 
 
@@ -50,8 +53,14 @@ def no_route() -> bytes:
     return _body(7003, "invalid_request_error", "There is no such route. /docs lists the routes.")
 
 
+def connections(files: int) -> int:
+    """How many connections fit into ``files`` open files."""
+    return max(256, min(MAX_CONNECTIONS, (files - FILES_OF_ITS_OWN) // 2)) if files > 0 else MAX_CONNECTIONS
+
+
 def corrected(config: str, folder: Path) -> str:
     """``config`` with everything above set right; the answers are files in ``folder``. Twice is as good as once."""
+    most = connections(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     lines = []
     for line in config.splitlines():
         bare = line.strip()
@@ -60,6 +69,8 @@ def corrected(config: str, folder: Path) -> str:
         if re.fullmatch(r"http-request return .* if routes", bare):
             shown = "status 404 content-type application/json file"
             line = f"    http-request return {shown} {folder / 'no_route.json'} if routes"
+        elif re.match(r"maxconn \S", bare):
+            line = f"    maxconn {most}"
         elif bare.startswith("stats socket "):
             line = line.replace("mode 666", "mode 600")
         elif bare.startswith("http-request return status 404 "):
@@ -74,7 +85,7 @@ def corrected(config: str, folder: Path) -> str:
         if bare == "frontend http_frontend" and "track-sc0 src" not in config:
             lines.append("    stick-table type ipv6 size 64k expire 60s store conn_cur")
             lines.append("    tcp-request connection track-sc0 src")
-            lines.append(f"    tcp-request connection reject if {{ sc0_conn_cur gt {CONNECTIONS_PER_ADDRESS} }}")
+            lines.append(f"    tcp-request connection reject if {{ sc0_conn_cur gt {most // 2} }}")
     return "\n".join(lines) + "\n"
 
 

@@ -261,6 +261,7 @@ def test_where_no_gateway_is_reached_the_answer_is_ours(started: tuple[list[str]
             "/-/routes tells what is served, without a key",
         ),
         (r"http-request return status 503 default-errorfiles", 1, "a gateway that restarts is a 404"),
+        (r"maxconn \d+", 1, "4,096 idle connections shut everybody out"),
         (r"timeout http-request 10s", 1, "half-sent requests shut everybody out"),
         (r"tcp-request connection reject if \{ sc0_conn_cur gt \d+ \}", 1, "one address takes all connections"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from serve_app.api.errors import ModelLoading, openai_body
 from serve_app.ray_private import haproxy_config
 
@@ -19,3 +21,8 @@ def test_its_own_answer_is_one_of_ours() -> None:
     for shown in (json.loads(body), json.loads(haproxy_config.no_route())):
         assert shown.keys() == like.keys() and shown["error"].keys() == like["error"].keys()
     assert json.loads(body)["errors"][0]["code"] == like["errors"][0]["code"]
+
+
+@pytest.mark.parametrize(("files", "most"), [(-1, 16384), (1 << 20, 16384), (20_000, 9750), (1024, 262), (256, 256)])
+def test_connections_fit_into_the_limit_on_open_files(files: int, most: int) -> None:
+    assert haproxy_config.connections(files) == most
