@@ -121,5 +121,5 @@ class Product:
 
     def finished(self, job: Job) -> None:
         gateway, now = self.gateways[job.gateway], self._cluster.now
-        gateway.dispatch.left(job.id)
+        gateway.dispatch.stream_ended(job.id)
         gateway.apply(gateway.dispatch.finish(job.id, now, cached=job.cached, output=job.output))

@@ -199,9 +199,9 @@ class Dispatch:
             live.started = True
             self.admission.started(request_id, now)
 
-    def left(self, request_id: str) -> None:
-        """The worker has done with the request, though its client may still read."""
-        self.router.left(request_id)
+    def stream_ended(self, request_id: str) -> None:
+        """The worker has done with one of the request's streams, though its client may still read."""
+        self.router.stream_ended(request_id)
 
     def finish(self, request_id: str, now: float, *, cached: int = 0, output: int = 0) -> Effects:
         """The request has ended, or its client has left before its turn; ``cached`` prompt tokens, ``output`` tokens.

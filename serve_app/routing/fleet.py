@@ -38,7 +38,7 @@ class Reservation:
     streams: int = 1
     prefill_seen: bool = False
     decode_seen: bool = False
-    left: bool = False  # the decode worker, with its last token
+    ended: int = 0  # of the streams, on the decode worker
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +142,7 @@ class Fleet:
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: no report will show more of it."""
-        self.left(reservation)
+        self.end_streams(reservation, reservation.streams - reservation.ended)
         if not reservation.prefill_seen:
             reservation.prefill.busy_until -= reservation.seconds
         if not reservation.decode_seen:
@@ -151,17 +151,16 @@ class Fleet:
             self._set_step(reservation.decode)
         reservation.prefill_seen = reservation.decode_seen = True
 
-    def left(self, reservation: Reservation) -> None:
-        """The worker has done with the request, though its client may still read; more than once is harmless."""
-        if reservation.left:
-            return
-        reservation.left = True
-        decode = reservation.decode
-        decode.own -= reservation.streams
+    def end_streams(self, reservation: Reservation, count: int) -> None:
+        """The worker has done with so many of the request's streams, though its client may still read."""
+        before, decode = reservation.ended, reservation.decode
+        reservation.ended = after = min(before + count, reservation.streams)
+        decode.own -= after - before
         if reservation.decode_seen:
             # A waiting request may take the place at once, before a report shows that it is free.
-            decode.batch = max(decode.batch - reservation.streams, decode.own)
-            decode.kv_tokens = max(decode.kv_tokens - reservation.kv_tokens, 0)
+            decode.batch = max(decode.batch - (after - before), decode.own)
+            share = reservation.kv_tokens / reservation.streams
+            decode.kv_tokens = max(decode.kv_tokens - int(share * after) + int(share * before), 0)
             self._set_step(decode)
 
     def _watch(self, old: WorkerLoad, new: WorkerLoad) -> None:

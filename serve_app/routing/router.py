@@ -129,10 +129,10 @@ class Router:
         if reservation is not None:
             self.fleet.release(reservation)
 
-    def left(self, request_id: str) -> None:
-        """The decode worker has done with the request, though its client may still read."""
+    def stream_ended(self, request_id: str) -> None:
+        """The decode worker has done with one of the request's streams, though its client may still read."""
         if (reservation := self._reservations.get(request_id)) is not None:
-            self.fleet.left(reservation)
+            self.fleet.end_streams(reservation, 1)
 
     # -- the choice ------------------------------------------------------------------------------------------------
 

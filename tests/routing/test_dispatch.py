@@ -35,6 +35,10 @@ def request(name: str, tenant: str = "a", prompt: int = 100, output: int = 50, *
     return RouteRequest(name, prompt, tenant=tenant, max_tokens=output, **more)
 
 
+def report_of(worker: str, places: int, now: float, **more) -> WorkerLoad:
+    return WorkerLoad(worker, "n0", stage="decode", max_seqs=places, kv_blocks_total=100_000, reported_at=now, **more)
+
+
 @dataclass
 class World:
     """Workers with places, on a clock of their own. A request holds its places for a step a token."""
@@ -61,16 +65,9 @@ class World:
 
     def report(self, worker: str) -> None:
         on_it = [self.all[name] for name, at in self.running.items() if at == worker]
-        load = WorkerLoad(
-            worker,
-            "n0",
-            stage="decode",
-            running=sum(r.streams for r in on_it),
-            max_seqs=self.workers[worker],
-            kv_blocks_used=sum(r.prompt_tokens // 32 + 1 for r in on_it),
-            kv_blocks_total=100_000,
-            reported_at=self.now,
-        )
+        used = sum(r.prompt_tokens // 32 + 1 for r in on_it)
+        running = sum(r.streams for r in on_it)
+        load = report_of(worker, self.workers[worker], self.now, running=running, kv_blocks_used=used)
         self.apply(self.dispatch.report(f"process of {worker}", load, self.now))
 
     def arrive(self, new: RouteRequest, weight: float = 1.0) -> None:
@@ -100,7 +97,8 @@ class World:
         done = self.all[name]
         del self.running[name]
         self.ended[name] = "done"
-        self.dispatch.left(name)
+        for _ in range(done.streams):
+            self.dispatch.stream_ended(name)
         output = done.max_tokens * done.streams
         config = self.dispatch.queue.config
         cost = config.uncached_weight * done.prompt_tokens + config.output_weight * output
@@ -227,6 +225,20 @@ def test_answers_of_one_request_count_as_streams() -> None:
     assert set(w.running) == {"four", "three", "one"} and w.peak == 8
     w.run(20.0)
     assert set(w.ended) == {"four", "three", "two", "one"}
+    assert_empty(w.dispatch)
+
+
+def test_each_answer_that_ends_frees_its_place() -> None:
+    w = world({"w0": 4})
+    w.arrive(request("four", output=100, streams=4))
+    w.arrive(request("two", output=100, streams=2))
+    w.run(0.2)
+    assert set(w.running) == {"four"}
+    for went, streams in (({"four"}, 3), ({"four", "two"}, 2)):
+        w.dispatch.stream_ended("four")
+        w.apply(w.dispatch.report("process of w0", report_of("w0", 4, w.now, running=streams), w.now))
+        assert set(w.running) == went
+    w.run(20.0)
     assert_empty(w.dispatch)
 
 
@@ -399,7 +411,7 @@ def test_every_arrival_ends_exactly_once_and_leaves_nothing_behind(ops, targets,
             done = draw.choice(some)
             going.remove(done)
             if draw.random() < 0.5:
-                dispatch.left(done)
+                dispatch.stream_ended(done)
             apply(dispatch.finish(done, now, cached=draw.randrange(100), output=draw.randrange(100)))
             apply(dispatch.finish(done, now))  # once more changes nothing
     while waiting or going:

@@ -85,7 +85,7 @@ def test_a_place_is_free_when_its_request_ends_and_not_when_a_report_says_so() -
     worker = r.fleet.workers["a"]
     r.report(load("a", at=1.0, running=5, kv_blocks_used=200))  # three are another gateway's
     step, kv = worker.step, worker.kv_tokens
-    r.left("0")
+    r.stream_ended("0")
     assert worker.batch == 4 and worker.kv_tokens < kv and worker.step < step
     r.finished("0")
     assert worker.batch == 4
@@ -105,8 +105,8 @@ def test_what_is_sent_and_has_not_ended_counts_however_long_it_is_on_its_way() -
     assert r.fleet.workers["a"].batch == 3
     r.report(load("a", at=11.0, running=2, waiting=3))
     assert r.fleet.workers["a"].batch == 5
-    r.left("0")  # its client may still read
-    r.left("0")
+    r.stream_ended("0")  # its client may still read
+    r.stream_ended("0")
     r.report(load("a", at=12.0, running=1))
     assert r.fleet.workers["a"].batch == 2
     for i in range(3):

@@ -208,7 +208,6 @@ class EngineBackend:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(wire["id"], start)
         job.work.hold()
-        job.ticket.calls += 1
         call = asyncio.ensure_future(self._complete(job, wire, stream))
         asking = asyncio.ensure_future(self._ask(job, stream)) if self._collect is not None else None
         self._calls.add(call)
@@ -266,9 +265,7 @@ class EngineBackend:
 
     def _called(self, job: _Job, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
-        job.ticket.calls -= 1
-        if not job.ticket.calls:
-            job.dispatcher.left(job.ticket)
+        job.dispatcher.stream_ended(job.ticket)
         job.work.release()
 
 

@@ -38,7 +38,6 @@ class Ticket:
     decision: Decision | None = None
     placed: bool = False
     started: bool = False
-    calls: int = 0  # under way to workers
     turn: asyncio.Future[None] | None = None
 
 
@@ -154,9 +153,9 @@ class Dispatcher:
         ticket.started = True
         self.policy.started(ticket.request.id, self._clock())
 
-    def left(self, ticket: Ticket) -> None:
-        """The worker has done with the request, though its client may still read."""
-        self.policy.left(ticket.request.id)
+    def stream_ended(self, ticket: Ticket) -> None:
+        """The worker has done with one of the request's streams, though its client may still read."""
+        self.policy.stream_ended(ticket.request.id)
 
     def finish(self, ticket: Ticket, *, cached: int = 0, output: int = 0) -> None:
         """The request has ended, or has left before it began; ``cached`` prompt tokens and ``output`` tokens."""

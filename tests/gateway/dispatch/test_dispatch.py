@@ -81,7 +81,7 @@ async def drain(dispatcher: Dispatcher, tickets: list[Ticket], tasks: list[async
         dispatcher.finish(open_.pop(0), cached=0, output=16)
         dispatcher._clock.now += 5.0
         for ticket in open_:
-            dispatcher.left(ticket)
+            dispatcher.stream_ended(ticket)
         dispatcher.report("process of d1", IDLE)
         new = [t for t in tickets if t.placed and t.request.id not in order]
         assert new, "nobody has a turn although the worker is idle"
