@@ -18,6 +18,7 @@ from serve_app.catalog.tasks import declared
 from serve_app.cluster import LocalCluster
 from serve_app.config import Settings, api_key
 from serve_app.run_directory import remove_leftovers
+from serve_app.state.check import check as check_store
 
 # How often it is asked whether Ray still lives.
 WATCH_S = 0.5
@@ -38,6 +39,7 @@ def serve_until_interrupted(settings: Settings) -> int:
     # A wrong record stops us here, before Ray starts.
     started = [record for record, _ in load_catalog(settings.home).started(settings.profile, settings.models)]
     key = api_key(settings)
+    check_store(settings.home, settings.database)
     print(f"serve-app: starting (profile {settings.profile}, state in {settings.home})", flush=True)
     cluster = LocalCluster(settings, say)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -99,6 +99,8 @@ class Gateway:
                     self.engine.dispatcher(model).start_worker = partial(self._wake.first, model)
 
     async def start(self) -> None:
+        if self.settings.several_nodes and self.settings.database is None:
+            log.warning("several nodes without SERVE_APP_DATABASE: accounts, limits, responses and traces stay on each")
         await self.state.start()
         await self.inbox.start()
         self.health.start()

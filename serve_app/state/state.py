@@ -7,6 +7,7 @@ memory; what is written goes to the store in groups; what a client asks for by n
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -85,7 +86,8 @@ class State:
         it, the key of the settings, is served. Raises :class:`StateError` for one that this program must not use.
         """
         self.accounts.blind = True
-        await self._reader.run(self._first)
+        # However long another program takes to bring the schema up to date.
+        await asyncio.to_thread(self._first)
         self._begin()
 
     def close(self) -> None:

@@ -13,7 +13,9 @@ import yaml
 
 from serve_app.state.accounts import hash_key
 from serve_app.state.accounts_file import read_accounts
+from serve_app.state.check import check
 from serve_app.state.errors import AccountsError, StateError
+from serve_app.state.store.sql import SqlStore
 
 HASH = hash_key("an old key of team-a")
 
@@ -135,3 +137,33 @@ def test_what_cannot_be_read_stays_and_says_what_to_do(open_store, tmp_path):
     assert (home / "responses.sqlite3").exists()
     (home / "responses.sqlite3").unlink()
     open_store("home").open()
+
+
+def test_a_start_asks_for_a_store_only_where_there_is_something_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("serve_app.state.store.sql.SqlStore.open", lambda store: opened.append(store.name))
+    opened: list[str] = []
+    check(tmp_path, None)
+    assert not opened and not list(tmp_path.iterdir())
+    with SqlStore(tmp_path) as store:
+        store.accounts.add("team-a")
+        check(tmp_path, None)
+        assert not opened
+        with store.database.unprepared() as connection:
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    check(tmp_path, None)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "accounts.yaml").write_text("{}")
+    check(tmp_path / "new", None)
+    check(tmp_path, "postgresql+psycopg://u@127.0.0.1:1/n")
+    assert len(opened) == 3
+
+
+def test_a_start_says_what_is_wrong_with_the_store(tmp_path):
+    with SqlStore(tmp_path) as store:
+        store.open()
+        with store.database.unprepared() as connection:
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(StateError, match="newer"):
+        check(tmp_path, None)
+    with pytest.raises(StateError, match="cannot be reached.*Start it, or correct the setting"):
+        check(tmp_path, "postgresql+psycopg://u@127.0.0.1:1/n")

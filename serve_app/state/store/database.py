@@ -19,8 +19,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from serve_app.state.errors import Away, StateError
+from serve_app.state.names import FILE
 
-FILE = "state.sqlite3"
 # How long others may hold an SQLite file, or a server may leave a message unanswered.
 TIMEOUT_S = 5.0
 # How often a database that could not be reached is tried again; calls in between fail at once.
@@ -40,6 +40,7 @@ class Database:
         self._prepare = prepare
         self._prepared = False
         self._preparing = threading.Lock()
+        self._making = threading.Lock()
         self._engine: Engine | None = None
         self._away_since: float | None = None
         self._reason = ""
@@ -88,9 +89,10 @@ class Database:
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
-            self._engine = _sqlite(self.url) if self.is_sqlite else _postgresql(self.url)
-        return self._engine
+        with self._making:
+            if self._engine is None:
+                self._engine = _sqlite(self.url) if self.is_sqlite else _postgresql(self.url)
+            return self._engine
 
     @contextmanager
     def _transaction(self, *, write: bool) -> Iterator[Connection]:

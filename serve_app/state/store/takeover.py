@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from serve_app.state.accounts_file import read_accounts
 from serve_app.state.errors import StateError
+from serve_app.state.names import OLD_ACCOUNTS, OLD_RATES, OLD_RESPONSES, OLD_TRACES
 from serve_app.state.protocols import Row
 from serve_app.state.rates import WINDOW_S
 from serve_app.state.store.migrate import locked
@@ -56,10 +57,10 @@ def _rates(path: Path, store: SqlStore) -> None:
 
 
 _FILES: dict[str, Callable[[Path, SqlStore], None]] = {
-    "accounts.yaml": _accounts,
-    "responses.sqlite3": _responses,
-    "paths.sqlite3": _traces,
-    "rates.sqlite3": _rates,
+    OLD_ACCOUNTS: _accounts,
+    OLD_RESPONSES: _responses,
+    OLD_TRACES: _traces,
+    OLD_RATES: _rates,
 }
 
 
