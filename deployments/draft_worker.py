@@ -20,7 +20,7 @@ class DraftWorker:
         from serve_app.engine.blocks import BlockPool
         from serve_app.engine.build import num_blocks
         from serve_app.engine.runner import Runner
-        from serve_app.engine.speculation.draft import DraftEngine
+        from serve_app.engine.speculation.draft_engine import DraftEngine
         from serve_app.worker.loading import limits_of, load_model, prepare_torch, resolve_weights
 
         prepare_torch(spec)
@@ -39,8 +39,8 @@ class DraftWorker:
     def propose(
         self, queries: list[tuple[str, int, list[int]]], count: int, over: list[str]
     ) -> dict[str, list[int] | None]:
-        """See :meth:`serve_app.engine.speculation.draft.DraftEngine.propose`; queries are (id, agreed, suffix)."""
-        from serve_app.engine.speculation.speculate import DraftQuery
+        """See ``serve_app/engine/speculation/draft_engine.py``; queries are (id, agreed, suffix)."""
+        from serve_app.engine.speculation.draft_proposer import DraftQuery
 
         self._proposals += 1
         return self._engine.propose([DraftQuery(*q) for q in queries], count, over)

@@ -230,7 +230,7 @@ class EngineWorker:
             "cached_tokens": engine.stats.cached_tokens,
             "generated_tokens": engine.stats.generated_tokens,
             "busy_seconds": round(engine.stats.busy_seconds, 3),
-            "speculation": engine.speculation.controller.stats() if engine.speculation is not None else None,
+            "speculation": engine.speculation.stats() if engine.speculation is not None else None,
             "draft_connected": self._draft.connected,
             "pool": self._pool.stats(),
             "pid": os.getpid(),

@@ -33,10 +33,13 @@ from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.constrain import MaskRows, Masks
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, SamplingParams
-from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.draft_engine import DraftEngine
+from serve_app.engine.speculation.draft_proposer import DraftProposer
+from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.forced import ForcedProposer
 from serve_app.engine.speculation.ngram import NgramProposer
-from serve_app.engine.speculation.speculate import DraftProposer, Proposer, Speculation, SpeculationController
+from serve_app.engine.speculation.proposer import Proposer
+from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.answer import answer_grammar, token_rule
 from serve_app.grammar.check import check_grammar
 from serve_app.grammar.matcher import Grammars
@@ -110,7 +113,7 @@ class Bench:
         engine = build_engine(self.model, LIMITS)
         engine.runner.masks = Masks(self.grammars)
         if proposers:
-            engine.speculation = Speculation(proposers, SpeculationController(DRAFTS, always=True))
+            engine.speculation = Speculation(proposers, VerifyEverything(DRAFTS))
         return engine
 
     def add(self, engine: Engine, name: str, prompt: list[int], text: str | None, **sampling: Any) -> None:

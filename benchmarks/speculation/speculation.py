@@ -40,17 +40,14 @@ from serve_app.engine.build import EngineLimits, build_engine, num_blocks
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.controller import SpeculationController
+from serve_app.engine.speculation.draft_engine import DraftEngine
+from serve_app.engine.speculation.draft_proposer import DraftProposer, DraftQuery
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.proposer import Proposer
 from serve_app.engine.speculation.recent import RecentProposer
-from serve_app.engine.speculation.speculate import (
-    DraftProposer,
-    DraftQuery,
-    Proposer,
-    Speculation,
-    SpeculationController,
-)
+from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Sampled, Step
 from serve_app.models.eagle import EagleHead, attach_head
 from serve_app.models.load import CausalModel, load_causal_lm
@@ -222,7 +219,7 @@ def _summary(side: Side, runs: list[Run], plain: list[Run]) -> dict[str, Any]:
     pairs = list(zip(plain, runs, strict=True))
     ratios = [p.answers / r.answers for p, r in pairs]
     assert side.engine.speculation is not None
-    stats = side.engine.speculation.controller.stats()
+    stats = side.engine.speculation.stats()
     return {
         "ratio": round(statistics.median(ratios[1:]), 3),
         "rounds": [round(x, 3) for x in ratios[1:]],

@@ -12,9 +12,11 @@ from serve_app.engine.build import build_engine, num_blocks
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.draft_engine import DraftEngine
+from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.eagle import EagleProposer
-from serve_app.engine.speculation.speculate import DraftProposer, Speculation, SpeculationController
+from serve_app.engine.speculation.everything import VerifyEverything
+from serve_app.engine.speculation.speculate import Speculation
 from serve_app.models.eagle import attach_head
 from serve_app.models.load import CausalModel, load_causal_lm, read_config
 
@@ -53,7 +55,7 @@ def eagle_engine(model: CausalModel, folder: Path, prompts: list[list[int]], ans
     engine = build_engine(model, size)
     proposer = EagleProposer(head, engine.runner.kv, engine.scheduler.blocks, 1)
     engine.runner.observer = proposer
-    engine.speculation = Speculation(proposer, SpeculationController(tokens, always=True), vocab_size=model.vocab_size)
+    engine.speculation = Speculation(proposer, VerifyEverything(tokens), vocab_size=model.vocab_size)
     return engine
 
 
@@ -64,7 +66,7 @@ def draft_engine(model: CausalModel, folder: Path, prompts: list[list[int]], ans
     size = num_blocks(limits(draft, prompts, answer), draft.kv_shape.block_bytes)
     runner = Runner(draft.forward, draft.kv_shape.allocate(size, draft.device))
     proposer = DraftProposer(DraftEngine(runner, BlockPool(size), max_model_len=draft.max_model_len).propose)
-    engine.speculation = Speculation(proposer, SpeculationController(tokens, always=True), vocab_size=model.vocab_size)
+    engine.speculation = Speculation(proposer, VerifyEverything(tokens), vocab_size=model.vocab_size)
     return engine
 
 
@@ -81,5 +83,5 @@ def count(engine: Engine, prompts: list[list[int]], answer: int) -> Acceptance:
                     steps += 1
                     tokens += len(output.token_ids)
     assert engine.speculation is not None
-    rate = float(engine.speculation.controller.stats()["acceptance_rate"])
+    rate = float(engine.speculation.stats()["acceptance_rate"])
     return Acceptance(tokens / max(1, steps), rate, len(prompts), tokens)

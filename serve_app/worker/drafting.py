@@ -13,9 +13,10 @@ from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import EngineLimits, num_blocks
 from serve_app.engine.engine import Engine
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.draft_engine import DraftEngine
+from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.eagle import EagleProposer
-from serve_app.engine.speculation.speculate import DraftProposer, Proposer
+from serve_app.engine.speculation.proposer import Proposer
 from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.worker.draft_link import DraftLink
 

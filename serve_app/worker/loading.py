@@ -14,10 +14,13 @@ from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
 from serve_app.engine.constrain import Masks
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv_io.transfer import ChunkExporter
+from serve_app.engine.speculation.controller import SpeculationController
+from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.forced import ForcedProposer
 from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.proposer import Proposer
 from serve_app.engine.speculation.recent import RecentProposer
-from serve_app.engine.speculation.speculate import Proposer, Speculation, SpeculationController
+from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.matcher import Grammars
 from serve_app.kv.keys import root_key
 from serve_app.models.load import CausalModel, load_causal_lm
@@ -116,8 +119,8 @@ def load_engine(
             engine.exporter = ChunkExporter(engine.runner.kv, emit)
         drafting = drafter.plug_in(engine) if drafter is not None else None
         if proposers := _proposers(spec, drafting):
-            controller = SpeculationController(spec.speculate_tokens, always=spec.always_draft)
-            engine.speculation = Speculation(proposers, controller, vocab_size=model.vocab_size)
+            controller = VerifyEverything if spec.always_draft else SpeculationController
+            engine.speculation = Speculation(proposers, controller(spec.speculate_tokens), vocab_size=model.vocab_size)
         # Prefill workers as well: a request may be generated where it was prefilled, and its grammar holds there too.
         threads = 1 if model.device.type == "cpu" else MASK_THREADS
         engine.runner.masks = Masks(Grammars(path, model.vocab_size, model.eos_token_ids, threads=threads))

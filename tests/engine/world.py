@@ -6,8 +6,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serve_app.engine.speculation.controller import SpeculationController
-from serve_app.engine.speculation.offer import Offer
+from serve_app.engine.scheduler import accept
+from serve_app.engine.speculation.counters import Counters
+from serve_app.engine.speculation.proposer import Proposal
+from serve_app.engine.speculation.speculate import Controller
 from tests.engine.fake import request
 
 STANDS, FAILS = 1, 0
@@ -32,7 +34,7 @@ class Source:
 
 @dataclass
 class World:
-    controller: SpeculationController
+    controller: Controller
     sources: list[Source]
     # (requests, rows) -> seconds
     cost: Callable[[int, int], float]
@@ -44,6 +46,7 @@ class World:
     tokens: int = 0
     drafted: list[int] = field(default_factory=list)
     asked: dict[str, int] = field(default_factory=dict)
+    counters: Counters = field(default_factory=Counters)
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
@@ -63,39 +66,41 @@ class World:
 
     def step(self) -> None:
         """One that looks for drafts, or those until then."""
-        if pause := self.controller.begin(self.batch):
+        if pause := self.controller.plain_steps(self.batch):
             every = [self.took(self.batch) for _ in range(pause)]
-            self.controller.stepped_aside(self.batch, pause, sum(every))
+            self.controller.ran_plain(self.batch, pause, sum(every))
             for seconds in every:
                 self.count(seconds, self.batch, 0)
             return
-        offers = [Offer(r, 16) for r in self.requests[: self.batch]]
+        proposals = [Proposal(r, 16) for r in self.requests[: self.batch]]
         proposing = self.look
         for source in self.sources:
-            members, count = self.controller.ask(source, offers)
+            members, count = self.controller.ask(source, proposals)
             if not members:
                 continue
-            for offer in members:
+            for proposal in members:
                 if self.chance.random() < source.speaks:
-                    offer.extend(source.name, 0, [STANDS] * count)
+                    proposal.extend(source.name, 0, [STANDS] * count)
             self.controller.asked(source.name, members, count, source.seconds * count)
             proposing += source.seconds * count
             self.asked[source.name] = self.asked.get(source.name, 0) + 1
-        kept = self.controller.take(offers)
+        kept = self.controller.verify(proposals)
         gained, chances = 0, {s.name: s.chance for s in self.sources}
-        for index, (offer, verified) in enumerate(zip(offers, kept, strict=True)):
+        for index, (proposal, verified) in enumerate(zip(proposals, kept, strict=True)):
             new = []
-            for source in [s.source for s in offer.segments for _ in s.tokens][:verified]:
+            for source in [s.source for s in proposal.drafts for _ in s.tokens][:verified]:
                 new.append(STANDS if self.chance.random() < chances[source](index) else FAILS)
                 if new[-1] == FAILS:
                     break
             else:  # the target's own token behind the drafts, which an unverified one may have foretold
-                rest = [s.source for s in offer.segments for _ in s.tokens][verified:]
+                rest = [s.source for s in proposal.drafts for _ in s.tokens][verified:]
                 foretold = rest and self.chance.random() < chances[rest[0]](index)
                 new.append(STANDS if foretold else FAILS)
             gained += len(new)
-            self.controller.learn(offer, new, verified)
-            offer.request.draft.clear()
+            self.controller.learn(proposal, new)
+            drafted = [token for draft in proposal.drafts for token in draft.tokens]
+            self.counters.verified(proposal, accept(drafted, new), verified)
+            proposal.request.draft.clear()
         rows = self.batch + sum(kept)
         seconds = self.took(rows)
         self.controller.record(self.batch, rows, gained, seconds, proposing)

@@ -10,8 +10,10 @@ import jsonschema
 import pytest
 
 from serve_app.engine.request import FINISH_LENGTH, FINISH_REFUSED, FINISH_STOP
+from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.forced import ForcedProposer
-from serve_app.engine.speculation.speculate import Draft, Speculation, SpeculationController
+from serve_app.engine.speculation.proposer import Draft
+from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.rules import choice_rule, grammar, json_rule, regex_rule
 from tests import tiny
 from tests.grammar.schemas import random_schema
@@ -114,7 +116,7 @@ def test_what_a_grammar_forces_needs_no_draft_model(engine, grammars, tokenizer)
         return run(made)[0]["1"], made.stats.steps
 
     plain, steps = outputs()
-    forced, fewer = outputs(speculation=Speculation(ForcedProposer(), SpeculationController(16, always=True)))
+    forced, fewer = outputs(speculation=Speculation(ForcedProposer(), VerifyEverything(16)))
     assert forced == plain and json.loads(tokenizer.decode(forced)) and fewer < steps
 
 
@@ -137,10 +139,10 @@ def test_drafts_change_nothing(engine, tokenizer, closing, sampling):
         return run(made), made
 
     (expected, ends, _), _ = outputs()
-    speculation = Speculation([ForcedProposer(), Guesser(expected)], SpeculationController(5, always=True))
+    speculation = Speculation([ForcedProposer(), Guesser(expected)], VerifyEverything(5))
     (drafted, drafted_ends, _), made = outputs(speculation)
     assert drafted == expected and drafted_ends == ends
-    assert speculation.controller.stats()["accepted_tokens"] > 100
+    assert speculation.stats()["accepted_tokens"] > 100
     assert made.stats.steps < sum(map(len, expected.values())) / 3
 
 

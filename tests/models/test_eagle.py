@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from serve_app.engine.speculation.eagle import EagleProposer, HeadRows
-from serve_app.engine.speculation.speculate import Speculation, SpeculationController
+from serve_app.engine.speculation.everything import VerifyEverything
+from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Capture, Scheduled, build_batch
 from serve_app.models.eagle import attach_head
 from serve_app.models.load import UnsupportedModel
@@ -94,7 +95,7 @@ def test_a_cache_of_another_dtype(target, tmp_path):
         if speculating:
             proposer = EagleProposer(head, engine.runner.kv, engine.scheduler.blocks, 1)
             engine.runner.observer = proposer
-            engine.speculation = Speculation(proposer, SpeculationController(3, always=True))
+            engine.speculation = Speculation(proposer, VerifyEverything(3))
         engine.add(tiny.make_request("x", [5, 9, 70, 12] * 20, max_tokens=24))
         return tiny.run_all(engine)["x"], engine
 
@@ -102,7 +103,7 @@ def test_a_cache_of_another_dtype(target, tmp_path):
     head = attach_head(model, write_head(tmp_path, **LAYERS))
     tokens, engine = answer(True)
     assert tokens == plain
-    assert engine.speculation.controller.stats()["proposed_tokens"] > 0
+    assert engine.speculation.stats()["proposed_tokens"] > 0
 
 
 def test_without_layer_ids_the_papers_are_taken(tmp_path):

@@ -11,11 +11,14 @@ import pytest
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.kv_io.transfer import ChunkExporter, Piece, StoredPrefix
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.controller import SpeculationController
+from serve_app.engine.speculation.draft_engine import DraftEngine
+from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.eagle import EagleProposer
+from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.recent import RecentProposer
-from serve_app.engine.speculation.speculate import DraftProposer, Speculation, SpeculationController
+from serve_app.engine.speculation.speculate import Speculation
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.models.eagle import attach_head
 from tests import tiny
@@ -85,10 +88,10 @@ def test_eagle_head(family, expected, tmp_path):
         engine = tiny.make_engine(model, **options)
         proposer = EagleProposer(head, engine.runner.kv, engine.scheduler.blocks, 4)
         engine.runner.observer = proposer
-        engine.speculation = Speculation(proposer, SpeculationController(4, always=True))
+        engine.speculation = Speculation(proposer, VerifyEverything(4))
         assert generate(engine, prompts(16), spare=4) == expected
         assert generate(engine, prompts(16), spare=4) == expected
-        assert engine.speculation.controller.stats()["drafted_steps"] > 0
+        assert engine.speculation.stats()["drafted_steps"] > 0
         sampled = {"temperature": 0.9, "seed": 4, "repetition_penalty": 1.2}
         assert generate(engine, prompts(8), spare=4, **sampled) == generate(
             tiny.make_engine(plain, num_blocks=200), prompts(8), **sampled
@@ -101,7 +104,7 @@ def test_draft_model(family, expected, same_weights, tmp_path):
     draft_path = path if same_weights else tiny.write_checkpoint(tmp_path / "draft", "llama", seed=9)
     engine = tiny.make_engine(model, num_blocks=200, speculation=speculation(draft_path))
     assert generate(engine, prompts(16)) == expected
-    stats = engine.speculation.controller.stats()
+    stats = engine.speculation.stats()
     assert stats["proposed_tokens"] > 0
     if same_weights:
         assert stats["acceptance_rate"] > 0.9
@@ -112,12 +115,12 @@ def test_draft_model(family, expected, same_weights, tmp_path):
 def test_look_up_and_a_draft_model_together(family, expected, always):
     drafting = speculation(family[2]).proposers
     proposers = [NgramProposer(limit=5), RecentProposer(), *drafting]
-    together = Speculation(proposers, SpeculationController(12, always=always))
+    together = Speculation(proposers, VerifyEverything(12) if always else SpeculationController(12))
     engine = tiny.make_engine(family[0], num_blocks=300, speculation=together)
     # Again, when the answers are known to the tenant's look-up.
     for _ in range(2):
         assert generate(engine, prompts(16)) == expected
-    found = engine.speculation.controller.stats()["proposers"]
+    found = engine.speculation.stats()["proposers"]
     assert found["ngram"]["asked"] and found["recent"]["asked"]
     assert not always or found["recent"]["accepted_tokens"] > 0
 
@@ -134,7 +137,7 @@ def speculation(path, blocks: int = 200) -> Speculation:
     server = DraftEngine(
         Runner(draft.forward, draft.kv_shape.allocate(blocks, "cpu")), BlockPool(blocks), max_model_len=1024
     )
-    return Speculation(DraftProposer(server.propose), SpeculationController(4, always=True))
+    return Speculation(DraftProposer(server.propose), VerifyEverything(4))
 
 
 def test_hand_over_from_prefill_to_decode(family, expected):

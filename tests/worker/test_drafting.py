@@ -49,7 +49,7 @@ def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
     assert isinstance(engine.speculation.proposers[-1], EagleProposer)
     assert len(model.kv_shape.layers) == 4 == engine.runner.kv.planes[0].shape[0]
     assert answer(engine) == plain
-    assert engine.speculation.controller.stats()["proposed_tokens"] > 0
+    assert engine.speculation.stats()["proposed_tokens"] > 0
     # The whole context still fits beside the blocks that the chains use.
     assert engine.scheduler.max_model_len == 1024
     other = write_head(tmp_path / "other", seed=1, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
@@ -76,7 +76,7 @@ def test_a_draft_model_in_the_worker(same, target, plain, tmp_path):
     draft = target if same else tiny.write_checkpoint(tmp_path / "draft", "qwen3", seed=3)
     _, engine, _ = load(target, tmp_path, method="colocated", weights=draft, draft_tokens=4, always_draft=True)
     assert answer(engine) == plain
-    stats = engine.speculation.controller.stats()
+    stats = engine.speculation.stats()
     assert stats["acceptance_rate"] > 0.99 if same else stats["acceptance_rate"] < 0.5
 
 

@@ -128,7 +128,7 @@ class OverlapEngine(Engine):
     def _may_run_ahead(self) -> bool:
         if self.runner.observer is not None:
             return False
-        if self.speculation is not None and not self.speculation.steps_aside(self.scheduler.running):
+        if self.speculation is not None and not self.speculation.runs_plain(self.scheduler.running):
             return False
         return all(runs_ahead(r) for r in self.scheduler.running) and all(runs_ahead(r) for r in self.scheduler.waiting)
 

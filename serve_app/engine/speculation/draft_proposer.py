@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.engine.request import Request
-from serve_app.engine.speculation.offer import Draft
+from serve_app.engine.speculation.proposer import Draft
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import EmbeddedSpan, Request
-from serve_app.engine.speculation.offer import Draft
+from serve_app.engine.speculation.proposer import Draft
 from serve_app.engine.step import Batch, Scheduled, build_batch
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class HeadRows(Scheduled):
 
 
 class EagleProposer:
-    """A :class:`~serve_app.engine.speculation.speculate.Proposer` and a :class:`~serve_app.engine.runner.StepObserver`.
+    """A :class:`~serve_app.engine.speculation.proposer.Proposer` and a :class:`~serve_app.engine.runner.StepObserver`.
 
     ``spare`` blocks are taken from ``blocks`` for good: a chain that runs over the end of a request's last block goes
     on in one of them.
@@ -157,7 +157,7 @@ class EagleProposer:
     def _take(self, request: Request, count: int, samples: int) -> HeadRows:
         start = self._unread[request.id].start
         ids = request.tokens[start + 1 : start + 1 + count]
-        # What follows the end of a prompt is for another worker to know: a stand-in for one slot.
+        # The token after a prompt is sampled by the decode worker, so the last token is repeated in that slot.
         ids += request.tokens[-1:] * (count - len(ids))
         return HeadRows(request, start, count, samples, ids, list(request.blocks))
 

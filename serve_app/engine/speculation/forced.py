@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.engine.request import Request
-from serve_app.engine.speculation.offer import Draft
+from serve_app.engine.speculation.proposer import Draft
 
 
 class ForcedProposer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serve_app.engine.request import Request
-from serve_app.engine.speculation.offer import Draft
+from serve_app.engine.speculation.proposer import Draft
 
 # The longest match counts most: tokens that must agree, and beyond the longest, how many more make a better grade.
 SIZES = (8, 4, 2)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from serve_app.engine.request import Request
-from serve_app.engine.speculation.offer import Draft
+from serve_app.engine.speculation.proposer import Draft
 
 # Tokens that must agree: fewer would find anything anywhere.
 SIZES = (8, 4)

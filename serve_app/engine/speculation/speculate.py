@@ -1,45 +1,85 @@
-"""Speculative decoding's seam: who proposes draft tokens, and what becomes of them in a step.
+"""Speculative decoding's seam: who drafts tokens, and what becomes of them in a step.
 
 ::
 
     proposers, cheapest first     n-gram ──> recent ──> draft model     each continues what stands before it
     controller                    whom to ask, and how many of the drafts a step of that many rows repays
     scheduler.accept              the target's own choice decides; drafts change when tokens come, never which
+
+Each proposer and each controller is one file, named by nobody but :mod:`serve_app.worker.loading`, which plugs it in.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any, Protocol
 
 from serve_app.engine.constrain import allowed_draft
 from serve_app.engine.request import Request
-from serve_app.engine.speculation.controller import SpeculationController
-from serve_app.engine.speculation.draft_proposer import DraftProposer, DraftQuery, DraftTransport
-from serve_app.engine.speculation.offer import Draft, Offer, Proposer
+from serve_app.engine.scheduler import accept
+from serve_app.engine.speculation.counters import Counters
+from serve_app.engine.speculation.proposer import Proposal, Proposer
 from serve_app.engine.step import Step
-
-__all__ = [
-    "Draft",
-    "DraftProposer",
-    "DraftQuery",
-    "DraftTransport",
-    "Proposer",
-    "Speculation",
-    "SpeculationController",
-]
 
 log = logging.getLogger(__name__)
 
 
+class Controller(Protocol):
+    """Decides how many tokens are drafted and verified; methods in the order of a step's calls."""
+
+    # Per request and step.
+    max_tokens: int
+
+    def plain_steps(self, batch: int) -> int:
+        """How many steps of ``batch`` generating requests, from this one on, should not look for drafts."""
+        ...
+
+    def ran_plain(self, batch: int, steps: int, seconds: float) -> None:
+        """``steps`` that did not look for drafts took ``seconds`` together."""
+        ...
+
+    def ask(self, proposer: Proposer, proposals: list[Proposal]) -> tuple[list[Proposal], int]:
+        """The proposals that a proposer should extend, and by how many tokens at most."""
+        ...
+
+    def asked(self, source: str, proposals: list[Proposal], count: int, seconds: float) -> None:
+        """A proposer drafted ``count`` tokens, which took ``seconds``."""
+        ...
+
+    def verify(self, proposals: list[Proposal]) -> list[int]:
+        """How many tokens of each proposal to verify."""
+        ...
+
+    def learn(self, proposal: Proposal, new: list[int]) -> None:
+        """``new`` are the tokens that came."""
+        ...
+
+    def record(self, batch: int, rows: int, gained: int, seconds: float, looking: float) -> None:
+        """A step in which every request generated: ``rows`` computed, ``gained`` tokens, its time without and that of
+        looking for drafts.
+        """
+        ...
+
+    def disturbed(self, looking: float) -> None:
+        """A step whose own time says nothing took so long for looking for drafts."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        ...
+
+    def stats(self) -> dict[str, Any]: ...
+
+
 @dataclass(slots=True)
-class _Looked:
+class _Drafted:
     """What a step that looks for drafts was given, to be compared with what it makes of it."""
 
-    offers: list[Offer]
+    proposals: list[Proposal]
     known: list[int]
     # Every running request generates: the step's time says something about steps like it.
     pure: bool
@@ -49,7 +89,7 @@ class _Looked:
 
 
 @dataclass(slots=True)
-class _Aside:
+class _PlainRun:
     """Steps in a row that do not look, for ``batch`` running requests that all generate."""
 
     batch: int
@@ -59,94 +99,82 @@ class _Aside:
 
 
 class Speculation:
-    """Proposers and their controller: everything the engine plugs in, or leaves out."""
+    """Proposers and their controller: everything the engine plugs in, or leaves out. ``clock`` gives seconds."""
 
     def __init__(
         self,
         proposers: Proposer | Sequence[Proposer],
-        controller: SpeculationController,
+        controller: Controller,
         *,
         vocab_size: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.proposers = list(proposers) if isinstance(proposers, Sequence) else [proposers]
         self.controller = controller
+        self.counters = Counters()
         self._vocab_size = vocab_size
-        self._looked: _Looked | None = None
-        self._aside: _Aside | None = None
+        self._clock = clock
+        self._drafted: _Drafted | None = None
+        self._plain_run: _PlainRun | None = None
         self._failing: set[str] = set()
 
     def before_step(self, running: list[Request], max_model_len: int) -> None:
         """Puts drafts on the requests that only wait for their next token, if this step looks for any."""
-        self._looked = None
-        if self._still_aside(running):
+        self._drafted = None
+        if self._still_plain(running):
             return
-        started = time.perf_counter()
+        started = self._clock()
         ready = [r for r in running if len(r.tokens) - r.computed == 1 and not r.prefill_only]
-        if not ready or self._begin(len(ready), len(running)):
+        if not ready or self._begin_plain(len(ready), len(running)):
             return
-        offers = [Offer(r, self._room(r, max_model_len)) for r in ready]
+        proposals = [Proposal(r, self._room(r, max_model_len)) for r in ready]
         known = [len(r.tokens) for r in ready]
         for proposer in self.proposers:
-            members, count = self.controller.ask(proposer, offers)
-            if members:
+            members, count = self.controller.ask(proposer, proposals)
+            if members and count:
                 self._propose(proposer, members, count)
-        for offer, kept in zip(offers, self.controller.take(offers), strict=True):
-            if offer.segments:
-                del offer.request.draft[kept:]
-        done = time.perf_counter()
-        self._looked = _Looked(offers, known, len(ready) == len(running), done - started, done)
+        for proposal, kept in zip(proposals, self.controller.verify(proposals), strict=True):
+            if proposal.drafts:
+                del proposal.request.draft[kept:]
+        done = self._clock()
+        self._drafted = _Drafted(proposals, known, len(ready) == len(running), done - started, done)
 
-    def steps_aside(self, running: list[Request]) -> bool:
+    def runs_plain(self, running: list[Request]) -> bool:
         """Whether a step that begins now would not look for drafts, so that it may be run without asking."""
-        return not running or self._still_aside(running) or self._begin(len(running), len(running))
+        return not running or self._still_plain(running) or self._begin_plain(len(running), len(running))
 
     def after_step(self, step: Step, started: float) -> None:
-        """Compares what was offered with what the target chose, and what the step took with what it yielded.
+        """Compares what was drafted with what the target chose, and what the step took with what it yielded.
 
         A step that began at ``started`` and did not look teaches what a plain one takes.
         """
-        now = time.perf_counter()
-        looked, self._looked = self._looked, None
-        if looked is None:
-            aside = self._aside
-            if aside is not None:
-                aside.left -= 1
-                if len(step.scheduled) == aside.batch and all([s.count == s.samples == 1 for s in step.scheduled]):
-                    aside.steps += 1
-                    aside.seconds += now - started
+        now = self._clock()
+        drafted, self._drafted = self._drafted, None
+        if drafted is None:
+            run = self._plain_run
+            if run is not None:
+                run.left -= 1
+                if len(step.scheduled) == run.batch and all([s.count == s.samples == 1 for s in step.scheduled]):
+                    run.steps += 1
+                    run.seconds += now - started
             return
         verified = {id(s.request): s.samples - 1 for s in step.scheduled if s.samples}
         # Nobody was preempted, or left out because there was no room.
-        pure = looked.pure and len(verified) == len(step.scheduled) == len(looked.offers)
+        pure = drafted.pure and len(verified) == len(step.scheduled) == len(drafted.proposals)
         gained = 0
-        for offer, before in zip(looked.offers, looked.known, strict=True):
-            gained += len(offer.request.tokens) - before
-            if (offer.segments or offer.dropped) and (count := verified.get(id(offer.request))) is not None:
-                self.controller.learn(offer, offer.request.tokens[before:], count)
-        seconds, looking = now - looked.done, looked.looking + time.perf_counter() - now
+        for proposal, before in zip(drafted.proposals, drafted.known, strict=True):
+            gained += len(proposal.request.tokens) - before
+            count = verified.get(id(proposal.request))
+            if (proposal.drafts or proposal.replaced) and count is not None:
+                new = proposal.request.tokens[before:]
+                self.controller.learn(proposal, new)
+                self.counters.verified(proposal, accept([t for d in proposal.drafts for t in d.tokens], new), count)
+        seconds, looking = now - drafted.done, drafted.looking + self._clock() - now
         if pure:
             rows = sum([s.count for s in step.scheduled])
-            self.controller.record(len(looked.offers), rows, gained, seconds, looking)
+            self.controller.record(len(drafted.proposals), rows, gained, seconds, looking)
         else:
             self.controller.disturbed(looking)
-
-    def _still_aside(self, running: list[Request]) -> bool:
-        aside = self._aside
-        if aside is None:
-            return False
-        if aside.left > 0 and aside.batch == len(running):
-            return True
-        self._aside = None
-        if aside.steps:
-            self.controller.stepped_aside(aside.batch, aside.steps, aside.seconds)
-        return False
-
-    def _begin(self, batch: int, running: int) -> bool:
-        """Whether this step and perhaps some more stand aside."""
-        pause = self.controller.begin(batch)
-        if pause:
-            self._aside = _Aside(running, pause if batch == running else 1)
-        return pause > 0
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
@@ -154,25 +182,49 @@ class Speculation:
         for proposer in self.proposers:
             proposer.forget(request_id)
 
-    def _propose(self, proposer: Proposer, members: list[Offer], count: int) -> None:
-        """Asks, and notes what was said. A proposer that fails costs its proposal, not the step."""
-        started = time.perf_counter()
+    def stats(self) -> dict[str, Any]:
+        """What became of drafts, and what the controller knows."""
+        return self.counters.stats() | self.controller.stats()
+
+    def _still_plain(self, running: list[Request]) -> bool:
+        run = self._plain_run
+        if run is None:
+            return False
+        if run.left > 0 and run.batch == len(running):
+            return True
+        self._plain_run = None
+        if run.steps:
+            self.controller.ran_plain(run.batch, run.steps, run.seconds)
+        return False
+
+    def _begin_plain(self, batch: int, running: int) -> bool:
+        """Whether this step and perhaps some more are plain ones."""
+        steps = self.controller.plain_steps(batch)
+        if steps:
+            self._plain_run = _PlainRun(running, steps if batch == running else 1)
+        return steps > 0
+
+    def _propose(self, proposer: Proposer, members: list[Proposal], count: int) -> None:
+        """Asks, and notes what was drafted. A proposer that fails costs its draft, not the step."""
+        started = self._clock()
         try:
-            drafts = proposer.propose([o.request for o in members], count)
+            drafts = proposer.propose([p.request for p in members], count)
         except Exception as error:
             if proposer.name not in self._failing:
                 log.warning("no drafts of %s for now: %s: %s", proposer.name, type(error).__name__, error)
             self._failing.add(proposer.name)
             # What it still holds is unknown. How long it took to fail says nothing about what asking takes.
-            for offer in members:
-                proposer.forget(offer.request.id)
+            for proposal in members:
+                proposer.forget(proposal.request.id)
             return
         self._failing.discard(proposer.name)
-        for offer in members:
-            draft = drafts.get(offer.request.id)
+        for proposal in members:
+            draft = drafts.get(proposal.request.id)
             if draft is not None:
-                offer.extend(proposer.name, draft.grade, self._usable(offer.request, draft.tokens[:count]))
-        self.controller.asked(proposer.name, members, count, time.perf_counter() - started)
+                proposal.extend(proposer.name, draft.grade, self._usable(proposal.request, draft.tokens[:count]))
+        seconds = self._clock() - started
+        self.counters.asked(proposer.name, seconds)
+        self.controller.asked(proposer.name, members, count, seconds)
 
     def _usable(self, request: Request, tokens: list[int]) -> list[int]:
         """``tokens`` up to the first that the target could not draw."""

@@ -8,8 +8,10 @@ import pytest
 
 from serve_app.engine.gpu import overlap
 from serve_app.engine.gpu.overlap import PLACEHOLDER, OverlapEngine, launch
+from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.ngram import NgramProposer
-from serve_app.engine.speculation.speculate import Draft, Speculation, SpeculationController
+from serve_app.engine.speculation.proposer import Draft
+from serve_app.engine.speculation.speculate import Speculation
 from tests import tiny
 from tests.engine.fake import HistoryModel, make_engine
 from tests.engine.fake import request as make_request
@@ -90,7 +92,7 @@ def test_steps_run_ahead_where_there_are_no_drafts_and_step_by_step_where_they_p
     engine = ahead(make_engine(HistoryModel(), **options))
     engine.speculation = Speculation(Foretold(expected), SpeculationController(4))
     assert run(engine, requests(seed, 40), random.Random(seed)) == expected
-    assert launched and engine.speculation.controller.lengths
+    assert launched and engine.speculation.counters.lengths
 
 
 def test_look_ups_that_find_nothing_do_not_keep_steps_from_running_ahead():

@@ -7,8 +7,8 @@ import pytest
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculation.draft import DraftEngine
-from serve_app.engine.speculation.speculate import DraftQuery
+from serve_app.engine.speculation.draft_engine import DraftEngine
+from serve_app.engine.speculation.draft_proposer import DraftQuery
 from tests.engine.fake import SHAPE, HistoryModel, answer_alone, random_prompt
 
 MODEL = HistoryModel()

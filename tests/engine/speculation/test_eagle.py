@@ -15,7 +15,8 @@ from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.speculation.eagle import EagleProposer
-from serve_app.engine.speculation.speculate import Speculation, SpeculationController
+from serve_app.engine.speculation.everything import VerifyEverything
+from serve_app.engine.speculation.speculate import Speculation
 from tests.engine.fake import HistoryModel, answer_alone, collect, random_prompt, request
 
 MODEL = HistoryModel(spread=3.0)
@@ -71,7 +72,7 @@ def build(*, num_blocks=100, spare=4, count=4, **options):
     head = PerfectHead()
     proposer = EagleProposer(head, runner.kv, blocks, spare)
     runner.observer = proposer
-    speculation = Speculation(proposer, SpeculationController(count, always=True))
+    speculation = Speculation(proposer, VerifyEverything(count))
     return Engine(runner, Scheduler(blocks, **options), speculation=speculation), head
 
 
@@ -91,7 +92,7 @@ def alone(prompts, **sampling):
 
 
 def acceptance(engine) -> float:
-    return engine.speculation.controller.stats()["acceptance_rate"]
+    return engine.speculation.stats()["acceptance_rate"]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -181,11 +182,11 @@ def test_a_broken_head_costs_drafts_and_nothing_else():
     engine, head = build()
     head.fail = True
     assert run(engine, PROMPTS) == alone(PROMPTS)
-    assert engine.speculation.controller.stats()["accepted_tokens"] == 0
+    assert engine.speculation.stats()["accepted_tokens"] == 0
     head.fail = False
     other = {f"again-{k}": random_prompt(50 + int(k), 40) for k in PROMPTS}
     assert run(engine, other) == alone(other)
-    assert engine.speculation.controller.stats()["accepted_tokens"] > 0
+    assert engine.speculation.stats()["accepted_tokens"] > 0
 
 
 def test_aborted_requests_leave_nothing():

@@ -12,10 +12,14 @@ import torch
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Runner
-from serve_app.engine.speculation.draft import DraftEngine
+from serve_app.engine.speculation.controller import SpeculationController
+from serve_app.engine.speculation.draft_engine import DraftEngine
+from serve_app.engine.speculation.draft_proposer import DraftProposer
+from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.proposer import Draft
 from serve_app.engine.speculation.recent import RecentProposer
-from serve_app.engine.speculation.speculate import Draft, DraftProposer, Speculation, SpeculationController
+from serve_app.engine.speculation.speculate import Speculation
 from tests.engine.fake import (
     SHAPE,
     HistoryModel,
@@ -110,7 +114,7 @@ def draft_model(model: HistoryModel, num_blocks: int = 100) -> DraftProposer:
 
 
 def run(proposer, way: dict, *, controller: SpeculationController | None = None, **options):
-    controller = controller or SpeculationController(4, always=True)
+    controller = controller or VerifyEverything(4)
     speculation = None if proposer is None else Speculation(proposer, controller)
     engine = make_engine(MODEL, speculation=speculation, eos_token_ids=EOS, **options)
     for name, prompt in PROMPTS.items():
@@ -166,8 +170,8 @@ def test_perfect_drafts_save_steps_and_wrong_ones_cost_none():
     # The first token comes with the prompt, the other 24 in steps of 1 + 4.
     assert without.stats.steps == wrong.stats.steps == 25
     assert perfect.stats.steps == 6
-    assert perfect.speculation.controller.stats()["acceptance_rate"] == 1.0
-    assert wrong.speculation.controller.stats()["acceptance_rate"] == 0.0
+    assert perfect.speculation.stats()["acceptance_rate"] == 1.0
+    assert wrong.speculation.stats()["acceptance_rate"] == 0.0
 
 
 def test_sampled_tokens_under_drafts_are_distributed_as_the_targets():
@@ -176,8 +180,7 @@ def test_sampled_tokens_under_drafts_are_distributed_as_the_targets():
     params = {"temperature": 1.2, "max_tokens": 4}
     likely = Drafts({}, None)
     likely.propose = lambda requests, n: {r.id: Draft(greedy(model, r.tokens, 2)) for r in requests}
-    controller = SpeculationController(2, always=True)
-    engine = make_engine(model, num_blocks=300, max_num_seqs=250, speculation=Speculation(likely, controller))
+    engine = make_engine(model, num_blocks=300, max_num_seqs=250, speculation=Speculation(likely, VerifyEverything(2)))
     for seed in range(count):
         engine.add(request(str(seed), prompt, seed=seed, **params))
     counts = np.zeros((5, 5, 5), np.int64)
@@ -186,7 +189,7 @@ def test_sampled_tokens_under_drafts_are_distributed_as_the_targets():
     expected = np.empty((5, 5, 5))
     for tokens in itertools.product(range(5), repeat=3):
         expected[tokens] = np.prod([probs(model, [*prompt, *tokens[:i]])[tokens[i]] for i in range(3)])
-    assert 0.3 < controller.stats()["acceptance_rate"] < 0.7
+    assert 0.3 < engine.speculation.stats()["acceptance_rate"] < 0.7
     assert chi_square_z(counts.ravel(), expected.ravel()) < Z_LIMIT
 
 
@@ -210,7 +213,7 @@ def test_no_draft_is_longer_than_the_rest_of_the_answer():
         def forget(self, request_id):
             asked.append(request_id)
 
-    speculation = Speculation(Eager(), SpeculationController(4, always=True))
+    speculation = Speculation(Eager(), VerifyEverything(4))
     one = request("x", [1], max_tokens=4)
     prefill = request("p", [1], prefill_only=True)
     speculation.before_step([one, prefill], 4096)
@@ -292,7 +295,7 @@ def test_what_has_ended_is_told_with_the_next_question():
 
 def test_after_a_failure_everything_is_sent_again():
     transport = Recorder()
-    speculation = Speculation(DraftProposer(transport), SpeculationController(4, always=True))
+    speculation = Speculation(DraftProposer(transport), VerifyEverything(4))
     one = request("x", random_prompt(0, 50), max_tokens=99)
     one.computed = 49
     for fail in (False, True, True, False):
@@ -303,7 +306,7 @@ def test_after_a_failure_everything_is_sent_again():
 
 
 def test_steps_in_which_someone_prefills_are_not_measured():
-    controller = SpeculationController(4, always=True)
+    controller = VerifyEverything(4)
     speculation = Speculation(PROPOSERS["nothing"]({}), controller)
     engine = make_engine(MODEL, speculation=speculation, max_batch_tokens=8)
     engine.add(request("x", [1, 2], max_tokens=30))
@@ -323,17 +326,17 @@ def test_steps_in_which_someone_prefills_are_not_measured():
 def test_a_draft_model_that_cannot_be_reached_is_not_asked_and_its_failures_are_not_its_price():
     transport, reachable = Recorder(), True
     proposer = DraftProposer(transport, limit=4, reachable=lambda: reachable)
-    controller = SpeculationController(4, always=True)
+    controller = VerifyEverything(4)
     speculation = Speculation(proposer, controller)
     one = request("x", [1], max_tokens=50)
     transport.fail = True
     for _ in range(3):
         speculation.before_step([one], 4096)
     assert transport.calls == 3
-    assert not one.draft and "draft" not in controller.stats()["proposers"]
+    assert not one.draft and "draft" not in speculation.stats()["proposers"]
     transport.fail, reachable = False, False
     speculation.before_step([one], 4096)
     assert not one.draft and transport.calls == 3
     reachable = True
     speculation.before_step([one], 4096)
-    assert len(one.draft) == 4 and controller.stats()["proposers"]["draft"]["asked"] == 1
+    assert len(one.draft) == 4 and speculation.stats()["proposers"]["draft"]["asked"] == 1
