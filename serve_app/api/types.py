@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from serve_app.api.fields.content import TEXT_ONLY, PartKind
 from serve_app.api.multi_vector import WEIGHTS, ScoreMode
 from serve_app.engine.request import SamplingParams
 
@@ -29,6 +30,8 @@ class ModelLimits:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    # Kinds of content parts that messages may hold.
+    takes: frozenset[PartKind] = TEXT_ONLY
 
     @property
     def of_chat(self) -> ModelLimits:
@@ -73,10 +76,11 @@ class AnswerFormat:
 class GenerateRequest(Asked):
     """Text generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is set.
 
-    ``messages`` are OpenAI-shaped with text contents: ``{"role", "content": str | None, "tool_calls"?,
-    "tool_call_id"?, "name"?}``. ``raw`` sends ``prompt`` past the chat template. ``tools`` are ``{"type":
-    "function", "function": {...}}``; ``tool_choice`` is "auto", "none", "required", or the object that names one or
-    some tools; ``strict_tools`` name those whose arguments must validate even where calls are up to the model.
+    ``messages`` are OpenAI-shaped: ``{"role", "content", "tool_calls"?, "tool_call_id"?, "name"?}``, with None, a
+    string or a list of parts (`fields.content`) as content. ``raw`` sends ``prompt`` past the chat template.
+    ``tools`` are ``{"type": "function", "function": {...}}``; ``tool_choice`` is "auto", "none", "required", or the
+    object that names one or some tools; ``strict_tools`` name those whose arguments must validate even where calls are
+    up to the model.
     ``max_tokens_given`` tells a limit the client asked for from the model's
     default, which may be shortened to fit.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from random import Random
@@ -81,15 +80,12 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.workers)
 
-    def open(self) -> Iterable[Worker]:
-        return (w for w in self.workers.values() if not w.load.draining)
-
     def candidates(self, now: float) -> list[Worker]:
-        """Open workers worth pricing: all of a small fleet, the least loaded of a large one."""
+        """Workers worth pricing: all of a small fleet, the least loaded of a large one."""
         if len(self.workers) <= PRICE_ALL:
-            return list(self.open())
+            return list(self.workers.values())
         if self._shortlist_left <= 0:
-            able = list(self.open())
+            able = list(self.workers.values())
             by_queue = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "decode", max(w.busy_until - now, 0.0)))
             by_streams = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "prefill", w.batch / w.load.max_seqs))
             by_either = nsmallest(SHORTLIST // 2, able, key=lambda w: max(w.busy_until - now, 0.0) + w.step)
@@ -101,7 +97,7 @@ class Fleet:
         for _ in range(min(BY_CHANCE, len(self._others))):
             other = self._others[int(self._random.random() * len(self._others))]
             some[other.name] = other
-        return [w for name, w in some.items() if not w.load.draining and name in self.workers]
+        return [w for name, w in some.items() if name in self.workers]
 
     def report(self, load: WorkerLoad, slow: float) -> None:
         """Takes a report in; one that is older than the last is ignored."""

@@ -92,7 +92,7 @@ class Planner:
     def needs(self, loads: Iterable[WorkerLoad], demand: Demand, waiting_tokens: int = 0) -> dict[str, float]:
         """Workers that each stage needs, as fractions of one."""
         config, costs = self.config, self.costs
-        workers = [load for load in loads if not load.draining]
+        workers = list(loads)
         chunk = max((w.max_batch_tokens for w in workers), default=2048)
         backlog = (sum(w.queued_prefill_tokens for w in workers) + waiting_tokens) * costs.token_seconds(chunk)
         # A backlog within the target is what a queue is for.
@@ -116,7 +116,7 @@ class Planner:
 
     def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float, *, waiting_tokens: int = 0) -> Plan:
         """``waiting_tokens``: prompt tokens that wait in the gateways."""
-        workers = [load for load in loads if not load.draining]
+        workers = list(loads)
         needs = self.needs(workers, demand, waiting_tokens)
         roles: dict[str, Role] = {w.worker: w.role for w in workers}
         moved, why = self._move(workers, roles, needs, now)

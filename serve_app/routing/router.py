@@ -137,14 +137,14 @@ class Router:
     # -- the choice ------------------------------------------------------------------------------------------------
 
     def choose(self, request: RouteRequest, now: float) -> Decision | None:
-        """The cheapest place; None if there is no worker that takes requests."""
+        """The cheapest place; None if there is no worker."""
         config, fleet = self.config, self.fleet
         found = self._lookup(request)
         held = self._held(request)
         able = {w.name: w for w in fleet.candidates(now)}
         for name in (*found.workers, *held):
             worker = fleet.workers.get(name)
-            if worker is not None and not worker.load.draining:
+            if worker is not None:
                 able[name] = worker
         if not able:
             return None
@@ -259,7 +259,7 @@ class Router:
             return {prefill: "prefill decode"} if prefill == decode else {prefill: "prefill", decode: "decode"}
         held: dict[str, str] = {}
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
-            fitting = [w.name for w in self.fleet.open() if w.role != other]
+            fitting = [w.name for w in self.fleet.workers.values() if w.role != other]
             if fitting:
                 name = max(fitting, key=lambda n: _rank(request.session or "", n))
                 held[name] = f"{held.get(name, '')} {role}"
@@ -301,7 +301,7 @@ class Router:
 
     def seconds_per_token(self) -> float:
         """One waiting prompt token's share of the time of all workers that prefill."""
-        able = [w for w in self.fleet.open() if w.role != "decode"] or list(self.fleet.open())
+        able = [w for w in self.fleet.workers.values() if w.role != "decode"] or list(self.fleet.workers.values())
         rate = 0.0
         for worker in able:
             chunk = max(worker.load.max_batch_tokens - worker.batch, worker.load.block_tokens)

@@ -38,7 +38,6 @@ class WorkerLoad:
     block_tokens: int = 32
     max_batch_tokens: int = 2048  # token budget of one step
     step_seconds: float = 0.0  # smoothed time of a step at the present batch; 0: not known yet
-    draining: bool = False  # finishes what it has, takes nothing new
     steps: tuple[StepSample, ...] = ()
     fetches: tuple[FetchSample, ...] = ()
     reported_at: float = 0.0

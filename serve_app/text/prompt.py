@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from serve_app.api.errors import ContextTooLong, InvalidInput
+from serve_app.api.fields.content import content_text
 from serve_app.api.types import GenerateRequest
 from serve_app.text.chat import TemplateFailed, map_strings
 from serve_app.text.tokenizer import Tokenizer
@@ -30,7 +31,7 @@ def prompt_ids(tokenizer: Tokenizer, request: GenerateRequest, *, context_window
         ids = tokenizer.encode_prompt(text if request.raw else tokenizer.neutralise(text), add_special_tokens=True)
     else:
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
-        _refuse_huge(tokenizer, "".join(m.get("content") or "" for m in messages), request, context_window)
+        _refuse_huge(tokenizer, "".join(content_text(m.get("content")) for m in messages), request, context_window)
         tools = None if request.tool_choice == "none" else request.tools
         text = render(tokenizer, messages, tools, **request.template_kwargs)
         ids = tokenizer.encode_prompt(text)
@@ -99,7 +100,7 @@ def render(
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: text where there is none, arguments of tool calls as objects."""
-    out = {**message, "content": message.get("content") or ""}
+    out = {**message, "content": content_text(message.get("content"))}
     if message.get("tool_calls"):
         out["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
     else:

@@ -72,7 +72,8 @@ def test_what_the_client_sends():
         thinking={"type": "disabled"},
         extra_body={"temperature": 0.2, "top_k": 5, "top_p": 0.9, "context_management": None, "betas": ["x"]},
     )
-    assert found.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    assert found.messages == [system, {"role": "user", "content": "hi"}]
     sampling = found.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (9, 0.2, 5, 0.9)
     assert found.stop == ("END",) and found.tool_choice == "auto" and not found.max_tokens_given
@@ -110,19 +111,19 @@ def test_a_conversation_with_tools():
         tools=[TOOL],
     )
     assert found.messages == [
-        {"role": "user", "content": "Add."},
+        {"role": "user", "content": [{"type": "text", "text": "Add."}]},
         {
             "role": "assistant",
-            "content": "Adding.",
+            "content": [{"type": "text", "text": "Adding."}],
             "reasoning_content": "hm",
             "tool_calls": [
                 {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
                 {"id": "t2", "type": "function", "function": {"name": "add", "arguments": "{}"}},
             ],
         },
-        {"role": "tool", "content": "2", "tool_call_id": "t1"},
+        {"role": "tool", "content": [{"type": "text", "text": "2"}], "tool_call_id": "t1"},
         {"role": "tool", "content": "", "tool_call_id": "t2"},
-        {"role": "user", "content": "So?"},
+        {"role": "user", "content": [{"type": "text", "text": "So?"}]},
     ]
 
 

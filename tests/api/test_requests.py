@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import numpy as np
 
+from serve_app.api.fields.content import content_text
 from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
 from serve_app.api.types import ModelLimits, Usage
@@ -76,7 +77,7 @@ def test_openai_chat_with_everything():
 
     request = openai.parse_chat(sent_by(send).content, ModelLimits(vocab_size=10))
     assert [message["role"] for message in request.messages or []] == ["system", "user", "assistant", "tool"]
-    assert (request.messages or [])[1]["content"] == "a\nb"
+    assert content_text((request.messages or [])[1]["content"]) == "a\nb"
     assert (request.n, request.stop, request.stream, request.include_usage) == (2, ("x", "y"), True, True)
     assert request.tools == [tool] and request.reject_if_busy
     sampling = request.sampling

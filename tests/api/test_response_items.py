@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from serve_app.api.errors import InvalidInput, NotFound
+from serve_app.api.fields.content import content_text
 from serve_app.api.responses import read as responses
 from serve_app.api.responses import write as responses_answers
 from serve_app.api.responses.items import MAX_REFERRED, resolve_references
@@ -46,7 +47,7 @@ async def test_references_become_the_items():
     assert found == [*STORED["output"], answer]
     messages = responses.parse_input(found)
     assert [m["role"] for m in messages] == ["assistant", "tool"]
-    assert messages[0]["content"] == "Let me look." and messages[0]["tool_calls"][0]["id"] == "call_1"
+    assert content_text(messages[0]["content"]) == "Let me look." and messages[0]["tool_calls"][0]["id"] == "call_1"
     assert messages[0]["reasoning_content"] == "hm"
 
 

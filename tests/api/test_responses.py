@@ -88,17 +88,17 @@ def test_items_become_a_conversation():
     )
     assert found.turn == [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Add."},
+        {"role": "user", "content": [{"type": "text", "text": "Add."}]},
         {
             "role": "assistant",
-            "content": "Adding.",
+            "content": [{"type": "text", "text": "Adding."}],
             "tool_calls": [
                 {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}, "id": "c1"},
                 {"type": "function", "function": {"name": "add", "arguments": "{}"}, "id": "c2"},
             ],
         },
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
-        {"role": "tool", "content": "0", "tool_call_id": "c2"},
+        {"role": "tool", "content": [{"type": "text", "text": "0"}], "tool_call_id": "c2"},
     ]
 
 

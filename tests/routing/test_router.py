@@ -13,10 +13,8 @@ def place(r, req, now=0.0) -> Decision:
     return decision
 
 
-def test_without_workers_there_is_no_choice_and_a_draining_one_is_none() -> None:
+def test_without_workers_there_is_no_choice() -> None:
     r = router()
-    assert r.choose(request(), 0.0) is None
-    r.report(load("a", draining=True))
     assert r.choose(request(), 0.0) is None
     r.report(load("b"))
     assert r.choose(request(), 0.0).decode == "b"

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from serve_app.api.errors import OutOfCapacity
+from serve_app.api.fields.content import TEXT_ONLY, PartKind, content_text
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ModelLimits, TextDelta, Usage
 from serve_app.tasks.backend import Prepared
 from serve_app.tasks.model import ServedModel
@@ -19,14 +20,20 @@ from tests.tasks.conftest import ACCOUNT
 class EchoBackend:
     """Says the last message again, word by word. Counts words, having no tokenizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes: frozenset[PartKind] = TEXT_ONLY) -> None:
         self.closed = 0
+        self.takes = takes
+        self.seen: list[dict[str, Any]] = []
 
     def limits(self, model: ServedModel) -> ModelLimits:
-        return ModelLimits(default_max_tokens=64)
+        return ModelLimits(default_max_tokens=64, takes=self.takes)
 
     async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
-        words = str((request.messages or [{"content": request.prompt}])[-1]["content"]).split()
+        content = (request.messages or [{"content": request.prompt}])[-1]["content"]
+        if not isinstance(content, str):
+            self.seen += content
+            content = content_text([part for part in content if part["type"] == "text"])
+        words = content.split()
         return Prepared(request, len(words), words)
 
     async def events(self, prepared: Prepared, work: Work) -> AsyncIterator[Event]:
@@ -109,3 +116,32 @@ async def test_anthropic(elsewhere) -> None:
     count = await elsewhere.http.post("/v1/messages/count_tokens", json=ask)
     assert count.json() == {"input_tokens": 3}
     assert elsewhere.endings == [("text-generation", "done")] * 2
+
+
+PNG = "data:image/png;base64,AAAA"
+IMAGES: dict[str, dict[str, Any]] = {
+    "native": {"type": "image_url", "image_url": {"url": PNG}},
+    "/v1/chat/completions": {"type": "image_url", "image_url": {"url": PNG}},
+    "/v1/responses": {"type": "input_image", "image_url": PNG},
+    "/v1/messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+}
+
+
+@pytest.mark.parametrize("dialect", IMAGES)
+@pytest.mark.parametrize("takes", [TEXT_ONLY, frozenset({"text", "image"})])
+async def test_parts_reach_a_backend_that_takes_them(elsewhere, dialect, takes) -> None:
+    elsewhere.backend.takes = takes
+    path = f"{ACCOUNT}/run/{elsewhere.model}" if dialect == "native" else dialect
+    kind = "input_text" if dialect == "/v1/responses" else "text"
+    content = [{"type": kind, "text": "one"}, IMAGES[dialect], {"type": kind, "text": "two"}]
+    body: dict[str, Any] = {"model": elsewhere.model, "max_tokens": 9}
+    body["input" if dialect == "/v1/responses" else "messages"] = [{"role": "user", "content": content}]
+    answer = await elsewhere.http.post(path, json=body)
+    if "image" not in takes:
+        assert answer.status_code == 400 and answer.json()["errors"][0]["code"] == 5006
+        assert "are not supported" in answer.text and elsewhere.settled == [] and elsewhere.backend.seen == []
+        return
+    assert answer.status_code == 200 and "one two" in answer.text
+    source = {name: value for name, value in IMAGES[dialect].items() if name != "type"}
+    text = [{"type": "text", "text": word} for word in ("one", "two")]
+    assert elsewhere.backend.seen == [text[0], {"type": "image", "source": source}, text[1]]

@@ -14,10 +14,10 @@ import orjson
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.body import as_object, json_type
+from serve_app.api.fields.content import MAX_PARTS, Content, PartKind, part_kind, text_part
 from serve_app.api.fields.formats import parse_response_format
 from serve_app.api.fields.messages import (
     MAX_MESSAGES,
-    MAX_PARTS,
     MAX_TOOLS,
     parse_messages,
     parse_tool_choice,
@@ -58,7 +58,7 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
     tools = _tools(body.get("tools"))
     return GenerateRequest(
         model=model,
-        messages=_conversation(body),
+        messages=_conversation(body, (limits or ModelLimits()).takes),
         prompt=None,
         raw=False,
         sampling=sampling,
@@ -82,7 +82,7 @@ def _asked(body: dict[str, Any]) -> dict[str, Any]:
     return {**asked, "session": asked["session"] or asked["metadata"].get("user_id") or None}
 
 
-def _conversation(body: dict[str, Any]) -> list[dict[str, Any]]:
+def _conversation(body: dict[str, Any], takes: frozenset[PartKind]) -> list[dict[str, Any]]:
     turns = objects(body.get("messages"), "messages", limit=MAX_MESSAGES)
     if not turns:
         raise InvalidInput("messages must hold at least one message.", param="messages")
@@ -100,8 +100,8 @@ def _conversation(body: dict[str, Any]) -> list[dict[str, Any]]:
         elif role == "assistant":
             out.append(_assistant(_blocks(content, f"{where}.content"), f"{where}.content"))
         else:
-            out.extend(_user(role, _blocks(content, f"{where}.content"), f"{where}.content"))
-    return parse_messages(out)
+            out.extend(_user(role, _blocks(content, f"{where}.content"), f"{where}.content", takes))
+    return parse_messages(out, takes)
 
 
 def _blocks(value: Any, where: str) -> list[dict[str, Any]]:
@@ -110,25 +110,28 @@ def _blocks(value: Any, where: str) -> list[dict[str, Any]]:
     return objects(value, where, limit=MAX_PARTS)
 
 
-def _plain(value: Any, where: str) -> str:
-    """A string, or an array of text blocks as one string."""
+def _plain(value: Any, where: str) -> Content:
+    """A string, or an array of text blocks."""
     if isinstance(value, str):
         return text(value, where)
     pieces = []
     for i, block in enumerate(_blocks(value, where)):
         if block.get("type") != "text":
             raise _unsupported(block, f"{where}[{i}]", "text")
-        pieces.append(text(block.get("text"), f"{where}[{i}].text"))
-    return "\n".join(pieces)
+        pieces.append(text_part(text(block.get("text"), f"{where}[{i}].text")))
+    return pieces
 
 
-def _user(role: str, blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+def _user(role: str, blocks: list[dict[str, Any]], where: str, takes: frozenset[PartKind]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
-    said: list[str] = []
+    said: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
         here = f"{where}[{i}]"
+        kind = part_kind(block.get("type"))
         if block.get("type") == "text":
-            said.append(text(block.get("text"), f"{here}.text"))
+            said.append(text_part(text(block.get("text"), f"{here}.text")))
+        elif kind is not None and kind in takes - {"text"} and role == "user":
+            said.append(block)
         elif block.get("type") == "tool_result" and role == "user":
             result = block.get("content")
             out.append(
@@ -142,19 +145,19 @@ def _user(role: str, blocks: list[dict[str, Any]], where: str) -> list[dict[str,
         else:
             raise _unsupported(block, here, "text and tool_result" if role == "user" else "text")
     if said or not out:
-        out.append({"role": role, "content": "\n".join(said)})
+        out.append({"role": role, "content": said})
     return out
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
-    said: list[str] = []
+    said: list[dict[str, Any]] = []
     thought: list[str] = []
     calls: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
         here = f"{where}[{i}]"
         kind = block.get("type")
         if kind == "text":
-            said.append(text(block.get("text"), f"{here}.text"))
+            said.append(text_part(text(block.get("text"), f"{here}.text")))
         elif kind == "tool_use":
             arguments = block.get("input")
             if not isinstance(arguments, dict):
@@ -167,7 +170,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> dict[str, Any]:
             thought.append(text(block.get("thinking"), f"{here}.thinking"))
         elif kind != "redacted_thinking":
             raise _unsupported(block, here, "text and tool_use")
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(said)}
+    message: dict[str, Any] = {"role": "assistant", "content": said}
     if any(thought):
         # Templates decide which turns' reasoning the model sees again.
         message["reasoning_content"] = "\n".join(thought)

@@ -1,4 +1,4 @@
-"""Conversations and tools, normalised: every content a string, every tool and tool call in OpenAI's shape."""
+"""Conversations and tools, normalised: every tool and tool call in OpenAI's shape, contents as `content` has them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import orjson
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.body import json_type
+from serve_app.api.fields.content import TEXT_ONLY, PartKind, parse_content
 from serve_app.api.fields.values import objects, refuse, text
 
 MAX_MESSAGES = 4096
-MAX_PARTS = 1024
 MAX_TOOLS = 128
 ROLES = ("system", "user", "assistant", "tool")
 # `developer` is what newer OpenAI clients call the system role.
@@ -21,16 +21,16 @@ TOOL_NAME = r"[A-Za-z0-9_.:/-]{1,128}"
 _TOOL_NAME = re.compile(TOOL_NAME)
 
 
-def parse_messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation, checked and copied; unknown keys are left out, contents become
-    strings."""
+def parse_messages(value: Any, takes: frozenset[PartKind] = TEXT_ONLY) -> list[dict[str, Any]]:
+    """The messages of a conversation, checked and copied; unknown keys are left out. ``takes``: the kinds of content
+    parts that the model reads."""
     messages = objects(value, "messages", limit=MAX_MESSAGES)
     if not messages:
         raise InvalidInput("messages must hold at least one message.", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]", takes) for i, message in enumerate(messages)]
 
 
-def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _message(message: dict[str, Any], where: str, takes: frozenset[PartKind]) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLE_NAMES:
         given = f'"{role[:32]}"' if isinstance(role, str) else json_type(role)
@@ -45,7 +45,7 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
         out["tool_calls"] = [_history_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(items)]
     content = message.get("content")
     if content is not None:
-        out["content"] = _content(content, f"{where}.content")
+        out["content"] = parse_content(content, f"{where}.content", takes)
     elif out["role"] == "tool":
         out["content"] = ""
     elif out["role"] != "assistant":
@@ -56,25 +56,6 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if "reasoning_content" not in out and isinstance(message.get("reasoning"), str):
         out["reasoning_content"] = message["reasoning"]
     return out
-
-
-def _content(value: Any, where: str) -> str:
-    if not isinstance(value, list):
-        if not isinstance(value, str):
-            raise refuse(where, "a string or an array of content parts", value)
-        return text(value, where)
-    pieces = []
-    for i, part in enumerate(objects(value, where, limit=MAX_PARTS)):
-        kind = part.get("type", "text")
-        if kind == "refusal":
-            pieces.append(text(part.get("refusal"), f"{where}[{i}].refusal"))
-            continue
-        if kind not in ("text", "input_text", "output_text"):
-            named = f'"{kind[:32]}"' if isinstance(kind, str) else json_type(kind)
-            message = f"{where}[{i}]: content parts of type {named} are not supported; send text parts."
-            raise InvalidInput(message, param=f"{where}[{i}].type")
-        pieces.append(text(part.get("text"), f"{where}[{i}].text"))
-    return "\n".join(pieces)
 
 
 def _history_call(call: dict[str, Any], where: str) -> dict[str, Any]:

@@ -113,6 +113,10 @@ def parse_token_ids(value: Any, name: str, vocab_size: int | None, *, limit: int
         raise refuse(name, "an array of token ids", value)
     if limit is not None and len(value) > limit:
         raise InvalidInput(f"{name} must have at most {limit} items, got {len(value)}.", param=name)
+    top = MAX_TOKENS if vocab_size is None else vocab_size
+    # Long prompts come so.
+    if value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < top:
+        return tuple(value)
     ids = []
     for item in value:
         # As in JSON Schema 5.0 is an integer.

@@ -50,7 +50,7 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
     tools = parse_tools(body.get("tools"))
     return GenerateRequest(
         model=_plain_model(model, body),
-        messages=parse_messages(body["messages"]),
+        messages=parse_messages(body["messages"], limits.takes),
         prompt=None,
         raw=False,
         sampling=sampling,

@@ -14,10 +14,10 @@ from typing import Any
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.body import as_object
+from serve_app.api.fields.content import MAX_PARTS, TEXT_ONLY, PartKind
 from serve_app.api.fields.formats import parse_response_format
 from serve_app.api.fields.messages import (
     MAX_MESSAGES,
-    MAX_PARTS,
     parse_messages,
     parse_tool_choice,
     parse_tools,
@@ -101,7 +101,7 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             answer_format=answer_format,
             **asked,
         ),
-        turn=parse_input(body.get("input")),
+        turn=parse_input(body.get("input"), (limits or ModelLimits()).takes),
         instructions=string(body, "instructions"),
         previous=previous,
         store=boolean(body, "store") is not False,
@@ -144,7 +144,7 @@ def check_id(value: str, name: str) -> str:
     return value
 
 
-def parse_input(value: Any) -> list[dict[str, Any]]:
+def parse_input(value: Any, takes: frozenset[PartKind] = TEXT_ONLY) -> list[dict[str, Any]]:
     """``input``, a string or a list of items, as messages."""
     if isinstance(value, str):
         return parse_messages([{"role": "user", "content": text(value, "input")}])
@@ -184,7 +184,7 @@ def parse_input(value: Any) -> list[dict[str, Any]]:
         if thought and out[-1]["role"] == "assistant":
             out[-1]["reasoning_content"] = thought
         thought = ""
-    return parse_messages(out)
+    return parse_messages(out, takes)
 
 
 def _reasoning_text(item: dict[str, Any], where: str) -> str:

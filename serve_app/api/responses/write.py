@@ -10,6 +10,7 @@ from typing import Any
 
 from serve_app.api import sse
 from serve_app.api.errors import ApiError, as_api_error
+from serve_app.api.fields.content import content_text
 from serve_app.api.openai.write import chat_logprobs, close
 from serve_app.api.responses.items import item_id
 from serve_app.api.responses.read import ResponsesRequest
@@ -213,10 +214,10 @@ def render_input_items(messages: list[dict[str, Any]], response_id: str) -> dict
     """The answer to `GET /v1/responses/{id}/input_items`: what the response was an answer to, as items."""
     items: list[dict[str, Any]] = []
     for message in messages:
-        role, said = message["role"], message.get("content")
+        role, said = message["role"], content_text(message.get("content"))
         if role == "tool":
             items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": said})
-        elif said is not None:
+        elif message.get("content") is not None:
             kind = "output_text" if role == "assistant" else "input_text"
             more: dict[str, Any] = {"annotations": [], "logprobs": []} if role == "assistant" else {}
             items.append({"type": "message", "role": role, "content": [{"type": kind, "text": said, **more}]})

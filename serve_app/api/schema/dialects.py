@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.api.fields import messages, sampling
+from serve_app.api.fields import content, messages, sampling
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.schema import parts as schemas
@@ -123,7 +123,7 @@ def _block(kind: str, **fields: Schema) -> Schema:
 
 def _conversation() -> Schema:
     def blocks(*kinds: Schema) -> Schema:
-        return {"oneOf": [_TEXT, _list({"anyOf": list(kinds)}, maxItems=messages.MAX_PARTS)]}
+        return {"oneOf": [_TEXT, _list({"anyOf": list(kinds)}, maxItems=content.MAX_PARTS)]}
 
     def turn(role: str, *kinds: Schema) -> Schema:
         return _object({"role": {"const": role}, "content": blocks(*kinds)}, "role", "content")

@@ -25,7 +25,6 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         block_tokens=max(1, report.block_tokens),
         max_batch_tokens=max(1, report.max_batch_tokens),
         step_seconds=report.step_seconds,
-        draining=report.draining,
         steps=tuple(StepSample(*sample) for sample in report.steps),
         fetches=tuple(FetchSample(*sample) for sample in report.fetches),  # type: ignore[arg-type]
         reported_at=now,

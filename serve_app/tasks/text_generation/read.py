@@ -48,7 +48,7 @@ def parse_generate(
     tool_choice = parse_tool_choice(body.get("tool_choice"), tools)
     return GenerateRequest(
         model=model,
-        messages=None if messages is None else parse_messages(messages),
+        messages=None if messages is None else parse_messages(messages, limits.takes),
         prompt=prompt if messages is None else None,
         raw=_raw(body) and messages is None,
         sampling=sampling,
