@@ -53,7 +53,7 @@ def serve_until_interrupted(settings: Settings) -> int:
                 return 0
             # On a machine with too little of something, whatever part it is that gives up first.
             print(
-                f"serve-app: the start failed ({type(error).__name__}: {str(error)[:500]}). Is the machine short of "
+                f"serve-app: the start failed ({type(error).__name__}: {str(error)[-500:]}). Is the machine short of "
                 "memory or very busy? Start again; SERVE_APP_MODELS starts fewer models.",
                 file=sys.stderr,
             )

@@ -26,7 +26,7 @@ from pathlib import Path
 HEADER_TIMEOUT_S = 10
 IDLE_TIMEOUT_S = 75
 MAX_CONNECTIONS = 16384
-# HAProxy opens two files per connection and some for itself, and does not start where it may not.
+# HAProxy wants five files for two connections, pipes included, and some for itself; it does not start where it may not.
 FILES_OF_ITS_OWN = 500
 RETRY_AFTER_S = 2
 
@@ -55,7 +55,7 @@ def no_route() -> bytes:
 
 def connections(files: int) -> int:
     """How many connections fit into ``files`` open files."""
-    return max(256, min(MAX_CONNECTIONS, (files - FILES_OF_ITS_OWN) // 2)) if files > 0 else MAX_CONNECTIONS
+    return max(256, min(MAX_CONNECTIONS, (files - FILES_OF_ITS_OWN) * 2 // 5)) if files > 0 else MAX_CONNECTIONS
 
 
 def corrected(config: str, folder: Path) -> str:
