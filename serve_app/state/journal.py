@@ -7,6 +7,7 @@ end is what a process was writing when it died, and ends the file.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -32,14 +33,17 @@ class Journal:
         self.bytes = 0
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Returns when the rows outlive this process. Raises :class:`OSError`."""
+        """Returns when the rows outlive this process, if not a loss of power. Raises :class:`OSError`."""
         if self._descriptor is None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
             # Held as long as this process lives: a file that is not locked is an orphan.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         packed = b"".join(_pack(row) for row in rows)
-        os.write(self._descriptor, packed)
+        if os.write(self._descriptor, packed) < len(packed):
+            # A part of a record would hide all that come after it.
+            os.ftruncate(self._descriptor, self.bytes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.bytes += len(packed)
 
     def clear(self) -> None:

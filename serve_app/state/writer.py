@@ -19,10 +19,11 @@ from serve_app.state.protocols import Row, Store
 
 log = logging.getLogger("ray.serve")
 
-# What may wait, in memory and in the journal each. Beyond it the oldest rows are lost, and counted.
+# What may wait. Beyond it the oldest rows are lost, and counted. The journal is written anew when it is twice as long.
 MAX_WAITING_BYTES = 256 << 20
-# Rows of one transaction.
+# Rows of one transaction, and transactions in a row.
 GROUP = 1000
+GROUPS = 8
 # What a row takes beside its columns.
 _OVERHEAD = 500
 
@@ -32,7 +33,6 @@ class _Waiting:
     row: Row
     # Done when the row is in the store, or in the journal.
     safe: Future[None] = field(default_factory=Future)
-    in_journal: bool = False
 
     def settle(self) -> None:
         if not self.safe.done():
@@ -48,6 +48,8 @@ class GroupWriter:
         self._wake = wake
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, tuple[str, ...]], _Waiting] = {}
+        # Those of the waiting that are not in the journal, and some that no longer wait.
+        self._fresh: list[_Waiting] = []
         self._bytes = 0
         self.lost = 0
 
@@ -59,6 +61,7 @@ class GroupWriter:
         with self._lock:
             before = self._waiting.pop((row.kind, row.key), None)
             self._waiting[row.kind, row.key] = waiting
+            self._fresh.append(waiting)
             self._bytes += row.size + _OVERHEAD - (before.row.size + _OVERHEAD if before else 0)
             while self._bytes > MAX_WAITING_BYTES and len(self._waiting) > 1:
                 self._drop_oldest()
@@ -87,8 +90,10 @@ class GroupWriter:
         return self._journal.bytes
 
     def flush(self) -> None:
-        """Brings what waits to the store, or where it is away to the journal. Raises :class:`Away`."""
-        while True:
+        """Brings what waits to the store, or where it is away to the journal; of very much only a part, so that whoever
+        calls can do other things. Raises :class:`Away`.
+        """
+        for _ in range(GROUPS):
             with self._lock:
                 group = list(islice(self._waiting.values(), GROUP))
             if not group:
@@ -99,7 +104,11 @@ class GroupWriter:
                 self._keep()
                 raise
             self._done(group)
-        self._journal.clear()
+        with self._lock:
+            self._fresh = [waiting for waiting in self._fresh if not waiting.safe.done()]
+            nothing = not self._waiting
+        if nothing:
+            self._journal.clear()
 
     def adopt(self) -> None:
         """Brings to the store what processes left in journals that have ended. Raises :class:`Away`."""
@@ -142,7 +151,7 @@ class GroupWriter:
 
     def _keep(self) -> None:
         with self._lock:
-            fresh = [waiting for waiting in self._waiting.values() if not waiting.in_journal]
+            fresh, self._fresh = [waiting for waiting in self._fresh if not waiting.safe.done()], []
         # What was replaced or dropped meanwhile still takes room in the file: write it anew before it grows for ever.
         if self._journal.bytes > 2 * MAX_WAITING_BYTES:
             self._journal.clear()
@@ -153,9 +162,10 @@ class GroupWriter:
                 self._journal.append(waiting.row for waiting in fresh)
         except OSError as error:
             log.error("the journal cannot be written (%s): %d rows wait in memory only", error, len(fresh))
+            with self._lock:
+                self._fresh = fresh + self._fresh
             return
         for waiting in fresh:
-            waiting.in_journal = True
             waiting.settle()
 
     def _drop_oldest(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -176,3 +177,34 @@ def test_a_journal_that_cannot_be_written_loses_nothing_in_memory(store, tmp_pat
     store.there = True
     group.flush()
     assert store.keys == ["1"] and safe.done()
+
+
+def test_much_that_waits_goes_in_parts_so_that_other_work_has_its_turn(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "GROUP", 10)
+    group = make(store, tmp_path)
+    for n in range(10 * writer.GROUPS + 5):
+        group.add(row(n))
+    group.flush()
+    assert group.rows == 5
+    store.there = False
+    with pytest.raises(Away):
+        group.flush()
+    assert group.journal_bytes > 0
+    store.there = True
+    group.flush()
+    assert group.rows == 0 and len(set(store.keys)) == len(store.keys) == 10 * writer.GROUPS + 5
+    assert group.journal_bytes == 0
+
+
+def test_a_disk_that_is_full_leaves_whole_records(store, tmp_path, monkeypatch):
+    journal = Journal(tmp_path)
+    journal.append([row(1)])
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: real(file, data[: len(data) // 2]))
+    with pytest.raises(OSError, match="No space left"):
+        journal.append([row(2)])
+    monkeypatch.undo()
+    journal.append([row(3)])
+    journal.close()
+    with Journal(tmp_path).orphan() as rows:
+        assert [found.key for found in rows] == [("1",), ("3",)]
