@@ -15,9 +15,10 @@ from deployments.draft import Draft
 from deployments.prefill import Prefill
 from deployments.root import Text
 from deployments.stage import EngineStage
-from deployments.supervisor import silent
+from deployments.worker import WorkerHandle
 from serve_app.catalog.records import Draft as DraftRecord
 from serve_app.catalog.records import ModelRecord
+from serve_app.wire.replicas import AllCounters, Counters, read_counters
 from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
@@ -55,8 +56,8 @@ class Decode(EngineStage):
         self._connect_soon(worker)
 
     async def check_health(self) -> None:
-        state = await self.supervisor.check(lambda worker: worker.check.remote())
-        if state is not None and state["needs_draft"] and self._connecting.done():
+        needed = await self.supervisor.check(lambda worker: WorkerHandle(worker).needs_draft())
+        if needed and self._connecting.done():
             self.supervisor.tell(self._connect_soon)
 
     def _connect_soon(self, worker: Any) -> None:
@@ -74,19 +75,20 @@ class Decode(EngineStage):
     async def _draft_name(self) -> str:
         return await self._draft.worker_name.remote()  # type: ignore[union-attr]
 
-    async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+    async def all_stats(self, call: bytes) -> bytes:
         """Counters of this replica's worker and of all prefill and draft ones."""
         others = [_stats_of(stage) for stage in (self._prefill, self._draft) if stage is not None]
-        own, *told = await asyncio.gather(self.stats(), *others)
-        return [own, *(worker for stage in told for worker in stage)]
+        own, told = await asyncio.gather(self.supervisor.counters(self.stage), asyncio.gather(*others))
+        return AllCounters((own, *(worker for stage in told for worker in stage))).encode()
 
 
-async def _stats_of(stage: DeploymentHandle) -> list[dict[str, Any]]:
+async def _stats_of(stage: DeploymentHandle) -> list[Counters]:
     try:
-        return await asyncio.wait_for(stage.broadcast("stats").results_async(), STATS_TIMEOUT_S)
+        told = await asyncio.wait_for(stage.broadcast("stats").results_async(), STATS_TIMEOUT_S)
+        return [read_counters(counters) for counters in told]
     except Exception as error:  # a stage that is restarting has nothing to tell
         log.info("no counters from %s (%s)", stage.deployment_name, type(error).__name__)
-        return [silent(stage.deployment_name.lower())]
+        return [Counters(stage.deployment_name.lower())]
 
 
 def application(model: Blueprint) -> Application:

@@ -11,7 +11,6 @@ from ray import serve
 
 from deployments.supervisor import Supervisor, beside
 from serve_app.progress import read_progress
-from serve_app.worker.draft_link import NAMESPACE
 from serve_app.worker.spec import WorkerSpec
 
 # Long enough for a small machine; a target that takes longer does not wait for its draft model either.
@@ -41,7 +40,7 @@ class Draft:
         await self._supervisor.begin()
 
     def _start(self) -> Any:
-        from deployments.draft_worker import DraftWorker
+        from deployments.draft_worker import NAMESPACE, DraftWorker
 
         # Decode workers call the actor directly, by name: a proposal per step can't afford a way through Serve.
         self._name = f"draft:{self._spec.model}:{uuid.uuid4().hex[:12]}"
@@ -53,9 +52,9 @@ class Draft:
         await self._supervisor.call(lambda worker: worker.stats.remote())
         return self._name
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self) -> bytes:
         """See :meth:`deployments.supervisor.Supervisor.counters`."""
-        return await self._supervisor.counters("draft", lambda worker: worker.stats.remote())
+        return (await self._supervisor.counters("draft")).encode()
 
     async def check_health(self) -> None:
         await self._supervisor.check(lambda worker: worker.stats.remote())

@@ -1,49 +1,38 @@
-"""The draft model's actor."""
+"""The draft model's actor, and the way to it."""
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from collections.abc import Callable
 
 import ray
 
+from serve_app.wire.draft import Proposals, ProposeCall, read_proposals, read_propose_call
 from serve_app.worker.birth import begin
 from serve_app.worker.spec import WorkerSpec
+
+NAMESPACE = "serve_app"
+# A step waits for its drafts no longer.
+TIMEOUT_S = 1.0
 
 
 @ray.remote(num_cpus=0)
 class DraftWorker:
-    """Continues sequences of several decode workers with a small model; calls are served one at a time."""
+    """The work is :class:`serve_app.worker.draft_work.DraftWork`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         progress = begin(spec)
-        from serve_app.engine.blocks import BlockPool
-        from serve_app.engine.build import num_blocks
-        from serve_app.engine.runner import Runner
-        from serve_app.engine.speculation.draft_engine import DraftEngine
-        from serve_app.worker.loading import limits_of, load_model, prepare_torch, resolve_weights
+        from serve_app.worker.draft_work import DraftWork
 
-        prepare_torch(spec)
-        model = load_model(spec, resolve_weights(spec, progress), progress)
-        limits = limits_of(spec, model)
-        blocks = num_blocks(limits, model.kv_shape.block_bytes)
-        self._engine = DraftEngine(
-            Runner(model.forward, model.kv_shape.allocate(blocks, model.device)),
-            BlockPool(blocks),
-            max_batch_tokens=spec.max_batch_tokens,
-            max_model_len=min(limits.max_model_len, model.max_model_len),
-        )
-        self._proposals = 0
-        progress("ready")
+        self._work = DraftWork(spec, progress)
 
-    def propose(
-        self, queries: list[tuple[str, int, list[int]]], count: int, over: list[str]
-    ) -> dict[str, list[int] | None]:
-        """See ``serve_app/engine/speculation/draft_engine.py``; queries are (id, agreed, suffix)."""
-        from serve_app.engine.speculation.draft_proposer import DraftQuery
+    def propose(self, call: bytes) -> bytes:
+        return self._work.propose(read_propose_call(call)).encode()
 
-        self._proposals += 1
-        return self._engine.propose([DraftQuery(*q) for q in queries], count, over)
+    def stats(self) -> bytes:
+        return self._work.stats().encode()
 
-    def stats(self) -> dict[str, Any]:
-        return {"stage": "draft", "sequences": self._engine.sequences, "proposals": self._proposals, "pid": os.getpid()}
+
+def draft_worker(name: str) -> Callable[[ProposeCall], Proposals]:
+    """Asks the draft worker of this name; raises ``RayError`` where it does not answer in time. Finding it blocks."""
+    actor = ray.get_actor(name, namespace=NAMESPACE)
+    return lambda call: read_proposals(ray.get(actor.propose.remote(call.encode()), timeout=TIMEOUT_S))

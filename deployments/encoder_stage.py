@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from deployments.supervisor import Supervisor, beside
+from serve_app.wire.replicas import AllCounters, Nothing
 from serve_app.worker.spec import WorkerSpec
 
 
@@ -16,20 +15,21 @@ class EncoderStage:
 
         self._stage = spec.stage
         options = EncoderWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
-        self._supervisor = Supervisor(lambda: options.remote(spec), lambda worker: worker.info.remote())
+        self._supervisor = Supervisor(lambda: options.remote(spec), lambda worker: worker.ready.remote())
         await self._supervisor.begin()
 
-    async def encode(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """See :meth:`deployments.encoder_worker.EncoderWorker.encode`."""
-        return await self._supervisor.call(lambda worker: worker.encode.remote(wire))
+    async def encode(self, call: bytes) -> bytes:
+        """See :class:`serve_app.wire.encode.EncodeCall`."""
+        return await self._supervisor.call(lambda worker: worker.encode.remote(call))
 
-    async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+    async def all_stats(self, call: bytes) -> bytes:
         """Counters of this replica's worker; see :meth:`deployments.supervisor.Supervisor.counters`."""
-        return [await self._supervisor.counters(self._stage, lambda worker: worker.stats.remote())]
+        return AllCounters((await self._supervisor.counters(self._stage),)).encode()
 
-    async def probe(self, wire: dict[str, Any]) -> None:
+    async def probe(self, call: bytes) -> bytes:
         """Ends when the worker answers."""
-        await self._supervisor.call(lambda worker: worker.info.remote())
+        await self._supervisor.call(lambda worker: worker.ready.remote())
+        return Nothing().encode()
 
     async def check_health(self) -> None:
-        await self._supervisor.check(lambda worker: worker.info.remote())
+        await self._supervisor.check(lambda worker: worker.ready.remote())

@@ -16,8 +16,11 @@ from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.ray_private.hinted_router import HINT
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import WorkerGone
+from serve_app.wire.message import WrongVersion
+from serve_app.wire.methods import C, Method, R
 
 
 @serve.deployment(name="Gateway")
@@ -48,22 +51,26 @@ class Gateway:
             yield item
 
 
-async def ask_all_replicas(model: ServedModel, method: str, wire: dict[str, Any], stage: str = "") -> list[Any]:
+async def ask_all_replicas(model: ServedModel, method: Method[C, R], call: C, stage: str = "") -> list[R]:
     """Calls a method on every replica of one of a model's stages, by default the one that requests are sent to."""
-    return await model.handle(serve.get_deployment_handle, stage).broadcast(method, wire).results_async()
-
-
-async def call_application(model: ServedModel, method: str, wire: dict[str, Any], stage: str = "") -> Any:
-    """Calls a method of a model's application. Cancelling the await cancels the call there."""
     handle = model.handle(serve.get_deployment_handle, stage)
-    response = getattr(handle, method).remote(wire)
+    return [method.result(told) for told in await handle.broadcast(method.name, call.encode()).results_async()]
+
+
+async def call_application(model: ServedModel, method: Method[C, R], call: C, stage: str = "", replica: str = "") -> R:
+    """Calls a method of a model's application; ``replica`` is a wish. Cancelling the await cancels the call there."""
+    handle = model.handle(serve.get_deployment_handle, stage)
+    wish = {HINT: replica} if replica else {}
+    response = getattr(handle, method.name).remote(call.encode(), **wish)
     try:
-        return await response
+        return method.result(await response)
     except (RayActorError, WorkerLost, DeploymentUnavailableError) as error:
         raise WorkerGone("a worker of this model was lost") from error
+    except WrongVersion as error:
+        raise WorkerGone("a worker of this model runs another version") from error
     except BackPressureError as error:
         raise OutOfCapacity(retry_after=model.seconds_per_request) from error
     except RayTaskError as error:
-        if isinstance(error.cause, (RayActorError, WorkerLost)):
-            raise WorkerGone("a worker of this model was lost") from error
+        if isinstance(error.cause, (RayActorError, WorkerLost, WrongVersion)):
+            raise WorkerGone("a worker of this model was lost, or runs another version") from error
         raise

@@ -7,18 +7,40 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.autoscale import NEEDED
 from deployments.nursery import adopt
 from deployments.supervisor import Supervisor, WorkerLost, beside
-from serve_app.ray_private.hinted_router import HINT
+from deployments.worker import EngineWorker, WorkerHandle
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.generate import (
+    HERE,
+    ArrivingCall,
+    Collected,
+    GenerateCall,
+    Generated,
+    GenerateResult,
+    Missing,
+    PrefillAt,
+    PrefillCall,
+    PrefillDone,
+    Prefilled,
+    read_collect_call,
+    read_generate_call,
+    read_prefill_call,
+    read_prefill_result,
+)
+from serve_app.wire.replicas import AllCounters, Listen, Nothing, Subscribe, Subscribed, read_subscribe
 from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
+
+T = TypeVar("T")
 
 
 class EngineStage:
@@ -32,15 +54,15 @@ class EngineStage:
     stage = ""
     # What the worker prefers to do, as its load reports say it; it can do both.
     role = "mixed"
-    # Where prompts are computed that come without a choice; None: here.
-    _default_prefill: dict[str, str] | None = None
+    # Where prompts are computed that come without a choice.
+    _default_prefill = HERE
     # Prompts that lack fewer tokens are computed here; with none missing there is nothing to compute anywhere.
     _min_remote = 1
 
     def __init__(self) -> None:
         self._peers: dict[str, DeploymentHandle] = {}
         # Gateways that want load reports: until when, and what they sent.
-        self._gateways: dict[Any, tuple[float, dict[str, Any]]] = {}
+        self._gateways: dict[InboxAddress, tuple[float, Subscribe]] = {}
 
     @property
     def replica_id(self) -> str:
@@ -50,91 +72,91 @@ class EngineStage:
     def prefill_elsewhere(self, handle: DeploymentHandle) -> None:
         """Has prompts computed by the prefill stage, unless a request says where."""
         self._peers["prefill"] = handle
-        self._default_prefill = {"stage": "prefill", "replica": ""}
+        self._default_prefill = PrefillAt("prefill")
 
     async def start_worker(self, spec: WorkerSpec, num_gpus: float) -> None:
-        from deployments.worker import EngineWorker
-
         options = EngineWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
         self.supervisor = Supervisor(lambda: options.remote(spec), self.greet)
         await self.supervisor.begin(await adopt(spec))
 
     async def greet(self, worker: Any) -> None:
         """Awaits a new worker's readiness, and tells it who listens to its predecessor."""
-        await worker.info.remote()
-        for until, wire in list(self._gateways.values()):
+        handle = WorkerHandle(worker)
+        await handle.ready()
+        for until, gateway in list(self._gateways.values()):
             if (left := until - time.monotonic()) > 0:
-                await worker.subscribe.remote({**wire, "lease_s": left})
+                await handle.subscribe(self._listen(gateway, left))
 
-    async def subscribe(self, wire: dict[str, Any]) -> str:
-        """``{"inbox", "lease_s", "needed", "roles"}``: a gateway wants load reports for a while, and says how many
-        replicas of each stage its requests need, and what it wishes which replica to prefer. Returns this replica's id.
-        """
-        wish = wire.get("roles", {}).get(self.replica_id)
-        told = {"replica": self.replica_id, "role": self.role, "wish": wish}
-        wire = {name: value for name, value in wire.items() if name != "roles"} | told
+    async def subscribe(self, call: bytes) -> bytes:
+        """A gateway wants load reports for a while; see :class:`serve_app.wire.replicas.Subscribe`."""
+        gateway = read_subscribe(call)
         now = time.monotonic()
-        self._gateways = {key: kept for key, kept in self._gateways.items() if kept[0] > now}
-        self._gateways[(wire["inbox"]["host"], wire["inbox"]["port"])] = (now + wire["lease_s"], wire)
+        self._gateways = {inbox: kept for inbox, kept in self._gateways.items() if kept[0] > now}
+        self._gateways[gateway.inbox] = (now + gateway.lease_s, gateway)
         if self.supervisor.ready:
-            await self.supervisor.call(lambda worker: worker.subscribe.remote(wire))
-        return self.replica_id
+            told = self._listen(gateway, gateway.lease_s)
+            await self.supervisor.call(lambda worker: WorkerHandle(worker).subscribe(told))
+        return Subscribed(self.replica_id).encode()
 
-    async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """One request from prompt to last token; see :meth:`deployments.worker.EngineWorker.generate` for the wire
-        form. ``wire["prefill"]`` may name who computes what is missing of the prompt, ``{"stage", "replica"}``, or be
-        None for this worker itself. It is a wish: the answer is the same wherever the prompt is computed.
+    def _listen(self, gateway: Subscribe, lease_s: float) -> Listen:
+        wish = gateway.roles.get(self.replica_id)
+        return Listen(gateway.inbox, lease_s, self.replica_id, self.role, wish)
+
+    async def generate(self, call: bytes, replica: str = "") -> bytes:
+        """One request from prompt to last token; see :class:`serve_app.wire.generate.GenerateCall`. ``replica`` is for
+        the router. Who prefills is a wish as well: the answer is the same wherever the prompt is computed.
         """
-        where = wire.get("prefill", self._default_prefill)
-        if where is not None:
-            wire = {**wire, "prefill_above": self._min_remote}
-        result = await self._generate(wire)
-        if where is None or "missing" not in result:
-            return result
-        del wire["prefill_above"]
-        return await self._handed_over({**wire, "cached": result["cached"], "arriving": True}, where)
+        request = read_generate_call(call)
+        where = request.prefill or self._default_prefill
+        if where.stage:
+            request = replace(request, prefill_above=self._min_remote)
+        result = await self.run_on_worker(request.id, lambda worker: worker.generate(request))
+        if isinstance(result, Missing):
+            result = await self._handed_over(request, where)
+        return (replace(result, replica=self.replica_id) if isinstance(result, Generated) else result).encode()
 
-    async def _handed_over(self, wire: dict[str, Any], where: dict[str, str]) -> dict[str, Any]:
+    async def _handed_over(self, request: GenerateCall, where: PrefillAt) -> GenerateResult:
         """Has the prompt computed elsewhere while this replica's worker takes over what is computed already."""
-        running = asyncio.ensure_future(self._generate(wire))
-        telling = asyncio.ensure_future(self._prefill_there(wire, where))
+        call = ArrivingCall(request.id)
+        running = asyncio.ensure_future(self.run_on_worker(request.id, lambda worker: worker.arriving(call)))
+        telling = asyncio.ensure_future(self._prefill_there(request, where))
         try:
             return await running
         finally:
             running.cancel()
             telling.cancel()
 
-    async def _prefill_there(self, wire: dict[str, Any], where: dict[str, str]) -> None:
+    async def _prefill_there(self, request: GenerateCall, where: PrefillAt) -> None:
         """Calls the prefill stage and tells the worker how it ended."""
         # Under a name of its own: a wish may not be followed, and the prompt be computed where it is waited for.
-        request = {"id": f"{wire['id']}-prefill", "salt": wire["salt"], "ids": wire["ids"][:-4]}  # no last int32
-        request[HINT] = where["replica"]
-        told: dict[str, Any] = {}
+        last_int32 = 4
+        call = PrefillCall(f"{request.id}-prefill", request.ids[:-last_int32], request.salt)
+        told = Prefilled(request.id)
         try:
-            call = self._peer(where["stage"]).prefill.remote(request)
+            response = self._peer(where.stage).prefill.remote(call.encode(), replica=where.replica)
             try:
-                told = await call
+                done = read_prefill_result(await response)
             except asyncio.CancelledError:
-                call.cancel()
+                response.cancel()
                 raise
+            if isinstance(done, PrefillDone):
+                told = Prefilled(request.id, done.cached, done.node)
         except Exception as error:  # whatever it was, this worker can prefill as well
-            log.warning("prefill of %s failed (%s); computing it here", wire["id"], type(error).__name__)
+            log.warning("prefill of %s failed (%s); computing it here", request.id, type(error).__name__)
         with contextlib.suppress(WorkerLost):
-            # Both calls are under way at once: the worker may not know the request yet.
-            while not await self.supervisor.call(lambda worker: worker.prefilled.remote(wire["id"], told)):
-                await asyncio.sleep(0.01)
+            await self.supervisor.call(lambda worker: WorkerHandle(worker).prefilled(told))
 
-    async def prefill(self, wire: dict[str, Any]) -> dict[str, Any]:
-        """``{"id", "ids", "salt"}`` -> ``{"cached"}`` once the pool holds the K/V of all ``ids``."""
-        return await self.run_on_worker(wire["id"], lambda worker: worker.prefill.remote(wire))
+    async def prefill(self, call: bytes, replica: str = "") -> bytes:
+        """See :class:`serve_app.wire.generate.PrefillCall`; ``replica`` is for the router."""
+        request = read_prefill_call(call)
+        return (await self.run_on_worker(request.id, lambda worker: worker.prefill(request))).encode()
 
-    async def collect(self, wire: dict[str, Any]) -> list[list[Any]]:
-        """See :meth:`deployments.worker.EngineWorker.collect`; nothing while there is no worker."""
-        return await self.supervisor.call(lambda w: w.collect.remote(wire)) if self.supervisor.ready else []
-
-    async def _generate(self, wire: dict[str, Any]) -> dict[str, Any]:
-        result = await self.run_on_worker(wire["id"], lambda worker: worker.generate.remote(wire))
-        return {**result, "replica": self.replica_id}
+    async def collect(self, call: bytes) -> bytes:
+        """See :class:`serve_app.wire.generate.CollectCall`; nothing while there is no worker."""
+        if not self.supervisor.ready:
+            return Collected().encode()
+        asked = read_collect_call(call)
+        return (await self.supervisor.call(lambda worker: WorkerHandle(worker).collect(asked))).encode()
 
     def _peer(self, stage: str) -> DeploymentHandle:
         if stage not in self._peers:
@@ -145,31 +167,33 @@ class EngineStage:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """For :func:`deployments.autoscale.follow_plan`: replicas of this stage that all gateways together need."""
         now = time.monotonic()
-        plans = [wire["needed"] for until, wire in self._gateways.values() if until > now and wire.get("needed")]
+        plans = [gateway.needed for until, gateway in self._gateways.values() if until > now and gateway.needed]
         return {NEEDED: sum(plan.get(self.stage, 0.0) for plan in plans) if plans else -1.0}
 
-    async def wake(self, wire: dict[str, Any]) -> None:
+    async def wake(self, call: bytes) -> bytes:
         """Does nothing: a call to a stage that has no replica starts one."""
+        return Nothing().encode()
 
-    async def run_on_worker(self, request_id: str, call: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def run_on_worker(self, request_id: str, call: Callable[[WorkerHandle], Awaitable[T]]) -> T:
         """Awaits a call on the worker. A cancelled caller (the client has gone) aborts the request there at once."""
         try:
-            return await self.supervisor.call(call)
+            return await self.supervisor.call(lambda worker: call(WorkerHandle(worker)))
         except asyncio.CancelledError:
             self.supervisor.tell(lambda worker: worker.abort.remote(request_id))
             raise
 
-    async def stats(self) -> dict[str, Any]:
+    async def stats(self) -> bytes:
         """See :meth:`deployments.supervisor.Supervisor.counters`."""
-        return await self.supervisor.counters(self.stage, lambda worker: worker.stats.remote())
+        return (await self.supervisor.counters(self.stage)).encode()
 
-    async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+    async def all_stats(self, call: bytes) -> bytes:
         """Counters of one worker of each stage behind this deployment."""
-        return [await self.stats()]
+        return AllCounters((await self.supervisor.counters(self.stage),)).encode()
 
-    async def probe(self, wire: dict[str, Any]) -> None:
+    async def probe(self, call: bytes) -> bytes:
         """Ends when the worker answers."""
-        await self.supervisor.call(lambda worker: worker.info.remote())
+        await self.supervisor.call(lambda worker: WorkerHandle(worker).ready())
+        return Nothing().encode()
 
     async def check_health(self) -> None:
-        await self.supervisor.check(lambda worker: worker.check.remote())
+        await self.supervisor.check(lambda worker: WorkerHandle(worker).needs_draft())

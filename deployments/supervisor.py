@@ -15,6 +15,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from serve_app.wire.replicas import Counters, read_counters
+
 log = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
@@ -32,11 +34,6 @@ def beside(num_gpus: float) -> dict[str, Any]:
         return {"num_gpus": num_gpus}
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return {"num_gpus": 0, "scheduling_strategy": here}
-
-
-def silent(stage: str) -> dict[str, Any]:
-    """In place of the counters of a worker that has none to tell just now."""
-    return {"stage": stage, "silent": True}
 
 
 class WorkerLost(RuntimeError):
@@ -86,14 +83,14 @@ class Supervisor:
             self._lost(worker)
             raise WorkerLost("the worker was lost") from lost
 
-    async def counters(self, stage: str, function: Callable[[Any], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """What the worker tells of itself, or :func:`silent` if it is not there or takes longer than a glance."""
+    async def counters(self, stage: str) -> Counters:
+        """What the worker tells of itself; silent if it is not there or takes longer than a glance."""
         if self.ready:
             try:
-                return await asyncio.wait_for(self.call(function), GLANCE_S)
+                return read_counters(await asyncio.wait_for(self.call(lambda w: w.stats.remote()), GLANCE_S))
             except (TimeoutError, WorkerLost, RayError) as error:
                 log.info("no counters from a %s worker (%s)", stage, type(error).__name__)
-        return silent(stage)
+        return Counters(stage)
 
     def tell(self, function: Callable[[Any], Any]) -> None:
         """Sends something to the worker, if there is one, without waiting."""

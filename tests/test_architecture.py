@@ -25,7 +25,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.api": {"numpy", "orjson", "serve_app.engine.request"},
     "serve_app.text": {"jinja2", "numpy", "tokenizers", "serve_app.api", "serve_app.engine.request"},
     "serve_app.catalog": {"huggingface_hub", "pydantic", "yaml"},
-    "serve_app.channel": {"msgpack", "numpy"},
+    "serve_app.channel": {"msgspec", "serve_app.wire"},
+    "serve_app.wire": {"msgspec", "serve_app.engine.request"},
+    "serve_app.worker": {
+        "msgspec", "numpy", "torch", "serve_app.catalog", "serve_app.channel", "serve_app.engine", "serve_app.grammar",
+        "serve_app.kv", "serve_app.models", "serve_app.progress", "serve_app.wire",
+    },
+    "serve_app.worker.spec": set(),
+    "serve_app.worker.birth": {"serve_app.progress", "serve_app.worker.spec"},
     "serve_app.kernels": {"numpy", "torch", "triton"},
     "serve_app.costs": {"numpy"},
     "serve_app.engine": {
@@ -52,7 +59,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},
     "serve_app.ray_private.environment": set(),
-    "serve_app.tasks": {"numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.text"},
+    "serve_app.tasks": {
+        "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.text",
+        "serve_app.wire",
+    },
     # What the catalogue reads of a task.
     **{f"serve_app.tasks.{task}.declaration": {"serve_app.catalog.tasks"}
        for task in ("text_generation", "text_embeddings", "reranking")},
@@ -65,6 +75,8 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.catalog": {"ray", "torch", "transformers"},
     "serve_app.tasks": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.channel": {"ray", "torch", "transformers"},
+    "serve_app.wire": {"ray", "torch", "transformers"} | HTTP,
+    "serve_app.worker": HTTP,
     "serve_app.kernels": {"ray", "transformers"} | HTTP,
     "serve_app.engine": {"ray", "transformers"} | HTTP,
     "serve_app.models": {"ray"} | HTTP,

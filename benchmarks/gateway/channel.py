@@ -16,24 +16,26 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.checks import Checks
-from serve_app.channel.frames import InboxAddress, TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.sender import TokenSender
+from serve_app.engine.request import TokenLogprobs
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.tokens import TokenItem
 
 
 async def _gateway(pipe: Connection, streams: int) -> None:
     inbox = TokenInbox()
     address = await inbox.start()
     opened = [inbox.open_stream(f"stream-{i}") for i in range(streams)]
-    pipe.send(address.to_wire())
+    pipe.send((address.host, address.port, address.secret))
 
     async def read(stream: Stream) -> tuple[list[int], list[float]]:
         tokens: list[int] = []
         lags: list[float] = []
         async for item in stream:
             tokens += item.ids
-            if item.extra:
-                lags.append(time.perf_counter() - item.extra[0])
+            if item.logprobs:
+                lags.append(time.perf_counter() - item.logprobs[0].logprob)
         return tokens, lags
 
     cpu = time.process_time()
@@ -61,8 +63,9 @@ async def _worker(address: InboxAddress, streams: int, steps: int, interval_s: f
     await asyncio.sleep(0.2)
     started, cpu = time.perf_counter(), time.process_time()
     for step in range(steps):
-        # One time stamp in every step: perf_counter is one clock for all processes of a machine.
-        stamp = [time.perf_counter()]
+        # One time stamp in every step, in the place of a log-probability: perf_counter is one clock for all processes
+        # of a machine.
+        stamp = (TokenLogprobs(time.perf_counter(), []),)
         finish = "length" if step == steps - 1 else None
         sender.send([TokenItem(name, step, (step,), finish, stamp if i == 0 else None) for i, name in enumerate(names)])
         await asyncio.sleep(interval_s)
@@ -78,7 +81,7 @@ def run(streams: int, steps: int, interval_s: float) -> dict[str, Any]:
     here, there = multiprocessing.Pipe()
     gateway = multiprocessing.get_context("spawn").Process(target=_gateway_process, args=(there, streams))
     gateway.start()
-    worker = asyncio.run(_worker(InboxAddress.from_wire(here.recv()), streams, steps, interval_s))
+    worker = asyncio.run(_worker(InboxAddress(*here.recv()), streams, steps, interval_s))
     reader = here.recv()
     gateway.join()
     tokens = streams * steps

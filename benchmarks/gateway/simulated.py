@@ -18,7 +18,6 @@ from benchmarks import CHECKPOINTS
 MODEL = "@cf/benchmark/simulated"
 FIRST_ID = 300  # ids of the answer: this one and those that follow
 SLOTS, BLOCKS, BLOCK_TOKENS = 256, 90_000, 32
-DEFAULT_TOKENS = 256
 
 
 def write_record(home: Path) -> None:
@@ -57,49 +56,58 @@ class SimulatedDecode:
         self._reporter = LoadReporter(self._sender, self._load)
         self._running = 0
 
-    async def generate(self, wire: dict[str, Any]) -> dict[str, Any]:
+    async def generate(self, call: bytes, replica: str = "") -> bytes:
         """As many tokens as asked for, one frame each."""
-        from serve_app.channel.frames import InboxAddress, TokenItem
+        from serve_app.wire.generate import Generated, PromptPath, read_generate_call
+        from serve_app.wire.tokens import TokenItem
 
-        name, count = wire["id"], wire["sampling"].get("max_tokens", DEFAULT_TOKENS)
+        asked = read_generate_call(call)
+        name, count = asked.id, asked.sampling.max_tokens
         self._running += 1
         self._reporter.changed()
         try:
-            self._sender.open(name, InboxAddress.from_wire(wire["inbox"]), wire["resumed"])
-            for index in range(wire["resumed"], count):
+            self._sender.open(name, asked.inbox, asked.resumed)
+            for index in range(asked.resumed, count):
                 finish = "length" if index == count - 1 else None
-                extra = [{"cached": 0}] if index == 0 else None
-                self._sender.send([TokenItem(name, index, (FIRST_ID + index,), finish, extra)])
+                cached = 0 if index == 0 else None
+                self._sender.send([TokenItem(name, index, (FIRST_ID + index,), finish, cached=cached)])
                 await asyncio.sleep(0)
-            rest = [item.to_wire() for item in self._sender.undelivered(name)]
-            return {"finish": "length", "cached": 0, "undelivered": rest, "replica": self._replica}
+            rest = tuple(self._sender.undelivered(name))
+            return Generated("length", 0, PromptPath(), rest, self._replica).encode()
         finally:
             self._sender.close(name)
             self._running -= 1
             self._reporter.changed()
 
-    async def probe(self, wire: dict[str, Any]) -> None:
-        return None
+    async def probe(self, call: bytes) -> bytes:
+        from serve_app.wire.replicas import Nothing
 
-    async def wake(self, wire: dict[str, Any]) -> None:
-        return None
+        return Nothing().encode()
 
-    async def collect(self, wire: dict[str, Any]) -> list[list[Any]]:
-        return [item.to_wire() for item in self._sender.undelivered(wire["id"])]
+    async def wake(self, call: bytes) -> bytes:
+        return await self.probe(call)
 
-    async def subscribe(self, wire: dict[str, Any]) -> str:
-        from serve_app.channel.frames import InboxAddress
+    async def collect(self, call: bytes) -> bytes:
+        from serve_app.wire.generate import Collected, read_collect_call
 
-        self._reporter.subscribe(InboxAddress.from_wire(wire["inbox"]), float(wire["lease_s"]))
+        return Collected(tuple(self._sender.undelivered(read_collect_call(call).id))).encode()
+
+    async def subscribe(self, call: bytes) -> bytes:
+        from serve_app.wire.replicas import Subscribed, read_subscribe
+
+        gateway = read_subscribe(call)
+        self._reporter.subscribe(gateway.inbox, gateway.lease_s)
         self._reporter.changed()
-        return self._replica
+        return Subscribed(self._replica).encode()
 
-    async def all_stats(self, wire: dict[str, Any]) -> list[dict[str, Any]]:
+    async def all_stats(self, call: bytes) -> bytes:
+        from serve_app.wire.replicas import AllCounters, Counters
+
         counters = {"running": self._running, "waiting": 0, "used_blocks": 0, "total_blocks": BLOCKS}
-        return [{"stage": "decode", "pid": os.getpid(), **counters}]
+        return AllCounters((Counters("decode", os.getpid(), counters),)).encode()
 
     def _load(self) -> Any:
-        from serve_app.channel.load import LoadReport
+        from serve_app.wire.load import LoadReport
 
         return LoadReport(
             replica=self._replica,

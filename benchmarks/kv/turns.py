@@ -19,13 +19,17 @@ import asyncio
 import json
 import statistics
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.checks import Checks
 from benchmarks.serving.stack import private_ray
+from serve_app.engine.request import SamplingParams
+from serve_app.wire.generate import ArrivingCall, GenerateCall, Generated, Missing, PrefillCall, PrefillDone, Prefilled
 
 ANSWER, NEW = 96, 64
 SALT = b"benchmark's salt"
@@ -39,41 +43,46 @@ class Reader:
         self._count = 0
         self.checks = Checks()
 
-    def wire(self, ids: list[int], new: int) -> dict[str, Any]:
+    def call(self, ids: list[int], new: int) -> GenerateCall:
         self._count += 1
-        return {
-            "id": f"turn-{self._count}",
-            "ids": np.array(ids, np.int32).tobytes(),
-            "salt": SALT,
-            "sampling": {"temperature": 0.0, "max_tokens": new, "ignore_eos": True},
-            "inbox": self._inbox.address.to_wire(),
-        }
+        sampling = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        return GenerateCall(
+            f"turn-{self._count}", np.array(ids, np.int32).tobytes(), SALT, sampling, self._inbox.address
+        )
 
-    async def ask(self, worker: Any, ids: list[int], new: int) -> tuple[float, list[int], dict[str, Any]]:
+    async def ask(self, worker: Any, ids: list[int], new: int) -> tuple[float, list[int], Generated]:
         """(seconds to the first token, tokens, the worker's result)"""
-        return await self._follow(self.wire(ids, new), worker)
+        asked = self.call(ids, new)
+        return await self._follow(asked, worker.generate(asked))
 
-    async def ask_both(self, decode: Any, prefill: Any, ids: list[int]) -> tuple[float, list[int], dict[str, Any]]:
-        """The same with the prompt computed by ``prefill``."""
-        wire = self.wire(ids, 1)
-        running = asyncio.ensure_future(self._follow({**wire, "cached": 0, "arriving": True}, decode))
-        told = await prefill.prefill.remote({"id": wire["id"], "salt": SALT, "ids": wire["ids"][:-4]})
-        while not await decode.prefilled.remote(wire["id"], told):
-            await asyncio.sleep(0.001)
-        return await running
+    async def ask_both(
+        self, decode: Any, prefill: Any, ids: list[int], new: int = 1
+    ) -> tuple[float, list[int], Generated]:
+        """The same with the prompt computed by ``prefill``, as a decode replica has it done."""
+        asked = replace(self.call(ids, new), prefill_above=1)
+        started = time.perf_counter()
+        missing = await decode.generate(asked)
+        assert isinstance(missing, Missing), missing
+        left = time.perf_counter() - started
+        running = asyncio.ensure_future(self._follow(asked, decode.arriving(ArrivingCall(asked.id))))
+        done = await prefill.prefill(PrefillCall(f"{asked.id}-prefill", asked.ids[:-4], SALT))
+        assert isinstance(done, PrefillDone), done
+        await decode.prefilled(Prefilled(asked.id, done.cached, done.node))
+        first, tokens, result = await running
+        return left + first, tokens, result
 
-    async def _follow(self, wire: dict[str, Any], worker: Any) -> tuple[float, list[int], dict[str, Any]]:
-        stream = self._inbox.open_stream(wire["id"], 0)
+    async def _follow(self, asked: GenerateCall, answer: Awaitable[Any]) -> tuple[float, list[int], Generated]:
+        stream = self._inbox.open_stream(asked.id, 0)
         started, first = time.perf_counter(), 0.0
-        call = worker.generate.remote(wire)
+        call = asyncio.ensure_future(answer)
         tokens: list[int] = []
         async for item in stream:
             first = first or time.perf_counter() - started
             tokens += item.ids
         result = await call
-        if "error" in result or result["finish"] != "length" or len(tokens) != wire["sampling"]["max_tokens"]:
-            said = {name: result[name] for name in ("finish", "error") if name in result}
-            self.checks.add("an answer", f"{len(tokens)} tokens, {said}")
+        assert isinstance(result, Generated), result
+        if result.finish != "length" or len(tokens) != asked.sampling.max_tokens:
+            self.checks.add("an answer", f"{len(tokens)} tokens, {result.finish}")
         else:
             self.checks.right += 1
         return first, tokens, result
@@ -82,23 +91,23 @@ class Reader:
 async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
     import ray
 
-    from deployments.worker import EngineWorker
+    from deployments.worker import EngineWorker, WorkerHandle
     from serve_app.channel.inbox import TokenInbox
     from serve_app.kv.keys import CHUNK_TOKENS
     from serve_app.worker.spec import WorkerSpec
 
     def start(stage: str) -> Any:
-        return EngineWorker.remote(  # type: ignore[attr-defined]
+        return WorkerHandle(EngineWorker.remote(  # type: ignore[attr-defined]
             WorkerSpec(
                 model="benchmark", stage=stage, weights={"path": str(checkpoint)}, source=str(checkpoint),
                 home=str(checkpoint.parent), dtype="bfloat16", cpu_threads=arguments.threads, max_model_len=8192,
                 kv_cache_bytes=512 << 20, max_batch_tokens=1024, max_num_seqs=8, publish=True,
             )
-        )  # fmt: skip
+        ))  # fmt: skip
 
     one, two, prefill = start("decode"), start("decode"), start("prefill")
     for worker in (one, two, prefill):
-        await worker.info.remote()
+        await worker.ready()
     inbox = TokenInbox()
     await inbox.start()
     reader, rng = Reader(inbox), np.random.default_rng(0)
@@ -116,17 +125,17 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
         turn, _, result = await reader.ask(second, prompt + answer + fresh(NEW), 1)
         seconds["cold"].append(cold)
         seconds["turn"].append(turn)
-        paths["turn"] = result["path"]
+        paths["turn"] = result.path.shown()
         shared = arguments.context // CHUNK_TOKENS * CHUNK_TOKENS
-        held = result["path"]["node"] >= shared
-        reader.checks.that("a turn", held, f"{result['path']['node']} tokens from the pool instead of {shared}")
+        held = result.path.node >= shared
+        reader.checks.that("a turn", held, f"{result.path.node} tokens from the pool instead of {shared}")
 
     async def handed_over(decode: Any) -> None:
         taken, _, result = await reader.ask_both(decode, prefill, fresh(arguments.context))
         seconds["handed_over"].append(taken)
-        paths["handed_over"] = result["path"]
-        shares.append(result["path"]["handover_share"])
-        moved = result["path"]["bytes"] > 0
+        paths["handed_over"] = result.path.shown()
+        shares.append(result.path.handover_share)
+        moved = result.path.bytes > 0
         reader.checks.that("a hand-over", moved, "nothing of the prompt came from where it was computed")
 
     for number in range(arguments.rounds + 1):  # the first one warms up
@@ -137,10 +146,10 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
         else:
             await handed_over(second)
             await conversation(first, second)
-    stats = await one.stats.remote()
+    stats = (await one.stats()).numbers
     await inbox.aclose()
     for worker in (one, two, prefill):
-        ray.kill(worker)
+        ray.kill(worker.actor)
     reader.checks.require()
     median = {name: statistics.median(values[1:]) for name, values in seconds.items()}
     return {
@@ -156,7 +165,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
 async def settled(worker: Any) -> None:
     """Waits until what a worker has published is in the pool: between two turns a person reads."""
     before = -1
-    while (now := (await worker.stats.remote())["pool"]["published"]) != before:
+    while (now := (await worker.stats()).numbers["pool"]["published"]) != before:
         before = now
         await asyncio.sleep(0.3)
 

@@ -22,6 +22,7 @@ from benchmarks import CHECKPOINTS
 from benchmarks.checks import Checks, sse_data
 from benchmarks.serving.stack import local_stack
 from benchmarks.serving.startup import MODEL
+from serve_app.wire.replicas import read_counters
 
 TOKENS = 1500
 
@@ -41,7 +42,7 @@ class Engine:
 
     def running(self) -> int:
         """Requests in the engine, those in its queue included."""
-        told = self._handle.stats.remote().result(timeout_s=10)
+        told = read_counters(self._handle.stats.remote().result(timeout_s=10)).numbers
         return told["running"] + told["waiting"]
 
     def wait(self, busy: bool, seconds: float = 30.0) -> float:

@@ -45,9 +45,9 @@ class Clients(Reader):
 
     async def stream(self, worker: Any, ids: list[int], until: float) -> list[tuple[float, float]]:
         """(when a token came, seconds since the one before) of one answer that is cut short at ``until``."""
-        wire = self.wire(ids, 6000)
-        stream = self._inbox.open_stream(wire["id"], 0)
-        call = worker.generate.remote(wire)
+        asked = self.call(ids, 6000)
+        stream = self._inbox.open_stream(asked.id, 0)
+        call = asyncio.ensure_future(worker.generate(asked))
         gaps, last, position = [], 0.0, 0
         async for item in stream:
             now = time.perf_counter()
@@ -59,21 +59,16 @@ class Clients(Reader):
             if now > until:
                 break
         stream.close()
-        await worker.abort.remote(wire["id"])
+        await worker.abort(asked.id)
         await asyncio.gather(call, return_exceptions=True)
         return gaps
 
     async def prompt(self, decode: Any, prefill: Any | None, ids: list[int]) -> tuple[float, float]:
         """(when it was sent, seconds to the first token) of a long prompt, computed by ``prefill`` if there is one."""
         sent = time.perf_counter()
-        wire = self.wire(ids, ANSWER)
         if prefill is None:
-            return sent, (await self._follow(wire, decode))[0]
-        running = asyncio.ensure_future(self._follow({**wire, "cached": 0, "arriving": True}, decode))
-        told = await prefill.prefill.remote({"id": wire["id"], "salt": wire["salt"], "ids": wire["ids"][:-4]})
-        while not await decode.prefilled.remote(wire["id"], told):
-            await asyncio.sleep(0.001)
-        return sent, (await running)[0]
+            return sent, (await self.ask(decode, ids, ANSWER))[0]
+        return sent, (await self.ask_both(decode, prefill, ids, ANSWER))[0]
 
 
 async def side(
@@ -127,18 +122,18 @@ async def side(
 async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, Any]:
     import ray
 
-    from deployments.worker import EngineWorker
+    from deployments.worker import EngineWorker, WorkerHandle
     from serve_app.channel.inbox import TokenInbox
     from serve_app.worker.spec import WorkerSpec
 
     def start(stage: str, max_batch_tokens: int) -> Any:
-        return EngineWorker.remote(  # type: ignore[attr-defined]
+        return WorkerHandle(EngineWorker.remote(  # type: ignore[attr-defined]
             WorkerSpec(
                 model="benchmark", stage=stage, weights={"path": str(checkpoint)}, source=str(checkpoint),
                 home=str(checkpoint.parent), dtype="bfloat16", cpu_threads=1, max_model_len=8192,
                 kv_cache_bytes=256 << 20, max_batch_tokens=max_batch_tokens, max_num_seqs=64, publish=True,
             )
-        )  # fmt: skip
+        ))  # fmt: skip
 
     whole = arguments.prompt + 64
     others: dict[str, list[Any]] = {
@@ -149,7 +144,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     decode, prefill = start("decode", CHUNK), start("prefill", whole)
     workers = [*(worker for pair in others.values() for worker in pair), decode, prefill]
     for worker in workers:
-        await worker.info.remote()
+        await worker.ready()
     inbox = TokenInbox()
     await inbox.start()
     clients, rng = Clients(inbox), np.random.default_rng(0)

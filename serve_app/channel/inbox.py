@@ -8,11 +8,27 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, cast
+from typing import cast
 
 from serve_app.channel import frames
-from serve_app.channel.frames import BadFrame, FrameReader, InboxAddress, TokenItem
-from serve_app.channel.load import LoadReport
+from serve_app.channel.frames import FrameReader
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.load import LoadReport
+from serve_app.wire.message import BadMessage, Message
+from serve_app.wire.tokens import (
+    Ack,
+    Acked,
+    Bye,
+    Closed,
+    FromWorker,
+    Hello,
+    Pause,
+    Position,
+    Resume,
+    TokenItem,
+    Tokens,
+    read_from_worker,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +77,8 @@ class Stream:
             return
         if item.offset < self.next_offset:
             known = self.next_offset - item.offset
-            extra = None if item.extra is None else item.extra[known:]
-            item = TokenItem(self.stream_id, self.next_offset, item.ids[known:], item.finish, extra)
+            logprobs = None if item.logprobs is None else item.logprobs[known:]
+            item = TokenItem(self.stream_id, self.next_offset, item.ids[known:], item.finish, logprobs)
         self.next_offset = item.end
         self.finished = item.finish is not None
         self._items.append(item)
@@ -87,7 +103,7 @@ class Stream:
         self.feed(item)
         if self._unread > self._inbox.pause_tokens and not self._paused:
             self._paused = True
-            connection.send(frames.PAUSE, [self.stream_id])
+            connection.send(Pause((self.stream_id,)))
 
     @property
     def connected(self) -> bool:
@@ -119,7 +135,7 @@ class Stream:
         if self._paused and self._unread <= self._inbox.pause_tokens // 2:
             self._paused = False
             if self._source is not None:
-                self._source.send(frames.RESUME, [[self.stream_id, self.next_offset]])
+                self._source.send(Resume((Position(self.stream_id, self.next_offset),)))
         return item
 
     def close(self) -> None:
@@ -188,7 +204,7 @@ class TokenInbox:
         if stream is None:
             return
         if not stream.finished and stream._source is not None:
-            stream._source.send(frames.CLOSED, [stream_id])
+            stream._source.send(Closed((stream_id,)))
         stream.fail(ConnectionAbortedError(f"stream {stream_id} is closed"))
 
     async def aclose(self) -> None:
@@ -200,8 +216,8 @@ class TokenInbox:
         for stream_id in list(self._streams):
             self.close_stream(stream_id)
 
-    def authentic(self, secret: object) -> bool:
-        return isinstance(secret, bytes) and hmac.compare_digest(secret, self._secret)
+    def authentic(self, secret: bytes) -> bool:
+        return hmac.compare_digest(secret, self._secret)
 
     def disconnected(self, connection: _Connection) -> None:
         self._connections.discard(connection)
@@ -223,7 +239,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, inbox: TokenInbox) -> None:
         self.worker_id: str | None = None
         self._inbox = inbox
-        self._reader = FrameReader(limit=frames.MAX_HELLO)
+        self._reader = FrameReader(read_from_worker, limit=frames.MAX_HELLO)
         self._transport: asyncio.Transport | None = None
         self._acks: dict[str, tuple[int, bool]] = {}
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -246,9 +262,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         try:
-            while self._transport is not None and (frame := self._reader.next()) is not None:
-                self._handle(*frame)
-        except BadFrame as error:
+            while self._transport is not None and (message := self._reader.next()) is not None:
+                self._handle(message)
+        except BadMessage as error:
             log.warning("closing the channel of worker %s: %s", self.worker_id, error)
             self.close()
 
@@ -261,32 +277,31 @@ class _Connection(asyncio.Protocol):
         if transport is not None:
             transport.abort()
 
-    def send(self, kind: int, *fields: Any) -> None:
+    def send(self, message: Message) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames.encode(kind, *fields))
+            self._transport.write(frames.encode(message))
 
-    def _handle(self, kind: int, fields: list[Any]) -> None:
+    def _handle(self, message: FromWorker) -> None:
         if self.worker_id is None:
-            self._hello(kind, fields)
-        elif kind == frames.TOKENS and len(fields) == 1 and isinstance(fields[0], list):
-            self._tokens(TokenItem.from_wire(wire) for wire in fields[0])
-        elif kind == frames.LOAD and len(fields) == 1:
-            report = LoadReport.from_wire(fields[0])
+            self._hello(message)
+        elif isinstance(message, Tokens):
+            self._tokens(message.items)
+        elif isinstance(message, LoadReport):
             if self._inbox.on_load is not None:
-                self._inbox.on_load(self.worker_id, report)
-        elif kind == frames.BYE:
+                self._inbox.on_load(self.worker_id, message)
+        elif isinstance(message, Bye):
             self._flush_acks()
             if self._transport is not None:
                 self._transport.close()
         else:
-            raise BadFrame(f"unexpected frame of type {kind}")
+            raise BadMessage("a second hello")
 
-    def _hello(self, kind: int, fields: list[Any]) -> None:
-        if kind != frames.HELLO or len(fields) != 2 or not isinstance(fields[1], str):
-            raise BadFrame("the first frame must be a hello")
-        if not self._inbox.authentic(fields[0]):
-            raise BadFrame("wrong secret")
-        self.worker_id = fields[1]
+    def _hello(self, message: FromWorker) -> None:
+        if not isinstance(message, Hello):
+            raise BadMessage("the first frame must be a hello")
+        if not self._inbox.authentic(message.secret):
+            raise BadMessage("wrong secret")
+        self.worker_id = message.worker_id
         self._reader.limit = frames.MAX_FRAME
         if self._hello_timer is not None:
             self._hello_timer.cancel()
@@ -295,6 +310,8 @@ class _Connection(asyncio.Protocol):
         closed = []
         urgent = False
         for item in items:
+            if item.logprobs is not None and len(item.logprobs) != len(item.ids):
+                raise BadMessage("an item has one log-probability per token")
             ack = self._inbox.deliver(self, item)
             if ack is None:
                 closed.append(item.stream_id)
@@ -302,7 +319,7 @@ class _Connection(asyncio.Protocol):
                 self._acks[item.stream_id] = ack
                 urgent = urgent or ack[1]
         if closed:
-            self.send(frames.CLOSED, closed)
+            self.send(Closed(tuple(closed)))
         if urgent:
             # A finished stream is freed at the worker as soon as it is acknowledged.
             self._flush_acks()
@@ -315,4 +332,4 @@ class _Connection(asyncio.Protocol):
             self._ack_timer = None
         if self._acks:
             acks, self._acks = self._acks, {}
-            self.send(frames.ACK, [[stream, offset, done] for stream, (offset, done) in acks.items()])
+            self.send(Ack(tuple(Acked(stream, offset, done) for stream, (offset, done) in acks.items())))

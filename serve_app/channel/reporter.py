@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
-from serve_app.channel.frames import InboxAddress
-from serve_app.channel.load import LoadReport
+from msgspec.structs import replace
+
 from serve_app.channel.sender import TokenSender
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.load import LoadReport
 
 # Not more often than this, however fast the steps are, and at least this often while nothing changes.
 PERIOD_S = 0.1
@@ -76,7 +77,7 @@ class LoadReporter:
             self._last = None
             return
         self._last = self._measure() if report is None else report
-        self._sender.report(self._last.to_wire())
+        self._sender.report(self._last)
         self._beat = loop.call_later(self._heartbeat_s, self._send)
 
 

@@ -9,10 +9,29 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import cast
+
+from msgspec.structs import replace
 
 from serve_app.channel import frames
-from serve_app.channel.frames import BadFrame, FrameReader, InboxAddress, TokenItem
+from serve_app.channel.frames import FrameReader
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.load import LoadReport
+from serve_app.wire.message import BadMessage
+from serve_app.wire.tokens import (
+    Ack,
+    Acked,
+    Bye,
+    Closed,
+    FromGateway,
+    Hello,
+    Pause,
+    Position,
+    Resume,
+    TokenItem,
+    Tokens,
+    read_from_gateway,
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +169,7 @@ class TokenSender:
         """Gateways that want :meth:`report` at this moment."""
         return sum(connection.leased for connection in self._connections.values())
 
-    def report(self, load: list[Any]) -> None:
+    def report(self, load: LoadReport) -> None:
         """Sends a load report to every subscriber. Only the latest counts: where it can't be sent now, it is sent when
         the connection is there again, unless a newer one has taken its place.
         """
@@ -165,9 +184,8 @@ class TokenSender:
 
     # -- called by connections -------------------------------------------------------------------------------
 
-    def acknowledged(self, acks: Sequence[Any]) -> None:
-        for ack in acks:
-            stream_id, offset, finished = ack
+    def acknowledged(self, acks: Sequence[Acked]) -> None:
+        for stream_id, offset, finished in acks:
             stream = self._streams.get(stream_id)
             if stream is None:
                 continue
@@ -175,20 +193,20 @@ class TokenSender:
             if stream.finished and not stream.items:
                 self.close(stream_id)
 
-    def pause(self, stream_ids: Sequence[Any]) -> None:
+    def pause(self, stream_ids: Sequence[str]) -> None:
         for stream_id in stream_ids:
             stream = self._streams.get(stream_id)
             if stream is not None:
                 stream.paused = True
 
-    def resume(self, positions: Sequence[Any]) -> None:
+    def resume(self, positions: Sequence[Position]) -> None:
         for stream_id, offset in positions:
             stream = self._streams.get(stream_id)
             if stream is not None:
                 stream.resume(offset)
                 stream.connection.flush([stream])
 
-    def closed(self, stream_ids: Sequence[Any]) -> None:
+    def closed(self, stream_ids: Sequence[str]) -> None:
         for stream_id in stream_ids:
             if stream_id in self._streams:
                 self.close(stream_id)
@@ -213,12 +231,12 @@ class _Connection(asyncio.Protocol):
         self._streams: dict[str, _Stream] = {}
         self._transport: asyncio.Transport | None = None
         self._writable = False
-        self._reader = FrameReader()
+        self._reader = FrameReader(read_from_gateway)
         self._task: asyncio.Task[None] | None = None
         self._backoff = FIRST_BACKOFF_S
         self._closing = False
         self._leased_until = 0.0
-        self._load: list[Any] | None = None
+        self._load: LoadReport | None = None
 
     @property
     def connected(self) -> bool:
@@ -247,10 +265,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is None and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._connect())
 
-    def report(self, load: list[Any]) -> None:
+    def report(self, load: LoadReport) -> None:
         self._load = load
         if self._transport is not None and self._writable:
-            self._transport.write(frames.encode(frames.LOAD, load))
+            self._transport.write(frames.encode(load))
             self._load = None
 
     def remove(self, stream: _Stream) -> None:
@@ -260,11 +278,11 @@ class _Connection(asyncio.Protocol):
         """Writes everything not sent yet of ``streams``, in as few frames as the size limit allows."""
         if self._transport is None or not self._writable:
             return
-        batch: list[list[Any]] = []
+        batch: list[TokenItem] = []
         for stream in streams:
             if stream.paused or stream.sent == len(stream.items):
                 continue
-            batch.extend(item.to_wire() for item in stream.items[stream.sent :])
+            batch.extend(stream.items[stream.sent :])
             stream.sent = len(stream.items)
         for at in range(0, len(batch), FRAME_ITEMS):
             self._write(batch[at : at + FRAME_ITEMS])
@@ -275,18 +293,18 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._transport is not None:
-            self._transport.write(frames.encode(frames.BYE))
+            self._transport.write(frames.encode(Bye()))
             self._transport.close()
         self._sender.idle(self)
 
-    def _write(self, batch: list[list[Any]]) -> None:
+    def _write(self, batch: list[TokenItem]) -> None:
         assert self._transport is not None
         try:
-            frame = frames.encode(frames.TOKENS, batch)
-        except BadFrame:
+            frame = frames.encode(Tokens(tuple(batch)))
+        except BadMessage:
             if len(batch) == 1:
-                log.error("stream %s: extra is larger than a frame, sending the tokens without", batch[0][0])
-                self._transport.write(frames.encode(frames.TOKENS, [[*batch[0][:4], None]]))
+                log.error("stream %s: log-probabilities larger than a frame are left out", batch[0].stream_id)
+                self._transport.write(frames.encode(Tokens((replace(batch[0], logprobs=None),))))
                 return
             half = len(batch) // 2
             self._write(batch[:half])
@@ -327,9 +345,9 @@ class _Connection(asyncio.Protocol):
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
         self._writable = True
-        self._reader = FrameReader()
+        self._reader = FrameReader(read_from_gateway)
         transport.set_write_buffer_limits(high=frames.MAX_FRAME)
-        transport.write(frames.encode(frames.HELLO, self.address.secret, self._sender.worker_id))
+        transport.write(frames.encode(Hello(self.address.secret, self._sender.worker_id)))
         for stream in self._streams.values():
             stream.sent = 0
             stream.paused = False
@@ -352,9 +370,9 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         try:
-            while (frame := self._reader.next()) is not None:
-                self._handle(*frame)
-        except (BadFrame, TypeError, ValueError) as error:
+            while (message := self._reader.next()) is not None:
+                self._handle(message)
+        except BadMessage as error:
             log.warning("closing the channel to %s:%d: %s", self.address.host, self.address.port, error)
             if self._transport is not None:
                 self._transport.abort()
@@ -368,18 +386,14 @@ class _Connection(asyncio.Protocol):
             self.report(self._load)
         self.flush(list(self._streams.values()))
 
-    def _handle(self, kind: int, fields: list[Any]) -> None:
-        if len(fields) != 1 or not isinstance(fields[0], list):
-            raise BadFrame(f"unexpected frame of type {kind}")
+    def _handle(self, message: FromGateway) -> None:
         # The other side accepted our secret: a later loss starts with short pauses again.
         self._backoff = FIRST_BACKOFF_S
-        if kind == frames.ACK:
-            self._sender.acknowledged(fields[0])
-        elif kind == frames.PAUSE:
-            self._sender.pause(fields[0])
-        elif kind == frames.RESUME:
-            self._sender.resume(fields[0])
-        elif kind == frames.CLOSED:
-            self._sender.closed(fields[0])
-        else:
-            raise BadFrame(f"unexpected frame of type {kind}")
+        if isinstance(message, Ack):
+            self._sender.acknowledged(message.streams)
+        elif isinstance(message, Pause):
+            self._sender.pause(message.streams)
+        elif isinstance(message, Resume):
+            self._sender.resume(message.streams)
+        elif isinstance(message, Closed):
+            self._sender.closed(message.streams)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import count
 
-from serve_app.channel.frames import InboxAddress
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.load import MAX_SERVED, ServedBy
 
-# Entries per report, those that changed last; what does not fit goes along with a later one.
-MAX_SERVED = 64
 # A count stays in the reports for this long after its last change: several heartbeats. Then it starts anew.
 RECENT_S = 10.0
 _MOST = 4096
@@ -65,9 +64,11 @@ class ServedLedger:
         if len(self._entries) > _MOST:
             self._entries.popitem(last=False)
 
-    def recent(self) -> tuple[tuple[int, str, str, str, int, int, int], ...]:
-        """(number, gateway, tenant, priority, uncached, cached, output) of what changed lately, for a load report."""
+    def recent(self) -> tuple[ServedBy, ...]:
+        """What changed lately, for a load report."""
         since = self._clock() - RECENT_S
         recent = [entry for entry in self._entries.values() if entry.changed_at >= since]
         latest = nlargest(MAX_SERVED, recent, key=lambda entry: entry.changed_at)
-        return tuple((e.number, e.gateway, e.tenant, e.priority, e.uncached, e.cached, e.output) for e in latest)
+        return tuple(
+            ServedBy(e.number, e.gateway, e.tenant, e.priority, e.uncached, e.cached, e.output) for e in latest
+        )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,19 +59,6 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
-
-    def to_wire(self) -> dict[str, Any]:
-        """A dict of plain values; only those that differ from the defaults."""
-        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != f.default}
-
-    @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> SamplingParams:
-        known = dict(wire)
-        if "stop_token_ids" in known:
-            known["stop_token_ids"] = tuple(known["stop_token_ids"])
-        if known.get("logit_bias"):
-            known["logit_bias"] = {int(k): float(v) for k, v in known["logit_bias"].items()}
-        return cls(**known)
 
 
 @dataclass(slots=True)

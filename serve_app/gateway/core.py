@@ -19,9 +19,8 @@ from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
-from serve_app.channel.load import LoadReport
 from serve_app.gateway.backends.engine import EngineBackend
-from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
+from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models
@@ -30,31 +29,31 @@ from serve_app.gateway.tally import Tally
 from serve_app.state.accounts import Caller
 from serve_app.state.state import State
 from serve_app.tasks.backend import Backend
+from serve_app.tasks.calls import AskAll, Call
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.task import Answer, Body, Streamed
 from serve_app.tasks.work import Runtime, Settlement
+from serve_app.wire.load import LoadReport
+from serve_app.wire.methods import ALL_STATS, PROBE
+from serve_app.wire.replicas import Nothing
 
 log = logging.getLogger("ray.serve")
 
 STATUS_TIMEOUT_S = 2.5
 
-# (model, method, wire, stage); stage "" is the one that requests are sent to.
-Call = Callable[..., Any]
-
 
 class Gateway:
-    """``call(model, method, wire)`` reaches a model's application; the gateway knows nothing else of Ray.
+    """``call`` reaches a model's application, ``ask_all`` every replica of it; the gateway knows nothing else of Ray.
 
-    ``ask_all`` does the same on every replica and gives a list. ``host`` is the address at which workers reach this
-    replica's token inbox.
+    ``host`` is the address at which workers reach this replica's token inbox.
     """
 
     def __init__(
         self,
         settings: GatewaySettings,
         call: Call,
-        ask_all: Call | None = None,
+        ask_all: AskAll | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         self.settings = settings
@@ -71,11 +70,11 @@ class Gateway:
         self.catalog = load_catalog(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
-        self.health = HealthMonitor(self.models, lambda m: call(m, "probe", {}))
+        self.health = HealthMonitor(self.models, lambda m: call(m, PROBE, Nothing()))
         self.engine = EngineBackend(
             self.inbox,
-            lambda m, wire, stage: call(m, "generate", wire, stage),
-            None if ask_all is None else lambda m, wire, stage: ask_all(m, "collect", wire, stage),
+            call,
+            ask_all,
         )
         # What answers a model instead of engine workers, by its id.
         self.backends: dict[str, Backend] = {}
@@ -93,7 +92,7 @@ class Gateway:
         self._subscriptions = None
         if ask_all is not None:
             self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan)
-            self._wake = Wake(lambda m, stage: call(m, "wake", {}, stage))
+            self._wake = Wake(call)
             for model in self.models:
                 if self.engine.serves(model):
                     self.engine.dispatcher(model).start_worker = partial(self._wake.first, model)
@@ -107,11 +106,11 @@ class Gateway:
         if self._subscriptions is not None:
             self._subscriptions.start()
 
-    def _plan(self, model: ServedModel) -> dict[str, Any]:
+    def _plan(self, model: ServedModel) -> Wanted:
         dispatcher = self.engine.dispatcher(model)
         needed = dispatcher.needed()
         self._wake.where_needed(model, needed, dispatcher.stages)
-        return {"needed": needed, "roles": dispatcher.roles}
+        return Wanted(needed, dict(dispatcher.roles))
 
     def routing_stats(self) -> dict[str, dict[str, Any]]:
         """Of every model that engine workers serve, for metrics."""
@@ -263,11 +262,10 @@ class Gateway:
         if self._ask_all is None:
             return {"workers": [], "silent": []}
         try:
-            told = await asyncio.wait_for(self._ask_all(model, "all_stats", {}), STATUS_TIMEOUT_S)
+            told = await asyncio.wait_for(self._ask_all(model, ALL_STATS, Nothing()), STATUS_TIMEOUT_S)
         except Exception as error:  # a replica is being replaced
             log.info("no counters from %s (%s)", model.id, type(error).__name__)
             return {"workers": [], "silent": sorted(model.profile.stages)}
-        entries = [worker for counters in told for worker in counters]
-        workers = {(w["stage"], w["pid"]): w for w in entries if not w.get("silent")}
-        silent = {w["stage"] for w in entries if w.get("silent")}
-        return {"workers": list(workers.values()), "silent": sorted(silent)}
+        entries = [worker for counters in told for worker in counters.workers]
+        workers = {(w.stage, w.pid): w.shown() for w in entries if not w.silent}
+        return {"workers": list(workers.values()), "silent": sorted({w.stage for w in entries if w.silent})}

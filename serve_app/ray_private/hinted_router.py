@@ -16,12 +16,12 @@ from typing import Any
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-# The field of a call's first argument, a dict, that names the wished replica (its `unique_id`).
+# The keyword of a call that names the wished replica (its `unique_id`).
 HINT = "replica"
 
 
 class HintedRequestRouter(PowerOfTwoChoicesRequestRouter):
-    """Sends a call to the replica that its first argument names; without one, or if it is gone, to one of two at
+    """Sends a call to the replica that its keyword names; without one, or if it is gone, to one of two at
     random with the shorter queue, as Serve does by itself.
     """
 
@@ -57,6 +57,4 @@ class HintedRequestRouter(PowerOfTwoChoicesRequestRouter):
 
 
 def _hint(pending_request: PendingRequest | None) -> Any:
-    if pending_request is None or not pending_request.args or not isinstance(pending_request.args[0], dict):
-        return None
-    return pending_request.args[0].get(HINT)
+    return pending_request.kwargs.get(HINT) if pending_request is not None else None

@@ -7,11 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from serve_app.api.errors import InputTooLong, InvalidInput
 from serve_app.api.types import Usage
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime, Work
+from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens
+from serve_app.wire.generate import Failed
+from serve_app.wire.methods import ENCODE
 
 # Sequences per call to a replica: small enough to spread one caller's thousands over replicas.
 GROUP = 256
@@ -25,9 +29,11 @@ async def tokenise(encode: Callable[[Any], Any], texts: list[Any]) -> Any:
 
 
 async def encode(
-    runtime: Runtime, work: Work, ids: list[np.ndarray], types: list[np.ndarray] | None, options: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """The workers' answers for sequences ``ids`` (int32) with token ``types``, group by group; counts the tokens."""
+    runtime: Runtime, work: Work, ids: list[np.ndarray], types: list[np.ndarray] | None, asked: EncodeCall
+) -> list[Encoded | EncodedTokens]:
+    """The workers' answers for sequences ``ids`` (int32) with token ``types``, group by group; counts the tokens.
+    ``asked`` says what for.
+    """
     limit = work.model.record.properties.max_input_tokens
     for index, sequence in enumerate(ids):
         if limit is not None and len(sequence) > limit:
@@ -37,7 +43,7 @@ async def encode(
     work.placed = True
     starts = range(0, len(ids), GROUP)
     calls = [
-        _group(runtime, work.model, ids[i : i + GROUP], types[i : i + GROUP] if types is not None else None, options)
+        _group(runtime, work.model, ids[i : i + GROUP], types[i : i + GROUP] if types is not None else None, asked)
         for i in starts
     ]
     results = await asyncio.gather(*calls)
@@ -50,22 +56,21 @@ async def _group(
     model: ServedModel,
     ids: list[np.ndarray],
     types: list[np.ndarray] | None,
-    options: dict[str, Any],
-) -> dict[str, Any]:
-    wire = {
-        "ids": np.concatenate(ids).astype(np.int32).tobytes(),
-        "lengths": np.array([len(s) for s in ids], np.int32).tobytes(),
-        **options,
-    }
-    if types is not None:
-        wire["types"] = np.concatenate(types).astype(np.int32).tobytes()
-    result = await runtime.call_retried(model, "encode", wire)
-    if "error" in result:
-        raise InvalidInput(f"The model refuses this input: {result['error']}.")
+    asked: EncodeCall,
+) -> Encoded | EncodedTokens:
+    call = replace(
+        asked,
+        ids=np.concatenate(ids).astype(np.int32).tobytes(),
+        lengths=np.array([len(s) for s in ids], np.int32).tobytes(),
+        types=None if types is None else np.concatenate(types).astype(np.int32).tobytes(),
+    )
+    result = await runtime.call_retried(model, ENCODE, call)
+    if isinstance(result, Failed):
+        raise InvalidInput(f"The model refuses this input: {result.error}.")
     return result
 
 
-def rows(results: list[dict[str, Any]]) -> np.ndarray:
+def rows(results: list[Encoded | EncodedTokens]) -> np.ndarray:
     """Rows of one length, [n, d] or [n]."""
-    found = [np.frombuffer(r["data"], np.float32).reshape(r["shape"]) for r in results]
+    found = [np.frombuffer(r.data, np.float32).reshape(r.shape) for r in results if isinstance(r, Encoded)]
     return np.concatenate(found) if found else np.zeros((0, 0), np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,7 +17,9 @@ from serve_app.catalog.pricing import neurons
 from serve_app.state.accounts import Caller
 from serve_app.state.traces import Trace, Traces
 from serve_app.tasks.backend import Backend
+from serve_app.tasks.calls import Call
 from serve_app.tasks.model import ServedModel
+from serve_app.wire.methods import C, Method, R
 
 log = logging.getLogger("ray.serve")
 
@@ -90,11 +92,10 @@ class Work:
 class Runtime:
     """What a gateway lends to tasks.
 
-    ``call(model, method, wire)`` reaches a replica of the stage that a model's requests are sent to, and raises
-    :class:`WorkerGone` where a retry may help. ``salt(account)`` keeps tenants' caches apart.
+    ``call`` reaches a replica of a model. ``salt(account)`` keeps tenants' caches apart.
     """
 
-    call: Callable[[ServedModel, str, Any], Awaitable[Any]]
+    call: Call
     backend: Callable[[ServedModel], Backend]
     settlement: Settlement
     max_inflight: int
@@ -145,11 +146,11 @@ class Runtime:
             seconds = time.monotonic() - began
             self.settlement.settle(caller, model, usage, status, request_id=own_id, seconds=seconds)
 
-    async def call_retried(self, model: ServedModel, method: str, wire: Any) -> Any:
+    async def call_retried(self, model: ServedModel, method: Method[C, R], call: C) -> R:
         """:attr:`call` of work that may be done twice: a lost worker costs time and nothing else."""
         for attempt in range(MAX_ATTEMPTS):
             try:
-                return await self.call(model, method, wire)
+                return await self.call(model, method, call)
             except WorkerGone:
                 await asyncio.sleep(0.2 * attempt)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import ray
+from serve_app.wire.draft import Proposals, ProposeCall, Query
 
-NAMESPACE = "serve_app"
+if TYPE_CHECKING:
+    from serve_app.engine.speculation.draft_proposer import DraftQuery
+
+Ask = Callable[[ProposeCall], Proposals]
 
 
 class DraftLink:
-    """Calls a draft worker from the engine's thread. While it can't be reached, there are simply no drafts."""
-
-    TIMEOUT_S = 1.0
+    """Asks a draft worker from the engine's thread. While it can't be reached, there are simply no drafts."""
 
     def __init__(self) -> None:
-        self._actor: Any = None
+        self._ask: Ask | None = None
 
     @property
     def connected(self) -> bool:
-        return self._actor is not None
+        return self._ask is not None
 
-    def connect(self, name: str) -> None:
-        self._actor = ray.get_actor(name, namespace=NAMESPACE)
+    def connect(self, ask: Ask) -> None:
+        """``ask(call)`` raises where the draft worker does not answer in time; then it is not asked any more."""
+        self._ask = ask
 
-    def __call__(self, queries: list[Any], count: int, over: list[str]) -> dict[str, list[int] | None]:
-        """Raises ``RayError`` where the worker does not answer in time, and is not connected any more then."""
-        actor = self._actor
-        if actor is None:
-            raise ray.exceptions.RayError("no draft worker is connected")
+    def __call__(self, queries: Sequence[DraftQuery], count: int, over: list[str]) -> dict[str, list[int] | None]:
+        """Raises what asking raised."""
+        ask = self._ask
+        if ask is None:
+            raise ConnectionError("no draft worker is connected")
         try:
-            asked = actor.propose.remote([(q.id, q.agreed, q.suffix) for q in queries], count, over)
-            return ray.get(asked, timeout=self.TIMEOUT_S)
-        except ray.exceptions.RayError:
-            self._actor = None
+            call = ProposeCall(tuple(Query(q.id, q.agreed, q.suffix) for q in queries), count, tuple(over))
+            return ask(call).drafts
+        except Exception:
+            self._ask = None
             raise

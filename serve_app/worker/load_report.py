@@ -6,11 +6,11 @@ import time
 from collections import deque
 from typing import Any
 
-from serve_app.channel.frames import InboxAddress
-from serve_app.channel.load import MAX_SAMPLES, LoadReport
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import ServedLedger, gateway_name
+from serve_app.wire.load import MAX_SAMPLES, Fetch, LoadReport, Step
+from serve_app.wire.replicas import Listen
 
 
 class WorkerLoad:
@@ -23,7 +23,7 @@ class WorkerLoad:
         node: str,
         engine: Any,
         sender: TokenSender,
-        fetches: deque[tuple[str, int, float]],
+        fetches: deque[Fetch],
     ) -> None:
         """``fetches`` is emptied with every report."""
         self._fetches = fetches
@@ -39,18 +39,16 @@ class WorkerLoad:
         self._wishes: dict[str, tuple[float, str | None]] = {}
         self._reporter = LoadReporter(sender, self._measure)
 
-    def subscribe(self, wire: dict[str, Any]) -> None:
-        """``{"inbox", "lease_s", "replica", "role", "wish"}``: a gateway's address, for how long, what this worker is
-        by the catalogue, and what the gateway wishes it to prefer, or None.
-
-        Several gateways may wish for several things. One is followed, the same at all workers: the first by name.
-        """
-        address, lease_s = InboxAddress.from_wire(wire["inbox"]), float(wire["lease_s"])
-        self._replica = wire["replica"]
-        self._wishes[gateway_name(address)] = (time.monotonic() + lease_s, wire["wish"])
-        self._role = self._wishes[self._planner()][1] or self._role or wire["role"]
-        self._reporter.subscribe(address, lease_s)
+    def subscribe(self, call: Listen) -> None:
+        """Several gateways may wish for several things. One is followed, the same at all workers: the first by name."""
+        self._replica = call.replica
+        self._wishes[gateway_name(call.inbox)] = (time.monotonic() + call.lease_s, call.wish)
+        self._role = self._wishes[self._planner()][1] or self._role or call.role
+        self._reporter.subscribe(call.inbox, call.lease_s)
         self._reporter.changed()
+
+    def close(self) -> None:
+        self._reporter.close()
 
     def changed(self) -> None:
         self._reporter.changed()
@@ -84,13 +82,13 @@ class WorkerLoad:
             block_tokens=BLOCK_TOKENS,
             max_batch_tokens=scheduler.max_batch_tokens,
             step_seconds=self._engine.meter.mean_seconds,
-            steps=tuple(self._engine.meter.take()[-MAX_SAMPLES:]),
+            steps=tuple(Step(*sample) for sample in self._engine.meter.take()[-MAX_SAMPLES:]),
             fetches=self._take_fetches(),
             # A gateway that is alone knows what it has served.
             served=self.served.recent() if self._sender.subscribers > 1 else (),
         )
 
-    def _take_fetches(self) -> tuple[tuple[str, int, float], ...]:
+    def _take_fetches(self) -> tuple[Fetch, ...]:
         taken = tuple(self._fetches)[-MAX_SAMPLES:]
         self._fetches.clear()
         return taken

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,12 @@ from serve_app.engine.speculation.proposer import Proposer
 from serve_app.engine.speculation.recent import RecentProposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.matcher import Grammars
+from serve_app.kv.chunk import Layout
 from serve_app.kv.keys import root_key
 from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.drafting import make_drafter
+from serve_app.worker.kv_publish import Publisher
 
 if TYPE_CHECKING:
     from serve_app.worker.spec import WorkerSpec
@@ -97,14 +100,22 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()[:32]
 
 
+@dataclass(slots=True)
+class Loaded:
+    """An engine with the stage's features plugged in. ``publisher`` gets what it exports; ``root_of``: from a tenant's
+    salt to the root of its cache keys.
+    """
+
+    model: CausalModel
+    engine: Engine
+    publisher: Publisher
+    root_of: Callable[[bytes], bytes]
+
+
 def load_engine(
-    spec: WorkerSpec,
-    progress: Progress,
-    *,
-    emit: Callable[[str, Any, Any], None],
-    draft: DraftLink,
-) -> tuple[CausalModel, Engine, Callable[[bytes], bytes]]:
-    """The model, an engine with the stage's features plugged in, and the function from tenant salt to cache root."""
+    spec: WorkerSpec, progress: Progress, *, publish: Callable[[Layout], Publisher], draft: DraftLink
+) -> Loaded:
+    """``publish`` makes the publisher for chunks of a layout."""
     prepare_torch(spec)
     path = resolve_weights(spec, progress)
     model = load_model(spec, path, progress)
@@ -113,10 +124,11 @@ def load_engine(
         progress("loading draft")
     drafter = make_drafter(spec, model, folder, draft)
     progress("allocating cache")
+    publisher = publish(model.kv_shape.layout)
 
     def plug_in(engine: Engine) -> None:
         if spec.publish:
-            engine.exporter = ChunkExporter(engine.runner.kv, emit)
+            engine.exporter = ChunkExporter(engine.runner.kv, publisher.emit)
         drafting = drafter.plug_in(engine) if drafter is not None else None
         if proposers := _proposers(spec, drafting):
             controller = VerifyEverything if spec.always_draft else SpeculationController
@@ -138,7 +150,7 @@ def load_engine(
     def root_of(salt: bytes) -> bytes:
         return root_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name, "", salt)
 
-    return model, engine, root_of
+    return Loaded(model, engine, publisher, root_of)
 
 
 def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:

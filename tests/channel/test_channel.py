@@ -10,9 +10,11 @@ import socket
 import pytest
 
 from serve_app.channel import frames
-from serve_app.channel.frames import InboxAddress, TokenItem
 from serve_app.channel.inbox import ChannelGap, TokenInbox
 from serve_app.channel.sender import TokenSender
+from serve_app.engine.request import TokenLogprobs
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.tokens import Ack, Hello, TokenItem, Tokens
 
 
 @pytest.fixture
@@ -49,12 +51,15 @@ def hang_up(inbox):
         connection.close()
 
 
-async def test_tokens_arrive_in_order_with_extras_and_finish(inbox, sender):
+LIKELY, UNLIKELY = TokenLogprobs(-0.1, [(5, -0.1), (6, -2.5)]), TokenLogprobs(-9.0, [])
+
+
+async def test_tokens_arrive_in_order_with_what_belongs_to_them(inbox, sender):
     stream = inbox.open_stream("s")
     sender.open("s", inbox.address)
-    sender.send([TokenItem("s", 0, (5,), None, [["a", -0.1]])])
+    sender.send([TokenItem("s", 0, (5,), None, (LIKELY,), cached=3)])
     first = await anext(stream)
-    assert first == TokenItem("s", 0, (5,), None, [["a", -0.1]])
+    assert first == TokenItem("s", 0, (5,), None, (LIKELY,), cached=3)
     sender.send([TokenItem("s", 1, (6, -7))])
     sender.send([TokenItem("s", 3, (), "stop")])
     rest = [item async for item in stream]
@@ -72,11 +77,11 @@ async def test_one_frame_per_step_and_inbox(inbox, sender, monkeypatch):
     (connection,) = inbox._connections
     kinds = []
     handle = connection._handle
-    monkeypatch.setattr(connection, "_handle", lambda kind, fields: (kinds.append(kind), handle(kind, fields)))
+    monkeypatch.setattr(connection, "_handle", lambda message: (kinds.append(type(message)), handle(message)))
     for step in range(5):
         sender.send([TokenItem(s.stream_id, step, (step,)) for s in streams])
     await until(lambda: all(s.next_offset == 5 for s in streams))
-    assert kinds == [frames.TOKENS] * 5
+    assert kinds == [Tokens] * 5
 
 
 async def test_offsets_must_follow_on(inbox, sender):
@@ -91,15 +96,15 @@ async def test_offsets_must_follow_on(inbox, sender):
 
 async def test_feeding_drops_repeats_cuts_overlaps_and_finds_gaps(inbox):
     stream = inbox.open_stream("s")
-    stream.feed(TokenItem("s", 0, (1, 2), None, ["a", "b"]))
-    stream.feed(TokenItem("s", 0, (1, 2), None, ["a", "b"]))
-    stream.feed(TokenItem("s", 1, (2, 3), None, ["b", "c"]))
+    stream.feed(TokenItem("s", 0, (1, 2), None, (LIKELY, UNLIKELY), 7))
+    stream.feed(TokenItem("s", 0, (1, 2), None, (LIKELY, UNLIKELY), 7))
+    stream.feed(TokenItem("s", 1, (2, 3), None, (UNLIKELY, LIKELY)))
     stream.feed(TokenItem("s", 4, (5,)))
     got = []
     with pytest.raises(ChannelGap):
         async for item in stream:
             got.append(item)
-    assert got == [TokenItem("s", 0, (1, 2), None, ["a", "b"]), TokenItem("s", 2, (3,), None, ["c"])]
+    assert got == [TokenItem("s", 0, (1, 2), None, (LIKELY, UNLIKELY), 7), TokenItem("s", 2, (3,), None, (LIKELY,))]
     resumed = inbox.open_stream("r", start=10)
     resumed.feed(TokenItem("r", 8, (8, 9), None))
     resumed.feed(TokenItem("r", 8, (8, 9, 10), "length"))
@@ -202,17 +207,18 @@ async def test_a_wrong_secret_gets_nothing_in(inbox):
     [
         b"\x80\x04\x95\x00\x00\x00\x00 this is no frame",
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        frames.encode(frames.TOKENS, [["s", 0, b"123", None, None]]),
-        frames.encode(frames.TOKENS, "s"),
-        frames.encode(frames.ACK, []),
-        frames.encode(99),
+        frames.encode(Tokens((TokenItem("s", 0, "123"),))),
+        frames.encode(Tokens("s")),
+        frames.encode(Tokens((TokenItem("s", 0, (1,), None, ()),))),
+        frames.encode(Ack(())),
+        b"\x00\x00\x00\x01\x63",
     ],
 )
 async def test_malformed_frames_close_the_connection_and_nothing_else(inbox, sender, data, authenticated):
     stream = inbox.open_stream("s")
     reader, writer = await asyncio.open_connection(inbox.address.host, inbox.address.port)
     if authenticated:
-        writer.write(frames.encode(frames.HELLO, inbox.address.secret, "evil"))
+        writer.write(frames.encode(Hello(inbox.address.secret, "evil")))
     writer.write(data)
     async with asyncio.timeout(10):
         # The far side aborts: end of file or a reset, depending on what it had read.
@@ -261,10 +267,10 @@ async def test_a_paused_stream_is_paused_again_after_a_reconnect(inbox, sender):
 async def test_a_worker_that_ignores_the_pause_can_not_fill_memory(inbox):
     stream, other = inbox.open_stream("s"), inbox.open_stream("other")
     _, writer = await asyncio.open_connection(inbox.address.host, inbox.address.port)
-    writer.write(frames.encode(frames.HELLO, inbox.address.secret, "rude"))
+    writer.write(frames.encode(Hello(inbox.address.secret, "rude")))
     for i in range(300):
-        writer.write(frames.encode(frames.TOKENS, [["s", i, b"\1\0\0\0", None, None]]))
-    writer.write(frames.encode(frames.TOKENS, [["other", 0, b"\1\0\0\0", "stop", None]]))
+        writer.write(frames.encode(Tokens((TokenItem("s", i, (1,)),))))
+    writer.write(frames.encode(Tokens((TokenItem("other", 0, (1,), "stop"),))))
     assert await read(other) == [1]
     assert stream.next_offset == 64 * 2 + 1
     # The unary result completes the stream whatever the channel did.
@@ -294,10 +300,11 @@ async def test_a_closed_stream_tells_its_worker(inbox):
     await sender.aclose()
 
 
-async def test_an_item_with_too_much_extra_keeps_its_tokens(inbox, sender):
+async def test_an_item_with_too_many_log_probabilities_keeps_its_tokens(inbox, sender):
     stream = inbox.open_stream("s")
     sender.open("s", inbox.address)
-    sender.send([TokenItem("s", 0, (1, 2), None, ["x" * frames.MAX_FRAME, "y"])])
+    many = TokenLogprobs(-1.0, [(token, -1.5) for token in range(frames.MAX_FRAME // 10)])
+    sender.send([TokenItem("s", 0, (1, 2), None, (many, UNLIKELY))])
     sender.send([TokenItem("s", 2, (3,), "stop")])
     assert await read(stream) == [1, 2, 3]
 

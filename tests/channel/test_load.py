@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from serve_app.channel import frames
-from serve_app.channel.frames import BadFrame
 from serve_app.channel.inbox import TokenInbox
-from serve_app.channel.load import LoadReport
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
+from serve_app.wire.load import Fetch, LoadReport, Step
+from serve_app.wire.message import BadMessage
+from serve_app.wire.tokens import TokenItem, read_from_worker
 from tests.channel.test_channel import hang_up, until
 
 IDLE = LoadReport("replica-1", "@cf/pico/pico-instruct", "decode", "decode", "node-1", max_seqs=8, total_blocks=100)
@@ -107,7 +108,7 @@ async def test_the_lease_ends_and_subscribing_twice_is_the_same_as_once(gateways
     worker.becomes(running=3)
     stream = gateway.inbox.open_stream("s")
     worker.sender.open("s", gateway.inbox.address)
-    worker.sender.send([frames.TokenItem("s", 0, (1,), "stop")])
+    worker.sender.send([TokenItem("s", 0, (1,), "stop")])
     assert [item.ids async for item in stream] == [(1,)]  # by then a report would have come as well
     assert len(gateway.told) == heard
 
@@ -148,22 +149,17 @@ async def test_a_gateway_that_is_gone_is_forgotten_with_its_lease(gateways, work
     ],
 )
 def test_what_is_no_report_is_refused(change):
-    full = replace(IDLE, steps=((512, 0, 3, 900, 0.25),), fetches=(("node", 256, 0.003),))
-    good = full.to_wire()
-    assert LoadReport.from_wire(good) == full
-    with pytest.raises(BadFrame):
-        LoadReport.from_wire(replace(IDLE, **change).to_wire())
-    with pytest.raises(BadFrame):
-        LoadReport.from_wire(good[:-1])
-    with pytest.raises(BadFrame):
-        LoadReport.from_wire({"replica": "r"})
+    full = replace(IDLE, steps=(Step(512, 0, 3, 900, 0.25),), fetches=(Fetch("node", 256, 0.003),))
+    assert read_from_worker(full.encode()) == full
+    with pytest.raises(BadMessage):
+        read_from_worker(replace(IDLE, **change).encode())
 
 
 async def test_a_report_without_the_secret_closes_the_connection(gateways):
     gateway = gateways[0]
     address = gateway.inbox.address
     reader, writer = await asyncio.open_connection(address.host, address.port)
-    writer.write(frames.encode(frames.LOAD, IDLE.to_wire()))
+    writer.write(frames.encode(IDLE))
     assert await reader.read() == b""
     assert gateway.told == []
     writer.close()

@@ -6,6 +6,7 @@ A process of its own: ``ray.cluster_utils.Cluster`` is another Ray than the one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import sys
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from msgspec.structs import replace
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 
+from serve_app.wire.generate import Generated, Missing, Prefilled, PromptPath
 from tests import tiny
 from tests.deployments import workers
 from tests.deployments.workers import Caller
@@ -40,12 +43,11 @@ class Answers:
             self._known[key] = tiny.reference_tokens(self._reference, ids, ANSWER, eos_token_id=None)
         return self._known[key]
 
-    def check(self, ids: list[int], tokens: list[int], result: dict[str, Any]) -> None:
-        assert "error" not in result, result
+    def check(self, ids: list[int], tokens: list[int], result: Generated) -> None:
         assert tokens == self.expected(ids), f"a wrong token in an answer to {len(ids)} tokens"
         self.right += 1
         for tier in ("own", "node", "disk", "remote", "computed"):
-            self.tiers[tier] = self.tiers.get(tier, 0) + result["path"][tier]
+            self.tiers[tier] = self.tiers.get(tier, 0) + getattr(result.path, tier)
 
 
 def prompt(seed: int) -> list[int]:
@@ -55,10 +57,8 @@ def prompt(seed: int) -> list[int]:
 
 async def ask(caller: Caller, answers: Answers, worker: Any, ids: list[int]) -> bool:
     """False: the worker was lost, as its caller would notice; then the caller asks another."""
-    wire = caller.wire(ids, max_tokens=ANSWER)
-    following = asyncio.ensure_future(caller.follow(wire, worker))
     try:
-        tokens, result = await asyncio.wait_for(following, 60)
+        tokens, result = await asyncio.wait_for(caller.generate(worker, ids, max_tokens=ANSWER), 60)
     except RayError:
         answers.lost += 1
         return False
@@ -66,21 +66,21 @@ async def ask(caller: Caller, answers: Answers, worker: Any, ids: list[int]) -> 
     return True
 
 
-async def hand_over(caller: Caller, answers: Answers, decode: Any, prefill: Any, ids: list[int]) -> dict[str, Any]:
+async def hand_over(caller: Caller, answers: Answers, decode: Any, prefill: Any, ids: list[int]) -> PromptPath:
     """As :meth:`deployments.stage.EngineStage.generate` does it."""
-    wire = caller.wire(ids, max_tokens=ANSWER)
-    found = await decode.generate.remote({**wire, "prefill_above": 1})
-    assert "missing" in found, found
-    running = asyncio.ensure_future(caller.follow({**wire, "cached": found["cached"], "arriving": True}, decode))
-    try:
-        told = await caller.prefill(prefill, ids)
-    except RayError:
-        told = {}
-    while not await decode.prefilled.remote(wire["id"], told) and not running.done():
-        await asyncio.sleep(0.01)
+    call = replace(caller.call(ids, max_tokens=ANSWER), prefill_above=1)
+    found = await decode.generate(call)
+    assert isinstance(found, Missing), found
+    running = asyncio.ensure_future(caller.follow(call, decode, arriving=True))
+    told = Prefilled(call.id)
+    with contextlib.suppress(RayError):
+        done = await caller.prefill(prefill, ids)
+        told = Prefilled(call.id, done.cached, done.node)
+    await decode.prefilled(told)
     tokens, result = await running
+    assert isinstance(result, Generated), result
     answers.check(ids, tokens, result)
-    return result["path"]
+    return result.path
 
 
 async def traffic(caller: Caller, answers: Answers, live: list[Any], seeds: range, disturb: Any = None) -> None:
@@ -122,7 +122,7 @@ async def main(directory: Path) -> dict[str, Any]:
 
         here, there, prefill = start("decode", first), start("decode", second), start("prefill", second)
         for worker in (here, there, prefill):
-            await worker.info.remote()
+            await worker.ready()
         async with Caller() as caller:
             seen: dict[str, Any] = {}
             await traffic(caller, answers, [here, there], range(4))
@@ -130,9 +130,9 @@ async def main(directory: Path) -> dict[str, Any]:
 
             # A hand-over between nodes, and one whose prefill worker dies.
             path_taken = await hand_over(caller, answers, here, prefill, prompt(50))
-            seen["handed_over"] = path_taken["prefilled"]
+            seen["handed_over"] = path_taken.prefilled
             dying = asyncio.ensure_future(hand_over(caller, answers, here, prefill, prompt(51) + prompt(52)))
-            ray.kill(prefill)
+            ray.kill(prefill.actor)
             await dying
 
             await traffic(caller, answers, [here, there], range(10, 16), lambda: ray.kill(pool(second)))
@@ -145,14 +145,14 @@ async def main(directory: Path) -> dict[str, Any]:
                 live = [here, there]
 
                 def strike() -> None:
-                    ray.kill(there)
+                    ray.kill(there.actor)
                     live[1] = here
 
                 await traffic(caller, answers, live, range(30, 36), strike)
 
             await lose_a_worker()
             again = start("decode", second)
-            await again.info.remote()
+            await again.ready()
             live = [here, again]
 
             def node_dies() -> None:

@@ -18,15 +18,15 @@ class Worker:
     def __init__(self) -> None:
         self.drafts: list[str] = []
         self.told = asyncio.Event()
-        self.info = SimpleNamespace(remote=self._info)
-        self.check = SimpleNamespace(remote=self._check)
+        self.ready = SimpleNamespace(remote=self._ready)
+        self.needs_draft = SimpleNamespace(remote=self._needs_draft)
         self.use_draft = SimpleNamespace(remote=self._use_draft)
 
-    async def _info(self) -> dict:
-        return {}
+    async def _ready(self) -> int:
+        return 1
 
-    async def _check(self) -> dict:
-        return {"needs_draft": not self.drafts}
+    async def _needs_draft(self) -> bool:
+        return not self.drafts
 
     async def _use_draft(self, name: str) -> None:
         self.drafts.append(name)

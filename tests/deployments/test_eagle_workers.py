@@ -27,19 +27,19 @@ async def test_a_prompt_prefilled_elsewhere_is_drafted_for(ray_cluster, model, t
     decode = workers.start(model, "decode", **told, speculate_tokens=3, draft_tokens=3, always_draft=True)
     reference = tiny.load_reference(model)
     try:
-        before, _ = await asyncio.gather(decode.stats.remote(), prefill.info.remote())
+        before, _ = await asyncio.gather(decode.stats(), prefill.ready())
         async with workers.Caller() as caller:
             for seed, length in ((1, 300), (2, 517), (3, 40)):
                 ids = prompt(seed, length)
-                assert (await caller.prefill(prefill, ids))["cached"] == 0
+                assert (await caller.prefill(prefill, ids)).cached == 0
                 tokens, result = await caller.generate(decode, ids, max_tokens=40)
                 assert tokens == tiny.reference_tokens(reference, ids, 40, eos_token_id=None)
-                assert result["cached"] == length - 1
-        stats = await decode.stats.remote()
+                assert result.cached == length - 1
+        stats = (await decode.stats()).numbers
         # The last token of each prompt is all that decode computed of them.
-        assert stats["prompt_tokens"] - before["prompt_tokens"] == 3
+        assert stats["prompt_tokens"] - before.numbers["prompt_tokens"] == 3
         assert stats["speculation"]["proposed_tokens"] > 0
-        assert (await decode.check.remote()) == {"needs_draft": False}
+        assert not await decode.needs_draft()
     finally:
-        ray.kill(prefill)
-        ray.kill(decode)
+        ray.kill(prefill.actor)
+        ray.kill(decode.actor)

@@ -8,6 +8,7 @@ import ray
 
 from serve_app.channel.served import gateway_name
 from serve_app.kv.keys import tenant_id
+from serve_app.wire.replicas import Listen
 from tests import tiny
 from tests.deployments import workers
 from tests.deployments.workers import SALT, Caller
@@ -16,14 +17,13 @@ from tests.deployments.workers import SALT, Caller
 async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
     worker = workers.start(tiny.write_checkpoint(tmp_path / "tiny", "llama"), "decode")
     async with Caller() as one, Caller() as two, asyncio.timeout(120):
-        about = {"lease_s": 60, "replica": "r", "role": "decode", "wish": None}
         for caller in (one, two):
-            await worker.subscribe.remote({"inbox": caller.address.to_wire(), **about})
+            await worker.subscribe(Listen(caller.address, 60, "r", "decode"))
         prompt = list(range(3, 103))
         tokens, _ = await one.generate(worker, prompt, max_tokens=20)
         again, result = await one.generate(worker, prompt, max_tokens=20)
         assert tokens == again and len(tokens) == 20
-        cached = result["cached"]
+        cached = result.cached
         assert cached >= 64
         expected = (gateway_name(one.address), tenant_id(SALT).hex(), "realtime", 200 - cached, cached, 40)
         for caller in (one, two):
@@ -40,12 +40,11 @@ async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
         first, second = sorted((one, two), key=lambda caller: gateway_name(caller.address))
         await told("decode", first)
         for caller, wish, lease_s in ((second, "mixed", 60), (first, "prefill", 0.5)):
-            address = caller.address.to_wire()
-            await worker.subscribe.remote({**about, "inbox": address, "wish": wish, "lease_s": lease_s})
+            await worker.subscribe(Listen(caller.address, lease_s, "r", "decode", wish))
         await told("prefill", first)
         # With the first gone the other's wish counts.
         while second.reports[-1].role != "mixed":
-            await worker.subscribe.remote({**about, "inbox": second.address.to_wire(), "wish": "mixed"})
+            await worker.subscribe(Listen(second.address, 60, "r", "decode", "mixed"))
             await asyncio.sleep(0.05)
         assert second.reports[-1].gateways == 1
-    ray.kill(worker)
+    ray.kill(worker.actor)

@@ -9,18 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from deployments.worker import EngineWorker
-from serve_app.channel.frames import InboxAddress, TokenItem
+from deployments.worker import EngineWorker, WorkerHandle
 from serve_app.channel.inbox import TokenInbox
-from serve_app.channel.load import LoadReport
 from serve_app.engine.request import SamplingParams
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.generate import (
+    ArrivingCall,
+    Failed,
+    GenerateCall,
+    Generated,
+    GenerateResult,
+    PrefillCall,
+    PrefillDone,
+)
+from serve_app.wire.load import LoadReport
 from serve_app.worker.spec import WorkerSpec
 
 SALT = b"one tenant's salt, which nobody can guess"
 _numbers = itertools.count()
 
 
-def start(path: Path, stage: str, *, node_id: str | None = None, **options: Any) -> Any:
+def start(path: Path, stage: str, *, node_id: str | None = None, **options: Any) -> WorkerHandle:
     """A worker actor; ``node_id`` places it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -38,7 +47,7 @@ def start(path: Path, stage: str, *, node_id: str | None = None, **options: Any)
         }
     )
     placed = {} if node_id is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
-    return EngineWorker.options(**placed).remote(spec)  # type: ignore[attr-defined]
+    return WorkerHandle(EngineWorker.options(**placed).remote(spec))  # type: ignore[attr-defined]
 
 
 class Caller:
@@ -57,38 +66,44 @@ class Caller:
     async def __aexit__(self, *exception: object) -> None:
         await self._inbox.aclose()
 
-    def wire(self, ids: list[int], *, salt: bytes = SALT, **sampling: Any) -> dict[str, Any]:
+    def call(self, ids: list[int], *, salt: bytes = SALT, **sampling: Any) -> GenerateCall:
         params = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **sampling})
-        return {
-            "id": f"request-{next(_numbers)}",
-            "ids": np.array(ids, np.int32).tobytes(),
-            "salt": salt,
-            "sampling": params.to_wire(),
-            "inbox": self._inbox.address.to_wire(),
-        }
+        name = f"request-{next(_numbers)}"
+        return GenerateCall(name, np.array(ids, np.int32).tobytes(), salt, params, self._inbox.address)
 
-    async def generate(self, worker: Any, ids: list[int], **sampling: Any) -> tuple[list[int], dict[str, Any]]:
+    async def generate(self, worker: WorkerHandle, ids: list[int], **sampling: Any) -> tuple[list[int], Generated]:
         """Generated tokens and the worker's result."""
-        return await self.follow(self.wire(ids, **sampling), worker)
+        return await self.finished(self.call(ids, **sampling), worker)
 
-    async def follow(self, wire: dict[str, Any], worker: Any) -> tuple[list[int], dict[str, Any]]:
-        stream = self._inbox.open_stream(wire["id"], wire.get("resumed", 0))
+    async def finished(self, call: GenerateCall, worker: WorkerHandle) -> tuple[list[int], Generated]:
+        tokens, result = await self.follow(call, worker)
+        assert isinstance(result, Generated), result
+        return tokens, result
+
+    async def follow(
+        self, call: GenerateCall, worker: WorkerHandle, *, arriving: bool = False
+    ) -> tuple[list[int], GenerateResult]:
+        """``arriving``: the worker has answered that the prompt is missing, and it is being prefilled."""
+        stream = self._inbox.open_stream(call.id, call.resumed)
 
         async def read() -> list[int]:
             return [token async for item in stream for token in item.ids]
 
         reading = asyncio.ensure_future(read())
         try:
-            result = await worker.generate.remote(wire)
-            if "finish" not in result:
+            result = await (worker.arriving(ArrivingCall(call.id)) if arriving else worker.generate(call))
+            if not isinstance(result, Generated):
                 return [], result
-            for item in result["undelivered"]:
-                stream.feed(TokenItem.from_wire(item))
+            for item in result.undelivered:
+                stream.feed(item)
             return await reading, result
         finally:
             reading.cancel()
-            self._inbox.close_stream(wire["id"])
+            self._inbox.close_stream(call.id)
 
-    async def prefill(self, worker: Any, ids: list[int], *, salt: bytes = SALT) -> dict[str, Any]:
-        wire = self.wire(ids, salt=salt)
-        return await worker.prefill.remote({"id": wire["id"], "salt": salt, "ids": wire["ids"][:-4]})
+    async def prefill(self, worker: WorkerHandle, ids: list[int], *, salt: bytes = SALT) -> PrefillDone:
+        """All of ``ids`` but the last."""
+        prompt = np.array(ids[:-1], np.int32).tobytes()
+        done = await worker.prefill(PrefillCall(f"prefill-{next(_numbers)}", prompt, salt))
+        assert not isinstance(done, Failed), done
+        return done

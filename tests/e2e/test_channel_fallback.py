@@ -8,7 +8,6 @@ from ray import serve
 
 from serve_app.api.types import ChoiceDone, GenerateRequest, TextDelta, Usage
 from serve_app.catalog.load import load_catalog
-from serve_app.channel.frames import InboxAddress
 from serve_app.channel.inbox import TokenInbox
 from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends import engine
@@ -17,6 +16,9 @@ from serve_app.state.accounts import Caller
 from serve_app.tasks.model import ServedModel, application_name
 from serve_app.tasks.text_generation.run import generate
 from serve_app.tasks.work import Runtime, Settlement
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.generate import CollectCall, Collected, GenerateCall, GenerateResult
+from serve_app.wire.methods import Method
 from tests.e2e.conftest import CHAT, eos_id
 
 TOKENS = 3000
@@ -44,13 +46,13 @@ async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
     handle = serve.get_deployment_handle("Decode", application_name(CHAT))
     ended: dict[bytes, bool] = {}
 
-    async def call(_: ServedModel, wire: dict, stage: str) -> dict:
-        result = await handle.generate.remote(wire)
-        ended[wire["salt"]] = True
+    async def call(_: ServedModel, method: Method, call: GenerateCall, stage: str, replica: str) -> GenerateResult:
+        result = method.result(await handle.generate.remote(call.encode()))
+        ended[call.salt] = True
         return result
 
-    async def collect(_: ServedModel, wire: dict, stage: str) -> list:
-        return await handle.broadcast("collect", wire).results_async()
+    async def collect(_: ServedModel, method: Method, call: CollectCall, stage: str) -> list[Collected]:
+        return [method.result(told) for told in await handle.broadcast("collect", call.encode()).results_async()]
 
     # Hot, so that nothing can be guessed ahead and the request takes its time; the seed makes it repeatable.
     sampling = SamplingParams(max_tokens=TOKENS, temperature=2.0, seed=7, logit_bias={eos_id(): -100.0})

@@ -16,6 +16,9 @@ from serve_app.state.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.text_generation.run import generate
 from serve_app.tasks.work import Runtime, Settlement
+from serve_app.wire.generate import GenerateCall, GenerateResult
+from serve_app.wire.methods import Method
+from serve_app.wire.replicas import read_counters
 from tests.e2e.conftest import CHAT
 
 NAME = "two-decode-replicas"
@@ -41,8 +44,8 @@ async def test_the_same_prompt_on_another_decode_replica_is_cached(handle):
     inbox = TokenInbox()
     await inbox.start()
 
-    async def call(_: ServedModel, wire: dict, stage: str) -> dict:
-        return await remote.generate.remote(wire)
+    async def call(_: ServedModel, method: Method, call: GenerateCall, stage: str, replica: str) -> GenerateResult:
+        return method.result(await remote.generate.remote(call.encode()))
 
     engine = EngineBackend(inbox, call)
     runtime = Runtime(call, lambda m: engine, Settlement(), 100, salt=lambda account: b"another tenant")
@@ -61,6 +64,6 @@ async def test_the_same_prompt_on_another_decode_replica_is_cached(handle):
         text, usage = await ask()
         assert text == first and usage.cached_tokens == usage.prompt_tokens - 1
     # Each of the two made some of the tokens: one replica's count is neither nothing nor everything.
-    counters = await remote.stats.remote()
+    counters = read_counters(await remote.stats.remote()).numbers
     assert 12 <= counters["generated_tokens"] <= 17 * usage.completion_tokens - 12, counters
     await inbox.aclose()

@@ -18,7 +18,7 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
 from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends.engine import EngineBackend
-from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
+from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.state.accounts import Caller
 from serve_app.tasks.model import ServedModel, application_name
 from serve_app.tasks.text_generation.run import generate
@@ -62,7 +62,7 @@ async def test_from_zero_and_back(model, run):
     assert replicas(model) == 0
     inbox = TokenInbox()
     await inbox.start()
-    engine = EngineBackend(inbox, lambda m, wire, stage: call_application(m, "generate", wire, stage))
+    engine = EngineBackend(inbox, call_application)
     runtime = Runtime(
         call_application, lambda m: engine, Settlement(), 100, salt=lambda account: b"a tenant of its own"
     )
@@ -75,11 +75,9 @@ async def test_from_zero_and_back(model, run):
             dispatcher.report(process, report)
 
     inbox.on_load = told
-    wake = Wake(lambda m, stage: call_application(m, "wake", {}, stage))
+    wake = Wake(call_application)
     dispatcher.start_worker = partial(wake.first, model)
-    subscriptions = Subscriptions(
-        [model], inbox, ask_all_replicas, lambda m: {"needed": dispatcher.needed(), "roles": {}}
-    )
+    subscriptions = Subscriptions([model], inbox, ask_all_replicas, lambda m: Wanted(dispatcher.needed()))
     subscriptions.start()
 
     async def ask(**asked) -> str:

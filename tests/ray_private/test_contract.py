@@ -107,8 +107,8 @@ def test_a_pending_request_shows_the_hint() -> None:
     from ray.serve._private.common import ReplicaID
     from ray.serve.request_router import PendingRequest
 
-    message = broken("PendingRequest.args, .future or ReplicaID.unique_id", *CHOICE)
-    assert {"args", "future", "metadata"} <= set(PendingRequest.__dataclass_fields__), message
+    message = broken("PendingRequest.kwargs, .future or ReplicaID.unique_id", *CHOICE)
+    assert {"kwargs", "future"} <= set(PendingRequest.__dataclass_fields__), message
     assert "unique_id" in ReplicaID.__dataclass_fields__, message
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from serve_app.channel.inbox import TokenInbox
-from serve_app.channel.load import LoadReport
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
-from serve_app.channel.served import MAX_SERVED, RECENT_S, ServedLedger, gateway_name
+from serve_app.channel.served import RECENT_S, ServedLedger, gateway_name
 from serve_app.gateway.dispatch.loads import served_elsewhere
 from serve_app.routing.fairness import FairConfig, FairQueue
 from serve_app.routing.served import ServedElsewhere
 from serve_app.routing.types import RouteRequest
+from serve_app.wire.load import MAX_SERVED, LoadReport
+from serve_app.wire.tokens import read_from_worker
 from tests.channel.test_channel import until
 
 IDLE = LoadReport("replica-1", "@cf/pico/pico-instruct", "decode", "decode", "node-1")
@@ -54,7 +55,7 @@ class Gateway:
 
 
 def report(ledger: ServedLedger) -> LoadReport:
-    return LoadReport.from_wire(replace(IDLE, served=ledger.recent()).to_wire())
+    return read_from_worker(replace(IDLE, served=ledger.recent()).encode())
 
 
 @pytest.mark.parametrize("told", [True, False])

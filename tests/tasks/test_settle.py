@@ -13,6 +13,8 @@ from serve_app.api.types import GenerateRequest
 from serve_app.engine.request import SamplingParams
 from serve_app.state.accounts import Caller
 from serve_app.tasks.work import WorkerGone
+from serve_app.wire.encode import EncodeCall, Encoded
+from serve_app.wire.methods import Method
 from tests.tasks.conftest import ACCOUNT
 from tests.tasks.test_backend import EchoBackend
 
@@ -39,11 +41,11 @@ async def broken(*_: Any) -> Any:
     raise RuntimeError("nobody foresaw this")
 
 
-async def encoded(model: Any, method: str, wire: dict[str, Any]) -> dict[str, Any]:
+async def encoded(model: Any, method: Method, call: EncodeCall) -> Encoded:
     """A worker that gives each sequence a vector, or each pair a score."""
-    count = len(np.frombuffer(wire["lengths"], np.int32))
-    shape = (count,) if "types" in wire else (count, 4)
-    return {"data": np.full(shape, 0.5, np.float32).tobytes(), "shape": shape}
+    count = len(np.frombuffer(call.lengths, np.int32))
+    shape = (count, 4) if call.types is None else (count,)
+    return Encoded(shape, np.full(shape, 0.5, np.float32).tobytes())
 
 
 @pytest.mark.parametrize("model", BODIES)

@@ -8,7 +8,10 @@ import pytest
 
 from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.speculation.eagle import EagleProposer
+from serve_app.kv.export import ExportBuffer
 from serve_app.models.load import UnsupportedModel
+from serve_app.worker.draft_link import DraftLink
+from serve_app.worker.kv_publish import Publisher
 from serve_app.worker.loading import load_engine
 from serve_app.worker.spec import WorkerSpec
 from tests import tiny
@@ -28,9 +31,8 @@ def load(target: Path, tmp_path: Path, *, method: str = "deployment", weights: P
         draft_method=method, draft_weights={"path": str(weights)} if weights is not None else None,
         speculate_tokens=options.get("draft_tokens", 0), **options,
     )  # fmt: skip
-    return load_engine(
-        spec, lambda stage: None, emit=lambda *chunk: None, draft=lambda queries, count: {}
-    )  # fmt: skip
+    publisher = Publisher(None, ExportBuffer(0), lambda: None)  # nothing is published without an event loop
+    return load_engine(spec, lambda stage: None, publish=lambda layout: publisher, draft=DraftLink())
 
 
 def answer(engine) -> list[int]:
@@ -40,12 +42,13 @@ def answer(engine) -> list[int]:
 
 @pytest.fixture(scope="module")
 def plain(target, tmp_path_factory):
-    return answer(load(target, tmp_path_factory.mktemp("plain"))[1])
+    return answer(load(target, tmp_path_factory.mktemp("plain")).engine)
 
 
 def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
     head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    model, engine, root = load(target, tmp_path, method="eagle3", weights=head, draft_tokens=3, always_draft=True)
+    loaded = load(target, tmp_path, method="eagle3", weights=head, draft_tokens=3, always_draft=True)
+    model, engine = loaded.model, loaded.engine
     assert isinstance(engine.speculation.proposers[-1], EagleProposer)
     assert len(model.kv_shape.layers) == 4 == engine.runner.kv.planes[0].shape[0]
     assert answer(engine) == plain
@@ -53,12 +56,14 @@ def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
     # The whole context still fits beside the blocks that the chains use.
     assert engine.scheduler.max_model_len == 1024
     other = write_head(tmp_path / "other", seed=1, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    assert root(b"salt") != load(target, tmp_path, method="eagle3", weights=other, draft_tokens=3)[2](b"salt")
+    changed = load(target, tmp_path, method="eagle3", weights=other, draft_tokens=3)
+    assert loaded.root_of(b"salt") != changed.root_of(b"salt")
 
 
 def test_a_prefill_worker_fills_the_heads_layer(target, tmp_path):
     head = write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
-    _, engine, root = load(target, tmp_path, method="eagle3", weights=head, publish=True)
+    loaded = load(target, tmp_path, method="eagle3", weights=head, publish=True)
+    engine, root = loaded.engine, loaded.root_of
     assert engine.speculation is None
     request = Request("p", list(PROMPT), len(PROMPT), SamplingParams(), root(b"salt"), prefill_only=True)
     engine.add(request)
@@ -74,7 +79,7 @@ def test_a_prefill_worker_fills_the_heads_layer(target, tmp_path):
 @pytest.mark.parametrize("same", [True, False], ids=["perfect-draft", "useless-draft"])
 def test_a_draft_model_in_the_worker(same, target, plain, tmp_path):
     draft = target if same else tiny.write_checkpoint(tmp_path / "draft", "qwen3", seed=3)
-    _, engine, _ = load(target, tmp_path, method="colocated", weights=draft, draft_tokens=4, always_draft=True)
+    engine = load(target, tmp_path, method="colocated", weights=draft, draft_tokens=4, always_draft=True).engine
     assert answer(engine) == plain
     stats = engine.speculation.stats()
     assert stats["acceptance_rate"] > 0.99 if same else stats["acceptance_rate"] < 0.5

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from serve_app.api.collect import merge
 from serve_app.api.errors import InvalidInput, OutOfCapacity
 from serve_app.api.types import Event, GenerateRequest, ModelLimits, Usage
-from serve_app.channel.frames import TokenItem
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.served import gateway_name
-from serve_app.engine.request import TokenLogprobs
 from serve_app.gateway.backends.structure import Structure
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
@@ -25,10 +24,14 @@ from serve_app.kv.sources import SOURCES
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller
 from serve_app.tasks.backend import Prepared
+from serve_app.tasks.calls import AskAll, Call
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import MAX_ATTEMPTS, Work, WorkerGone
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
+from serve_app.wire.generate import CollectCall, Failed, GenerateCall, Generated
+from serve_app.wire.methods import COLLECT, GENERATE
+from serve_app.wire.tokens import TokenItem
 
 log = logging.getLogger("ray.serve")
 
@@ -49,16 +52,6 @@ class RefusedByEngine(InvalidInput):
 
 
 @dataclass(slots=True)
-class Piece:
-    """New tokens of one request; ``finish`` is set on the last one."""
-
-    ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None
-    finish: str | None = None
-    cached: int | None = None
-
-
-@dataclass(slots=True)
 class _Job:
     """What the choices of one request share."""
 
@@ -72,18 +65,15 @@ class _Job:
 
 
 class EngineBackend:
-    """``call(model, wire, stage)`` runs a request on a replica of a stage ("": where requests go by themselves); it
-    raises :class:`WorkerGone` where a retry may help. ``collect(model, wire, stage)`` asks all replicas of the stage
-    for tokens that the channel does not bring, and gives a list of each one's.
-    """
+    """Runs requests on replicas; with ``ask_all`` it asks them for tokens that the channel does not bring."""
 
     def __init__(
         self,
         inbox: TokenInbox,
-        call: Callable[[ServedModel, dict[str, Any], str], Any],
-        collect: Callable[[ServedModel, dict[str, Any], str], Any] | None = None,
+        call: Call,
+        ask_all: AskAll | None = None,
     ) -> None:
-        self._collect = collect
+        self._ask_all = ask_all
         self._inbox = inbox
         self._call = call
         self._dispatchers: dict[str, Dispatcher] = {}
@@ -153,23 +143,17 @@ class EngineBackend:
         output = open_output(model.tokenizer, request, ids, index=index, **parsers)
         sampling = request.sampling
         if index:
-            sampling = replace(sampling, seed=sampling.seed + index)
-        wire = {
-            "ids": ids.tobytes(),
-            "salt": salt,
-            "sampling": sampling.to_wire(),
-            "inbox": self._inbox.address.to_wire(),
-            "priority": job.ticket.request.priority,
-        }
-        pieces = self._tokens(job, wire, ids)
+            sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
+        call = GenerateCall("", b"", salt, sampling, self._inbox.address, job.ticket.request.priority)
+        items = self._tokens(job, call, ids)
         finish = "stop"
         try:
-            async for piece in pieces:
-                if piece.cached is not None:
-                    usage.cached_tokens = piece.cached
-                usage.completion_tokens += len(piece.ids)
-                finish = piece.finish or finish
-                for event in output.feed(piece.ids, piece.logprobs):
+            async for item in items:
+                if item.cached is not None:
+                    usage.cached_tokens = item.cached
+                usage.completion_tokens += len(item.ids)
+                finish = item.finish or finish
+                for event in output.feed(item.ids, item.logprobs):
                     yield event
                 if output.done:
                     return
@@ -177,25 +161,24 @@ class EngineBackend:
                 yield event
         finally:
             usage.reasoning_tokens = output.reasoning_tokens
-            await pieces.aclose()
+            await items.aclose()
 
-    async def _tokens(self, job: _Job, wire: dict[str, Any], prompt: np.ndarray) -> AsyncGenerator[Piece, None]:
+    async def _tokens(self, job: _Job, call: GenerateCall, prompt: np.ndarray) -> AsyncGenerator[TokenItem, None]:
         """The request's tokens in order, each exactly once, across the loss of workers."""
         produced: list[int] = []
         for attempt in range(MAX_ATTEMPTS):
             resumed = np.concatenate([prompt, np.array(produced, np.int32)]).astype(np.int32)
             request_id = secrets.token_hex(16)
-            sent = {**wire, "id": request_id, "ids": resumed.tobytes(), "resumed": len(produced)}
+            sent = replace(call, id=request_id, ids=resumed.tobytes(), resumed=len(produced))
             try:
-                async for piece in self._attempt(job, sent, len(produced)):
+                async for item in self._attempt(job, sent):
                     if not job.ticket.started:
                         job.dispatcher.start(job.ticket)
-                        job.ticket.trace.event("first token", cached_tokens=piece.cached)
-                    produced += piece.ids
-                    if attempt:
-                        piece.cached = None  # the client's prompt was charged as the first attempt found it
-                    yield piece
-                    if piece.finish is not None:
+                        job.ticket.trace.event("first token", cached_tokens=item.cached)
+                    produced += item.ids
+                    # The client's prompt is charged as the first attempt found it.
+                    yield replace(item, cached=None) if attempt else item
+                    if item.finish is not None:
                         return
             except WorkerGone as gone:
                 log.warning("request %s lost its worker after %d tokens: %s", request_id, len(produced), gone.__cause__)
@@ -204,17 +187,17 @@ class EngineBackend:
                 job.dispatcher.move(job.ticket)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
 
-    async def _attempt(self, job: _Job, wire: dict[str, Any], start: int) -> AsyncIterator[Piece]:
+    async def _attempt(self, job: _Job, sent: GenerateCall) -> AsyncIterator[TokenItem]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
-        stream = self._inbox.open_stream(wire["id"], start)
+        stream = self._inbox.open_stream(sent.id, sent.resumed)
         job.work.hold()
-        call = asyncio.ensure_future(self._complete(job, wire, stream))
-        asking = asyncio.ensure_future(self._ask(job, stream)) if self._collect is not None else None
+        call = asyncio.ensure_future(self._complete(job, sent, stream))
+        asking = asyncio.ensure_future(self._ask(job, stream)) if self._ask_all is not None else None
         self._calls.add(call)
         call.add_done_callback(lambda _: self._called(job, call))
         try:
             async for item in stream:
-                yield _piece(item)
+                yield item
             await call
         finally:
             stream.close()
@@ -227,41 +210,43 @@ class EngineBackend:
 
     async def _ask(self, job: _Job, stream: Stream) -> None:
         """While no connection brings the stream's tokens, fetches them by calls: slower, but no less right."""
-        assert self._collect is not None
+        assert self._ask_all is not None
         await asyncio.sleep(CHANNEL_PATIENCE_S)
         while not stream.finished:
             fresh = 0
             if not stream.connected:
-                wire = {"id": stream.stream_id, "offset": stream.next_offset}
+                call = CollectCall(stream.stream_id, stream.next_offset)
+                stage = job.dispatcher.destination(job.ticket).stage
                 try:
-                    for items in await self._collect(job.model, wire, job.dispatcher.hints(job.ticket)[0]):
-                        fresh += len(items)
-                        for item in items:
-                            stream.feed(TokenItem.from_wire(item))
+                    for collected in await self._ask_all(job.model, COLLECT, call, stage):
+                        fresh += len(collected.items)
+                        for item in collected.items:
+                            stream.feed(item)
                 except Exception as error:  # the call that carries the request's life says what is wrong
                     log.info("tokens of %s can't be asked for: %s", stream.stream_id, type(error).__name__)
             if not fresh:
                 await asyncio.sleep(CHANNEL_CHECK_S if stream.connected else CHANNEL_PATIENCE_S)
 
-    async def _complete(self, job: _Job, wire: dict[str, Any], stream: Stream) -> None:
+    async def _complete(self, job: _Job, sent: GenerateCall, stream: Stream) -> None:
         try:
-            stage, hints = job.dispatcher.hints(job.ticket)
-            result = await self._call(job.model, {**wire, **hints}, stage)
+            to = job.dispatcher.destination(job.ticket)
+            result = await self._call(job.model, GENERATE, replace(sent, prefill=to.prefill), to.stage, to.replica)
+            if isinstance(result, Failed):
+                raise RefusedByEngine(result.error) if result.refused else WorkerGone(result.error)
+            if not isinstance(result, Generated):
+                raise WorkerGone("the prompt was not prefilled")
             self._follow(job, result)
-            if "error" in result:
-                raise RefusedByEngine(result["error"]) if result["refused"] else WorkerGone(result["error"])
-            for item in result["undelivered"]:
-                stream.feed(TokenItem.from_wire(item))
+            for item in result.undelivered:
+                stream.feed(item)
             if not stream.finished:
                 raise WorkerGone("the answer is incomplete")
         except Exception as error:
             stream.fail(error)
 
-    def _follow(self, job: _Job, result: dict[str, Any]) -> None:
+    def _follow(self, job: _Job, result: Generated) -> None:
         """Adds to the request's trace where it was decoded, and counts where its prompt came from."""
-        path = result.get("path", {})
-        job.ticket.trace.event("decoded", replica=result.get("replica"), **path)
-        job.dispatcher.count_prompt({source: path.get(source, 0) for source in SOURCES})
+        job.ticket.trace.event("decoded", replica=result.replica, **result.path.shown())
+        job.dispatcher.count_prompt({source: getattr(result.path, source) for source in SOURCES})
 
     def _called(self, job: _Job, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
@@ -290,15 +275,6 @@ def _route_request(
         deadline=None if request.deadline_s is None else now + request.deadline_s,
         reject_if_busy=request.reject_if_busy,
     )
-
-
-def _piece(item: TokenItem) -> Piece:
-    extra = item.extra or []
-    logprobs = None
-    if extra and extra[0] is not None and "logprob" in extra[0]:
-        logprobs = [TokenLogprobs(e["logprob"], [tuple(pair) for pair in e["top"]]) for e in extra]
-    cached = extra[0].get("cached") if extra and extra[0] is not None else None
-    return Piece(list(item.ids), logprobs, item.finish, cached)
 
 
 def _merge_choices(choices: list[AsyncIterator[Event]]) -> AsyncIterator[Event]:

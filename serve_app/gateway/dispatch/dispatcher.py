@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from serve_app.api.errors import OutOfCapacity
-from serve_app.channel.load import LoadReport
 from serve_app.gateway.dispatch.loads import served_elsewhere, worker_load
 from serve_app.gateway.dispatch.stats import account_stats, dispatch_stats
 from serve_app.routing.admission import AdmissionConfig, Targets
@@ -23,6 +22,8 @@ from serve_app.routing.router import RouterConfig
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 from serve_app.state.traces import Trace
 from serve_app.tasks.model import ServedModel
+from serve_app.wire.generate import HERE, PrefillAt
+from serve_app.wire.load import LoadReport
 
 # A record that wants even the shortest prompt prefilled elsewhere means more by its roles than a second is worth.
 STRICT_ROLE_COST_S = 1.0
@@ -39,6 +40,15 @@ class Ticket:
     placed: bool = False
     started: bool = False
     turn: asyncio.Future[None] | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Destination:
+    """A stage and one of its replicas ("": whichever Serve chooses), and who prefills (None: whom that one chooses)."""
+
+    stage: str = ""
+    replica: str = ""
+    prefill: PrefillAt | None = None
 
 
 class Dispatcher:
@@ -132,16 +142,16 @@ class Dispatcher:
             return ""
         return f"{self._model.id} is starting, about {self.policy.cold_start.left(self._clock()):.0f} s left"
 
-    def hints(self, ticket: Ticket) -> tuple[str, dict[str, Any]]:
-        """The stage to call, and the fields of the wire request that carry the choice."""
+    def destination(self, ticket: Ticket) -> Destination:
+        """Where the request is sent."""
         decision, stage = ticket.decision, self.policy.workers.stage
         if decision is None:
             # The first worker of a model that starts for this request must not wait for a second one to prefill.
-            return "", {"prefill": None} if self._model.scales_to_zero else {}
-        prefill = None
+            return Destination(prefill=HERE if self._model.scales_to_zero else None)
+        prefill = HERE
         if decision.prefill is not None:
-            prefill = {"stage": stage(decision.prefill) or "prefill", "replica": decision.prefill}
-        return stage(decision.decode), {"replica": decision.decode, "prefill": prefill}
+            prefill = PrefillAt(stage(decision.prefill) or "prefill", decision.prefill)
+        return Destination(stage(decision.decode), decision.decode, prefill)
 
     def move(self, ticket: Ticket) -> None:
         """The request's worker is gone: chooses another. It has had its turn and does not wait again."""

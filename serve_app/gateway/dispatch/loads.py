@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from serve_app.channel.load import LoadReport
 from serve_app.costs.steps import StepSample
 from serve_app.costs.transfers import FetchSample
 from serve_app.routing.served import ServedCount
 from serve_app.routing.types import Role, WorkerLoad
+from serve_app.wire.load import LoadReport
 
 
 def worker_load(report: LoadReport, now: float) -> WorkerLoad:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.models import Models
+from serve_app.tasks.calls import AskAll, Call
 from serve_app.tasks.model import ServedModel
+from serve_app.wire.methods import SUBSCRIBE, WAKE
+from serve_app.wire.replicas import Nothing, Subscribe
 
 log = logging.getLogger("ray.serve")
 
@@ -23,17 +26,25 @@ TIMEOUT_S = 5.0
 WAKE_ABOVE = 0.1
 STAGES = ("decode", "prefill")
 
-AskAll = Callable[[ServedModel, str, dict[str, Any], str], Awaitable[list[Any]]]
 
-
-class Subscriptions:
-    """``ask_all(model, "subscribe", wire, stage)`` reaches every replica of a stage, and brings it ``plan(model)``:
-    ``needed``, the replicas by stage that requests need, for the autoscaler, and ``roles``, what each replica should
+class Wanted(NamedTuple):
+    """``needed``: the replicas by stage that requests need, for the autoscaler; ``roles``: what each replica should
     prefer.
     """
 
+    needed: dict[str, float] = {}
+    roles: dict[str, str] = {}
+
+
+class Subscriptions:
+    """Renews the lease with every replica of a stage, and brings it what ``plan(model)`` gives."""
+
     def __init__(
-        self, models: Models, inbox: TokenInbox, ask_all: AskAll, plan: Callable[[ServedModel], dict[str, Any]]
+        self,
+        models: Models,
+        inbox: TokenInbox,
+        ask_all: AskAll,
+        plan: Callable[[ServedModel], Wanted],
     ) -> None:
         self._plan = plan
         self._models = models
@@ -52,21 +63,21 @@ class Subscriptions:
             due = []
             for model in self._models:
                 stages = [stage for stage in STAGES if model.ready and stage in model.profile.stages]
-                plan = self._plan(model) if stages else {}
+                plan = self._plan(model) if stages else Wanted()
                 due += [(model, stage, plan) for stage in stages if self._is_due(model, stage, plan, now)]
             await asyncio.gather(*(self._subscribe(*one) for one in due))
             await asyncio.sleep(EAGER_S)
 
-    def _is_due(self, model: ServedModel, stage: str, plan: dict[str, Any], now: float) -> bool:
+    def _is_due(self, model: ServedModel, stage: str, plan: Wanted, now: float) -> bool:
         key = (model.id, stage)
-        return self._due.get(key, 0.0) <= now or self._roles.get(key) != plan["roles"]
+        return self._due.get(key, 0.0) <= now or self._roles.get(key) != plan.roles
 
-    async def _subscribe(self, model: ServedModel, stage: str, plan: dict[str, Any]) -> None:
-        wire = {"inbox": self._inbox.address.to_wire(), "lease_s": LEASE_S, **plan}
-        self._roles[model.id, stage] = plan["roles"]
+    async def _subscribe(self, model: ServedModel, stage: str, plan: Wanted) -> None:
+        call = Subscribe(self._inbox.address, LEASE_S, plan.needed, plan.roles)
+        self._roles[model.id, stage] = plan.roles
         again = PERIOD_S
         try:
-            await asyncio.wait_for(self._ask_all(model, "subscribe", wire, stage), TIMEOUT_S)
+            await asyncio.wait_for(self._ask_all(model, SUBSCRIBE, call, stage), TIMEOUT_S)
         except Exception as error:  # no replica, or one that is going
             if model.inflight or model.profile.stages[stage].min_replicas:
                 again = EAGER_S
@@ -79,7 +90,7 @@ class Wake:
     no requests, so it would never start by itself.
     """
 
-    def __init__(self, call: Callable[[ServedModel, str], Awaitable[Any]]) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
         self._calls: dict[tuple[str, str], asyncio.Task[Any]] = {}
 
@@ -100,6 +111,6 @@ class Wake:
 
     async def _quietly(self, model: ServedModel, stage: str) -> None:
         try:
-            await self._call(model, stage)
+            await self._call(model, WAKE, Nothing(), stage)
         except Exception as error:  # the next round tries again
             log.debug("%s %s does not start (%s)", model.id, stage, type(error).__name__)

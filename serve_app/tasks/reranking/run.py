@@ -9,6 +9,7 @@ from serve_app.state.accounts import Caller
 from serve_app.tasks.encoding import encode, rows, tokenise
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
+from serve_app.wire.encode import EncodeCall
 
 
 async def rerank(
@@ -20,5 +21,5 @@ async def rerank(
     ids, types = [e[0] for e in encoded], [e[1] for e in encoded]
     busy, facts = request.reject_if_busy, {"prompt_tokens": sum(map(len, ids)), "contexts": len(ids)}
     with runtime.work(model, caller, reject_if_busy=busy, facts=facts) as work:
-        scores = rows(await encode(runtime, work, ids, types, {}))
+        scores = rows(await encode(runtime, work, ids, types, EncodeCall()))
     return scores, work.usage

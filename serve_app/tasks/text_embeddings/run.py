@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from serve_app.state.accounts import Caller
 from serve_app.tasks.encoding import encode, rows, tokenise
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
+from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens
 
 # A vector of 1024 numbers per token: what is answered as JSON, and what only travels to the gateway.
 MAX_VECTOR_TOKENS = 4096
@@ -29,15 +29,15 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
         limit = MAX_SCORED_TOKENS if request.form == "scores" else MAX_VECTOR_TOKENS
         if total > limit:
             raise InputTooLong(f"A vector per token is limited to {limit} tokens in one request, got {total}.")
-    options: dict[str, Any] = {
-        "pooling": request.pooling or model.record.pooling,
-        "normalize": model.record.normalize,
-        "dimensions": request.dimensions,
-        "heads": list(request.heads),
-    }
+    asked = EncodeCall(
+        pooling=request.pooling or model.record.pooling,
+        normalize=model.record.normalize,
+        dimensions=request.dimensions,
+        heads=request.heads,
+    )
     busy, facts = request.reject_if_busy, {"prompt_tokens": total, "texts": len(ids)}
     with runtime.work(model, caller, reject_if_busy=busy, facts=facts) as work:
-        results = await encode(runtime, work, ids, None, options)
+        results = await encode(runtime, work, ids, None, asked)
         if not request.heads:
             reading = Reading(rows(results))
         else:
@@ -46,14 +46,19 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
 
 
 def _reading(
-    results: list[dict[str, Any]], ids: list[np.ndarray], heads: tuple[TokenHead, ...], ignored: Collection[int]
+    results: list[Encoded | EncodedTokens],
+    ids: list[np.ndarray],
+    heads: tuple[TokenHead, ...],
+    ignored: Collection[int],
 ) -> Reading:
     """Rows that go on behind a vector: with a weight per token, and a vector per token but the first."""
     rows: list[np.ndarray] = []
+    width = 0
     for result in results:
-        sizes = np.frombuffer(result["sizes"], np.int32)
-        rows += np.split(np.frombuffer(result["data"], np.float32), np.cumsum(sizes)[:-1])
-    width = results[0]["width"]
+        assert isinstance(result, EncodedTokens)
+        sizes = np.frombuffer(result.sizes, np.int32)
+        rows += np.split(np.frombuffer(result.data, np.float32), np.cumsum(sizes)[:-1])
+        width = result.width
     reading = Reading(np.stack([row[:width] for row in rows]))
     rest = [row[width:] for row in rows]
     if "sparse" in heads:

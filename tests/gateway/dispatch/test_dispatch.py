@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
-from dataclasses import replace
 from pathlib import Path as File
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest
 from serve_app.catalog.load import load_catalog
-from serve_app.channel.load import LoadReport
 from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends.engine import _route_request
-from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
+from serve_app.gateway.dispatch.dispatcher import Destination, Dispatcher, Ticket
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller
 from serve_app.state.traces import Trace
 from serve_app.tasks.model import ServedModel
+from serve_app.wire.generate import HERE
+from serve_app.wire.load import LoadReport
 
 CHAT = "@cf/pico/pico-instruct"
 # A step of 512 prompt tokens takes half a second: slow enough that a few prompts are a queue.
@@ -95,7 +97,7 @@ async def test_without_reports_serve_chooses_as_far_as_it_has_places(dispatcher,
     tickets = [ticket(i) for i in range(model.slots + 2)]
     tasks = await entered(dispatcher, *tickets)
     assert [t.placed for t in tickets] == [True] * model.slots + [False] * 2
-    assert dispatcher.hints(tickets[0]) == ("", {})
+    assert dispatcher.destination(tickets[0]) == Destination()
     dispatcher.finish(tickets[0])
     assert tickets[model.slots].placed and not tickets[-1].placed
     dispatcher.finish(tickets[1])
@@ -108,7 +110,7 @@ async def test_an_idle_worker_is_named_and_a_full_one_lets_requests_wait_here(di
     tasks = await entered(dispatcher, *tickets)
     placed = [t for t in tickets if t.placed]
     assert 1 <= len(placed) < 6
-    assert dispatcher.hints(placed[0]) == ("decode", {"replica": "d1", "prefill": None})
+    assert dispatcher.destination(placed[0]) == Destination("decode", "d1", HERE)
     assert dispatcher.stats()["waiting"] == {"a": 6 - len(placed)}
     assert await drain(dispatcher, tickets, tasks) == [t.request.id for t in tickets]
     assert dispatcher.stats()["waiting"] == {}
@@ -208,10 +210,10 @@ async def test_waiting_requests_survive_the_loss_of_all_workers(dispatcher):
     dispatcher.lost("process of d1")
     moved = tickets[0]
     dispatcher.move(moved)
-    assert moved.decision is None and dispatcher.hints(moved) == ("", {})
+    assert moved.decision is None and dispatcher.destination(moved) == Destination()
     slow_worker(dispatcher, "d2")
     dispatcher.move(moved)
-    assert dispatcher.hints(moved)[1]["replica"] == "d2"
+    assert dispatcher.destination(moved).replica == "d2"
     dispatcher._clock.now += 30
     dispatcher.report("process of d2", replace(IDLE, replica="d2"))
     for t in tickets:
@@ -288,7 +290,7 @@ async def test_nothing_is_left_behind_whatever_happens(dispatcher, clock):
 
 async def test_a_target_between_tokens_bounds_the_streams_of_a_worker(model, clock):
     profile = model.profile.model_copy(update={"targets": model.profile.targets.model_copy(update={"itl_s": 0.005})})
-    dispatcher = Dispatcher(replace(model, profile=profile), clock)
+    dispatcher = Dispatcher(dataclasses.replace(model, profile=profile), clock)
     # Two milliseconds a step, and a half more for each sequence: five of them take 4.5.
     steps = tuple((0, 0, b, 40 * b, 0.002 + 0.0005 * b) for b in range(1, 9)) * 2
     for _ in range(8):
@@ -329,7 +331,7 @@ async def test_a_deadline_counts_the_turns_of_those_ahead(dispatcher, clock):
 
 async def test_a_model_that_has_scaled_to_zero_says_when_to_come_back(model, clock):
     none = model.profile.model_copy(update={"decode": model.profile.decode.model_copy(update={"min_replicas": 0})})
-    dispatcher = Dispatcher(replace(model, profile=none), clock)
+    dispatcher = Dispatcher(dataclasses.replace(model, profile=none), clock)
     woken = []
     dispatcher.start_worker = lambda: woken.append(clock.now)
     for asks in ({"reject_if_busy": True}, {"deadline": clock.now + 3.0}):
@@ -341,7 +343,7 @@ async def test_a_model_that_has_scaled_to_zero_says_when_to_come_back(model, clo
     await dispatcher.enter(patient := ticket(2))
     assert patient.placed and patient.decision is None
     # Its prompt is computed where it is decoded: a prefill worker would have to start as well.
-    assert dispatcher.hints(patient) == ("", {"prefill": None})
+    assert dispatcher.destination(patient) == Destination(prefill=HERE)
     clock.now += 4.0
     slow_worker(dispatcher)
     dispatcher.finish(patient)
@@ -354,7 +356,7 @@ async def test_a_model_that_has_scaled_to_zero_says_when_to_come_back(model, clo
 
 async def test_who_has_fewer_streams_may_stretch_the_target_a_little(model, clock):
     profile = model.profile.model_copy(update={"targets": model.profile.targets.model_copy(update={"itl_s": 0.005})})
-    dispatcher = Dispatcher(replace(model, profile=profile), clock)
+    dispatcher = Dispatcher(dataclasses.replace(model, profile=profile), clock)
     steps = tuple((0, 0, b, 40 * b, 0.002 + 0.0005 * b) for b in range(1, 9)) * 2
     for _ in range(30):
         clock.now += 0.1

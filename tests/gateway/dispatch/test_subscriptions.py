@@ -11,8 +11,10 @@ import pytest
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.dispatch import subscriptions
-from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake
+from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.tasks.model import ServedModel
+from serve_app.wire.methods import SUBSCRIBE, WAKE, Method
+from serve_app.wire.replicas import Nothing, Subscribe, Subscribed
 
 CHAT = "@cf/pico/pico-instruct"
 
@@ -37,16 +39,16 @@ async def asked(inbox, model: ServedModel, monkeypatch, fails: bool, seconds: fl
     monkeypatch.setattr(subscriptions, "PERIOD_S", 0.2)
     calls: Counter[str] = Counter()
 
-    async def ask_all(of: ServedModel, method: str, wire: dict, stage: str) -> list[str]:
-        assert of is model and method == "subscribe" and wire["inbox"] == inbox.address.to_wire()
-        assert wire["needed"] == {"decode": 0.5} and wire["roles"] == {"r1": "decode"}
-        assert wire["lease_s"] > 2 * subscriptions.PERIOD_S
+    async def ask_all(of: ServedModel, method: Method, call: Subscribe, stage: str) -> list[Subscribed]:
+        assert of is model and method is SUBSCRIBE and call.inbox == inbox.address
+        assert call.needed == {"decode": 0.5} and call.roles == {"r1": "decode"}
+        assert call.lease_s > 2 * subscriptions.PERIOD_S
         calls[stage] += 1
         if fails:
             raise RuntimeError("no replicas")
-        return ["r1"]
+        return [Subscribed("r1")]
 
-    asking = Subscriptions([model], inbox, ask_all, lambda _: {"needed": {"decode": 0.5}, "roles": {"r1": "decode"}})
+    asking = Subscriptions([model], inbox, ask_all, lambda _: Wanted({"decode": 0.5}, {"r1": "decode"}))
     asking.start()
     await asyncio.sleep(seconds)
     asking._task.cancel()
@@ -62,18 +64,18 @@ async def test_both_stages_are_asked_now_and_then(inbox, monkeypatch):
 
 async def test_changed_roles_are_told_at_once(inbox, monkeypatch):
     monkeypatch.setattr(subscriptions, "EAGER_S", 0.01)
-    model, plan, told = chat(), {"needed": {}, "roles": {}}, []
+    model, plan, told = chat(), Wanted(), []
     model.ready = True
 
-    async def ask_all(of: ServedModel, method: str, wire: dict, stage: str) -> list[str]:
-        told.append((stage, wire["roles"]))
-        return ["r1"]
+    async def ask_all(of: ServedModel, method: Method, call: Subscribe, stage: str) -> list[Subscribed]:
+        told.append((stage, call.roles))
+        return [Subscribed("r1")]
 
-    asking = Subscriptions([model], inbox, ask_all, lambda _: dict(plan))
+    asking = Subscriptions([model], inbox, ask_all, lambda _: plan)
     asking.start()
     await asyncio.sleep(0.1)
     assert len(told) == 2
-    plan["roles"] = {"r1": "prefill"}
+    plan = Wanted(roles={"r1": "prefill"})
     await asyncio.sleep(0.1)
     asking._task.cancel()
     # Long before the lease is renewed, and once.
@@ -97,7 +99,8 @@ async def test_a_model_that_loads_is_left_alone(inbox, monkeypatch):
 async def test_a_stage_without_workers_is_woken_once_and_again_if_that_fails():
     model, calls, gate = chat(0), [], asyncio.Event()
 
-    async def call(of: ServedModel, stage: str) -> None:
+    async def call(of: ServedModel, method: Method, message: Nothing, stage: str) -> Nothing:
+        assert method is WAKE
         calls.append(stage)
         await gate.wait()
         raise RuntimeError("it did not start")

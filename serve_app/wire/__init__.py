@@ -1,0 +1,1 @@
+"""Every message that crosses a process, declared once, with a version."""

@@ -1,0 +1,152 @@
+"""Calls that have text generated: gateway -> decode replica -> its worker, and decode replica -> prefill replica."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from serve_app.engine.request import SamplingParams
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.message import Message, Reader
+from serve_app.wire.tokens import TokenItem
+
+
+class PrefillAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Who computes a prompt: a stage and, as a wish, one of its replicas; ``stage`` "": whoever generates."""
+
+    stage: str
+    replica: str = ""
+
+
+HERE = PrefillAt("")
+
+
+class GenerateCall(Message, tag="generate:2", frozen=True):
+    """One request from prompt to last token. Answered by :data:`GenerateResult`.
+
+    ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
+    tokens go as they come; None: nowhere. ``prefill``: who computes what is stored nowhere; None: whom the replica
+    would choose. ``prefill_above``, from the replica to its worker: a prompt that lacks so many tokens is not started
+    but answered with :class:`Missing`.
+    """
+
+    id: str
+    ids: bytes
+    salt: bytes
+    sampling: SamplingParams
+    inbox: InboxAddress | None = None
+    priority: Literal["realtime", "batch"] = "realtime"
+    resumed: int = 0
+    prefill: PrefillAt | None = None
+    prefill_above: int | None = None
+
+
+class Missing(Message, tag="missing:1", frozen=True):
+    """Not started: ``tokens`` of the prompt are neither in the engine nor in the pool, ``cached`` are. The request
+    stays registered for :data:`~serve_app.worker.requests.WAIT_S` and is started by :class:`ArrivingCall`.
+    """
+
+    tokens: int
+    cached: int
+
+
+class ArrivingCall(Message, tag="arriving:1", frozen=True):
+    """Request ``id`` was answered with :class:`Missing` and is being prefilled elsewhere: takes over what is computed
+    there, until :class:`Prefilled` says that it has ended, and goes on. Answered like :class:`GenerateCall`.
+    """
+
+    id: str
+
+
+class PromptPath(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where the tokens of a prompt came from, each counted once: found in the worker's ``own`` blocks, its ``node``'s
+    pool, that pool's files (``disk``) or a ``remote`` pool (together what the client sees as cached), ``prefilled``
+    for this request by another worker, or ``computed`` where it was generated.
+
+    ``bytes`` were moved, ``early_bytes`` of them while prefill was still computing; ``handover_s`` passed between the
+    end of prefill and the start of decode, ``handover_share`` of the time to first token ``ttft_s``.
+    """
+
+    own: int = 0
+    node: int = 0
+    disk: int = 0
+    remote: int = 0
+    prefilled: int = 0
+    computed: int = 0
+    bytes: int = 0
+    early_bytes: int = 0
+    handover_s: float = 0.0
+    handover_share: float | None = None
+    ttft_s: float | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """As a request's trace shows it."""
+        return msgspec.structs.asdict(self)
+
+
+class Generated(Message, tag="generated:2", frozen=True):
+    """How a request ended. ``cached``: prompt tokens found stored. ``undelivered``: what the gateway had not
+    acknowledged, so that a complete answer never depends on the channel. ``replica``: where it was generated.
+    """
+
+    finish: str
+    cached: int
+    path: PromptPath
+    undelivered: tuple[TokenItem, ...] = ()
+    replica: str = ""
+
+
+class Failed(Message, tag="failed:1", frozen=True):
+    """``refused``: no worker will ever take this request; otherwise another may."""
+
+    error: str
+    refused: bool = False
+
+
+class PrefillCall(Message, tag="prefill:1", frozen=True):
+    """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`."""
+
+    id: str
+    ids: bytes
+    salt: bytes
+
+
+class PrefillDone(Message, tag="prefill-done:1", frozen=True):
+    """The pool of ``node`` holds the K/V; ``cached`` tokens had not to be computed."""
+
+    cached: int
+    node: str
+
+
+class Prefilled(Message, tag="prefilled:1", frozen=True):
+    """Tells the worker that waits for prefill how it ended: ``node`` None if it failed."""
+
+    id: str
+    cached: int = 0
+    node: str | None = None
+
+
+class CollectCall(Message, tag="collect:1", frozen=True):
+    """From a gateway that the channel does not reach: the tokens of request ``id`` from ``offset`` on. Answered by
+    :class:`Collected`.
+    """
+
+    id: str
+    offset: int
+
+
+class Collected(Message, tag="collected:1", frozen=True):
+    items: tuple[TokenItem, ...] = ()
+
+
+GenerateResult = Generated | Missing | Failed
+PrefillResult = PrefillDone | Failed
+read_generate_call: Reader[GenerateCall] = Reader(GenerateCall)
+read_generate_result: Reader[GenerateResult] = Reader(GenerateResult)
+read_arriving_call: Reader[ArrivingCall] = Reader(ArrivingCall)
+read_prefill_call: Reader[PrefillCall] = Reader(PrefillCall)
+read_prefill_result: Reader[PrefillResult] = Reader(PrefillResult)
+read_prefilled: Reader[Prefilled] = Reader(Prefilled)
+read_collect_call: Reader[CollectCall] = Reader(CollectCall)
+read_collected: Reader[Collected] = Reader(Collected)

@@ -1,0 +1,88 @@
+"""What a worker says of its own load, a few dozen bytes, and measured steps for whoever predicts from them.
+
+Numbers that travel through Serve's controller are seconds old; these are as old as one engine step.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+from serve_app.wire.message import Message
+
+# Samples per report; what does not fit is not missed.
+MAX_SAMPLES = 16
+# Counts of what was served per report, those that changed last; what does not fit goes along with a later one.
+MAX_SERVED = 64
+
+Name = Annotated[str, Meta(max_length=200)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e15)]  # finite
+
+
+class Step(NamedTuple):
+    """One engine step as measured: prompt tokens computed, tokens before them, sequences that generated, tokens of
+    context that these attended to, seconds.
+    """
+
+    prefill_tokens: Count
+    context_tokens: Count
+    decode_seqs: Count
+    kv_tokens: Count
+    seconds: Seconds
+
+
+class Fetch(NamedTuple):
+    """One fetch from a tier of the pool as measured."""
+
+    tier: Name
+    tokens: Count
+    seconds: Seconds
+
+
+class ServedBy(NamedTuple):
+    """Tokens served to one tenant in one class by way of one gateway; ``number`` is never used again by a worker."""
+
+    number: Count
+    gateway: Name
+    tenant: Name
+    priority: Name
+    uncached: Count
+    cached: Count
+    output: Count
+
+
+class LoadReport(Message, tag="load:2", frozen=True):
+    """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
+    gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
+
+    ``queued_tokens``: prompt tokens accepted, not computed yet and not stored anywhere. ``running`` requests are in the
+    batch, ``waiting`` ones are not yet. ``step_seconds``: recent mean time of a step. ``steps``, ``fetches``: samples
+    since the last report. ``served``: what tenants have lately got by way of each gateway.
+    """
+
+    replica: Name
+    model: Name
+    stage: Name
+    role: Name
+    node: Name
+    planner: Name = ""
+    gateways: Count = 1
+    queued_tokens: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    max_seqs: Count = 0
+    used_blocks: Count = 0
+    total_blocks: Count = 0
+    block_tokens: Count = 0
+    max_batch_tokens: Count = 0
+    step_seconds: Seconds = 0.0
+    draining: bool = False
+    steps: Annotated[tuple[Step, ...], Meta(max_length=MAX_SAMPLES)] = ()
+    fetches: Annotated[tuple[Fetch, ...], Meta(max_length=MAX_SAMPLES)] = ()
+    served: Annotated[tuple[ServedBy, ...], Meta(max_length=MAX_SERVED)] = ()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queued_tokens or self.running or self.waiting)

@@ -1,0 +1,80 @@
+"""What all messages share: a name with a version, and bytes to and fro.
+
+A message is a msgpack array that begins with its tag, ``name:version``. Whoever changes a message's fields, or what
+they mean, raises its version; a test compares the fields with those written down for the version. Processes of two
+versions meet while an upgrade replaces replicas one by one. They refuse each other's messages with
+:class:`WrongVersion`: a gateway tries other replicas and then answers 3040 with ``Retry-After``, and where it refuses
+a worker's tokens on the channel, it asks for them by calls.
+
+A call that carries one plain value (a request's or a chunk's id) has no message of its own.
+"""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+_ENCODER = msgspec.msgpack.Encoder()
+Kinds = type[T] | UnionType
+
+
+class BadMessage(ValueError):
+    """Bytes that are none of the messages expected."""
+
+
+class WrongVersion(BadMessage):
+    """A message of another version of this program: deploy the same version everywhere."""
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Base of all messages; each gives its ``tag``."""
+
+    def encode(self) -> bytes:
+        return _ENCODER.encode(self)
+
+    @classmethod
+    def tag(cls) -> str:
+        """``name:version``."""
+        return str(cls.__struct_config__.tag)
+
+
+class Reader(Generic[T]):
+    """Reads bytes as one of the messages it is made for: ``Reader(Missing | Generated)``."""
+
+    def __init__(self, kinds: Kinds[T]) -> None:
+        self._kinds = kinds
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+        members = kinds.__args__ if isinstance(kinds, UnionType) else (kinds,)
+        self._tags = [member.tag() for member in members]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reader, (self._kinds,)  # Ray pickles actors' classes with what their methods name
+
+    def __call__(self, data: bytes | memoryview) -> T:
+        """Raises :class:`WrongVersion` or :class:`BadMessage`."""
+        try:
+            return self._decoder.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self._explained(data, error) from error
+
+    def _explained(self, data: bytes | memoryview, error: Exception) -> BadMessage:
+        tag = _tag_of(data)
+        name, _, version = tag.rpartition(":")
+        same = [own for own in self._tags if own.rpartition(":")[0] == name]
+        if same and tag not in same:
+            return WrongVersion(
+                f"a message {name} of version {version} where this process reads {', '.join(same)}: "
+                "an upgrade is under way, or nodes run different versions of serve_app"
+            )
+        return BadMessage(f"not a message of {', '.join(self._tags)}: {error}")
+
+
+def _tag_of(data: bytes | memoryview) -> str:
+    try:
+        first = msgspec.msgpack.decode(data)[0]
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError):
+        return ""
+    return first[:100] if isinstance(first, str) else ""

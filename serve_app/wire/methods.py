@@ -1,0 +1,32 @@
+"""The calls that a gateway makes to a model's replicas: the method's name, what it takes and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from serve_app.wire import encode, generate, replicas
+from serve_app.wire.message import Message, Reader
+
+C = TypeVar("C", bound=Message)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[C, R]):
+    """``name`` is a method of a deployment that takes and returns encoded messages."""
+
+    name: str
+    call: type[C]
+    result: Reader[R]
+
+
+# A replica's to have; all replicas of a stage are asked for the others.
+GENERATE = Method("generate", generate.GenerateCall, generate.read_generate_result)
+ENCODE = Method("encode", encode.EncodeCall, encode.read_encode_result)
+PROBE = Method("probe", replicas.Nothing, replicas.read_nothing)
+WAKE = Method("wake", replicas.Nothing, replicas.read_nothing)
+
+COLLECT = Method("collect", generate.CollectCall, generate.read_collected)
+SUBSCRIBE = Method("subscribe", replicas.Subscribe, replicas.read_subscribed)
+ALL_STATS = Method("all_stats", replicas.Nothing, replicas.read_all_counters)

@@ -1,0 +1,71 @@
+"""What gateways and replicas tell each other beside requests, and replicas their workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.message import Message, Reader
+
+
+class Nothing(Message, tag="nothing:1", frozen=True):
+    """For a call or an answer that says nothing but that it has come."""
+
+
+class Subscribe(Message, tag="subscribe:1", frozen=True):
+    """Gateway -> replicas: wants load reports at ``inbox`` for ``lease_s`` seconds. ``needed``: replicas of each stage
+    that the gateway's requests need; ``roles``: what it wishes which replica to prefer.
+    """
+
+    inbox: InboxAddress
+    lease_s: float
+    needed: dict[str, float] = {}
+    roles: dict[str, str] = {}
+
+
+class Subscribed(Message, tag="subscribed:1", frozen=True):
+    """``replica``: Serve's id of the one that answers."""
+
+    replica: str
+
+
+class Listen(Message, tag="listen:1", frozen=True):
+    """Replica -> its worker: what :class:`Subscribe` means for it. ``replica``: Serve's id; ``role``: what it is by the
+    catalogue; ``wish``: what that gateway wishes it to prefer.
+    """
+
+    inbox: InboxAddress
+    lease_s: float
+    replica: str
+    role: str
+    wish: str | None = None
+
+
+class Counters(Message, tag="counters:1", frozen=True):
+    """What a worker tells of itself, for people who look. ``pid`` 0: it has nothing to tell just now, because it is
+    being replaced or held up.
+    """
+
+    stage: str
+    pid: int = 0
+    numbers: dict[str, Any] = {}
+
+    @property
+    def silent(self) -> bool:
+        return not self.pid
+
+    def shown(self) -> dict[str, Any]:
+        """As ``GET /v1/status`` shows it."""
+        return {"stage": self.stage, **self.numbers, "pid": self.pid}
+
+
+class AllCounters(Message, tag="all-counters:1", frozen=True):
+    workers: tuple[Counters, ...] = ()
+
+
+read_nothing: Reader[Nothing] = Reader(Nothing)
+read_subscribe: Reader[Subscribe] = Reader(Subscribe)
+read_subscribed: Reader[Subscribed] = Reader(Subscribed)
+read_listen: Reader[Listen] = Reader(Listen)
+read_counters: Reader[Counters] = Reader(Counters)
+read_all_counters: Reader[AllCounters] = Reader(AllCounters)

@@ -1,0 +1,317 @@
+"""What an engine worker does, without Ray: runs requests on an engine and sends their tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from serve_app.channel.sender import TokenSender
+from serve_app.channel.served import gateway_name
+from serve_app.engine.loop import EngineLoop
+from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.step import StepOutput
+from serve_app.kv.keys import tenant_id
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.generate import (
+    ArrivingCall,
+    CollectCall,
+    Collected,
+    Failed,
+    GenerateCall,
+    Generated,
+    GenerateResult,
+    Missing,
+    PrefillCall,
+    PrefillDone,
+    Prefilled,
+    PrefillResult,
+)
+from serve_app.wire.replicas import Counters, Listen
+from serve_app.wire.tokens import Acked, TokenItem
+from serve_app.worker.draft_link import DraftLink
+from serve_app.worker.kv_read import PoolReader, Stored
+from serve_app.worker.load_report import WorkerLoad
+from serve_app.worker.requests import Finished, Requests, Running
+
+if TYPE_CHECKING:
+    from serve_app.worker.loading import Loaded
+    from serve_app.worker.spec import WorkerSpec
+
+# How long a gateway may be out of reach before its requests are given up.
+INBOX_GRACE_S = 10.0
+# How long a gateway that has to ask for tokens waits for the first, and what it gets at once.
+COLLECT_WAIT_S = 1.0
+COLLECT_PERIOD_S = 0.05
+
+
+class EngineWork:
+    """Everything asynchronous (calls, pool, token frames) happens on one event loop; the engine has a thread of its own
+    and speaks to the loop once per step.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        loaded: Loaded,
+        draft: DraftLink,
+        *,
+        node_id: str,
+        worker_id: str,
+    ) -> None:
+        """``worker_id`` is what gateways know the worker's connections by."""
+        self.spec = spec
+        self.draft = draft
+        self._engine = engine = loaded.engine
+        self._root_of = loaded.root_of
+        self._publisher = loaded.publisher
+        self._node_id = node_id
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine_loop = EngineLoop(engine, self._on_outputs, name=f"{spec.stage}-engine")
+        self.requests = Requests(self._engine_loop.abort)
+        self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
+        self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
+        self._load = WorkerLoad(spec.model, spec.stage, node_id, engine, self._sender, self._reader.fetches)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    async def generate(self, call: GenerateCall) -> GenerateResult:
+        """Runs one request to its end; tokens go to its inbox as they come. With ``prefill_above`` perhaps
+        :class:`Missing`, and then :meth:`arriving` is the second half.
+        """
+        prompt = np.frombuffer(call.ids, np.int32).tolist()
+        running = self._register(
+            Request(
+                call.id,
+                prompt,
+                len(prompt) - call.resumed,
+                call.sampling,
+                self._root_of(call.salt),
+                resumed=call.resumed,
+                tenant=tenant_id(call.salt),
+            ),
+            call,
+        )
+        parked = False
+        try:
+            if (refused := await self._compile(running.request)) is not None:
+                return Failed(refused, refused=True)
+            stored = await self._reader.stored(running.prompt)
+            if running.done.done():
+                return _failed(running)
+            missing = len(running.request.tokens) - 1 - stored.covered
+            if call.prefill_above is not None and missing >= call.prefill_above:
+                running.found = stored.covered
+                self.requests.park(running)
+                parked = True
+                return Missing(missing, stored.covered)
+            return await self._run(running, stored)
+        finally:
+            if not parked:
+                self._forget(call.id)
+
+    async def arriving(self, call: ArrivingCall) -> GenerateResult:
+        """Goes on with a request that was answered with :class:`Missing`: takes over what prefill computes meanwhile,
+        until :meth:`prefilled` says that it has ended.
+        """
+        running = self.requests.resume(call.id)
+        if running is None:
+            return Failed("the request is not waiting here any more")
+        assert running.prefilled is not None
+        try:
+            stored = await self._reader.arriving(running.prompt, running.prefilled)
+            if running.done.done():
+                return _failed(running)
+            # What prefill found stored as well was not computed for this request either.
+            running.cached = max(running.found, running.prefilled.result().cached if running.prefilled.done() else 0)
+            return await self._run(running, stored)
+        finally:
+            self._forget(call.id)
+
+    async def prefilled(self, told: Prefilled) -> None:
+        """Says how the prefill that a request waits for has ended."""
+        running = self.requests.get(told.id)
+        if running is not None and running.prefilled is not None and not running.prefilled.done():
+            running.prefilled.set_result(told)
+
+    async def prefill(self, call: PrefillCall) -> PrefillResult:
+        """Computes and publishes the K/V of a prompt; returns once the pool of this node holds them."""
+        ids = np.frombuffer(call.ids, np.int32).tolist()
+        root, tenant = self._root_of(call.salt), tenant_id(call.salt)
+        running = self._register(
+            Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, tenant=tenant), None
+        )
+        try:
+            self._publisher.awaited.add(call.id)
+            stored = await self._reader.stored(running.prompt)
+            if running.done.done():
+                return _failed(running)
+            self._start(running, stored)
+            result = await running.done
+            await self._publisher.published(call.id)
+            return result if isinstance(result, Failed) else PrefillDone(result.cached, self._node_id)
+        finally:
+            self._publisher.awaited.discard(call.id)
+            self._forget(call.id)
+
+    async def collect(self, call: CollectCall) -> Collected:
+        """The tokens of a request that have come up and not been asked for before. Waits a moment for the first; empty
+        where there is no such request.
+        """
+        self._sender.acknowledged([Acked(call.id, call.offset, False)])
+        until = time.monotonic() + COLLECT_WAIT_S
+        while call.id in self.requests and time.monotonic() < until:
+            await asyncio.sleep(COLLECT_PERIOD_S)
+            if items := self._sender.undelivered(call.id):
+                return Collected(tuple(items))
+        return Collected()
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request and frees its blocks; it is no error if it is gone already."""
+        self._abort(request_id)
+
+    async def subscribe(self, call: Listen) -> None:
+        """See :meth:`serve_app.worker.load_report.WorkerLoad.subscribe`."""
+        self._load.subscribe(call)
+
+    def export_chunk(self, chunk_id: str) -> np.ndarray:
+        """A published chunk's bytes, for the pool, which then owns the object."""
+        return self._publisher.exports.take(chunk_id)
+
+    def stats(self) -> Counters:
+        """Counters and gauges of this worker."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        numbers = {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "used_blocks": scheduler.blocks.used_blocks,
+            "cached_blocks": scheduler.blocks.cached_blocks,
+            "total_blocks": scheduler.blocks.num_blocks - 1,
+            "preemptions": scheduler.preemptions,
+            "steps": engine.stats.steps,
+            "prompt_tokens": engine.stats.prompt_tokens,
+            "cached_tokens": engine.stats.cached_tokens,
+            "generated_tokens": engine.stats.generated_tokens,
+            "busy_seconds": round(engine.stats.busy_seconds, 3),
+            "speculation": engine.speculation.stats() if engine.speculation is not None else None,
+            "draft_connected": self.draft.connected,
+            "pool": self._publisher.stats() | self._reader.stats(),
+        }
+        return Counters(self.spec.stage, os.getpid(), numbers)
+
+    def needs_draft(self) -> bool:
+        """Whether the draft model is wanted but out of reach. Raises if the engine's thread has ended."""
+        if self._engine_loop.failed is not None:
+            raise RuntimeError("the engine has stopped") from self._engine_loop.failed
+        wanted = self.spec.draft_tokens > 0 and self.spec.draft_method == "deployment"
+        return wanted and not self.draft.connected
+
+    async def aclose(self) -> None:
+        """Ends the engine's thread and the connections to gateways."""
+        self._load.close()
+        await self._sender.aclose()
+        await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.stop)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _register(self, request: Request, call: GenerateCall | None) -> Running:
+        self._loop = self._publisher.loop = asyncio.get_running_loop()
+        return self.requests.register(request, call)
+
+    def _start(self, running: Running, stored: Stored) -> None:
+        self._engine_loop.add(running.request, stored.prefix, held=stored.held)
+        self._load.changed()
+
+    async def _run(self, running: Running, stored: Stored) -> GenerateResult:
+        """From the engine's first step for the request to its last; what is stored is there."""
+        request, call = running.request, running.call
+        assert call is not None
+        if call.inbox is not None:
+            running.streamed = True
+            running.caller = gateway_name(call.inbox), request.tenant.hex(), call.priority
+            self._sender.open(request.id, call.inbox, request.resumed)
+        self._start(running, stored)
+        result = await running.done
+        if isinstance(result, Failed):
+            return result
+        path = self._reader.done(request, stored, result.cached, running.first_token_s)
+        # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
+        return Generated(result.reason, result.cached, path, tuple(self._sender.undelivered(request.id)))
+
+    async def _compile(self, request: Request) -> str | None:
+        """Gives a request its grammar, beside the event loop; the reason where that is impossible."""
+        masks = self._engine.runner.masks
+        if masks is None or request.sampling.grammar is None:
+            return None
+        try:
+            await asyncio.to_thread(masks.compile, request)
+        except ValueError as error:
+            return f"its grammar can't be used: {error}"
+        return None
+
+    def _forget(self, request_id: str) -> None:
+        self._sender.close(request_id)
+        self.requests.forget(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        self._engine_loop.abort(request_id)
+        self.requests.end(request_id, Failed("aborted"))
+
+    def _on_outputs(self, outputs: list[StepOutput]) -> None:
+        # Engine's thread. One wake-up of the event loop per step, whatever the batch size.
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        items = []
+        for output in outputs:
+            running = self.requests.get(output.request_id)
+            if running is None or running.done.done():
+                continue
+            # What was found for it, as far as this engine has come to use it.
+            cached = running.cached = output.cached if running.cached is None else min(running.cached, output.cached)
+            new = len(output.token_ids)
+            first = running.tokens == 0
+            if running.caller is not None:
+                uncached = max(running.given - cached, 0)
+                told = (uncached, cached) if first else (0, 0)
+                self._load.served.add(*running.caller, uncached=told[0], cached=told[1], output=new)
+            if first:
+                running.first_token_s = time.perf_counter() - running.started
+            running.tokens += new
+            if output.error is not None:
+                refused = output.finish_reason == "refused"
+                self.requests.end(output.request_id, Failed(output.error, refused=refused))
+                continue
+            if running.streamed:
+                items.append(_item(output, cached if first and new else None))
+            if output.finish_reason is not None:
+                self.requests.end(output.request_id, Finished(output.finish_reason, cached))
+        if items:
+            self._sender.send(items)
+
+    def _inbox_lost(self, address: InboxAddress, request_ids: list[str]) -> None:
+        """A gateway that does not come back has no readers: give its requests' places to others."""
+
+        def give_up() -> None:
+            if not self._sender.connected(address):
+                for request_id in request_ids:
+                    self._abort(request_id)
+
+        asyncio.get_running_loop().call_later(INBOX_GRACE_S, give_up)
+
+
+def _item(output: StepOutput, cached: int | None) -> TokenItem:
+    logprobs = None if output.logprobs is None else tuple(output.logprobs)
+    ids = tuple(output.token_ids)
+    return TokenItem(output.request_id, output.offset, ids, output.finish_reason, logprobs, cached)
+
+
+def _failed(running: Running) -> Failed:
+    """Of a request that was aborted before the engine had it."""
+    result = running.done.result()
+    assert isinstance(result, Failed)
+    return result

@@ -1,0 +1,73 @@
+"""Sending out what an engine computes: from its thread through the export buffer into the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from serve_app.kv.client import KVClient
+from serve_app.kv.export import ExportBuffer
+from serve_app.worker.tasks import Tasks
+
+# A prefill exists to publish: rather than drop its chunks, the engine waits so long for the pool to take others.
+AWAITED_S = 2.0
+
+
+class Publisher:
+    """Lives on the worker's event loop, except for :meth:`emit`, which the engine's thread calls.
+
+    ``exporter()``: the actor that the pool asks for a chunk's bytes, by ``export_chunk(chunk_id)``.
+    """
+
+    def __init__(self, client: KVClient, exports: ExportBuffer, exporter: Callable[[], Any]) -> None:
+        self.exports = exports
+        # Requests somebody waits for the chunks of.
+        self.awaited: set[str] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.client = client
+        self._exporter = exporter
+        self._tasks = Tasks()
+        self._publishing: dict[str, list[asyncio.Task[None]]] = {}
+        # Waiting for a device's copies must not hold the event loop up.
+        self._copies = ThreadPoolExecutor(2, thread_name_prefix="kv-copies")
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start: of the client, and of chunks that were dropped."""
+        return {**asdict(self.client.stats), "dropped": self.exports.dropped}
+
+    def emit(self, request_id: str, meta: Any, copy: Callable[[], np.ndarray]) -> None:
+        """Takes a chunk from the engine's thread. What is on its way to the pool is bounded: beyond that chunks are
+        dropped, those of :attr:`awaited` requests only after a wait.
+        """
+        wait_s = AWAITED_S if request_id in self.awaited else 0.0
+        if self.loop is not None and self.exports.begin(meta.nbytes, wait_s):
+            self.loop.call_soon_threadsafe(self._publish, request_id, meta, copy)
+
+    async def published(self, request_id: str) -> None:
+        """Waits until the pool has what the engine has emitted for a request so far."""
+        await asyncio.gather(*self._publishing.get(request_id, ()))
+
+    def _publish(self, request_id: str, meta: Any, copy: Callable[[], np.ndarray]) -> None:
+        task = self._tasks.start(self._hand_over(meta, copy))
+        self._publishing.setdefault(request_id, []).append(task)
+        task.add_done_callback(lambda done: self._published(request_id, done))
+
+    def _published(self, request_id: str, task: asyncio.Task[None]) -> None:
+        tasks = self._publishing[request_id]
+        tasks.remove(task)
+        if not tasks:
+            del self._publishing[request_id]
+
+    async def _hand_over(self, meta: Any, copy: Callable[[], np.ndarray]) -> None:
+        """Puts the copy where the pool will fetch it, and tells the pool."""
+        try:
+            payload = await asyncio.get_running_loop().run_in_executor(self._copies, copy)
+            self.exports.put(meta.chunk_id, payload)
+            await self.client.publish([meta], self._exporter(), self.exports)
+        finally:
+            self.exports.end(meta.nbytes)

@@ -1,0 +1,237 @@
+"""What is stored of a prompt: in the engine's own cache, in the pool, or arriving there from a prefill worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from serve_app.kv.client import Fetched, KVClient
+from serve_app.kv.keys import BLOCK_TOKENS, block_keys, tail_key
+from serve_app.kv.sources import FOUND, SOURCES
+from serve_app.wire.generate import Prefilled, PromptPath
+from serve_app.wire.load import Fetch
+from serve_app.worker.tasks import Tasks
+
+if TYPE_CHECKING:
+    from serve_app.engine.engine import Engine
+    from serve_app.engine.kv_io.transfer import StoredPrefix
+    from serve_app.engine.loop import EngineLoop
+    from serve_app.engine.request import Request
+
+# How long keys count as promised, and a look into the pool waits for them, before others are asked as well.
+PROMISE_S = 120.0
+ARRIVAL_WAIT_S = 0.2
+LAST_WORD_S = 1.0
+_FARTHEST_LAST = ("node", "disk", "remote")
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A request and the names of its first ``wanted`` tokens, hashed once: the keys of full blocks are the request's,
+    ``tail_keys`` name what is left over.
+    """
+
+    request: Request
+    wanted: int
+    tail_keys: list[bytes]
+
+    @classmethod
+    def of(cls, request: Request) -> Prompt:
+        # The last token of a prompt is computed where the answer is sampled.
+        wanted = len(request.tokens) - (0 if request.prefill_only else 1)
+        request.keys = block_keys(request.root, np.array(request.tokens[:wanted], np.int32))
+        tail = request.tokens[len(request.keys) * BLOCK_TOKENS : wanted]
+        parent = request.keys[-1] if request.keys else request.root
+        return cls(request, wanted, [tail_key(parent, np.array(tail, np.int32))] if tail else [])
+
+
+@dataclass(slots=True)
+class Stored:
+    """What there is of a prompt: ``prefix`` is what the engine's own cache lacks and the pool has; ``covered`` tokens
+    are in either, ``held`` (from the first on) in the node's pool.
+    """
+
+    prefix: StoredPrefix | None
+    covered: int
+    held: int
+    moved: Moved = field(default_factory=lambda: Moved())
+
+
+@dataclass(slots=True)
+class Moved:
+    """What was taken from the pool for a prompt, as (tier, first token, end), and what that cost: bytes moved, those
+    among them that moved while prefill was still computing, and the seconds between the end of prefill and the start
+    here, which is what the client waits for.
+    """
+
+    taken: list[tuple[str, int, int]] = field(default_factory=list)
+    bytes: int = 0
+    early_bytes: int = 0
+    handover_s: float = 0.0
+
+    def took(self, found: list[Fetched], *, early: bool = False) -> None:
+        for piece, _ in found:
+            size = piece.nbytes // piece.chunk_blocks * piece.n_blocks
+            self.taken.append((piece.tier, piece.start_token, piece.end_token))
+            self.bytes += size
+            self.early_bytes += size if early else 0
+
+    def path(self, prompt: int, present: int, cached: int, ttft_s: float | None) -> PromptPath:
+        """Of a request of whose ``prompt`` tokens the engine did not compute ``present``, and nobody did for this
+        request ``cached``.
+        """
+        found = dict.fromkeys(FOUND, 0)
+        for tier, start, end in self.taken:
+            found[tier] += max(0, min(end, cached) - start)
+        found["own"] = max(0, cached - sum(found.values()))
+        return PromptPath(
+            **found,
+            prefilled=max(0, present - cached),
+            computed=max(0, prompt - present),
+            bytes=self.bytes,
+            early_bytes=self.early_bytes,
+            handover_s=round(self.handover_s, 6),
+            handover_share=round(self.handover_s / ttft_s, 4) if ttft_s else None,
+            ttft_s=round(ttft_s, 6) if ttft_s else None,
+        )
+
+
+class PoolReader:
+    """Lives on the worker's event loop."""
+
+    def __init__(self, client: KVClient, engine: Engine, engine_loop: EngineLoop) -> None:
+        self.client = client
+        self.hits: Counter[str] = Counter()
+        # The latest fetches, for whoever predicts what the next one takes.
+        self.fetches: deque[Fetch] = deque(maxlen=16)
+        self._engine, self._engine_loop = engine, engine_loop
+        client.costs.prefill = engine.meter.prefill
+        self._tasks = Tasks()
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the start: prompts' tokens by tier, and what fetching and computing cost."""
+        return {"hits": {**dict.fromkeys(SOURCES, 0), **self.hits}, "costs": self.client.costs.report()}
+
+    def done(self, request: Request, stored: Stored, cached: int, ttft_s: float | None) -> PromptPath:
+        """What is told about a request that has ended; see :meth:`Moved.path`."""
+        path = stored.moved.path(request.prompt_len, request.cached, cached, ttft_s)
+        self.hits.update({source: getattr(path, source) for source in SOURCES})
+        return path
+
+    async def stored(self, prompt: Prompt) -> Stored:
+        """Looks into the engine's own cache, then into the pool."""
+        from serve_app.engine.kv_io.transfer import StoredPrefix
+
+        request, wanted = prompt.request, prompt.wanted
+        # Reading the index from another thread is safe (the GIL) and a stale answer is only a hint.
+        own = self._own(request)
+        if own >= wanted and not request.prefill_only:
+            self._tasks.start(self._correct(request.id, request.keys))
+            return Stored(None, own, own)
+        began = time.perf_counter()
+        held, found = await asyncio.gather(
+            self.client.touch(request.keys, prompt.tail_keys) if own else _nothing(),
+            self.client.fetch(request.keys, prompt.tail_keys, own) if own < wanted else _nothing(),
+        )
+        pieces = [self._piece(one) for one in found or ()]
+        prefix = StoredPrefix(pieces) if pieces else None
+        end = prefix.end if prefix is not None else 0
+        stored = Stored(prefix, min(wanted, max(own, end)), held or 0 if own else end)
+        stored.moved.took(found or [])
+        if found:
+            # The farthest tier is what a fetch of several waits for.
+            tier = max((piece.tier for piece, _ in found), key=_FARTHEST_LAST.index)
+            self.fetches.append(Fetch(tier, sum(piece.n_tokens for piece, _ in found), time.perf_counter() - began))
+        return stored
+
+    async def arriving(self, prompt: Prompt, prefilled: asyncio.Future[Prefilled]) -> Stored:
+        """Like :meth:`stored` while a prefill worker computes the prompt: takes chunks as they appear in the pool and
+        copies them into the engine's cache between its steps, so that little is left to do when prefill has ended.
+
+        ``prefilled`` says how it ended; if it failed, what is there is what there is. Whatever goes wrong, the engine
+        computes what is missing.
+        """
+        from serve_app.engine.kv_io.transfer import StoredPrefix
+
+        request = prompt.request
+        own = self._own(request)
+        pieces: list[Any] = []
+        moved = Moved()
+        promised = [*request.keys[own // BLOCK_TOKENS :], *prompt.tail_keys]
+        await self.client.announce(promised, PROMISE_S)
+        prefilled.add_done_callback(lambda _: self._tasks.start(self.client.withdraw(promised)))
+        try:
+            told_at = await self._take_over(prompt, own, prefilled, pieces, moved)
+            ended = told_at or time.perf_counter()  # all is here before the news that it is
+            # It knows how much of the prompt was cached. If all is here and it does not say, somebody else computed it.
+            await asyncio.wait([prefilled], timeout=LAST_WORD_S)
+        finally:
+            if not prefilled.done():
+                prefilled.set_result(Prefilled(request.id))
+        moved.handover_s = time.perf_counter() - ended
+        if pieces and pieces[0].start > self._own(request):
+            # What the engine held itself at first is gone.
+            again = await self.stored(prompt)
+            again.moved = moved
+            return again
+        end = pieces[-1].start + pieces[-1].tokens if pieces else own
+        return Stored(StoredPrefix(pieces) if pieces else None, end, end, moved)
+
+    async def _take_over(
+        self, prompt: Prompt, at: int, prefilled: asyncio.Future[Prefilled], pieces: list[Any], moved: Moved
+    ) -> float:
+        """Fills ``pieces`` from token ``at`` on until they reach what is wanted or nothing more comes; says when
+        prefill was seen to have ended (0: it has not).
+        """
+        from serve_app.engine.kv_io.preload import preload
+
+        keys = prompt.request.keys
+        told_at = 0.0
+        while at < prompt.wanted:
+            over = prefilled.done()
+            if over and not told_at:
+                told_at = time.perf_counter()
+            node = prefilled.result().node if over else None
+            wait_s = 0.0 if over else ARRIVAL_WAIT_S
+            found = await self.client.fetch(keys, prompt.tail_keys, at, wait_s=wait_s, first=True, from_node=node)
+            moved.took(found, early=not prefilled.done())
+            for one in found:
+                piece = self._piece(one)
+                pieces.append(piece)
+                at = piece.start + piece.tokens
+                # One at a time, each between two steps: streams that run meanwhile get their turn.
+                await asyncio.wrap_future(self._engine_loop.call(partial(preload, keys=keys, piece=piece)))
+            if not found and over:
+                break
+            if not found:
+                await asyncio.wait([prefilled], timeout=ARRIVAL_WAIT_S)
+        return told_at
+
+    def _own(self, request: Request) -> int:
+        """Tokens of the request's prompt in the engine's own cache, from the first on."""
+        return len(self._engine.scheduler.blocks.match(request.keys)) * BLOCK_TOKENS
+
+    def _piece(self, fetched: Fetched) -> Any:
+        import torch
+
+        from serve_app.engine.kv_io.transfer import Piece
+
+        piece, view = fetched
+        return Piece(piece.start_token, piece.n_tokens, torch.from_numpy(view), piece.first_block)
+
+    async def _correct(self, request_id: str, keys: list[bytes]) -> None:
+        """Tells the exporter what the pool has forgotten of a prompt that this engine still holds."""
+        held = await self.client.touch(keys)
+        if held is not None:
+            self._engine_loop.call(lambda engine: engine.export_from(request_id, held))
+
+
+def _nothing() -> Awaitable[None]:
+    return asyncio.sleep(0)

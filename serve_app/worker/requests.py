@@ -1,0 +1,122 @@
+"""The requests in a worker, from their first call to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from serve_app.wire.generate import Failed, GenerateCall, Prefilled
+from serve_app.worker.kv_read import Prompt
+
+if TYPE_CHECKING:
+    from serve_app.engine.request import Request
+
+# A request that waits for prefill elsewhere is given up if nobody goes on with it: the second call follows at once.
+WAIT_S = 10.0
+
+
+@dataclass(slots=True)
+class Finished:
+    """The engine is done with a request: why, and how much of the prompt was found stored."""
+
+    reason: str
+    cached: int
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """One request in this worker: what to tell its caller at the end, and where its tokens go meanwhile."""
+
+    prompt: Prompt
+    done: asyncio.Future[Finished | Failed]
+    # As the gateway sent it; None: a prefill.
+    call: GenerateCall | None = None
+    # Its tokens go to a gateway.
+    streamed: bool = False
+    cached: int | None = None
+    # Tokens that came with the request; and of these, what was stored anywhere then.
+    given: int = 0
+    found: int = 0
+    tokens: int = 0
+    # How a prefill that goes on elsewhere has ended, once the request waits for one.
+    prefilled: asyncio.Future[Prefilled] | None = None
+    given_up: asyncio.TimerHandle | None = None
+    started: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
+    # For whom this is computed: gateway, tenant's id, class. None: a prefill, which decode counts.
+    caller: tuple[str, str, str] | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.prompt.request
+
+
+class Requests:
+    """By id. A request is here from its registration until it is forgotten, over two calls where its prompt is
+    prefilled elsewhere in between. ``abort(id)`` is called for what is forgotten before its end.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
+        self._running: dict[str, Running] = {}
+        # Registrations so far.
+        self.registered = 0
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._running
+
+    def get(self, request_id: str) -> Running | None:
+        return self._running.get(request_id)
+
+    def register(self, request: Request, call: GenerateCall | None) -> Running:
+        """Raises ValueError for an id that is here already."""
+        if request.id in self._running:
+            raise ValueError(f"request {request.id} is here already")
+        self.registered += 1
+        running = Running(
+            Prompt.of(request), asyncio.get_running_loop().create_future(), call, given=len(request.tokens)
+        )
+        self._running[request.id] = running
+        return running
+
+    def park(self, running: Running) -> None:
+        """The prompt is prefilled elsewhere: the request stays until :meth:`resume`, but not for ever."""
+        loop = asyncio.get_running_loop()
+        running.prefilled = loop.create_future()
+        running.given_up = loop.call_later(WAIT_S, self.forget, running.request.id)
+
+    def resume(self, request_id: str) -> Running | None:
+        """A parked request whose second call has come; None if it was given up or never was here."""
+        running = self._running.get(request_id)
+        if running is None or running.given_up is None:
+            return None
+        running.given_up.cancel()
+        running.given_up = None
+        return running
+
+    def end(self, request_id: str, result: Finished | Failed) -> None:
+        """Tells whoever waits for the request how it ended. One that is parked has nobody, and goes."""
+        running = self._running.get(request_id)
+        if running is None or running.done.done():
+            return
+        running.done.set_result(result)
+        if running.prefilled is not None and not running.prefilled.done():
+            running.prefilled.set_result(Prefilled(request_id))
+        if running.given_up is not None:
+            self.forget(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Ends what nobody waits for any more: a call may be cancelled without an abort ever arriving."""
+        running = self._running.pop(request_id, None)
+        if running is None:
+            return
+        if running.given_up is not None:
+            running.given_up.cancel()
+        if not running.done.done():
+            self._abort(request_id)

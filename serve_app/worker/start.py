@@ -1,0 +1,45 @@
+"""Puts an engine worker together: engine, pool, channel. Imports torch, so workers only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from serve_app.kv.chunk import Layout
+from serve_app.kv.client import KVClient
+from serve_app.kv.export import ExportBuffer
+from serve_app.kv.pool import PoolOptions, get_or_create_pool
+from serve_app.worker.draft_link import DraftLink
+from serve_app.worker.engine_work import EngineWork
+from serve_app.worker.kv_publish import Publisher
+from serve_app.worker.loading import Progress, load_engine
+from serve_app.worker.spec import WorkerSpec
+
+
+def start_engine_work(
+    spec: WorkerSpec, progress: Progress, *, node_id: str, worker_id: str, exporter: Callable[[], Any]
+) -> EngineWork:
+    """Loads the model; chunks go to the pool of ``node_id``, which asks ``exporter()`` for their bytes."""
+
+    def publish(layout: Layout) -> Publisher:
+        options = _pool_options(spec)
+        # Started with the worker, or the first request would wait for it.
+        get_or_create_pool(node_id, options)
+        return Publisher(KVClient(node_id, layout, options), ExportBuffer(spec.export_bytes), exporter)
+
+    draft = DraftLink()
+    work = EngineWork(
+        spec, load_engine(spec, progress, publish=publish, draft=draft), draft, node_id=node_id, worker_id=worker_id
+    )
+    progress("ready")
+    return work
+
+
+def _pool_options(spec: WorkerSpec) -> PoolOptions:
+    return PoolOptions(
+        use_directory=spec.several_nodes,
+        disk_directory=spec.kv_disk_dir or os.path.join(spec.home, "kv"),
+        disk_bytes=spec.kv_disk_bytes,
+        guaranteed=spec.kv_guaranteed,
+    )

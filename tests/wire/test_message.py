@@ -1,0 +1,181 @@
+"""Messages: what is read back, what is refused, and that a change of fields comes with a new version."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import pkgutil
+from typing import get_type_hints
+
+import msgspec
+import pytest
+import ray.cloudpickle
+
+import serve_app.wire
+from serve_app.engine.request import SamplingParams
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.encode import Encoded, read_encode_result
+from serve_app.wire.generate import (
+    Failed,
+    GenerateCall,
+    Generated,
+    Missing,
+    PrefillAt,
+    PromptPath,
+    read_generate_call,
+    read_generate_result,
+)
+from serve_app.wire.message import BadMessage, Message, WrongVersion
+from serve_app.wire.tokens import TokenItem
+
+MODULES = [
+    importlib.import_module(f"serve_app.wire.{module.name}") for module in pkgutil.iter_modules(serve_app.wire.__path__)
+]
+DECLARED = {
+    kind.tag(): kind
+    for module in MODULES
+    for kind in vars(module).values()
+    if inspect.isclass(kind) and issubclass(kind, Message) and kind is not Message
+}
+# The fields of each version. Whoever changes a message changes its version here and in its tag: processes of both
+# versions meet during an upgrade, and must not take the one for the other.
+FIELDS = {
+    "ack:1": "streams",
+    "all-counters:1": "workers",
+    "arriving:1": "id",
+    "bye:1": "",
+    "closed:1": "streams",
+    "collect:1": "id offset",
+    "collected:1": "items",
+    "counters:1": "stage pid numbers",
+    "encode:1": "ids lengths types pooling normalize dimensions heads",
+    "encoded-tokens:1": "sizes width data",
+    "encoded:1": "shape data",
+    "failed:1": "error refused",
+    "generate:2": "id ids salt sampling inbox priority resumed prefill prefill_above",
+    "generated:2": "finish cached path undelivered replica",
+    "hello:2": "secret worker_id",
+    "listen:1": "inbox lease_s replica role wish",
+    "load:2": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
+    "total_blocks block_tokens max_batch_tokens step_seconds draining steps fetches served",
+    "missing:1": "tokens cached",
+    "nothing:1": "",
+    "pause:1": "streams",
+    "prefill-done:1": "cached node",
+    "prefill:1": "id ids salt",
+    "prefilled:1": "id cached node",
+    "proposals:1": "drafts",
+    "propose:1": "queries count over",
+    "resume:1": "streams",
+    "subscribe:1": "inbox lease_s needed roles",
+    "subscribed:1": "replica",
+    "tokens:2": "items",
+}
+# What lies inside of messages; whoever changes one raises the version of the messages that carry it.
+INSIDE = {
+    "InboxAddress": "host port secret",
+    "PrefillAt": "stage replica",
+    "PromptPath": "own node disk remote prefilled computed bytes early_bytes handover_s handover_share ttft_s",
+    "Query": "id agreed suffix",
+    "TokenItem": "stream_id offset ids finish logprobs cached",
+    "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "
+    "presence_penalty logit_bias logprobs stop_token_ids ignore_eos grammar",
+}
+
+CALL = GenerateCall(
+    "r1",
+    b"\1\0\0\0",
+    b"salt",
+    SamplingParams(logit_bias={5: -1.5}, stop_token_ids=(2, 3), grammar="start: /a/"),
+    InboxAddress("127.0.0.1", 1234, b"secret"),
+    "batch",
+    prefill=PrefillAt("prefill", "replica-1"),
+)
+
+
+def test_a_change_of_fields_comes_with_a_new_version() -> None:
+    found = {tag: " ".join(kind.__struct_fields__) for tag, kind in DECLARED.items()}
+    assert found == FIELDS
+
+
+def test_what_lies_inside_of_messages_is_as_written_down() -> None:
+    inside = {
+        kind.__name__: " ".join(kind.__struct_fields__)
+        for module in MODULES
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and not issubclass(kind, Message)
+    }
+    inside["SamplingParams"] = " ".join(get_type_hints(SamplingParams, localns={"Constraint": object}))
+    assert inside == INSIDE
+
+
+@pytest.mark.parametrize("kind", DECLARED.values(), ids=DECLARED)
+def test_a_tag_is_a_name_and_a_version(kind: type[Message]) -> None:
+    name, _, version = kind.tag().rpartition(":")
+    assert name and int(version) >= 1
+    assert sum(other.rpartition(":")[0] == name for other in DECLARED) == 1
+
+
+def test_calls_and_results_survive() -> None:
+    assert read_generate_call(CALL.encode()) == CALL
+    path = PromptPath(own=32, computed=8, ttft_s=0.1)
+    for result in (Missing(7, 32), Failed("why", True), Generated("stop", 3, path, (TokenItem("s", 0, (1,)),), "r")):
+        assert read_generate_result(result.encode()) == result
+    rows = read_encode_result(Encoded((1, 2), memoryview(b"12345678")).encode())
+    assert isinstance(rows, Encoded) and bytes(rows.data) == b"12345678"
+
+
+def test_another_version_is_named_with_what_to_do() -> None:
+    fields = msgspec.msgpack.decode(CALL.encode())
+    for version in ("1", "3"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:2.*upgrade"):
+            read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
+    with pytest.raises(WrongVersion, match="missing:1"):
+        read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x93", b"\x91" * 2000, msgspec.msgpack.encode({"id": "r1"})])
+def test_noise_is_no_other_version(data: bytes) -> None:
+    with pytest.raises(BadMessage) as refused:
+        read_generate_call(data)
+    assert not isinstance(refused.value, WrongVersion)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resumed": "1"},
+        {"priority": "urgent"},
+        {"ids": "text"},
+        {"prefill": ["prefill", 3]},
+        {"inbox": ["h", "p", b""]},
+    ],
+    ids=str,
+)
+def test_wrong_fields_are_refused(change: dict[str, object]) -> None:
+    fields = dict(zip(("tag", *CALL.__struct_fields__), msgspec.msgpack.decode(CALL.encode()), strict=True))
+    with pytest.raises(BadMessage):
+        read_generate_call(msgspec.msgpack.encode(list((fields | change).values())))
+
+
+def test_sampling_is_checked_where_it_is_read() -> None:
+    fields = msgspec.msgpack.decode(CALL.encode())
+    fields[4]["temperature"] = -1.0
+    with pytest.raises(BadMessage, match="temperature must not be negative"):
+        read_generate_call(msgspec.msgpack.encode(fields))
+
+
+def test_ray_can_pickle_what_names_readers() -> None:
+    """Ray pickles the classes of actors and deployments by value, with the readers that their methods name."""
+    from deployments.decode import Decode
+    from deployments.draft_worker import DraftWorker
+    from deployments.encoder_worker import EncoderWorker
+    from deployments.gateway import Gateway
+    from deployments.worker import EngineWorker
+
+    actors = [actor.__ray_metadata__.modified_class for actor in (EngineWorker, DraftWorker, EncoderWorker)]
+    for kind in (*actors, Decode.func_or_class, Gateway.func_or_class):
+        assert ray.cloudpickle.loads(ray.cloudpickle.dumps(kind)).__name__ == kind.__name__
+    assert pickle.loads(pickle.dumps(read_generate_call))(CALL.encode()) == CALL
+    assert isinstance(pickle.loads(pickle.dumps(WrongVersion("a message"))), WrongVersion)

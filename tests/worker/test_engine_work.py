@@ -1,0 +1,265 @@
+"""What a worker does with its calls, without Ray: two workers with real engines, a pool, and a gateway's inbox."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from serve_app.catalog.load import PROJECT_ROOT
+from serve_app.channel.inbox import TokenInbox
+from serve_app.kv.sources import SOURCES
+from serve_app.wire.generate import (
+    ArrivingCall,
+    CollectCall,
+    Failed,
+    Generated,
+    Missing,
+    PrefillDone,
+    Prefilled,
+)
+from serve_app.worker import engine_work, kv_read, requests
+from tests import tiny
+from tests.worker.world import MemoryPool, call, prefill_call, read, start
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", vocab_size=6144)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # for grammars
+        shutil.copy(PROJECT_ROOT / "checkpoints" / "pico-instruct" / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    reference = tiny.load_reference(model)
+    return lambda ids, count: tiny.reference_tokens(reference, ids, count, eos_token_id=None)
+
+
+@pytest.fixture(scope="module")
+def pool():
+    return MemoryPool()
+
+
+@pytest.fixture(scope="module")
+def decode(model, pool):
+    return start(model, "decode", pool)
+
+
+@pytest.fixture(scope="module")
+def prefill(model, pool):
+    return start(model, "prefill", pool)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def closed(decode, prefill):
+    yield
+    for work in (decode, prefill):
+        await work.aclose()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def inbox():
+    inbox = TokenInbox()
+    await inbox.start()
+    yield inbox
+    await inbox.aclose()
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def nothing_left(decode, prefill):
+    yield
+    for work in (decode, prefill):
+        async with asyncio.timeout(20):
+            while len(work.requests) or work.stats().numbers["used_blocks"]:
+                await asyncio.sleep(0.01)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 256, length).tolist()
+
+
+async def busy(work) -> None:
+    async with asyncio.timeout(20):
+        while not work.stats().numbers["running"]:
+            await asyncio.sleep(0.005)
+
+
+async def test_tokens_and_where_the_prompt_came_from(decode, inbox, expected):
+    ids = prompt(1, 100)
+    asked = call(ids, inbox)
+    tokens, result = await read(inbox, asked, lambda: decode.generate(asked))
+    assert tokens == expected(ids, 16) and (result.finish, result.cached) == ("length", 0)
+    again = call(ids, inbox)
+    tokens, second = await read(inbox, again, lambda: decode.generate(again))
+    assert tokens == expected(ids, 16) and second.cached == second.path.own == 96
+    for path in (result.path, second.path):
+        assert sum(getattr(path, source) for source in SOURCES) == 100 and path.ttft_s > 0
+
+
+async def test_a_prompt_prefilled_elsewhere_is_registered_hashed_and_compiled_once(
+    decode, prefill, inbox, expected, monkeypatch
+):
+    counts: Counter[str] = Counter()
+
+    def counted(name, function):
+        return lambda *given: (counts.update([name]), function(*given))[1]
+
+    masks = decode._engine.runner.masks
+    monkeypatch.setattr(masks, "compile", counted("compiled", masks.compile))
+    monkeypatch.setattr(kv_read, "block_keys", counted("hashed", kv_read.block_keys))
+    ids = prompt(2, 300)
+    asked = call(ids, inbox, prefill_above=1, grammar="start: /[a-z ]{40}/")
+    plain = call(ids, inbox, grammar="start: /[a-z ]{40}/")
+    registered = decode.requests.registered
+
+    missing = await decode.generate(asked)
+    assert missing == Missing(299, 0) and asked.id in decode.requests
+    following = asyncio.ensure_future(read(inbox, asked, lambda: decode.arriving(ArrivingCall(asked.id))))
+    assert counts == {"hashed": 1, "compiled": 1}
+    done = await prefill.prefill(prefill_call(ids))
+    assert isinstance(done, PrefillDone) and done.cached == 0
+    await decode.prefilled(Prefilled(asked.id, done.cached, done.node))
+    tokens, result = await following
+    assert (result.path.prefilled, result.path.computed, result.cached) == (299, 1, 0)
+    # One more hash, for the prefill worker's own registration.
+    assert counts == {"hashed": 2, "compiled": 1} and decode.requests.registered == registered + 1
+    assert (await read(inbox, plain, lambda: decode.generate(plain)))[0] == tokens
+
+
+async def test_news_of_prefill_may_come_before_the_second_call(decode, prefill, inbox, expected):
+    ids = prompt(3, 200)
+    asked = call(ids, inbox, prefill_above=1)
+    assert isinstance(await decode.generate(asked), Missing)
+    done = await prefill.prefill(prefill_call(ids))
+    await decode.prefilled(Prefilled(asked.id, done.cached, done.node))
+    tokens, result = await read(inbox, asked, lambda: decode.arriving(ArrivingCall(asked.id)))
+    assert tokens == expected(ids, 16) and result.path.prefilled == 199
+
+
+async def test_what_a_failed_prefill_leaves_is_computed(decode, prefill, inbox, pool, expected):
+    ids = prompt(4, 400)
+    await prefill.prefill(prefill_call(ids[:257]))
+    asked = call(ids, inbox, prefill_above=1)
+    assert await decode.generate(asked) == Missing(143, 256)
+    following = asyncio.ensure_future(read(inbox, asked, lambda: decode.arriving(ArrivingCall(asked.id))))
+    await asyncio.sleep(0.05)
+    assert pool.announced
+    await decode.prefilled(Prefilled(asked.id))
+    tokens, result = await following
+    assert tokens == expected(ids, 16)
+    assert (result.cached, result.path.node, result.path.computed) == (256, 256, 144) and not pool.announced
+
+
+async def test_a_second_call_that_never_comes_is_given_up(decode, monkeypatch):
+    monkeypatch.setattr(requests, "WAIT_S", 0.1)
+    asked = call(prompt(5, 100), prefill_above=1)
+    assert isinstance(await decode.generate(asked), Missing)
+    async with asyncio.timeout(10):
+        while asked.id in decode.requests:
+            await asyncio.sleep(0.01)
+    late = await decode.arriving(ArrivingCall(asked.id))
+    assert isinstance(late, Failed) and not late.refused  # a gateway tries again
+
+
+async def test_an_abort_ends_a_request_that_waits_for_prefill(decode, pool):
+    waiting = call(prompt(6, 100), prefill_above=1)
+    assert isinstance(await decode.generate(waiting), Missing)
+    await decode.abort(waiting.id)
+    assert waiting.id not in decode.requests
+    arriving = call(prompt(7, 100), prefill_above=1)
+    await decode.generate(arriving)
+    taking_over = asyncio.ensure_future(decode.arriving(ArrivingCall(arriving.id)))
+    async with asyncio.timeout(10):
+        while not pool.announced:
+            await asyncio.sleep(0.01)
+    await decode.abort(arriving.id)
+    assert await taking_over == Failed("aborted") and not pool.announced
+
+
+async def test_an_abort_or_a_cancelled_call_frees_the_place_of_a_running_request(decode, inbox):
+    asked = call(prompt(8, 50), inbox, max_tokens=900)
+    running = asyncio.ensure_future(decode.generate(asked))
+    await busy(decode)
+    await decode.abort(asked.id)
+    assert await running == Failed("aborted")
+    left = asyncio.ensure_future(decode.generate(call(prompt(9, 50), inbox, max_tokens=900)))
+    await busy(decode)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+
+
+async def test_a_gateway_that_does_not_come_back_has_its_requests_given_up(decode, monkeypatch):
+    monkeypatch.setattr(engine_work, "INBOX_GRACE_S", 0.05)
+    gone = TokenInbox()
+    await gone.start()
+    asked = call(prompt(10, 50), gone, max_tokens=900)
+    stream = gone.open_stream(asked.id)
+    running = asyncio.ensure_future(decode.generate(asked))
+    await anext(stream)
+    await gone.aclose()
+    assert await asyncio.wait_for(running, 20) == Failed("aborted")
+
+
+async def test_a_reader_that_leaves_ends_the_request(decode, inbox):
+    asked = call(prompt(11, 50), inbox, max_tokens=900)
+    stream = inbox.open_stream(asked.id)
+    running = asyncio.ensure_future(decode.generate(asked))
+    await anext(stream)
+    stream.close()
+    assert await asyncio.wait_for(running, 20) == Failed("aborted")
+
+
+async def test_a_grammar_that_can_not_be_compiled_is_refused(decode):
+    refused = await decode.generate(call(prompt(12, 50), grammar="start: nobody"))
+    assert isinstance(refused, Failed) and refused.refused and "grammar" in refused.error
+
+
+async def test_what_the_engine_refuses_is_refused_for_good(decode):
+    refused = await decode.generate(call(prompt(13, 2000)))
+    assert isinstance(refused, Failed) and refused.refused
+
+
+async def test_a_gateway_out_of_reach_collects(decode, inbox, expected):
+    ids = prompt(14, 40)
+    await inbox.aclose()  # its address refuses connections from here on
+    asked = call(ids, inbox, max_tokens=200)
+    running = asyncio.ensure_future(decode.generate(asked))
+    collected: list[int] = []
+    await busy(decode)
+    while not running.done() and len(collected) < 200:
+        for item in (await decode.collect(CollectCall(asked.id, len(collected)))).items:
+            collected += item.ids[len(collected) - item.offset :]
+    result = await running
+    assert isinstance(result, Generated)
+    for item in result.undelivered:
+        collected += item.ids[max(0, len(collected) - item.offset) :]
+    assert collected == expected(ids, 200)
+    assert (await decode.collect(CollectCall("nobody", 0))).items == ()
+
+
+async def test_log_probabilities_and_what_was_cached_travel_apart(decode, inbox):
+    asked = call(prompt(15, 70), inbox, logprobs=2, max_tokens=3)
+    stream = inbox.open_stream(asked.id)
+    running = asyncio.ensure_future(decode.generate(asked))
+    items = [item async for item in stream]
+    assert [item.cached for item in items] == [0] + [None] * (len(items) - 1)
+    assert all(len(item.logprobs) == len(item.ids) and len(item.logprobs[0].top) == 2 for item in items if item.ids)
+    stream.close()
+    await running
+
+
+async def test_the_same_id_twice_is_a_fault(decode):
+    asked = call(prompt(16, 50), prefill_above=1)
+    await decode.generate(asked)
+    with pytest.raises(ValueError, match="is here already"):
+        await decode.generate(asked)
+    await decode.abort(asked.id)

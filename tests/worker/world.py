@@ -1,0 +1,116 @@
+"""Workers without Ray: real engines and channels in this process, and a pool that is a dictionary of chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serve_app.channel.inbox import TokenInbox
+from serve_app.engine.request import SamplingParams
+from serve_app.kv.chunk import ChunkMeta, Layout
+from serve_app.kv.client import ClientStats, Fetched
+from serve_app.kv.costs import FetchCosts
+from serve_app.kv.export import ExportBuffer
+from serve_app.kv.index import ChunkIndex
+from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, PrefillCall
+from serve_app.worker.draft_link import DraftLink
+from serve_app.worker.engine_work import EngineWork
+from serve_app.worker.kv_publish import Publisher
+from serve_app.worker.loading import load_engine
+from serve_app.worker.spec import WorkerSpec
+
+SALT = b"one tenant's salt, which nobody can guess"
+_numbers = itertools.count()
+
+
+class MemoryPool:
+    """Stands in for a node's pool and for the clients of it (:class:`serve_app.kv.client.KVClient`)."""
+
+    def __init__(self) -> None:
+        self.stats = ClientStats()
+        self.costs = FetchCosts()
+        self.announced: set[bytes] = set()
+        self.chunks = ChunkIndex(1 << 30)
+        self._changed = asyncio.Event()
+
+    async def announce(self, keys: Sequence[bytes], ttl_s: float = 30.0) -> None:
+        self.announced.update(keys)
+
+    async def withdraw(self, keys: Sequence[bytes]) -> None:
+        self.announced.difference_update(keys)
+
+    async def publish(self, metas: Sequence[ChunkMeta], exporter: Any, buffer: ExportBuffer) -> list[str]:
+        for meta in metas:
+            payload = buffer.take(meta.chunk_id)
+            if self.chunks.reserve(meta) is not None:
+                self.chunks.commit(meta, payload)
+        self._changed.set()
+        return [meta.chunk_id for meta in metas]
+
+    async def touch(self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = ()) -> int | None:
+        pieces = self.chunks.match(keys, tail_keys)
+        return pieces[-1].end_token if pieces else 0
+
+    async def fetch(
+        self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), skip_tokens: int = 0, *, wait_s: float = 0.0,
+        first: bool = False, from_node: str | None = None,
+    ) -> list[Fetched]:  # fmt: skip
+        found = self.chunks.match(keys, tail_keys, skip_tokens // 32)
+        if not found and wait_s:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+            except TimeoutError:
+                return []
+            found = self.chunks.match(keys, tail_keys, skip_tokens // 32)
+        return [(piece, self.chunks.value(piece.chunk_id)) for piece in found]
+
+
+def start(path: Path, stage: str, pool: MemoryPool, **options: Any) -> EngineWork:
+    """A worker of the model in ``path``; to be closed with ``await work.aclose()``."""
+    spec = WorkerSpec("tiny", stage, {"path": str(path)}, str(path), str(path.parent), dtype="float32", cpu_threads=1,
+                      publish=True, **options)  # fmt: skip
+
+    def publish(layout: Layout) -> Publisher:
+        return Publisher(pool, ExportBuffer(spec.export_bytes), lambda: None)  # type: ignore[arg-type]
+
+    draft = DraftLink()
+    loaded = load_engine(spec, lambda step: None, publish=publish, draft=draft)
+    return EngineWork(spec, loaded, draft, node_id="this node", worker_id=f"worker-{next(_numbers)}")
+
+
+def call(ids: list[int], inbox: TokenInbox | None = None, *, prefill_above: int | None = None, **sampling: Any):
+    params = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **sampling})
+    name, prompt = f"request-{next(_numbers)}", np.array(ids, np.int32).tobytes()
+    address = inbox.address if inbox is not None else None
+    return GenerateCall(name, prompt, SALT, params, address, prefill_above=prefill_above)
+
+
+def prefill_call(ids: list[int]) -> PrefillCall:
+    """All of ``ids`` but the last."""
+    return PrefillCall(f"prefill-{next(_numbers)}", np.array(ids[:-1], np.int32).tobytes(), SALT)
+
+
+async def read(inbox: TokenInbox, request: GenerateCall, answer: Callable[[], Any]) -> tuple[list[int], GenerateResult]:
+    """The tokens and the result of a request, as a gateway puts them together."""
+    stream = inbox.open_stream(request.id, request.resumed)
+
+    async def tokens() -> list[int]:
+        return [token async for item in stream for token in item.ids]
+
+    reading = asyncio.ensure_future(tokens())
+    try:
+        result = await answer()
+        if not isinstance(result, Generated):
+            return [], result
+        for item in result.undelivered:
+            stream.feed(item)
+        return await reading, result
+    finally:
+        reading.cancel()
+        inbox.close_stream(request.id)
