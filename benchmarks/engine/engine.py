@@ -243,7 +243,7 @@ def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) ->
         pythons["vllm"] = options.vllm
     sides: list[Side] = []
     # Ending the benchmark must end its sides, which may be stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for name, python in pythons.items():
             print(f"  starting {name} ...", file=sys.stderr, flush=True)
@@ -262,6 +262,7 @@ def compare(model_dir: Path, batches: list[int], options: argparse.Namespace) ->
     finally:
         for side in sides:
             side.close()
+        signal.signal(signal.SIGTERM, before)
     report(found)
     return found
 

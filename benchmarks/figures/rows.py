@@ -224,8 +224,8 @@ MEASUREMENTS = (
     ),
     Measurement(
         "trace",
-        "benchmarks trace {trace} --rates 6,8 --policies product,mixed,split:6,kv:1000",
-        "benchmarks trace {trace} --rates 6,8 --policies product,mixed,split:6,kv:1000 --limit 150",
+        "benchmarks trace {trace} --rates 6,8 --policies product,kv",
+        "benchmarks trace {trace} --rates 6,8 --policies product,kv --limit 150",
         (
             Row("hits of an unlimited cache that the shared one gets, 8 workers, 6 / 8 times the trace's rate "
                 "(simulated)",
