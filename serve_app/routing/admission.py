@@ -148,6 +148,7 @@ class Admission:
 
     def started(self, request_id: str, now: float) -> None:
         """The first token is there. One that is later than predicted makes later predictions more careful."""
+        self.router.started(request_id)
         admitted = self._admitted.get(request_id)
         if admitted is None or admitted.due is None:
             return

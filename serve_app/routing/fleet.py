@@ -37,6 +37,7 @@ class Reservation:
     streams: int = 1
     prefill_seen: bool = False
     decode_seen: bool = False
+    started: bool = False  # its first token is there
     ended: int = 0  # of the streams, on the decode worker
 
 
@@ -50,6 +51,7 @@ class Worker:
     batch: int = 0  # sequences that generate or will
     own: int = 0  # of the batch: sent there by this gateway, and not ended yet
     kv_tokens: int = 0
+    coming: int = 0  # K/V tokens of this gateway's requests that are prefilled elsewhere, or wait, and are in no report
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
     unseen: deque[Reservation] = field(default_factory=deque)
 
@@ -114,7 +116,7 @@ class Fleet:
         sent = [r for r in worker.unseen if r.decode is worker and not r.decode_seen]
         # A request that is long on its way, or is prefilled elsewhere first, is in no report.
         worker.batch = max(load.running + load.waiting + sum(r.streams for r in sent), worker.own)
-        worker.kv_tokens = load.kv_tokens_used + sum(r.kv_tokens for r in sent)
+        worker.kv_tokens = load.kv_tokens_used + worker.coming + sum(r.kv_tokens for r in sent)
         self._set_step(worker)
         chunk = max(load.max_batch_tokens - worker.batch, load.block_tokens)
         queued = load.queued_prefill_tokens * self._costs.token_seconds(chunk, 2048, worker.step) * slow
@@ -138,6 +140,7 @@ class Fleet:
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: no report will show more of it."""
+        self.started(reservation)
         self.end_streams(reservation, reservation.streams - reservation.ended)
         if not reservation.prefill_seen:
             reservation.prefill.busy_until -= reservation.seconds
@@ -146,6 +149,12 @@ class Fleet:
             reservation.decode.kv_tokens -= reservation.kv_tokens
             self._set_step(reservation.decode)
         reservation.prefill_seen = reservation.decode_seen = True
+
+    def started(self, reservation: Reservation) -> None:
+        """The first token is there: the decode worker holds the request's K/V, and its next report counts them."""
+        if not reservation.started and reservation.decode_seen:
+            reservation.decode.coming -= reservation.kv_tokens
+        reservation.started = True
 
     def end_streams(self, reservation: Reservation, count: int) -> None:
         """The worker has done with so many of the request's streams, though its client may still read."""
@@ -173,7 +182,9 @@ class Fleet:
         while unseen and unseen[0].made_at <= until:
             reservation = unseen.popleft()
             reservation.prefill_seen |= reservation.prefill is worker
-            reservation.decode_seen |= reservation.decode is worker
+            if reservation.decode is worker and not reservation.decode_seen:
+                reservation.decode_seen = True
+                worker.coming += 0 if reservation.started else reservation.kv_tokens
 
     def _set_step(self, worker: Worker) -> None:
         batch = worker.batch

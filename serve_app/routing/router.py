@@ -129,6 +129,11 @@ class Router:
         if reservation is not None:
             self.fleet.release(reservation)
 
+    def started(self, request_id: str) -> None:
+        """The request's first token is there."""
+        if (reservation := self._reservations.get(request_id)) is not None:
+            self.fleet.started(reservation)
+
     def stream_ended(self, request_id: str) -> None:
         """The decode worker has done with one of the request's streams, though its client may still read."""
         if (reservation := self._reservations.get(request_id)) is not None:

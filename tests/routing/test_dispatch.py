@@ -135,7 +135,7 @@ def assert_empty(dispatch: Dispatch) -> None:
     assert (dispatch.admission.in_flight.prefill, dispatch.admission.in_flight.decode) == (0, 0)
     assert not dispatch.admission._admitted and not dispatch.admission._streams and dispatch._unrouted == 0
     assert not dispatch.queue._charges and dispatch.queue.waiting_tokens() == 0
-    assert all(worker.own == 0 for worker in dispatch.router.fleet.workers.values())
+    assert all(worker.own == worker.coming == 0 for worker in dispatch.router.fleet.workers.values())
 
 
 SIZES = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 60)), min_size=25, max_size=40)

@@ -122,6 +122,28 @@ def test_a_full_workers_queue_is_as_long_as_all_that_are_in_it() -> None:
     assert waits[0] > 0 and waits[1] >= 2 * waits[0] and waits[24] >= 25 * waits[0]
 
 
+def test_cache_that_a_request_on_its_way_will_take_counts_until_the_worker_holds_it() -> None:
+    """A decode worker reports nothing of prompts that are computed elsewhere: it would be filled twice over."""
+    r = router(load("p", "prefill"), load("d", "decode", kv_blocks_total=400, block_tokens=32), strict_roles=True)
+    placed = place(r, request("0", 6000))
+    assert (placed.prefill, placed.decode) == ("p", "d")
+    held = r.fleet.workers["d"].kv_tokens
+    assert held >= 6000
+    r.report(load("d", "decode", at=1.0, kv_blocks_total=400, block_tokens=32))
+    assert r.fleet.workers["d"].kv_tokens == held
+    assert r.choose(request("1", 6800), 1.0).wait > 0  # no room for both
+    r.started("0")
+    r.started("0")
+    r.report(load("d", "decode", at=2.0, kv_blocks_total=400, block_tokens=32, kv_blocks_used=190, running=1))
+    assert r.fleet.workers["d"].kv_tokens == 190 * 32 and r.fleet.workers["d"].coming == 0
+    # One that leaves before it started counts no more either.
+    place(r, request("2", 1000))
+    r.report(load("d", "decode", at=3.0, kv_blocks_total=400, block_tokens=32))
+    assert r.fleet.workers["d"].coming > 1000
+    r.finished("2")
+    assert r.fleet.workers["d"].coming == 0
+
+
 def test_a_report_older_than_the_last_is_ignored() -> None:
     r = router(load("a", at=5.0, running=7))
     r.report(load("a", at=4.0, running=1))
