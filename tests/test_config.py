@@ -104,3 +104,20 @@ def test_an_operators_own_value_wins() -> None:
     env.apply(env.serving_env(), environ)
     assert environ["RAY_AUTH_MODE"] == "disabled" and environ["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     assert "RAY_SERVE_THROUGHPUT_OPTIMIZED" not in env.client_env()
+
+
+def test_several_nodes_without_a_database_are_warned_of(tmp_path):
+    def settings(**environ: str):
+        return load_settings({"SERVE_APP_HOME": str(tmp_path), **environ})
+
+    url = "postgresql+psycopg://u:secret-word@h/n"
+    assert settings().warnings == settings(SERVE_APP_PROFILE="gpu", SERVE_APP_DATABASE=url).warnings == []
+    [told] = settings(SERVE_APP_PROFILE="gpu").warnings
+    assert "SERVE_APP_DATABASE=postgresql+psycopg://" in told
+    # A password is neither shown nor repeated in a complaint.
+    assert "secret-word" not in repr(settings(SERVE_APP_DATABASE=url))
+    with pytest.raises(ConfigError, match="SERVE_APP_DATABASE: .*Use postgresql") as refused:
+        settings(SERVE_APP_DATABASE="mysql://u:secret-word@h/n")
+    assert "secret-word" not in str(refused.value)
+    with pytest.raises(ConfigError, match="SERVE_APP_FILES: .*s3://BUCKET"):
+        settings(SERVE_APP_FILES="gs://bucket")
