@@ -35,13 +35,11 @@ TERMS: dict[str, dict[str, Any]] = {
     "credit": {"credit": 0.0},
     "own_budgets": {"own_budgets": False},
     "refresh": {"refresh": 0},
-    "vary": {"vary": 0},
     "retry": {"retry": 0},
     "fade": {"fade": 1.0},
     "own_weight": {"own_weight": math.inf},
     "grades": {"grades": False},
     "replace_below": {"replace_below": math.inf},
-    "continue_above": {"continue_above": 2.0},
     "cost_curve": {"cost_curve": False},
 }
 ALL = "all terms"

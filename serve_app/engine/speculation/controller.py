@@ -33,7 +33,6 @@ FREE = ""
 # Tokens less likely to stand are not worth a row, whatever it costs.
 FLOOR = 0.05
 RETRY_MOST = 8192
-VARIED = (2.0, 0.5, 1.5)
 POLICY = Policy()
 
 
@@ -68,7 +67,7 @@ class SpeculationController:
         self._why = ""
         # The budget that this step is booked to.
         self._payer = FREE
-        self._since_plain = self._paying = 0
+        self._since_plain = 0
         self._retry = self._retry_at = policy.retry
         # (proposer, request) pairs that met before.
         self._met: set[tuple[str, str]] = set()
@@ -130,11 +129,6 @@ class SpeculationController:
         ranking = _ranked(reaches)
         plan, why = self._best(ranking), "pays"
         if plan.drafts:
-            self._paying += 1
-            if self.policy.vary and self._paying % self.policy.vary == 0:
-                why = "measuring drafts"
-                factor = VARIED[self._paying // self.policy.vary % len(VARIED)]
-                plan.drafts = max(1, min(round(plan.drafts * factor), len(ranking)))
             self._retry = self.policy.retry
             self._retry_at = min(self._retry_at, self.acceptance.now + self._retry)
         else:
@@ -260,7 +254,7 @@ class SpeculationController:
                     replaced.append(proposal)
                     reaches = []
                 elif proposer.continues and len(reaches) == proposal.length < proposal.room:
-                    first = reaches[-1] if reaches[-1] * chance >= self.policy.continue_above else 0.0
+                    first = reaches[-1]
                 else:
                     first = 0.0
             given.append(reaches)

@@ -20,8 +20,6 @@ class Policy:
     rest: int = 16
     # One step in so many is a plain one, to measure what drafting is compared with. [0]
     refresh: int = 64
-    # One drafted step in so many verifies fewer or more than seems best: costs may rise in stairs. [0]
-    vary: int = 32
     # Where drafts have been too dear for so many steps they are tried again, then after twice as many, and so on. [0]
     retry: int = 16
     # Chances go back to the prior by this factor per step, so that a proposer gets another chance. [1]
@@ -32,7 +30,5 @@ class Policy:
     grades: bool = True
     # A draft whose next token is less likely to stand, by so much, is replaced by a better proposer's. [infinite]
     replace_below: float = 0.1
-    # A draft this unlikely to be reached is not continued by a proposer that takes time. [above 1: none is]
-    continue_above: float = 0.2
     # Rows cost what was measured for about so many, and not what a line through all measurements says. [False]
     cost_curve: bool = True

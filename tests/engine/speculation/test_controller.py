@@ -291,8 +291,7 @@ def test_the_budget_stops_losses_at_a_few_steps():
     "without",
     [
         {"debt": math.inf}, {"credit": 0.0}, {"own_budgets": False}, {"refresh": 0}, {"retry": 0}, {"fade": 1.0},
-        {"own_weight": math.inf}, {"grades": False}, {"replace_below": math.inf}, {"continue_above": 2.0},
-        {"cost_curve": False},
+        {"own_weight": math.inf}, {"grades": False}, {"replace_below": math.inf},         {"cost_curve": False},
     ],
     ids=str,
 )  # fmt: skip
