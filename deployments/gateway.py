@@ -30,7 +30,7 @@ class Gateway:
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
         await self._core.start()
-        self._metrics = GatewayMetrics(self._core.routing_stats)
+        self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()
 
     def __del__(self) -> None:

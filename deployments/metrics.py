@@ -11,6 +11,8 @@ from typing import Any
 
 from ray.serve import metrics
 
+from serve_app.gateway.tally import Tally
+
 PERIOD_S = 5.0
 # Accounts that have a queue of their own in the metrics; what more there are share one name.
 MAX_ACCOUNTS = 200
@@ -18,15 +20,18 @@ MAX_ACCOUNTS = 200
 
 class GatewayMetrics:
     """``read()`` gives the dispatchers' statistics by model, see
-    :meth:`serve_app.gateway.dispatch.dispatcher.Dispatcher.stats`.
+    :meth:`serve_app.gateway.dispatch.dispatcher.Dispatcher.stats`. ``tally`` counts the work of all tasks.
     """
 
-    def __init__(self, read: Callable[[], dict[str, dict[str, Any]]]) -> None:
+    def __init__(self, read: Callable[[], dict[str, dict[str, Any]]], tally: Tally) -> None:
         self._read = read
+        self._tally = tally
         self._before: dict[tuple[str, ...], float] = {}
         self._accounts: set[str] = set()
         self._shown: set[tuple[str, str, str]] = set()
         counter, gauge = metrics.Counter, metrics.Gauge
+        self._requests = counter("serve_app_requests", "Requests that have ended, by how", ("model", "status"))
+        self._tokens = counter("serve_app_tokens", "Tokens of requests that have ended", ("model", "kind"))
         self._placed = counter("serve_app_requests_placed", "Requests sent to a worker, by reason", ("model", "why"))
         self._refused = counter("serve_app_requests_refused", "Requests refused with 429", ("model", "reason"))
         self._prompt = counter("serve_app_prompt_tokens", "Prompt tokens by where they came from", ("model", "source"))
@@ -48,6 +53,10 @@ class GatewayMetrics:
             self.publish()
 
     def publish(self) -> None:
+        for (model, status), count in self._tally.requests.items():
+            self._add(self._requests, count, {"model": model, "status": status})
+        for (model, kind), count in self._tally.tokens.items():
+            self._add(self._tokens, count, {"model": model, "kind": kind})
         for model, stats in self._read().items():
             tags = {"model": model}
             for why, count in stats["why"].items():

@@ -8,6 +8,10 @@ import pytest
 
 from deployments import metrics
 from deployments.metrics import MAX_ACCOUNTS, GatewayMetrics
+from serve_app.api.types import Usage
+from serve_app.gateway.tally import Tally
+from serve_app.state.accounts import Caller
+from serve_app.tasks.work import Settled
 
 
 class Series:
@@ -50,7 +54,7 @@ def stats(**changes: Any) -> dict[str, Any]:
 
 def test_totals_are_counted_once_and_what_is_gone_goes_to_zero(series):
     now = {"m": stats()}
-    gateway = GatewayMetrics(lambda: now)
+    gateway = GatewayMetrics(lambda: now, Tally())
     gateway.publish()
     gateway.publish()
     assert series["serve_app_requests_placed"].values == {("m", "session"): 3}
@@ -65,7 +69,19 @@ def test_totals_are_counted_once_and_what_is_gone_goes_to_zero(series):
 
 
 def test_the_number_of_series_is_bounded(series):
-    gateway = GatewayMetrics(lambda: {"m": stats(waiting={f"account-{i}": 1 for i in range(3 * MAX_ACCOUNTS)})})
+    gateway = GatewayMetrics(
+        lambda: {"m": stats(waiting={f"account-{i}": 1 for i in range(3 * MAX_ACCOUNTS)})}, Tally()
+    )
     gateway.publish()
     values = series["serve_app_requests_waiting"].values
     assert len(values) == MAX_ACCOUNTS + 1 and values[("m", "(others)")] == 2 * MAX_ACCOUNTS
+
+
+def test_settled_work_of_every_task_is_counted(series):
+    tally = Tally()
+    gateway = GatewayMetrics(dict, tally)
+    for status, usage in (("done", Usage(10, 5, 4)), ("done", Usage(3)), ("left", Usage(10, 1))):
+        tally(Settled(Caller("a"), "m", "a task", usage, status, "", 0.1))
+        gateway.publish()
+    assert series["serve_app_requests"].values == {("m", "done"): 2, ("m", "left"): 1}
+    assert series["serve_app_tokens"].values == {("m", "cached"): 4, ("m", "prompt"): 19, ("m", "completion"): 6}

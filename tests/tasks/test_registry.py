@@ -19,6 +19,8 @@ from serve_app.tasks.registry import tasks
 from tests.tasks.conftest import ACCOUNT
 
 ROOT = Path(__file__).resolve().parents[2]
+# The folders themselves, and the survey of what transformers' architectures do, which a new task does not change.
+ELSEWHERE = ("serve_app/tasks", "benchmarks/families")
 SOUND = bytes(range(256)) + b"\r\n--\r\n\n"
 
 
@@ -28,7 +30,7 @@ def test_nothing_but_its_folder_names_a_task() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in sources
-        if not path.is_relative_to(ROOT / "serve_app" / "tasks")
+        if not any(path.is_relative_to(ROOT / folder) for folder in ELSEWHERE)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if names.search(line)
     ]

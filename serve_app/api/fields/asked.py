@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.values import boolean, integer, refuse, string, text
+from serve_app.api.fields.ranges import DEADLINE_MS
+from serve_app.api.fields.values import boolean, refuse, string, text
 from serve_app.api.types import Asked
 
 MAX_METADATA = 16
 MAX_SESSION_CHARS = 512
-MAX_DEADLINE_MS = 24 * 3600 * 1000
 _SESSION_HEADERS = ("x-session-affinity", "cf-aig-session-id")
 
 _Request = TypeVar("_Request", bound=Asked)
@@ -49,7 +49,7 @@ def with_headers(request: _Request, headers: Mapping[str, str]) -> _Request:
     if session:
         changes["session"] = session[:MAX_SESSION_CHARS]
     if request.deadline_s is None and timeout.isascii() and timeout.isdigit():
-        milliseconds = min(int(timeout[:12]), MAX_DEADLINE_MS)
+        milliseconds = min(int(timeout[:12]), int(DEADLINE_MS.high))
         if milliseconds:
             changes["deadline_s"] = milliseconds / 1000
     return replace(request, **changes) if changes else request
@@ -73,7 +73,7 @@ def parse_metadata(value: Any) -> dict[str, str]:
 
 def _deadline(options: dict[str, Any]) -> float | None:
     """Seconds, from ``deadlineMs`` or from where Cloudflare's binding has its time limit."""
-    asked = integer(options, "deadlineMs", 1, MAX_DEADLINE_MS)
+    asked = DEADLINE_MS.read(options, "deadlineMs")
     if asked is None and isinstance(options.get("gateway"), dict):
-        asked = integer(options["gateway"], "requestTimeoutMs", 1, MAX_DEADLINE_MS)
+        asked = DEADLINE_MS.read(options["gateway"], "requestTimeoutMs")
     return None if asked is None else asked / 1000

@@ -7,19 +7,15 @@ import secrets
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
+from serve_app.api.fields import ranges
 from serve_app.api.fields.body import json_type
-from serve_app.api.fields.values import boolean, integer, number, refuse, text
+from serve_app.api.fields.values import boolean, refuse, text
 from serve_app.api.types import ModelLimits
 from serve_app.engine.request import SamplingParams
 
-MAX_N = 16
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-MAX_TOP_LOGPROBS = 20
 MAX_BIASES = 1024
-MAX_TOKENS = 2**31 - 1
-MAX_SEED = 2**63 - 1
-MAX_TOP_K = 2**31 - 1
 MIN_TOP_P = 0.001
 
 
@@ -31,25 +27,25 @@ def parse_sampling(
     ``logprobs`` was read by the dialect, whose ways of asking differ. A random seed is drawn where none is
     given. Raises `InvalidInput` with the field and its range.
     """
-    max_tokens = integer(body, "max_completion_tokens", 1, MAX_TOKENS)
+    max_tokens = ranges.TOKENS.read(body, "max_completion_tokens")
     if max_tokens is None:
-        max_tokens = integer(body, "max_tokens", 1, MAX_TOKENS)
-    top_p = number(body, "top_p", 0, 2)
-    seed = integer(body, "seed", 0, MAX_SEED)
-    repetition = number(body, "repetition_penalty", 0, 2)
+        max_tokens = ranges.TOKENS.read(body, "max_tokens")
+    top_p = ranges.TOP_P.read(body, "top_p")
+    seed = ranges.SEED.read(body, "seed")
+    repetition = ranges.REPETITION_PENALTY.read(body, "repetition_penalty")
     params = SamplingParams(
         max_tokens=max_tokens or limits.default_max_tokens,
-        temperature=_or(number(body, "temperature", 0, 5), limits.temperature),
-        top_k=_or(integer(body, "top_k", 0, MAX_TOP_K), limits.top_k),
+        temperature=_or(ranges.TEMPERATURE.read(body, "temperature"), limits.temperature),
+        top_k=_or(ranges.TOP_K.read(body, "top_k"), limits.top_k),
         # Older schemas allow 0 to 2; outside (0, 1] a nucleus has no meaning, so the ends stand for the
         # nearest one.
         top_p=limits.top_p if top_p is None else min(max(top_p, MIN_TOP_P), 1.0),
-        min_p=_or(number(body, "min_p", 0, 1), limits.min_p),
+        min_p=_or(ranges.MIN_P.read(body, "min_p"), limits.min_p),
         seed=secrets.randbits(32) if seed is None else seed,
         # The schemas allow 0, by which nothing can be divided: it means "off", like 1.
         repetition_penalty=limits.repetition_penalty if repetition is None else repetition or 1.0,
-        frequency_penalty=_or(number(body, "frequency_penalty", -2, 2), 0.0),
-        presence_penalty=_or(number(body, "presence_penalty", -2, 2), 0.0),
+        frequency_penalty=_or(ranges.PENALTY.read(body, "frequency_penalty"), 0.0),
+        presence_penalty=_or(ranges.PENALTY.read(body, "presence_penalty"), 0.0),
         logit_bias=parse_logit_bias(body.get("logit_bias"), limits.vocab_size),
         logprobs=logprobs,
         stop_token_ids=parse_token_ids(
@@ -65,8 +61,8 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def parse_n(body: dict[str, Any]) -> int:
-    n = integer(body, "n", 1, MAX_N) or 1
-    best_of = integer(body, "best_of", 1, MAX_N)
+    n = ranges.CHOICES.read(body, "n") or 1
+    best_of = ranges.CHOICES.read(body, "best_of")
     if best_of is not None and best_of != n:
         raise InvalidInput("best_of is not supported; use n and choose among the choices.", param="best_of")
     return n
@@ -99,7 +95,7 @@ def parse_logit_bias(value: Any, vocab_size: int | None) -> dict[int, float] | N
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
             raise InvalidInput('The keys of logit_bias must be token ids such as "42".', param="logit_bias")
-        bias = number(value, key, -100, 100)
+        bias = ranges.BIAS.read(value, key)
         if bias is None:
             raise InvalidInput(f"The bias of token {key} must be a number between -100 and 100.", param="logit_bias")
         biases[_in_vocab(int(key), "logit_bias", vocab_size)] = bias
@@ -113,7 +109,7 @@ def parse_token_ids(value: Any, name: str, vocab_size: int | None, *, limit: int
         raise refuse(name, "an array of token ids", value)
     if limit is not None and len(value) > limit:
         raise InvalidInput(f"{name} must have at most {limit} items, got {len(value)}.", param=name)
-    top = MAX_TOKENS if vocab_size is None else vocab_size
+    top = int(ranges.TOKENS.high) if vocab_size is None else vocab_size
     # Long prompts come so.
     if value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) < top:
         return tuple(value)
@@ -128,7 +124,7 @@ def parse_token_ids(value: Any, name: str, vocab_size: int | None, *, limit: int
 
 
 def _in_vocab(token_id: int, name: str, vocab_size: int | None) -> int:
-    top = MAX_TOKENS if vocab_size is None else vocab_size
+    top = int(ranges.TOKENS.high) if vocab_size is None else vocab_size
     if not 0 <= token_id < top:
         message = f"{name} names a token that the model does not have; token ids go from 0 to {top - 1}."
         raise InvalidInput(message, param=name)
@@ -139,7 +135,7 @@ def parse_chat_logprobs(body: dict[str, Any]) -> int | None:
     """``logprobs: true`` with ``top_logprobs`` (chat form): the number of alternatives per token, or ``None``
     for off."""
     wanted = boolean(body, "logprobs")
-    top = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    top = ranges.TOP_LOGPROBS.read(body, "top_logprobs")
     if top and not wanted:
         raise InvalidInput("top_logprobs needs logprobs set to true.", param="top_logprobs")
     return (top or 0) if wanted else None

@@ -10,8 +10,8 @@ from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.body import as_object
 from serve_app.api.fields.formats import parse_format
 from serve_app.api.fields.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
+from serve_app.api.fields.ranges import DIMENSIONS, TOP_LOGPROBS
 from serve_app.api.fields.sampling import (
-    MAX_TOP_LOGPROBS,
     parse_chat_logprobs,
     parse_n,
     parse_sampling,
@@ -20,7 +20,7 @@ from serve_app.api.fields.sampling import (
     refuse_unsupported,
 )
 from serve_app.api.fields.thinking import parse_thinking
-from serve_app.api.fields.values import boolean, choice, integer, refuse, string, text, texts
+from serve_app.api.fields.values import boolean, choice, refuse, string, text, texts
 from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits
 
 MAX_PROMPTS = 128
@@ -81,9 +81,7 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
     refuse_unsupported(body)
     logprobs = body.get("logprobs")
     # Chat-minded clients send a boolean here; OpenAI's legacy form is the number of alternatives.
-    logprobs = (
-        parse_chat_logprobs(body) if isinstance(logprobs, bool) else integer(body, "logprobs", 0, MAX_TOP_LOGPROBS)
-    )
+    logprobs = parse_chat_logprobs(body) if isinstance(logprobs, bool) else TOP_LOGPROBS.read(body, "logprobs")
     sampling, given = parse_sampling(body, limits, logprobs=logprobs)
     echo = bool(boolean(body, "echo"))
     if echo and logprobs is not None:
@@ -151,7 +149,7 @@ def parse_embeddings(body: bytes | dict[str, Any]) -> EmbedRequest:
         texts=found,
         pooling=choice(body, "pooling", ("mean", "cls")),  # type: ignore[arg-type]
         encoding=choice(body, "encoding_format", ("float", "base64")) or "float",  # type: ignore[arg-type]
-        dimensions=integer(body, "dimensions", 1, 65536),
+        dimensions=DIMENSIONS.read(body, "dimensions"),
         **parse_asked(body),
     )
 

@@ -23,9 +23,10 @@ from serve_app.api.fields.messages import (
     parse_tools,
     strict_tools,
 )
-from serve_app.api.fields.sampling import MAX_TOKENS, MAX_TOP_LOGPROBS, parse_sampling, refuse_unsupported
+from serve_app.api.fields.ranges import TOKENS, TOP_LOGPROBS
+from serve_app.api.fields.sampling import parse_sampling, refuse_unsupported
 from serve_app.api.fields.thinking import parse_thinking
-from serve_app.api.fields.values import boolean, integer, objects, refuse, string, text
+from serve_app.api.fields.values import boolean, objects, refuse, string, text
 from serve_app.api.openai.read import model_of
 from serve_app.api.types import GenerateRequest, ModelLimits
 
@@ -197,13 +198,13 @@ def _reasoning_text(item: dict[str, Any], where: str) -> str:
 
 
 def _max_tokens(body: dict[str, Any]) -> dict[str, Any]:
-    asked = integer(body, "max_output_tokens", 1, MAX_TOKENS)
+    asked = TOKENS.read(body, "max_output_tokens")
     return {} if asked is None else {"max_completion_tokens": asked}
 
 
 def _logprobs(body: dict[str, Any]) -> int | None:
     include = body.get("include")
-    top = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    top = TOP_LOGPROBS.read(body, "top_logprobs")
     if include is None:
         return None
     if not isinstance(include, list) or not all(isinstance(item, str) for item in include):

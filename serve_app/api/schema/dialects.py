@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.api.fields import content, messages, sampling
+from serve_app.api.fields import content, messages, ranges, sampling
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.schema import parts as schemas
@@ -62,7 +62,7 @@ def completion_input() -> Schema:
     prompt = {
         "oneOf": [{"type": "string", "minLength": 1}, texts, ids, _list(ids, minItems=1, maxItems=openai.MAX_PROMPTS)]
     }
-    logprobs = {"type": "integer", "minimum": 0, "maximum": sampling.MAX_TOP_LOGPROBS}
+    logprobs = ranges.TOP_LOGPROBS.schema
     more = {"logprobs": logprobs, "echo": {"type": "boolean"}}
     fields = {**_sampling("top_logprobs"), **schemas.asked_fields(), **more}
     return _object(
@@ -78,7 +78,7 @@ def embeddings_input() -> Schema:
         "model": _MODEL,
         "input": {"oneOf": [{"type": "string", "minLength": 1}, many]},
         "encoding_format": {"type": "string", "enum": ["float", "base64"]},
-        "dimensions": {"type": "integer", "minimum": 1, "maximum": 65536},
+        "dimensions": ranges.DIMENSIONS.schema,
         "pooling": {"type": "string", "enum": ["mean", "cls"]},
     }
     return _object(fields, "model", "input")
@@ -101,17 +101,17 @@ def responses_input() -> Schema:
             "description": "Goes on from a stored response.",
         },
         "store": {"type": "boolean", "default": True, "description": "Whether others may build on the answer."},
-        "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": sampling.MAX_TOKENS},
+        "max_output_tokens": ranges.TOKENS.schema,
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
         "tool_choice": {"anyOf": [{"type": "string", "enum": ["auto", "none", "required", "any"]}, _FREE]},
         "text": _object({"format": schemas.format_fields()["response_format"]}),
         "parallel_tool_calls": {"type": "boolean", "default": True},
         "reasoning": _object({"effort": schemas.thinking_fields()["reasoning_effort"]}),
         **schemas.asked_fields(),
-        "temperature": {"type": "number", "minimum": 0, "maximum": 5},
-        "top_p": {"type": "number", "minimum": 0, "maximum": 2},
+        "temperature": ranges.TEMPERATURE.schema,
+        "top_p": ranges.TOP_P.schema,
         "include": _list(_TEXT),
-        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": sampling.MAX_TOP_LOGPROBS},
+        "top_logprobs": ranges.TOP_LOGPROBS.schema,
         "stream": _STREAM,
     }
     return _object(fields, "model", "input")
@@ -152,16 +152,11 @@ def messages_input() -> Schema:
     stop = {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS}
     fields = {
         **_conversation(),
-        "max_tokens": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": sampling.MAX_TOKENS,
-            "description": "Shortened to fit the context window.",
-        },
+        "max_tokens": schemas.ranged(ranges.TOKENS, "Shortened to fit the context window."),
         "stop_sequences": _list(stop, maxItems=sampling.MAX_STOPS),
-        "temperature": {"type": "number", "minimum": 0, "maximum": 5},
-        "top_p": {"type": "number", "minimum": 0, "maximum": 2},
-        "top_k": {"type": "integer", "minimum": 0, "maximum": sampling.MAX_TOP_K},
+        "temperature": ranges.TEMPERATURE.schema,
+        "top_p": ranges.TOP_P.schema,
+        "top_k": ranges.TOP_K.schema,
         "thinking": _object({"type": {"type": "string", "enum": ["enabled", "disabled", "adaptive"]}}, "type"),
         "stream": _STREAM,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.api.fields import asked, messages, sampling, thinking
+from serve_app.api.fields import asked, messages, ranges, sampling, thinking
 from serve_app.api.types import ModelLimits
 from serve_app.api.workers_ai import read as workers_ai
 
@@ -24,80 +24,46 @@ def object_(properties: Schema, required: list[str] | None = None, **more: Any) 
     }
 
 
+def ranged(values: ranges.Range, description: str, **more: Any) -> Schema:
+    """A field of numbers, with the bounds that its reader checks."""
+    return {**values.schema, "description": description, **more}
+
+
 def sampling_fields(limits: ModelLimits) -> Schema:
-    number, integer = "number", "integer"
+    stop = {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS}
     return {
-        "max_tokens": field(
-            integer,
-            "Most tokens to generate.",
-            minimum=1,
-            maximum=sampling.MAX_TOKENS,
-            default=limits.default_max_tokens,
+        "max_tokens": ranged(ranges.TOKENS, "Most tokens to generate.", default=limits.default_max_tokens),
+        "temperature": ranged(
+            ranges.TEMPERATURE, "Randomness; 0 always takes the likeliest token.", default=limits.temperature
         ),
-        "temperature": field(
-            number,
-            "Randomness; 0 always takes the likeliest token.",
-            minimum=0,
-            maximum=5,
-            default=limits.temperature,
+        "top_p": ranged(
+            ranges.TOP_P, "Keeps the likeliest tokens whose probabilities reach this sum.", default=limits.top_p
         ),
-        "top_p": field(
-            number,
-            "Keeps the likeliest tokens whose probabilities reach this sum.",
-            minimum=0,
-            maximum=2,
-            default=limits.top_p,
+        "top_k": ranged(ranges.TOP_K, "Keeps this many of the likeliest tokens; 0 is off.", default=limits.top_k),
+        "min_p": ranged(
+            ranges.MIN_P, "Drops tokens less likely than this share of the likeliest.", default=limits.min_p
         ),
-        "top_k": field(
-            integer,
-            "Keeps this many of the likeliest tokens; 0 is off.",
-            minimum=0,
-            maximum=sampling.MAX_TOP_K,
-            default=limits.top_k,
-        ),
-        "min_p": field(
-            number,
-            "Drops tokens less likely than this share of the likeliest.",
-            minimum=0,
-            maximum=1,
-            default=limits.min_p,
-        ),
-        "seed": field(integer, "Makes the answer repeatable.", minimum=0, maximum=sampling.MAX_SEED),
-        "repetition_penalty": field(
-            number,
+        "seed": ranged(ranges.SEED, "Makes the answer repeatable."),
+        "repetition_penalty": ranged(
+            ranges.REPETITION_PENALTY,
             "Above 1 makes tokens seen before less likely.",
-            minimum=0,
-            maximum=2,
             default=limits.repetition_penalty,
         ),
-        "frequency_penalty": field(
-            number, "Lowers tokens by how often the answer has them.", minimum=-2, maximum=2, default=0
-        ),
-        "presence_penalty": field(
-            number, "Lowers tokens that the answer has already.", minimum=-2, maximum=2, default=0
-        ),
+        "frequency_penalty": ranged(ranges.PENALTY, "Lowers tokens by how often the answer has them.", default=0),
+        "presence_penalty": ranged(ranges.PENALTY, "Lowers tokens that the answer has already.", default=0),
         "stop": {
             "description": "Ends the answer before any of these strings.",
-            "oneOf": [
-                {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS},
-                {
-                    "type": "array",
-                    "maxItems": sampling.MAX_STOPS,
-                    "items": {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS},
-                },
-            ],
+            "oneOf": [stop, {"type": "array", "maxItems": sampling.MAX_STOPS, "items": stop}],
         },
         "logit_bias": field(
             "object",
             "Token ids and what to add to their logits.",
             maxProperties=sampling.MAX_BIASES,
-            additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
+            additionalProperties=ranges.BIAS.schema,
         ),
         "logprobs": field("boolean", "Returns log-probabilities of the tokens.", default=False),
-        "top_logprobs": field(
-            integer, "Alternatives per token; needs logprobs.", minimum=0, maximum=sampling.MAX_TOP_LOGPROBS
-        ),
-        "n": field(integer, "How many answers.", minimum=1, maximum=sampling.MAX_N, default=1),
+        "top_logprobs": ranged(ranges.TOP_LOGPROBS, "Alternatives per token; needs logprobs."),
+        "n": ranged(ranges.CHOICES, "How many answers.", default=1),
     }
 
 
@@ -105,11 +71,8 @@ def asked_fields() -> Schema:
     """How a request may ask to be treated, in every dialect and for every task."""
     options = {
         "rejectIfBusy": field("boolean", "Fails at once where the request would have to wait."),
-        "deadlineMs": field(
-            "integer",
-            "Milliseconds in which the answer must have begun; refused with 3007 otherwise.",
-            minimum=1,
-            maximum=asked.MAX_DEADLINE_MS,
+        "deadlineMs": ranged(
+            ranges.DEADLINE_MS, "Milliseconds in which the answer must have begun; refused with 3007 otherwise."
         ),
     }
     return {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.values import integer, string
+from serve_app.api.fields.ranges import BEST
+from serve_app.api.fields.values import string
 from serve_app.api.types import RerankRequest
 from serve_app.api.workers_ai.read import open_native, parse_contexts
 
@@ -24,4 +25,4 @@ def parse_rerank(body: bytes | dict[str, Any], model: str, *, queue_request: boo
             param="contexts",
         )
     contexts = parse_contexts(body["contexts"])
-    return RerankRequest(model, query, contexts, integer(body, "top_k", 1, 2**31 - 1), **asked)
+    return RerankRequest(model, query, contexts, BEST.read(body, "top_k"), **asked)

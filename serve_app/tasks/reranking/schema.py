@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from serve_app.api.schema.parts import Schema, contexts_schema, field, object_, usage_schema
+from serve_app.api.fields.ranges import BEST
+from serve_app.api.schema.parts import Schema, contexts_schema, field, object_, ranged, usage_schema
 
 
 def input_schema() -> Schema:
     fields = {
         "query": field("string", "What the contexts are ranked for.", minLength=1),
         "contexts": contexts_schema(),
-        "top_k": field("integer", "Returns only this many of the best.", minimum=1),
+        "top_k": ranged(BEST, "Returns only this many of the best."),
     }
     return object_(fields, ["query", "contexts"])
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.values import boolean, choice, number, string, texts
+from serve_app.api.fields.ranges import WEIGHT
+from serve_app.api.fields.values import boolean, choice, string, texts
 from serve_app.api.multi_vector import MODES, WEIGHTS
 from serve_app.api.types import EmbedRequest
 from serve_app.api.workers_ai.read import MAX_TEXTS, open_native, parse_contexts
@@ -54,7 +55,7 @@ def _weights(value: Any) -> tuple[float, ...]:
     if value is None:
         return WEIGHTS
     named = {str(i): item for i, item in enumerate(value)} if isinstance(value, list) and len(value) == 3 else {}
-    found = [number(named, key, 0, 1e6) for key in named]
+    found = [WEIGHT.read(named, key) for key in named]
     if len(found) != 3 or any(item is None for item in found) or not sum(item or 0.0 for item in found):
         message = "score_weights must be three numbers, not all 0: of the dense, sparse and colbert scores."
         raise InvalidInput(message, param="score_weights")

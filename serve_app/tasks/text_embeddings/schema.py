@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve_app.api import multi_vector
+from serve_app.api.fields.ranges import WEIGHT
 from serve_app.api.schema.parts import Schema, contexts_schema, field, object_, usage_schema
 from serve_app.api.workers_ai import read as workers_ai
 
@@ -26,7 +27,7 @@ def input_schema() -> Schema:
         "return_sparse": field("boolean", "lexical_weights, where the model has them.", default=False),
         "return_colbert_vecs": field("boolean", "A vector per token, where the model has them.", default=False),
     }
-    weight = {"type": "number", "minimum": 0, "maximum": 1e6}
+    weight = WEIGHT.schema
     scored = {
         "query": field("string", "Scores contexts against this."),
         "contexts": contexts_schema(),
