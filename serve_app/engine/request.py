@@ -125,6 +125,8 @@ class Request:
     extended: bool = False
     # Whose request it is, as the pool knows tenants.
     tenant: bytes = b""
+    # Which of the loaded adapters its tokens pass through, from 1 on; 0: none. ``root`` names it in cache keys.
+    adapter: int = 0
     # In order, none over another, all within the prompt.
     embedded: list[EmbeddedSpan] = field(default_factory=list)
 

@@ -169,6 +169,7 @@ class Batch:
     capture: Capture | None = None
     embeddings: InputEmbeddings | None = None
     extended: Tensor | None = None  # [T] bool: the token's request is longer than the model's original context
+    adapters: Tensor | None = None  # [T] int64, the adapter of each row, 0 for none; None if no request has one
 
 
 def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
@@ -211,7 +212,12 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         kv=kv,
         extended=to_device([extended[row]], kv.device)[0] if extended.any() else None,
         embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
+        adapters=_adapters(scheduled, row, kv.device) if any(s.request.adapter for s in scheduled) else None,
     )
+
+
+def _adapters(scheduled: Sequence[Scheduled], row: np.ndarray, device: torch.device) -> Tensor:
+    return to_device([np.array([s.request.adapter for s in scheduled], np.int64)[row]], device)[0]
 
 
 def _embeddings(

@@ -63,12 +63,14 @@ class DecoderShape:
 class LinearWeight:
     """A linear layer's weight: ``parts`` [n_i, k] stacked, with their biases (all or none).
 
-    ``quantized``, if there, are the same parts in fewer bits; ``parts`` then hold their values.
+    ``quantized``, if there, are the same parts in fewer bits; ``parts`` then hold their values. ``names`` are those of
+    the modules that the parts belong to.
     """
 
     parts: list[Tensor]
     biases: list[Tensor] = field(default_factory=list)
     quantized: list[Quantized] = field(default_factory=list)
+    names: tuple[str, ...] = ()
 
     @property
     def out_features(self) -> int:

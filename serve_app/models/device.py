@@ -17,28 +17,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
+from serve_app.kernels.linear.base import Linear, PlainLinear
 from serve_app.kernels.linear.fp8 import Fp8Linear
 from serve_app.kernels.operators import Operators
+from serve_app.models.linears import Plug, plugged
 
 if TYPE_CHECKING:
     from serve_app.engine.step import Batch
     from serve_app.models.fused_decoder import DecoderParts
 
-# [T, k] -> [T, n]
-Linear = Callable[[Tensor], Tensor]
 # (weight [n, k], bias [n] or None) -> what computes with them
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
-
-
-@dataclass(slots=True)
-class PlainLinear:
-    """``x @ weight.T + bias`` in the weight's dtype."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
 
 
 @dataclass(slots=True)
@@ -63,13 +52,18 @@ class DeviceForward:
         operators: Operators,
         max_positions: int,
         linear: MakeLinear = PlainLinear,
+        plug: Plug | None = None,
     ) -> None:
         self.operators, self.shape = operators, parts.shape
         self.embedding, self.final_norm = parts.embedding, parts.final_norm
         owners = {module.weight.data_ptr(): module for module in parts.linears}
-        self.layers = [_layer(layer, owners, linear) for layer in parts.layers]
+
+        def make(weight: LinearWeight, linear: MakeLinear = linear) -> Linear:
+            return plugged(plug, weight, linear(*fuse(weight, owners)))
+
+        self.layers = [_layer(layer, make) for layer in parts.layers]
         # The head stays as it is: its rounding decides between tokens directly.
-        self.head = PlainLinear(*fuse(parts.head, owners))
+        self.head = make(parts.head, PlainLinear)
         # To the end from the start: a table that grows would move under a captured graph.
         self.cos, self.sin = parts.rotary(max_positions)
 
@@ -87,25 +81,27 @@ class DeviceForward:
             if index in wanted:
                 captured[index] = x
             q = operators.rotate_and_write(
-                layer.qkv(normed), kv, cos, sin, batch.positions, batch.slots, layer.q_norm, layer.k_norm
+                layer.qkv(normed, batch), kv, cos, sin, batch.positions, batch.slots, layer.q_norm, layer.k_norm
             )
             heads = operators.attention(q, kv, batch, **layer.options).flatten(1)
+            held = None
             if index == len(self.layers) - 1 and len(rows) < len(x):
-                heads, x = heads[rows], x[rows]  # behind the last attention, other rows serve nothing
+                heads, x, held = heads[rows], x[rows], rows  # behind the last attention, other rows serve nothing
                 if len(rows) == 0:
                     break
-            normed, x = operators.add_rms_norm(x, layer.o(heads), layer.post_norm.weight, layer.post_norm.eps)
-            delta = layer.down(operators.swiglu(layer.gate_up(normed)))
+            added = layer.o(heads, batch, held)
+            normed, x = operators.add_rms_norm(x, added, layer.post_norm.weight, layer.post_norm.eps)
+            delta = layer.down(operators.swiglu(layer.gate_up(normed, batch, held)), batch, held)
         if batch.capture is not None:
             batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
         if len(rows) == 0:
             return x.new_empty((0, self.shape.vocab))
         normed, _ = operators.add_rms_norm(x, delta, self.final_norm.weight, self.final_norm.eps)
-        return self.head(normed)
+        return self.head(normed, batch, rows)
 
 
 def build_forward(
-    parts: DecoderParts, max_positions: int, cache: torch.dtype, *, fp8: bool = False
+    parts: DecoderParts, max_positions: int, cache: torch.dtype, *, fp8: bool = False, plug: Plug | None = None
 ) -> tuple[Callable[[Batch], Tensor], str]:  # fmt: skip
     """The pass with the operators that the weights' device gets, and its name for the log; ``cache`` is the dtype of
     keys and values. With ``fp8`` the layers' linears compute in float8; raises ValueError where they can't.
@@ -121,24 +117,23 @@ def build_forward(
     name = ", ".join(
         part for part in (f"fused layers{' in float8' if fp8 else ''}", " ".join(describe(device)), why) if part
     )
-    if not fp8:
-        return DeviceForward(parts, found, max_positions), name
-    return DeviceForward(parts, found, max_positions, lambda w, b: Fp8Linear(w, b, found.quantize_rows)), name
+    make: MakeLinear = (lambda w, b: Fp8Linear(w, b, found.quantize_rows)) if fp8 else PlainLinear
+    return DeviceForward(parts, found, max_positions, make, plug), name
 
 
-def _layer(layer: DecoderLayer, owners: dict[int, nn.Linear], linear: MakeLinear) -> DeviceLayer:
+def _layer(layer: DecoderLayer, make: Callable[[LinearWeight], Linear]) -> DeviceLayer:
     def norm(found: NormWeight | None) -> tuple[Tensor, float] | None:
         return None if found is None else (found.weight, found.eps)
 
     return DeviceLayer(
         input_norm=layer.input_norm,
-        qkv=linear(*fuse(layer.qkv, owners)),
+        qkv=make(layer.qkv),
         q_norm=norm(layer.q_norm),
         k_norm=norm(layer.k_norm),
-        o=linear(*fuse(layer.o, owners)),
+        o=make(layer.o),
         post_norm=layer.post_norm,
-        gate_up=linear(*fuse(layer.gate_up, owners)),
-        down=linear(*fuse(layer.down, owners)),
+        gate_up=make(layer.gate_up),
+        down=make(layer.down),
         options={"scale": layer.scale, "window": layer.window or None, "softcap": layer.softcap or None},
     )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.encoder.types import EncodeBatch, Pooling, Readout, Rows, TokenHead
-from serve_app.kernels.linear.packed import tail_rows
+from serve_app.kernels.linear.fused import tail_rows
 from serve_app.models import encoder_attention
 from serve_app.models.load import UnsupportedModel, read_config, require_safetensors
 from serve_app.models.pooling import pool, read_pooling

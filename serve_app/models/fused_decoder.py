@@ -28,8 +28,11 @@ from serve_app.kernels.decoder import (
     NormWeight,
     decoder_library,
 )
-from serve_app.kernels.linear.packed import FusedLinear, tail_rows
+from serve_app.kernels.linear.base import Linear
+from serve_app.kernels.linear.fused import FusedLinear, tail_rows
+from serve_app.kernels.reference.operators import swiglu
 from serve_app.models import attention
+from serve_app.models.linears import Plug, plugged
 from serve_app.models.quantization import codes_of
 
 if TYPE_CHECKING:
@@ -75,8 +78,9 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> DecoderParts:
     if type(base.embed_tokens) is not nn.Embedding:
         raise NotStandard(f"embed_tokens is a {type(base.embed_tokens).__name__}")
     calls = _attention_calls(probe)
-    layers = [_read_layer(layer, calls.get(i)) for i, layer in enumerate(base.layers)]
-    head = _linear(top.lm_head)
+    names = {module: name for name, module in top.named_modules()}
+    layers = [_read_layer(layer, calls.get(i), names) for i, layer in enumerate(base.layers)]
+    head = _linear(names, top.lm_head)
     rotary = rotary_tables(base.rotary_emb, base.embed_tokens.weight)
     first, shape = layers[0], model.kv_shape.same
     if shape is None:
@@ -105,9 +109,11 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> DecoderParts:
     )
 
 
-def build_forward(parts: DecoderParts) -> tuple[Callable[[Batch], Tensor], str]:
-    """The fastest forward for this CPU and the weights' dtype, and its name for the log."""
-    library = decoder_library(quantized=parts.quantized)
+def build_forward(parts: DecoderParts, plug: Plug | None = None) -> tuple[Callable[[Batch], Tensor], str]:
+    """The fastest forward for this CPU and the weights' dtype, and its name for the log. Plugged linears are called
+    from Python, so that with ``plug`` the pass is torch's.
+    """
+    library = decoder_library(quantized=parts.quantized) if plug is None else None
     if library is not None and parts.embedding.dtype == torch.bfloat16 and parts.shape.obstacle() is None:
         decoder = Decoder(
             library, parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head, parts.rotary
@@ -116,7 +122,7 @@ def build_forward(parts: DecoderParts) -> tuple[Callable[[Batch], Tensor], str]:
         if decoder.packed_bytes < 0.9 * decoder.plain_bytes:
             kind += f", as if they were {decoder.plain_bytes / 1e6:.0f}"
         return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed{kind}"
-    return FusedForward(parts), "fused torch decoder"
+    return FusedForward(parts, plug), "fused torch decoder"
 
 
 def free_weights(parts: DecoderParts) -> None:
@@ -132,11 +138,11 @@ def free_weights(parts: DecoderParts) -> None:
 class FusedForward:
     """The same pass in torch: fused projections and epilogues, any dtype, rounding as in the modules."""
 
-    def __init__(self, parts: DecoderParts) -> None:
+    def __init__(self, parts: DecoderParts, plug: Plug | None = None) -> None:
         self.shape, self.embedding, self.final_norm = parts.shape, parts.embedding, parts.final_norm
         self.rotary, self.positions = parts.rotary, 0
-        self.layers = [(layer, _linears(layer)) for layer in parts.layers]
-        self.head = FusedLinear(*_fused(parts.head))
+        self.layers = [(layer, _linears(layer, plug)) for layer in parts.layers]
+        self.head = _plugged(plug, parts.head)
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits [S, vocab] of ``batch.sample_rows``."""
@@ -149,10 +155,10 @@ class FusedForward:
         split = [shape.q_heads, shape.kv_heads, shape.kv_heads]
         wanted = batch.capture.layers if batch.capture is not None else ()
         captured = {}
-        for index, (layer, (qkv, o, gate, up, down)) in enumerate(self.layers):
+        for index, (layer, linears) in enumerate(self.layers):
             if index in wanted:
                 captured[index] = x[:tokens]
-            projected = qkv(rms_norm(x, layer.input_norm))[:tokens]
+            projected = linears.qkv(rms_norm(x, layer.input_norm), batch)[:tokens]
             q, k, v = projected.view(tokens, -1, shape.head_dim).split(split, 1)
             if layer.q_norm is not None and layer.k_norm is not None:
                 q, k = rms_norm(q, layer.q_norm), rms_norm(k, layer.k_norm)
@@ -166,12 +172,11 @@ class FusedForward:
                 window=layer.window or None,
                 softcap=layer.softcap or None,
             )
-            x = o.plus(_padded(heads.view(tokens, -1), tail), x)
-            normed = rms_norm(x, layer.post_norm)
-            x = down.plus(up.times(normed, gate.swish(normed)), x)
+            x = linears.o.plus(_padded(heads.view(tokens, -1), tail), x, batch)
+            x = linears.down.plus(linears.gated(rms_norm(x, layer.post_norm), batch), x, batch)
         if batch.capture is not None:
             batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
-        return self.head(rms_norm(x[batch.sample_rows], self.final_norm))
+        return self.head(rms_norm(x[batch.sample_rows], self.final_norm), batch, batch.sample_rows)
 
     def _tables(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if batch.max_seq_len > self.positions:
@@ -201,10 +206,33 @@ def _fused(weight: LinearWeight) -> tuple[Tensor, Tensor | None]:
     return torch.cat(weight.parts), torch.cat(weight.biases) if weight.biases else None
 
 
-def _linears(layer: DecoderLayer) -> tuple[FusedLinear, ...]:
-    """qkv, o, gate, up, down."""
-    gate, up = (FusedLinear(w, b) for w, b in _split(layer.gate_up))
-    return FusedLinear(*_fused(layer.qkv)), FusedLinear(*_fused(layer.o)), gate, up, FusedLinear(*_fused(layer.down))
+@dataclass(slots=True)
+class LayerLinears:
+    """The linears of one layer; ``gated`` is the MLP up to its down projection, ``silu(gate) * up``."""
+
+    qkv: Linear
+    o: Linear
+    gated: Callable[[Tensor, Batch], Tensor]
+    down: Linear
+
+
+def _linears(layer: DecoderLayer, plug: Plug | None) -> LayerLinears:
+    if plug is not None:  # one module may hold gates and ups, so that what is plugged in must compute both
+        joined = _plugged(plug, layer.gate_up)
+
+        def gated(x: Tensor, batch: Batch) -> Tensor:
+            return swiglu(joined(x, batch))
+    else:
+        gate, up = (FusedLinear(w, b) for w, b in _split(layer.gate_up))
+
+        def gated(x: Tensor, batch: Batch) -> Tensor:
+            return up.times(x, gate.swish(x))
+
+    return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), gated, _plugged(plug, layer.down))
+
+
+def _plugged(plug: Plug | None, weight: LinearWeight) -> Linear:
+    return plugged(plug, weight, FusedLinear(*_fused(weight)))
 
 
 def _split(weight: LinearWeight) -> list[tuple[Tensor, Tensor | None]]:
@@ -231,7 +259,7 @@ def _only(module: nn.Module, known: set[str]) -> None:
         raise NotStandard(f"{type(module).__name__} has {', '.join(sorted(unknown | own))}")
 
 
-def _read_layer(layer: Any, call: dict[str, Any] | None) -> DecoderLayer:
+def _read_layer(layer: Any, call: dict[str, Any] | None, known: dict[Any, str]) -> DecoderLayer:
     _only(layer, _LAYER)
     attn, mlp = layer.self_attn, layer.mlp
     _only(attn, _ATTENTION)
@@ -246,13 +274,13 @@ def _read_layer(layer: Any, call: dict[str, Any] | None) -> DecoderLayer:
     halves = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
     return DecoderLayer(
         input_norm=_norm(layer.input_layernorm),
-        qkv=_linear(*(_child(attn, name) for name in names)),
+        qkv=_linear(known, *(_child(attn, name) for name in names)),
         q_norm=_norm(attn.q_norm) if hasattr(attn, "q_norm") else None,
         k_norm=_norm(attn.k_norm) if hasattr(attn, "k_norm") else None,
-        o=_linear(_child(attn, "o_proj")),
+        o=_linear(known, _child(attn, "o_proj")),
         post_norm=_norm(_child(layer, "post_attention_layernorm")),
-        gate_up=_linear(*(_child(mlp, name) for name in halves)),
-        down=_linear(_child(mlp, "down_proj")),
+        gate_up=_linear(known, *(_child(mlp, name) for name in halves)),
+        down=_linear(known, _child(mlp, "down_proj")),
         window=int(call.get("sliding_window") or 0),
         scale=float(call.get("scaling") or attn.head_dim**-0.5),
         softcap=float(call.get("softcap") or 0.0),
@@ -265,7 +293,7 @@ def _child(module: nn.Module, name: str) -> Any:
     return getattr(module, name)
 
 
-def _linear(*modules: Any) -> LinearWeight:
+def _linear(names: dict[Any, str], *modules: Any) -> LinearWeight:
     for module in modules:
         if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
             raise NotStandard(f"a projection is a {type(module).__name__} or has hooks")
@@ -274,7 +302,9 @@ def _linear(*modules: Any) -> LinearWeight:
         raise NotStandard("only some of the fused projections have a bias")
     codes = [found for m in modules for found in codes_of(m)]
     same = len(codes) == len(modules) and len({c.bits for c in codes}) == 1
-    return LinearWeight([m.weight.detach() for m in modules], biases, codes if same else [])
+    return LinearWeight(
+        [m.weight.detach() for m in modules], biases, codes if same else [], tuple(names[m] for m in modules)
+    )
 
 
 def _norm(module: Any) -> NormWeight:

@@ -18,6 +18,7 @@ from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapt import own_attention
 from serve_app.models.check import check
+from serve_app.models.linears import Current, Plug, plug_modules
 from serve_app.models.observe import Unservable
 from serve_app.models.prepare import prepare
 from serve_app.models.quantization import quantize_linears
@@ -66,6 +67,7 @@ def load_causal_lm(
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
     optimise: bool = True,
+    plug: Plug | None = None,
     progress: Progress = lambda stage: None,
 ) -> CausalModel:
     """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
@@ -73,6 +75,7 @@ def load_causal_lm(
     ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name; ``quantization``
     is ``none``, ``int8``, ``int4`` (:mod:`serve_app.models.quantization`) or ``fp8``
     (:mod:`serve_app.kernels.linear.fp8`); ``kv_cache_dtype`` is ``auto`` (the model's) or ``fp8`` (e4m3, no scales).
+    ``plug`` may put linears of its own into the model's (:mod:`serve_app.models.linears`).
     Raises :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or
     one that does not compute on the paged cache what transformers computes (:mod:`serve_app.models.check`).
     """
@@ -127,9 +130,14 @@ def load_causal_lm(
         from serve_app.models.optimise import optimise as improve
 
         try:
-            report.update(improve(model, fp8=quantization == "fp8", fused=verdict.fused_differs))
+            differs = verdict.fused_differs
+            report.update(improve(model, fp8=quantization == "fp8", fused=differs, plug=plug))
         except ValueError as error:
             raise UnsupportedModel(f"{path}: {error}") from error
+    if plug is not None and "fused_decoder" not in report:
+        current = Current()
+        report["plugged"] = plug_modules(module, plug, current)
+        model.forward = current.around(model.forward)
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model
 

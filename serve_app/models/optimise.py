@@ -13,6 +13,7 @@ from serve_app.engine.request import Request, SamplingParams
 from serve_app.engine.runner import Forward
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.models import device, fused_decoder
+from serve_app.models.linears import Plug
 
 if TYPE_CHECKING:
     from serve_app.models.load import CausalModel
@@ -28,14 +29,15 @@ ALLOWED_QUANTIZED = 0.15
 QUANTIZED_PER_LAYER = 0.05
 
 
-def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "") -> dict[str, Any]:
+def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Plug | None = None) -> dict[str, Any]:
     """Applies what pays on the model's device and returns a report for the log; with ``fp8`` the linears of the layers
     compute in float8, and a model whose layers can't is a ValueError. ``fused``: why the fused decoder can't be used.
+    ``plug`` is asked for the linears of a fused decoder; where transformers' forward stays, the caller sees to them.
     """
     started = time.perf_counter()
     expected = probe(model, model.forward)
     report: dict[str, Any] = (
-        {"transformers_forward": f"kept: {fused}"} if fused else _use_fused_decoder(model, expected, fp8)
+        {"transformers_forward": f"kept: {fused}"} if fused else _use_fused_decoder(model, expected, fp8, plug)
     )
     if fp8 and "fused_decoder" not in report:
         raise ValueError(
@@ -47,7 +49,7 @@ def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "") -> dict[
     return report
 
 
-def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool) -> dict[str, Any]:
+def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool, plug: Plug | None) -> dict[str, Any]:
     """The generic layer where the model is built like it and its results agree."""
     try:
         parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
@@ -58,9 +60,9 @@ def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool) -> dict[
     try:
         # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
         if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
-            forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8)
+            forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=plug)
         else:
-            forward, name = fused_decoder.build_forward(parts)
+            forward, name = fused_decoder.build_forward(parts, plug)
         error = difference(probe(model, forward), expected)
     except Exception as failure:  # those of kernels and compilers have no base in common
         log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)

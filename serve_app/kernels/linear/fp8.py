@@ -8,9 +8,12 @@ in float32, which gives the same values slowly, so that the cost in quality can 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from serve_app.kernels.linear.base import Linear
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -35,7 +38,7 @@ def obstacle(weight: Tensor) -> str | None:
     return None
 
 
-class Fp8Linear:
+class Fp8Linear(Linear):
     """``x @ weight.T + bias`` with both rounded to e4m3; in and out are of the weight's former dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, quantize: QuantizeRows = quantize_rows) -> None:
@@ -45,7 +48,7 @@ class Fp8Linear:
         self.codes, scale = quantize_rows(weight)
         self.scale = scale.T.contiguous()  # [1, n]
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
         codes, scale = self.quantize(x)
         if not x.is_cuda:
             product = (codes.float() @ self.codes.float().T) * scale * self.scale

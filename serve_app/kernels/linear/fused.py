@@ -1,0 +1,52 @@
+"""Linears that take in what follows them, on weights in oneDNN's blocked format where that is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from serve_app.kernels.linear.base import Linear
+from serve_app.kernels.linear.packed import packing_available
+
+
+def tail_rows(rows: int) -> int:
+    """How many rows to put behind ``rows`` on a CPU. oneDNN compiles code and keeps scratch memory for every number of
+    rows it sees, up to half a megabyte per linear; of few different numbers there is little, and it is there already.
+    """
+    return 0 if rows <= 32 else -rows % (8 if rows <= 128 else 16)
+
+
+class FusedLinear(Linear):
+    """A linear whose epilogue is SiLU, a product or a sum; packed where possible."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._bias, self._weight = bias, weight
+        self._packed = False
+        if weight.device.type == "cpu" and packing_available(weight.dtype):
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+            self._packed = True
+        self._unary = torch.ops.mkldnn._linear_pointwise.default if self._packed else None
+        self._binary = torch.ops.mkldnn._linear_pointwise.binary if self._packed else None
+
+    def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
+        if self._unary is not None:
+            return self._unary(x, self._weight, self._bias, "none", [], "")
+        return F.linear(x, self._weight, self._bias)
+
+    def swish(self, x: Tensor, batch: Any = None) -> Tensor:
+        if self._unary is not None:
+            return self._unary(x, self._weight, self._bias, "swish", [], "")
+        return super().swish(x, batch)
+
+    def times(self, x: Tensor, other: Tensor, batch: Any = None) -> Tensor:
+        if self._binary is not None:
+            return self._binary(x, other, self._weight, self._bias, "mul")
+        return super().times(x, other, batch)
+
+    def plus(self, x: Tensor, other: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
+        if self._binary is not None:
+            return self._binary(x, other, self._weight, self._bias, "add")
+        return super().plus(x, other, batch, rows)

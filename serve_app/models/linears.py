@@ -1,0 +1,116 @@
+"""Where a feature puts linears of its own into a model: an adapter's delta per request, a weight that is sharded.
+
+A feature gives :func:`~serve_app.models.load.load_causal_lm` a :data:`Plug`, which is asked once for every linear of
+the model, whichever forward pass the model gets. A model that nobody plugs into knows nothing of all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from serve_app.kernels.linear.base import Linear
+from serve_app.kernels.linear.packed import PackedLinear
+
+if TYPE_CHECKING:
+    from serve_app.engine.step import Batch
+    from serve_app.kernels.decoder import LinearWeight
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """One linear of a model: the modules whose outputs it computes side by side, by qualified name, and how many
+    outputs each has.
+    """
+
+    names: tuple[str, ...]
+    widths: tuple[int, ...]
+
+
+# (place, the linear there) -> what takes its place; the linear itself to leave it.
+Plug = Callable[[Place, Linear], Linear]
+
+
+def plugged(plug: Plug | None, weight: LinearWeight, linear: Linear) -> Linear:
+    """``linear``, which computes with ``weight``, or what ``plug`` puts into its place."""
+    if plug is None:
+        return linear
+    return plug(Place(weight.names, tuple(len(part) for part in weight.parts)), linear)
+
+
+@dataclass(slots=True)
+class Current:
+    """The batch of the pass that is under way; transformers hands linears nothing but their input."""
+
+    batch: Batch | None = None
+
+    def around(self, forward: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
+        """``forward`` with its batch held here while it runs."""
+
+        def holding(batch: Batch) -> Tensor:
+            self.batch = batch
+            try:
+                return forward(batch)
+            finally:
+                self.batch = None
+
+        return holding
+
+
+class ModuleLinear(Linear):
+    """A module of transformers seen as a linear."""
+
+    def __init__(self, module: nn.Linear | PackedLinear) -> None:
+        self._module = module
+
+    def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
+        return self._module(x)
+
+
+class BatchLinear(nn.Module):
+    """Stands where an ``nn.Linear`` stood and gives ``linear`` the batch."""
+
+    def __init__(self, original: nn.Linear | PackedLinear, linear: Linear, current: Current, *, head: bool) -> None:
+        super().__init__()
+        self.original, self.linear, self.current, self.head = original, linear, current, head
+
+    @property
+    def weight(self) -> Tensor:
+        """For modelling code that asks for a dtype or a device."""
+        return self.original.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.original.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = self.current.batch
+        if batch is None:
+            raise RuntimeError("a plugged linear runs through the model's forward function only, which sets the batch")
+        flat = x.reshape(-1, x.shape[-1])
+        rows = batch.sample_rows if self.head else None
+        if len(flat) != len(batch.input_ids if rows is None else rows):
+            raise ValueError(
+                f"a linear gets {len(flat)} rows of a batch of {len(batch.input_ids)} tokens, as in an expert; leave it"
+                " as it is"
+            )
+        return self.linear(flat, batch, rows).view(*x.shape[:-1], -1)
+
+
+def plug_modules(model: nn.Module, plug: Plug, current: Current) -> int:
+    """Puts what ``plug`` gives into the places of the model's linears; returns how many it replaced."""
+    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    head, replaced = find_head(), 0
+    for name, module in list(model.named_modules()):
+        if type(module) not in (nn.Linear, PackedLinear) or not name:
+            continue
+        own = ModuleLinear(module)
+        linear = plug(Place((name,), (int(module.out_features),)), own)
+        if linear is not own:
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, BatchLinear(module, linear, current, head=module is head))
+            replaced += 1
+    return replaced
