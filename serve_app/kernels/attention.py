@@ -21,13 +21,10 @@ from serve_app.kernels.batch import AttentionBatch
 from serve_app.kernels.library import native
 from serve_app.kernels.library.load import cpu_library
 from serve_app.kernels.reference.attention import paged_attention_torch, write_kv_torch
+from serve_app.kernels.shapes import check_queries, check_rows
 
 if TYPE_CHECKING:
     from serve_app.kernels.operators import Operators
-
-
-class ShapeMismatch(ValueError):
-    """A call's tensors do not fit the cache. The text gives both sizes and what to correct."""
 
 
 def paged_attention(
@@ -45,9 +42,9 @@ def paged_attention(
     ``q`` [T, Hq, D] (any strides); ``kv_layer`` [2, num_blocks, Hkv, 32, D], K/V of the batch already
     written; ``sinks`` [Hq] extra logits per head; Hq a multiple of Hkv. Returns a contiguous [T, Hq, D] of
     q's dtype. Raises ValueError when lengths or block ids contradict the cache (C++ path),
-    :class:`ShapeMismatch` where heads or head sizes do.
+    :class:`~serve_app.kernels.shapes.ShapeMismatch` where heads or head sizes do.
     """
-    _check_queries(q, kv_layer, batch, sinks)
+    check_queries(q, kv_layer, batch, sinks)
     if not q.is_cuda and native.attention_supports(q, kv_layer):
         library = cpu_library()
         if library is not None:
@@ -63,7 +60,7 @@ def paged_attention(
 def write_kv(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
     """Writes ``k``, ``v`` [T, Hkv, D] to ``slots`` [T] int64 (block * 32 + offset) of ``kv_layer``, in
     place."""
-    _check_rows(kv_layer, k, v, slots)
+    check_rows(kv_layer, k, v, slots)
     if not k.is_cuda and native.write_supports(kv_layer, k, v):
         library = cpu_library()
         if library is not None:
@@ -76,31 +73,3 @@ def _gpu(tensor: Tensor) -> Operators:
     from serve_app.kernels.gpu.backend import operators
 
     return operators(tensor.device)
-
-
-def _check_rows(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """Keys and values come from a model whose sizes its configuration may misstate; the cache was made from that."""
-    rows = (slots.shape[0], kv_layer.shape[2], kv_layer.shape[4])
-    if k.shape != rows or v.shape != rows:
-        raise ShapeMismatch(
-            f"the model gives keys {list(k.shape)} and values {list(v.shape)}, and the cache made from its config.json "
-            f"takes {list(rows)} (tokens, K/V heads, head size); correct num_key_value_heads and head_dim there, or "
-            "use an architecture whose keys and values have one size"
-        )
-
-
-def _check_queries(q: Tensor, kv_layer: Tensor, batch: AttentionBatch, sinks: Tensor | None) -> None:
-    _, heads, dim = q.shape
-    _, _, kv_heads, _, kv_dim = kv_layer.shape
-    if dim != kv_dim or heads % kv_heads or (sinks is not None and sinks.shape != (heads,)):
-        of_sinks = "" if sinks is None else f" with sinks {list(sinks.shape)}"
-        raise ShapeMismatch(
-            f"the model asks with {heads} heads of {dim}{of_sinks}, and the cache made from its config.json has "
-            f"{kv_heads} of {kv_dim}; correct num_attention_heads, num_key_value_heads and head_dim there"
-        )
-    requests = batch.seq_lens.shape[0]
-    if batch.query_start.shape[0] != requests + 1 or batch.block_tables.shape[0] != requests:
-        raise ShapeMismatch(
-            f"the batch has {requests} lengths, {batch.query_start.shape[0]} borders and {batch.block_tables.shape[0]} "
-            "block tables; build it with engine.step.build_batch"
-        )

@@ -21,6 +21,7 @@ from serve_app.kernels.library import native
 from serve_app.kernels.library.load import cpu_library
 from serve_app.kernels.linear import compact
 from serve_app.kernels.linear.quantize import Quantized, pack_panels
+from serve_app.kernels.shapes import ShapeMismatch, check_batch, check_decoder, check_plane
 
 PANEL = 64
 PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attention", "head")
@@ -181,7 +182,11 @@ class Decoder:
         self._positions = 0
         # int64 [5] nanoseconds per part of the pass (see PARTS), added up while this is set.
         self.times: np.ndarray | None = None
+        check_decoder(shape, embedding, layers, final_norm, head)
+        embedding = embedding.to(torch.bfloat16).contiguous()
         self._keep: list[Any] = [embedding]
+        self._layers = len(layers)
+        self._checked: Any = None  # the cache that was seen to have this decoder's shape
         self.shape = shape
         linears = [w for layer in layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         most = sum(w.packed_bytes for w in [*linears, head])
@@ -208,6 +213,10 @@ class Decoder:
         if batch.max_seq_len > self._positions:
             self._extend_rotary(batch.max_seq_len)
         [plane] = batch.kv.planes
+        if batch.kv is not self._checked:
+            check_plane(plane, self._layers, self.shape)
+            self._checked = batch.kv
+        check_batch(batch)
         samples = batch.sample_rows.shape[0]
         logits = torch.empty((samples, self.shape.vocab), dtype=torch.float32)
         capture = batch.capture
@@ -247,6 +256,9 @@ class Decoder:
     def _extend_rotary(self, positions: int) -> None:
         self._positions = max(1024, 1 << (positions - 1).bit_length())
         self._cos, self._sin = self._rotary(self._positions)
+        half = (self._positions, self.shape.rotary_dim // 2)
+        if self._cos.shape != half or self._sin.shape != half:
+            raise ShapeMismatch(f"the rotary table is {list(self._cos.shape)}, expected {list(half)}")
 
     def _hold(self, record: bytes) -> int:
         buffer = ctypes.create_string_buffer(record, len(record))
@@ -286,7 +298,7 @@ class Decoder:
             ctypes.memmove(at, panels.data_ptr(), panels.numel())
         else:
             source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
-            source = source.detach().contiguous()
+            source = source.detach().to(torch.bfloat16).contiguous()
             extra = compact.survey(self._library, source, order, self.threads) if self._compact else None
             if extra is not None:
                 at, bits = self._take(compact.compact_bytes(len(order), k)), 12

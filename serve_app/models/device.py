@@ -20,6 +20,7 @@ from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
 from serve_app.kernels.linear.base import Linear, PlainLinear
 from serve_app.kernels.linear.fp8 import Fp8Linear
 from serve_app.kernels.operators import Operators
+from serve_app.kernels.shapes import check_decoder
 from serve_app.models.linears import Plug, plugged
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class DeviceForward:
         linear: MakeLinear = PlainLinear,
         plug: Plug | None = None,
     ) -> None:
+        check_decoder(parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head)
         self.operators, self.shape = operators, parts.shape
         self.embedding, self.final_norm = parts.embedding, parts.final_norm
         owners = {module.weight.data_ptr(): module for module in parts.linears}

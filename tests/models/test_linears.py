@@ -17,7 +17,7 @@ from serve_app.models.linears import Place
 from serve_app.models.optimise import difference, probe
 from tests import tiny
 
-NEW_TOKENS = 10
+NEW_TOKENS = 6
 ADAPTERS = (1, 2)
 
 
@@ -91,7 +91,7 @@ def with_adapter(forward, adapter: int):
 
 
 def prompts() -> list[list[int]]:
-    return [[(7 * i + 13 * r) % 250 + 3 for i in range(20 + 31 * r)] for r in range(6)]
+    return [[(7 * i + 13 * r) % 250 + 3 for i in range(10 + 27 * r)] for r in range(4)]
 
 
 @pytest.mark.parametrize("optimise", [False, True], ids=["transformers", "optimised"])

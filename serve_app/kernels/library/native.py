@@ -156,6 +156,10 @@ def rms_norm(lib: Library, x: Tensor, weight: Tensor, eps: float, round_first: b
     [dim]."""
     out = torch.empty_like(x)
     dim = x.shape[-1]
+    if weight.shape[0] != dim:
+        raise ValueError(
+            f"a norm of {weight.shape[0]} on rows of {dim}; the model's config.json contradicts its weights"
+        )
     lib.norm(
         _NORM.pack(
             x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // dim, dim, dim,
