@@ -165,13 +165,12 @@ def test_without_spare_blocks_chains_end_with_the_block():
 
 def test_what_is_not_drafted_is_still_read_block_by_block():
     engine, head = build()
-    engine.speculation.controller.always = False
     engine.speculation.controller.max_tokens = 0
     one = {"x": random_prompt(0, 10)}
     run(engine, one, max_tokens=200)
     assert [p for p in head.passes if p[0] >= 32] and not [p for p in head.passes if p[1]]
     assert len(head.passes) <= 7
-    engine.speculation.controller.always, engine.speculation.controller.max_tokens = True, 4
+    engine.speculation.controller.max_tokens = 4
     more = {"y": one["x"] + alone(one, max_tokens=200)["x"][:100]}
     assert run(engine, more) == alone(more)
     assert engine.stats.cached_tokens == 96
