@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
         "serve_app.models", "serve_app.text",
     },
-    "serve_app.kv": {"numpy", "ray", "serve_app.costs"},
+    "serve_app.kv": {"msgspec", "numpy", "ray", "serve_app.costs", "serve_app.wire"},
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy", "serve_app.costs"},
     "serve_app.state": {

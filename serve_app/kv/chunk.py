@@ -127,8 +127,8 @@ class ChunkMeta:
         if not isinstance(self.layout, str) or self.nbytes <= 0 or self.nbytes % self.n_blocks:
             raise BadChunk(f"{self.nbytes} bytes are not those of {self.n_blocks} blocks of {self.layout!r}")
 
-    def to_wire(self) -> dict[str, Any]:
-        """A dict of plain values (str, int, bytes, list)."""
+    def to_fields(self) -> dict[str, Any]:
+        """Its fields by name, plain values only (str, int, bytes, list)."""
         return {
             "chunk_id": self.chunk_id,
             "root": self.root,
@@ -142,10 +142,10 @@ class ChunkMeta:
         }
 
     @classmethod
-    def from_wire(cls, wire: dict[str, Any]) -> ChunkMeta:
-        """The inverse of :meth:`to_wire`; raises :class:`BadChunk` for what does not hold together."""
+    def from_fields(cls, fields: dict[str, Any]) -> ChunkMeta:
+        """The inverse of :meth:`to_fields`; raises :class:`BadChunk` for what does not hold together."""
         try:
-            meta = cls(**{**wire, "block_keys": tuple(wire["block_keys"])})
+            meta = cls(**{**fields, "block_keys": tuple(fields["block_keys"])})
             meta.check()
         except BadChunk:
             raise

@@ -21,6 +21,7 @@ from serve_app.kv.directory import get_or_create_directory
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
 from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool, pool_name
+from serve_app.wire.publish import ChunkFields, PublishCall
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ class KVClient:
         held: list[str] = []
         try:
             pool = await self._pool(self._node_id)
-            held = await _within(pool.publish.remote(exporter, [meta.to_wire() for meta in metas]), timeout_s)
+            call = PublishCall(tuple(ChunkFields(**meta.to_fields()) for meta in metas))
+            held = await _within(pool.publish.remote(exporter, call.encode()), timeout_s)
             self.stats.published += len(held)
             self.stats.published_bytes += sum(meta.nbytes for meta in metas if meta.chunk_id in held)
         except Exception as error:

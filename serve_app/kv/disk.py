@@ -196,7 +196,7 @@ def _take_slot(directory: Path) -> tuple[Path, int]:
 
 
 def _header(meta: ChunkMeta, payload_crc: int) -> bytes:
-    plain = {name: _plain(value) for name, value in meta.to_wire().items()}
+    plain = {name: _plain(value) for name, value in meta.to_fields().items()}
     text = json.dumps({**plain, "crc": payload_crc}).encode()
     header = MAGIC + len(text).to_bytes(4, "little") + zlib.crc32(text).to_bytes(4, "little") + text
     if len(header) > HEADER_BYTES:
@@ -223,11 +223,11 @@ def _parse(header: bytes, file_bytes: int) -> tuple[ChunkMeta, int]:
     if header[:8] != MAGIC or len(text) != length or zlib.crc32(text) != crc:
         raise BadChunk("not a chunk's file")
     try:
-        wire = {name: _unplain(value) for name, value in json.loads(text).items()}
-        payload_crc = int(wire.pop("crc"))
+        fields = {name: _unplain(value) for name, value in json.loads(text).items()}
+        payload_crc = int(fields.pop("crc"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadChunk(f"not a chunk's metadata: {error}") from error
-    meta = ChunkMeta.from_wire(wire)
+    meta = ChunkMeta.from_fields(fields)
     if file_bytes != HEADER_BYTES + meta.nbytes:
         raise BadChunk(f"{file_bytes} bytes are not those of {meta.nbytes} of payload")
     return meta, payload_crc

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from msgspec import structs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, check_payload
@@ -26,6 +27,7 @@ from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
 from serve_app.kv.spill import COLD_S, Spill
+from serve_app.wire.publish import read_publish_call
 
 log = logging.getLogger(__name__)
 
@@ -109,16 +111,17 @@ class KVPool:
             self._announced.pop(key, None)
         self._notify()
 
-    async def publish(self, exporter: Any, metas: Sequence[dict[str, Any]]) -> list[str]:
-        """Pulls chunks from ``exporter`` (an actor handle) and returns the ids of those held afterwards.
+    async def publish(self, exporter: Any, call: bytes) -> list[str]:
+        """Pulls the chunks of a ``PublishCall`` from ``exporter`` (an actor handle) and returns the ids of those held
+        afterwards.
 
         Missing ids were not needed (their keys are held already), found no room, or could not be had.
         """
         self._start()
         chunks = []
-        for wire in metas:
+        for told in read_publish_call(call).chunks:
             try:
-                chunks.append(ChunkMeta.from_wire(wire))
+                chunks.append(ChunkMeta.from_fields(structs.asdict(told)))
             except BadChunk as error:
                 log.warning("refused to publish: %s", error)
         for meta in chunks:

@@ -10,7 +10,7 @@ import ray
 from tests import tiny
 from tests.deployments import workers
 from tests.models.heads import write_head
-from tests.worker.test_kv_link import prompt
+from tests.worker.test_with_pool import prompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
 

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import structs
 
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, check_payload
 from serve_app.kv.index import ChunkIndex
 from serve_app.kv.keys import BLOCK_TOKENS
+from serve_app.wire.publish import ChunkFields, PublishCall, read_publish_call
 from tests.kv.chunks import cut, payload, prompt_keys, root
 
 PROMPT = list(range(700))  # chunks of 256, 256 and 188 tokens: 5 blocks and a tail of 28
@@ -112,9 +114,11 @@ def test_no_room_beside_pinned_chunks():
     assert index.chunk_ids == [other.chunk_id]
 
 
-def test_wire_round_trip_and_what_is_refused():
+def test_a_round_trip_and_what_is_refused():
     meta = cut(PROMPT[:300], root())[1]
-    assert ChunkMeta.from_wire(meta.to_wire()) == meta
+    assert ChunkMeta.from_fields(meta.to_fields()) == meta
+    [told] = read_publish_call(PublishCall((ChunkFields(**meta.to_fields()),)).encode()).chunks
+    assert ChunkMeta.from_fields(structs.asdict(told)) == meta
     for change in (
         {"n_tokens": 45 + BLOCK_TOKENS},
         {"nbytes": meta.nbytes - 1},
@@ -126,7 +130,7 @@ def test_wire_round_trip_and_what_is_refused():
         {"surprise": 1},
     ):
         with pytest.raises(BadChunk):
-            ChunkMeta.from_wire({**meta.to_wire(), **change})
+            ChunkMeta.from_fields({**meta.to_fields(), **change})
 
 
 def test_a_payload_must_have_the_right_size_and_type():

@@ -14,6 +14,7 @@ from serve_app.kv.client import KVClient
 from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool, object_store_bytes, pool_name
+from serve_app.wire.publish import ChunkFields, PublishCall
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
 from tests.ray_private.names import object_store_summary
 
@@ -340,7 +341,8 @@ async def test_another_nodes_pool_is_found_through_the_directory(node_id):
         metas = cut(tokens, root(), BIG)
         worker = Worker.remote()
         await worker.make.remote(metas)
-        held = await far.publish.remote(worker, [meta.to_wire() for meta in metas])
+        call = PublishCall(tuple(ChunkFields(**meta.to_fields()) for meta in metas))
+        held = await far.publish.remote(worker, call.encode())
         assert len(held) == 3
         found = []
         for _ in range(100):

@@ -67,6 +67,7 @@ FIELDS = {
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
     "propose:1": "queries count over",
+    "publish:1": "chunks",
     "resume:1": "streams",
     "subscribe:1": "inbox lease_s needed roles",
     "subscribed:1": "replica",
@@ -74,6 +75,7 @@ FIELDS = {
 }
 # What lies inside of messages; whoever changes one raises the version of the messages that carry it.
 INSIDE = {
+    "ChunkFields": "chunk_id root start_token n_tokens block_keys tail_key layout nbytes tenant",
     "InboxAddress": "host port secret",
     "PrefillAt": "stage replica",
     "PromptPath": "own node disk remote prefilled computed bytes early_bytes handover_s handover_share ttft_s",

@@ -61,53 +61,6 @@ async def held(caller, worker, ids: list[int], **sampling) -> int:
     return found
 
 
-async def test_the_next_turn_finds_what_another_worker_generated(actors, caller, expected):
-    decode, other, _ = actors
-    first = prompt(1, 40)
-    answer, _ = await caller.generate(decode, first, max_tokens=100)
-    assert answer == expected(first, 100)
-    # 139 tokens have K/V; those that fill blocks are published.
-    assert await held(caller, other, first + answer) == 128
-    turn = first + answer + prompt(2, 20)
-    second, result = await caller.generate(other, turn, max_tokens=30)
-    assert second == expected(turn, 30)
-    assert result.cached == 128
-
-
-async def test_a_retry_finds_the_whole_chunks_of_an_answer_that_was_never_finished(actors, caller, expected):
-    decode, other, _ = actors
-    first = prompt(3, 40)
-    call = caller.call(first, max_tokens=900)
-    running = asyncio.ensure_future(caller.follow(call, decode))
-    tokens = expected(first, 300)
-    assert await held(caller, other, first + tokens[:240]) == 256
-    await decode.abort(call.id)
-    running.cancel()
-    rest, result = await caller.generate(other, first + tokens[:240], max_tokens=20)
-    assert rest == expected(first + tokens[:240], 20) and result.cached >= 256
-
-
-async def test_an_answer_cut_short_by_its_client_is_published(actors, caller):
-    decode, other, _ = actors
-    first = prompt(4, 100)
-    call = caller.call(first, max_tokens=900)
-    running = asyncio.ensure_future(caller.follow(call, decode))
-    while not (await decode.stats()).numbers["running"]:
-        await asyncio.sleep(0.01)
-    await decode.abort(call.id)
-    running.cancel()
-    assert await held(caller, other, first) >= 96
-
-
-async def test_what_one_tenant_generates_is_not_there_for_another(actors, caller):
-    decode, other, _ = actors
-    first = prompt(5, 200)
-    await caller.generate(decode, first, max_tokens=60)
-    assert await held(caller, other, first) == 192
-    result = await other.generate(replace(caller.call([*first, 5], salt=b"another tenant"), prefill_above=0))
-    assert result.cached == 0
-
-
 async def test_a_prefill_publishes_again_what_only_its_engine_still_holds(actors, caller):
     _, other, prefill = actors
     ids = prompt(6, 300)
@@ -146,37 +99,6 @@ async def test_decode_takes_over_what_prefill_computes(actors, caller, expected)
     # Everything but the last token, whose logits decode needs.
     assert (path.own, path.node, path.prefilled, path.computed) == (0, 0, 899, 1) and result.cached == 0
     assert path.early_bytes <= path.bytes and 0 <= path.handover_share < 1
-
-
-async def test_chunks_are_taken_while_prefill_goes_on(actors, caller, expected):
-    decode, _, prefill = actors
-    ids = prompt(21, 900)
-    before = (await decode.stats()).numbers["cached_blocks"]
-
-    async def in_halves(worker, ids):
-        first = await caller.prefill(worker, ids[:513])
-        # Decode's engine has them before the rest exists.
-        while (await decode.stats()).numbers["cached_blocks"] < before + 16:
-            await asyncio.sleep(0.05)
-        await caller.prefill(worker, ids)
-        return first
-
-    answer, result = await handed_over(caller, decode, prefill, ids, prefilling=in_halves, max_tokens=20)
-    assert answer == expected(ids, 20)
-    assert result.path.prefilled == 899 and result.path.early_bytes >= result.path.bytes // 2
-
-
-async def test_decode_computes_what_a_lost_prefill_leaves(actors, caller, expected):
-    decode, _, prefill = actors
-    ids = prompt(22, 700)
-
-    async def dies_half_way(worker, ids):
-        await caller.prefill(worker, ids[:400])
-        return None
-
-    answer, result = await handed_over(caller, decode, prefill, ids, prefilling=dies_half_way, max_tokens=20)
-    assert answer == expected(ids, 20)
-    assert result.path.prefilled == 384 and result.path.computed == 316
 
 
 async def test_an_aborted_hand_over_leaves_nothing_behind(actors, caller):
