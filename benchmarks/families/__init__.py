@@ -31,6 +31,7 @@ def main() -> int:
     from benchmarks.families.architectures import TASKS, architectures
     from benchmarks.families.run import run_all
     from benchmarks.families.table import page, summary
+    from benchmarks.families.work import Line
 
     if options.speed:
         from benchmarks.families.speed import measure
@@ -38,9 +39,14 @@ def main() -> int:
         return measure(options.only, options.json)
     todo = architectures(tuple(options.task or TASKS), options.only)
 
-    def told(line: object) -> None:
-        name = f"{line.architecture}{f' ({line.variant})' if line.variant else ''}"  # type: ignore[attr-defined]
-        print(f"{line.verdict:8} {name:48} {line.served:22} {line.note[:150]}", flush=True)  # type: ignore[attr-defined]
+    so_far: list[Line] = []
+
+    def told(line: Line) -> None:
+        name = f"{line.architecture}{f' ({line.variant})' if line.variant else ''}"
+        print(f"{line.verdict:8} {name:48} {line.served:22} {line.note[:150]}", flush=True)
+        so_far.append(line)
+        if options.json:  # what there is, should the run be cut short
+            options.json.write_text(json.dumps([found.to_json() for found in so_far], indent=1))
 
     lines = run_all(todo, options.seed, options.processes, told)
     for task in TASKS:

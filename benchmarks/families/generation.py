@@ -99,5 +99,7 @@ def _generate(engine: Any, given: list[list[int]]) -> list[list[int]]:
 def _first_difference(reference: Any, prompt: list[int], got: list[int], right: list[int]) -> int | None:
     """Where ``got`` leaves what the model says, by a teacher-forced pass; None where two tokens were equally good."""
     at = next(i for i, (a, b) in enumerate(zip(got, right, strict=True)) if a != b)
-    logits = reference(input_ids=torch.tensor([prompt + right[:at]]), use_cache=False).logits[0, -1].float()
+    ids = torch.tensor([prompt + right[:at]])
+    places = torch.arange(ids.shape[1])[None]
+    logits = reference(input_ids=ids, position_ids=places, use_cache=False).logits[0, -1].float()
     return at if float(logits[right[at]] - logits[got[at]]) > TIE * float(logits.std()) else None

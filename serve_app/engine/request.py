@@ -24,7 +24,7 @@ class SamplingParams:
 
     ``temperature == 0`` is greedy. ``seed`` together with the position of a token fixes the random number used for it,
     so that a request's output does not depend on what else is in the batch, on preemption, or on which worker continues
-    it.
+    it: exactly in float32; in bfloat16 up to the last bits of logits, which depend on how a prompt is cut into steps.
     """
 
     max_tokens: int = 256

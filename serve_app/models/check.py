@@ -33,7 +33,7 @@ from serve_app.engine.step import Step
 from serve_app.kernels.library.build import cache_root
 from serve_app.models.adapt import own_attention
 from serve_app.models.miniature import NotScalable, Sizes, build, scale_down
-from serve_app.models.observe import Unservable
+from serve_app.models.observe import Unservable, parameters_of
 from serve_app.models.prepare import Prepared, prepare
 
 log = logging.getLogger(__name__)
@@ -131,14 +131,16 @@ class Truth:
     """Logits [vocab] that transformers' own forward gives behind a text alone, remembered by text."""
 
     def __init__(self, module: Any) -> None:
-        self.module = module
+        self.module, self.takes_positions = module, "position_ids" in parameters_of(module)
         self._known: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, tokens: list[int]) -> Tensor:
         key = tuple(tokens)
         if key not in self._known:
             ids = torch.tensor([tokens])
-            output = self.module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            # As generate has them: some models number positions otherwise where nobody does it for them.
+            more = {"position_ids": torch.arange(len(tokens))[None]} if self.takes_positions else {}
+            output = self.module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **more)
             self._known[key] = output.logits[0, -1].float()
         return self._known[key]
 

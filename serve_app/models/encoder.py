@@ -11,13 +11,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from serve_app.engine.encoder.types import EncodeBatch, Pooling, Readout, Rows, TokenHead
 from serve_app.kernels.linear.fused import tail_rows
 from serve_app.models import encoder_attention
 from serve_app.models.load import UnsupportedModel, read_config, require_safetensors
+from serve_app.models.longrope import replace_rotary
 from serve_app.models.pooling import pool, read_pooling
+from serve_app.models.scores import base_of, classify, score_by_answer, scored_last
 from serve_app.models.token_heads import TokenHeads, load_token_heads
 
 Task = Literal["embeddings", "reranker"]
@@ -46,6 +48,11 @@ class EncoderModel:
     pad_id: int
     device: torch.device
     heads: TokenHeads = field(default_factory=TokenHeads)
+    # Layers behind the pooling; the text's length from which on all its positions are rotated otherwise; the share of
+    # padding that leaves other sequences as they are.
+    dense: tuple[nn.Module, ...] = ()
+    extend_at: int | None = None
+    padding: float = MAX_PADDING
     report: dict[str, Any] = field(default_factory=dict)
 
     @torch.inference_mode()
@@ -69,7 +76,7 @@ class EncoderModel:
         """Token positions a pass over ``lengths`` (ascending) computes."""
         if self.flat:
             return int(lengths.sum()) + self._tail(int(lengths.sum()))
-        return sum((end - start) * int(lengths[end - 1]) for start, end in _padding_runs(lengths))
+        return sum((end - start) * int(lengths[end - 1]) for start, end in _padding_runs(lengths, self.padding))
 
     def _tail(self, tokens: int) -> int:
         """Positions behind a flat batch that nobody reads."""
@@ -80,7 +87,9 @@ class EncoderModel:
         starts = np.repeat(np.cumsum(batch.lengths) - batch.lengths, batch.lengths)
         tokens = len(batch.ids)
         tail = self._tail(tokens)
-        positions = np.arange(tokens, dtype=np.int64) - starts + self.first_position
+        positions = self._coded(
+            np.arange(tokens, dtype=np.int64) - starts + self.first_position, np.repeat(batch.lengths, batch.lengths)
+        )
         inputs = {
             "input_ids": self._tensor(np.pad(batch.ids, (0, tail))).unsqueeze(0),
             "position_ids": self._tensor(np.pad(positions, (0, tail), constant_values=self.first_position)).unsqueeze(
@@ -91,17 +100,23 @@ class EncoderModel:
         }
         if self.type_vocab_size:
             inputs["token_type_ids"] = self._tensor(np.pad(batch.type_ids, (0, tail))).unsqueeze(0)
-        hidden = _base(self.module)(**inputs).last_hidden_state[0][:tokens]
+        hidden = base_of(self.module)(**inputs).last_hidden_state[0][:tokens]
         sizes = self._tensor(batch.lengths)
         if self.task == "embeddings":
             return self._read(hidden, sizes, batch.pooling, batch.heads)
-        return _classify(self.module, hidden[sizes.cumsum(0) - sizes])
+        return classify(self.module, hidden, sizes)
+
+    def _coded(self, positions: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Position ids for tokens of sequences of ``lengths`` (see :mod:`serve_app.models.longrope`)."""
+        return positions if self.extend_at is None else positions * 2 + (lengths > self.extend_at)
 
     def _read(
         self, hidden: Tensor, sizes: Tensor, pooling: list[Pooling], heads: list[tuple[TokenHead, ...]]
     ) -> Tensor | list[Tensor]:
         """Hidden states [T, H] of sequences of ``sizes`` tokens -> their rows."""
         pooled = pool(hidden, sizes, pooling)
+        for layer in self.dense:
+            pooled = layer(pooled)
         if not heads:
             return pooled
         told = self.heads.read(hidden, sizes.tolist(), heads)
@@ -109,7 +124,9 @@ class EncoderModel:
 
     def _run_padded(self, batch: EncodeBatch) -> Tensor | list[Tensor]:
         bounds = np.concatenate([[0], np.cumsum(batch.lengths)])
-        blocks = [self._run_block(batch, bounds, start, end) for start, end in _padding_runs(batch.lengths)]
+        blocks = [
+            self._run_block(batch, bounds, start, end) for start, end in _padding_runs(batch.lengths, self.padding)
+        ]
         if batch.heads:
             return [row for block in blocks for row in block]
         return torch.cat(blocks)  # type: ignore[arg-type]
@@ -127,6 +144,12 @@ class EncoderModel:
         inputs = {"input_ids": self._tensor(ids), "attention_mask": attended}
         if self.type_vocab_size:
             inputs["token_type_ids"] = self._tensor(kinds)
+        if self.extend_at is not None:
+            places = np.broadcast_to(np.arange(mask.shape[1], dtype=np.int64), mask.shape)
+            inputs["position_ids"] = self._tensor(self._coded(places, lengths[:, None]))
+        if self.task == "reranker" and scored_last(self.module):
+            hidden = base_of(self.module)(**inputs).last_hidden_state
+            return classify(self.module, hidden[attended], self._tensor(lengths))
         if self.task == "reranker":
             return self.module(**inputs).logits
         hidden = self.module(**inputs).last_hidden_state
@@ -161,13 +184,14 @@ def load_encoder(
     require_safetensors(path)
     defaults = read_pooling(path)
     started = time.perf_counter()
-    from transformers import AutoModel, AutoModelForSequenceClassification
-
     encoder_attention.register()
-    auto = AutoModel if task == "embeddings" else AutoModelForSequenceClassification
-    module = _load(auto, path, task, dtype, device)
+    module = _load(_auto_class(path, task), path, task, dtype, device)
+    try:
+        extend_at = replace_rotary(module, generates=False)
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} can't be served: {error}") from error
     loaded = time.perf_counter()
-    config, base = module.config.get_text_config(), _base(module)
+    config, base = module.config.get_text_config(), base_of(module)
     first = _first_position(base)
     positions = getattr(config, "max_position_embeddings", None) or 1 << 20
     usual: Pooling = "last" if "CausalLM" in "".join(config.architectures or []) else "mean"
@@ -177,14 +201,17 @@ def load_encoder(
         task=task,
         flat=False,
         readout=Readout(pooling=chosen, normalise=defaults.normalise),
-        dimensions=config.hidden_size,
+        dimensions=defaults.dense[-1][0].out_features if defaults.dense else config.hidden_size,  # type: ignore[index]
         max_length=min(max_length or 1 << 30, positions - first),
         vocab_size=config.vocab_size,
         type_vocab_size=getattr(config, "type_vocab_size", 0) or 0,
         first_position=first,
         pad_id=config.pad_token_id if config.pad_token_id is not None else 0,
         device=torch.device(device),
+        dense=tuple(layer.to(device) for layer in defaults.dense) if task == "embeddings" else (),
+        extend_at=extend_at,
     )
+    _check_alone(model, path)
     if task == "embeddings":
         model.heads = load_token_heads(path, config.hidden_size, next(module.parameters()).dtype, model.device)
     flat_reason = _try_flat(model)
@@ -213,20 +240,18 @@ def _load(auto: Any, path: Path, task: Task, dtype: str, device: str) -> Any:
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (ValueError, KeyError) as error:
+    except Exception as error:  # configurations and models object in any way they like
         raise UnsupportedModel(f"{path} does not load as a {task} model: {error}") from error
+    if task == "reranker" and type(module).__name__.endswith("ForCausalLM"):
+        score_by_answer(module, path)
     # An embedder's pooler is never used; anything else that is missing would be random numbers.
     missing = [k for k in info["missing_keys"] if task == "reranker" or not k.startswith("pooler.")]
     if missing:
         names = ", ".join(sorted(missing)[:3])
         raise UnsupportedModel(f"{path} lacks weights for {names}; is it a {task} checkpoint?")
-    if task == "reranker" and module.config.num_labels != 1:
+    if task == "reranker" and not type(module).__name__.endswith("ForCausalLM") and module.config.num_labels != 1:
         raise UnsupportedModel(f"{path} has {module.config.num_labels} labels; a reranker has one score")
     return module.requires_grad_(False).eval().to(device)
-
-
-def _base(module: Any) -> Any:
-    return getattr(module, getattr(module, "base_model_prefix", ""), module)
 
 
 def _first_position(base: Any) -> int:
@@ -236,23 +261,26 @@ def _first_position(base: Any) -> int:
     return embeddings.padding_idx + 1 if embeddings is not None and numbered else 0
 
 
-def _classify(module: Any, first: Tensor) -> Tensor:
-    """The classification head on first tokens' hidden states [R, H] -> logits [R, 1]; heads index token 0
-    themselves.
-    """
-    rows = first.unsqueeze(1)
-    pooler = getattr(_base(module), "pooler", None)
-    return module.classifier(pooler(rows) if pooler is not None else rows)
+def _auto_class(path: Path, task: Task) -> Any:
+    """The class of transformers that reads the folder's architecture for ``task``."""
+    import transformers
+
+    config = read_config(path)
+    if task == "embeddings":
+        # Of an encoder-decoder only the encoder reads a text by itself.
+        whole = config.get("is_encoder_decoder") or config.get("model_type") in ("t5", "mt5", "umt5")
+        return transformers.AutoModelForTextEncoding if whole else transformers.AutoModel
+    if any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()):
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForSequenceClassification
 
 
-def _padding_runs(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Cuts ascending lengths into runs [start, end) whose padding stays within :data:`MAX_PADDING` of their
-    positions.
-    """
+def _padding_runs(lengths: npt.NDArray[np.int64], padding: float = MAX_PADDING) -> list[tuple[int, int]]:
+    """Cuts ascending lengths into runs [start, end) whose padding stays within a share of their positions."""
     cuts, total = [0], 0
     for i, length in enumerate(lengths.tolist()):
         total += length
-        if total < (1 - MAX_PADDING) * length * (i + 1 - cuts[-1]):
+        if total < (1 - padding) * length * (i + 1 - cuts[-1]):
             cuts.append(i)
             total = length
     return list(pairwise([*cuts, len(lengths)]))
@@ -267,6 +295,40 @@ def _probe_batch(model: EncoderModel) -> EncodeBatch:
     return EncodeBatch(ids, kinds, lengths, [model.readout.pooling] * len(lengths))
 
 
+def _check_alone(model: EncoderModel, path: Path) -> None:
+    """Compares padded batches with each sequence alone, and a reranker's reading of its head with the model's own.
+    Where padding shows in other sequences' results, only equal lengths share a batch."""
+    batch = _probe_batch(model)
+    bounds = np.concatenate([[0], np.cumsum(batch.lengths)])
+    try:
+        with torch.inference_mode():
+            alone = []
+            for index, (start, end) in enumerate(pairwise(bounds.tolist())):
+                kinds = batch.type_ids[start:end]
+                one = EncodeBatch(batch.ids[start:end], kinds, batch.lengths[index : index + 1], batch.pooling[:1])
+                alone.append(model.forward(one))
+                if model.task == "reranker" and not type(model.module).__name__.endswith("ForCausalLM"):
+                    inputs = {"input_ids": model._tensor(one.ids)[None]}
+                    if model.type_vocab_size:
+                        inputs["token_type_ids"] = model._tensor(kinds)[None]
+                    if model.extend_at is not None:
+                        places = np.arange(len(one.ids), dtype=np.int64)
+                        inputs["position_ids"] = model._tensor(model._coded(places, one.lengths))[None]
+                    own = model.module(**inputs).logits.float().cpu().numpy()
+                    if reason := _differs(own, alone[-1], model):
+                        raise UnsupportedModel(f"{path}: its score is read in another way than supported: {reason}")
+            expected = np.concatenate(alone)
+            if _differs(expected, model.forward(batch), model):
+                model.padding = 0.0
+                if reason := _differs(expected, model.forward(batch), model):
+                    raise UnsupportedModel(f"{path}: a sequence's result depends on its batch: {reason}")
+    except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+        if isinstance(error, UnsupportedModel):
+            raise
+        name = type(model.module).__name__
+        raise UnsupportedModel(f"{name} in {path} can't encode texts ({type(error).__name__}: {error})") from error
+
+
 def _try_flat(model: EncoderModel) -> str:
     """Switches to flat batches where they give what the padded path gives; otherwise says why not.
 
@@ -275,6 +337,14 @@ def _try_flat(model: EncoderModel) -> str:
     """
     batch = _probe_batch(model)
     expected = model.forward(batch)
+    if model.max_length <= 1024:
+        # Longer together than one may be: some models refuse that, or have no more positions.
+        count = model.max_length // 11 + 2
+        batch = EncodeBatch(
+            np.tile(batch.ids[-11:], count), np.tile(batch.type_ids[-11:], count), np.full(count, len(batch.ids[-11:])),
+            [model.readout.pooling] * count,
+        )  # fmt: skip
+        expected = np.tile(expected[-1:], (count, 1))
     usual = model.module.config._attn_implementation
     try:
         model.module.set_attn_implementation(encoder_attention.NAME)

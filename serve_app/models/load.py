@@ -100,8 +100,8 @@ def load_causal_lm(
         module.eval()
         module.to(device)
         prepared = prepare(module, torch.device(device))
-    except (Unservable, KeyError) as error:
-        raise UnsupportedModel(f"{name} can't be served: {_reason(error)}") from error
+    except Unservable as error:
+        raise UnsupportedModel(f"{name} can't be served: {error}") from error
     loaded = time.perf_counter()
     report |= {"import_s": round(imported - started, 2), "load_s": round(loaded - imported, 2)}
     if quantization not in ("none", "fp8"):
@@ -166,7 +166,9 @@ def _load_module(
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (ValueError, RuntimeError, AttributeError, TypeError, OSError, AssertionError) as error:
+    except Exception as error:  # configurations and models object in any way they like
+        if isinstance(error, KeyError) and attention.NAME in str(error):
+            raise Unservable("its attention does not go through transformers' attention interface") from error
         raise UnsupportedModel(f"{path} does not load as {model_class.__name__}: {error}") from error
     refuse_contradictions(path, module, info)
     return module, report
@@ -259,9 +261,3 @@ def _eos_token_ids(module: torch.nn.Module) -> frozenset[int]:
         value = getattr(source, "eos_token_id", None)
         ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
     return frozenset(ids)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return "its attention does not go through transformers' attention interface"
-    return str(error)

@@ -20,7 +20,7 @@ from serve_app.models.attention import PagedLayer
 TOKENS = 4
 # Modules that remember more of a text than keys and values, by what their classes are called.
 _STATEFUL = ("mamba", "ssm", "recurrent", "rwkv", "gateddelta", "deltanet", "linearattention", "lightningattention",
-             "shortconv", "conv1d", "rglru", "xlstm", "mlstm", "slstm", "kimidelta", "retention", "canon")  # fmt: skip
+             "shortconv", "rglru", "xlstm", "mlstm", "slstm", "kimidelta", "retention", "canon")  # fmt: skip
 
 
 class Unservable(ValueError):
@@ -115,7 +115,7 @@ def refuse_state(module: nn.Module) -> None:
     strange = {kind for kind in kinds if not kind.endswith("attention") or kind in ("linear_attention", "hybrid")}
     for child in module.modules():
         name = type(child).__name__.lower()
-        if any(word in name for word in _STATEFUL):
+        if isinstance(child, nn.Conv1d) or any(word in name for word in _STATEFUL):
             raise Unservable(
                 f"{type(child).__name__} keeps state between tokens beside keys and values, which the paged cache does "
                 "not hold. Hybrid, recurrent and convolutional models are not supported yet"

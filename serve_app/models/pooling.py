@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from serve_app.engine.encoder.types import Pooling
 from serve_app.models.load import UnsupportedModel
@@ -21,15 +21,17 @@ _MODES: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
+_ACTIVATIONS = {kind.__name__: kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.Sigmoid, nn.SiLU)}
 _NAMES: dict[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 
 @dataclass(slots=True, frozen=True)
 class PoolingDefaults:
-    """How a checkpoint wants to be read."""
+    """How a checkpoint wants to be read; ``dense`` are layers that pooled rows pass one after the other."""
 
     pooling: Pooling | None = None
     normalise: bool = True
+    dense: tuple[nn.Module, ...] = ()
 
 
 def pool(hidden: Tensor, lengths: Tensor, pooling: Sequence[Pooling]) -> Tensor:
@@ -59,23 +61,44 @@ def read_pooling(path: Path) -> PoolingDefaults:
     """Reads ``modules.json`` and what it names, as sentence-transformers writes them; a folder without it
     gives defaults.
 
-    Raises :class:`UnsupportedModel` for a pooling we do not have and for modules with weights of their own
-    (Dense): to leave those out would give wrong vectors without a word.
+    Raises :class:`UnsupportedModel` for a pooling and for modules that we do not have: to leave those out would give
+    wrong vectors without a word.
     """
     listing = path / "modules.json"
     if not listing.is_file():
         return PoolingDefaults()
     pooling: Pooling | None = None
     normalise = False
+    dense: list[nn.Module] = []
     for module in json.loads(listing.read_text()):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         if kind == "Pooling":
             pooling = _pooling_mode(path / module["path"] / "config.json")
         elif kind == "Normalize":
             normalise = True
-        elif kind != "Transformer":
+        elif kind == "Dense" and not normalise:
+            dense.append(_dense(path / module["path"]))
+        elif kind not in ("Transformer", "Dropout"):
             raise UnsupportedModel(f"{listing} asks for a {kind!r} module, which is not supported")
-    return PoolingDefaults(pooling, normalise)
+    return PoolingDefaults(pooling, normalise, tuple(dense))
+
+
+def _dense(folder: Path) -> nn.Module:
+    """A Dense module [in_features] -> [out_features], float32, with the activation that its configuration names."""
+    from safetensors.torch import load_file
+
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModel(f"{folder} asks for {activation!r}; supported are {', '.join(sorted(_ACTIVATIONS))}")
+    if not (folder / "model.safetensors").is_file():
+        raise UnsupportedModel(f"{folder} has no model.safetensors; convert it with safetensors.torch.save_file")
+    tensors = {name.removeprefix("linear."): t.float() for name, t in load_file(folder / "model.safetensors").items()}
+    linear = nn.Linear(config["in_features"], config["out_features"], bias="bias" in tensors)
+    if {name: t.shape for name, t in tensors.items()} != {name: t.shape for name, t in linear.named_parameters()}:
+        raise UnsupportedModel(f"{folder} has weights of other sizes than its config.json says")
+    linear.load_state_dict(tensors)
+    return nn.Sequential(linear, _ACTIVATIONS[activation]()).requires_grad_(False).eval()
 
 
 def _pooling_mode(file: Path) -> Pooling:

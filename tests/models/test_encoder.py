@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -17,7 +18,10 @@ from transformers import (
     ModernBertConfig,
     ModernBertModel,
     Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3Model,
+    T5Config,
+    T5EncoderModel,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -216,13 +220,85 @@ def test_sentence_transformers_files_set_the_defaults_and_the_caller_overrides(t
 
 @pytest.mark.parametrize(
     ("mode", "modules", "word"),
-    [("pooling_mode_max_tokens", (), "max"), ("pooling_mode_mean_tokens", ("Dense",), "Dense")],
+    [("pooling_mode_max_tokens", (), "max"), ("pooling_mode_mean_tokens", ("LSTM",), "LSTM")],
 )
 def test_what_we_cannot_compute_is_refused(tmp_path, mode, modules, word):
     write(tmp_path, *EMBEDDERS["bert"][:2])
     sentence_transformers_files(tmp_path, mode, *modules)
     with pytest.raises(UnsupportedModel, match=word):
         load_encoder(tmp_path, "embeddings")
+
+
+def dense_module(folder: Path, inputs: int, outputs: int, activation: str, seed: int) -> torch.nn.Linear:
+    torch.manual_seed(seed)
+    linear = torch.nn.Linear(inputs, outputs, bias=seed % 2 == 0)
+    folder.mkdir(exist_ok=True)
+    save_file({f"linear.{name}": t.detach() for name, t in linear.named_parameters()}, folder / "model.safetensors")
+    name = f"torch.nn.modules.{activation}"
+    config = {"in_features": inputs, "out_features": outputs, "activation_function": name}
+    (folder / "config.json").write_text(json.dumps(config))
+    return linear
+
+
+def test_dense_modules_as_embeddinggemma_has_them(tmp_path):
+    reference = write(tmp_path, *EMBEDDERS["bert"][:2])
+    sentence_transformers_files(tmp_path, "pooling_mode_mean_tokens", "Dense", "Normalize")
+    listing = json.loads((tmp_path / "modules.json").read_text())
+    listing.insert(3, {**listing[2], "path": "3_Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(listing))
+    first = dense_module(tmp_path / "Dense", 48, 96, "linear.Identity", 1)
+    second = dense_module(tmp_path / "3_Dense", 96, 24, "activation.Tanh", 2)
+    model = load_encoder(tmp_path, "embeddings")
+    assert model.dimensions == 24
+    sequences = texts(6, 12)
+    pooled = torch.from_numpy(slow_vectors(reference, sequences, "mean", normalise=False))
+    wanted = torch.nn.functional.normalize(torch.tanh(second(first(pooled))), dim=-1)
+    np.testing.assert_allclose(encode(model, sequences), wanted.detach().numpy(), atol=1e-5)
+    (tmp_path / "Dense" / "config.json").write_text(
+        json.dumps({"in_features": 48, "out_features": 95, "activation_function": "torch.nn.modules.linear.Identity"})
+    )
+    with pytest.raises(UnsupportedModel, match="other sizes"):
+        load_encoder(tmp_path, "embeddings")
+
+
+def test_a_causal_model_scores_by_the_logits_of_yes_and_no(tmp_path):
+    config = Qwen3Config(**SIZES, **GROUPED, max_position_embeddings=128, tie_word_embeddings=False)
+    reference = write(tmp_path, Qwen3ForCausalLM, config)
+    with pytest.raises(UnsupportedModel, match='"yes" and "no"'):
+        load_encoder(tmp_path, "reranker")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"yes": 17, "no": 30}}}))
+    model = load_encoder(tmp_path, "reranker")
+    sequences = texts(7, 15)
+    with torch.no_grad():
+        logits = [reference(torch.tensor(ids[None]).long()).logits[0, -1] for ids in sequences]
+    wanted = [float(torch.softmax(row[[17, 30]], 0)[0]) for row in logits]
+    np.testing.assert_allclose(encode(model, sequences), wanted, atol=1e-5)
+
+
+def test_an_embedder_with_longrope_does_not_depend_on_its_batch(tmp_path):
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, "factor": 4.0,
+        "short_factor": [1.0] * 8, "long_factor": [1.0 + 3 * i for i in range(8)],
+    }  # fmt: skip
+    config = Qwen3Config(**SIZES, **GROUPED, max_position_embeddings=128, rope_parameters=rope)
+    reference = write(tmp_path, Qwen3Model, config)
+    model = load_encoder(tmp_path, "embeddings")
+    sequences = texts(8, 30)
+    wanted = slow_vectors(reference, sequences, "last")
+    np.testing.assert_allclose(encode(model, sequences, Readout(pooling="last"), budget=1 << 12), wanted, atol=1e-5)
+    model.flat = False
+    model.module.set_attn_implementation("sdpa")
+    np.testing.assert_allclose(encode(model, sequences, Readout(pooling="last"), budget=1 << 12), wanted, atol=1e-5)
+
+
+def test_of_an_encoder_decoder_the_encoder_embeds(tmp_path):
+    config = T5Config(vocab_size=200, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4)
+    torch.manual_seed(0)
+    reference = T5EncoderModel(config).eval()
+    reference.save_pretrained(tmp_path)
+    model = load_encoder(tmp_path, "embeddings")
+    sequences = texts(9, 10)
+    np.testing.assert_allclose(encode(model, sequences), slow_vectors(reference, sequences, "mean"), atol=1e-5)
 
 
 def test_pickled_weights_are_refused_with_the_remedy(tmp_path):

@@ -1,0 +1,87 @@
+"""Model families are exact or refused: some of each kind always, every architecture of transformers where asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.families.architectures import architectures
+from benchmarks.families.run import run_all
+from benchmarks.families.table import page, summary
+from benchmarks.families.work import examine
+
+# Most were wrong, crashed or failed with an error of their own before the checks at load.
+SERVED = [
+    ("Phi3ForCausalLM (longrope)", "transformers' forward"),
+    ("Ministral3ForCausalLM (scaled queries)", "transformers' forward"),
+    ("Llama4ForCausalLM", "transformers' forward"),
+    ("FalconForCausalLM (new decoder)", "transformers' forward"),
+    ("GPTNeoForCausalLM", "transformers' forward"),
+    ("DeepseekV3ForCausalLM (equal head sizes)", "transformers' forward"),
+    ("GPTBigCodeForCausalLM (a K/V head per head)", "transformers' forward"),
+    ("Gemma4ForCausalLM", "transformers' forward"),
+    ("StableLmForCausalLM", "transformers' forward"),
+    ("LlamaForCausalLM (biases, tied)", "fast layer"),
+    ("GPT2LMHeadModel", "transformers' forward"),
+    ("CamembertForCausalLM", "transformers' forward"),
+]
+REFUSED = [
+    ("FalconH1ForCausalLM", "keeps state"),
+    ("DiffLlamaForCausalLM", "calls attention 8 times"),
+    ("FalconForCausalLM (alibi)", "ALiBi"),
+    ("BartForCausalLM", "takes no positions"),
+    ("GitForCausalLM", "attention"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def line_of(label: str, seed: int = 0):
+    [found] = [a for a in architectures(("text-generation",)) if a.label == label]
+    return examine(found, seed)
+
+
+@pytest.mark.parametrize(("label", "served"), SERVED, ids=[label for label, _ in SERVED])
+def test_served_exactly(label, served):
+    line = line_of(label)
+    assert (line.verdict, line.served) == ("exact", served), line
+
+
+@pytest.mark.parametrize(("label", "reason"), REFUSED, ids=[label for label, _ in REFUSED])
+def test_refused_by_name(label, reason):
+    line = line_of(label)
+    assert line.verdict == "refused" and reason in line.note, line
+
+
+def test_odd_sizes_are_exact_as_well():
+    assert line_of("Phi3ForCausalLM (longrope)", seed=3).verdict == "exact"
+
+
+def test_a_process_that_ends_is_a_line(monkeypatch):
+    [llama] = [a for a in architectures(("text-generation",)) if a.label == "LlamaForCausalLM"]
+    broken = type(llama)(llama.task, "llama", "LlamaForCausalLM", "crash", {"num_hidden_layers": "crash"})
+    monkeypatch.setattr("benchmarks.families.run.serve", _crash)
+    [line] = run_all([broken], 0, 1)
+    assert line.verdict == "failed" and "signal 6" in line.note
+    assert "1 failed" in summary([line]) and "| LlamaForCausalLM, crash | failed |" in page([line], "0")
+
+
+def _crash(connection, architecture, seed):
+    import os
+
+    os.abort()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 5])
+def test_every_architecture_is_exact_or_refused(seed):
+    lines = run_all(architectures(), seed, 2)
+    wrong = [(line.architecture, line.variant, line.note) for line in lines if line.verdict in ("wrong", "failed")]
+    assert not wrong
+    assert sum(line.verdict == "exact" for line in lines) > 180
