@@ -67,7 +67,7 @@ def test_the_simulated_engine_answers_what_a_decode_stage_does():
     asked = {
         name
         for name, method in inspect.getmembers(EngineStage, inspect.iscoroutinefunction)
-        if not name.startswith("_") and list(inspect.signature(method).parameters)[1:] == ["wire"]
+        if not name.startswith("_") and list(inspect.signature(method).parameters)[1:2] == ["call"]
     }
     assert {"generate", "probe", "subscribe"} <= asked
     assert asked - {"prefill"} <= set(dir(SimulatedDecode))

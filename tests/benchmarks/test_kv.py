@@ -10,6 +10,8 @@ import pytest
 from benchmarks.checks import Checks
 from benchmarks.kv import kv, turns
 from serve_app.kv.disk import DiskTier
+from serve_app.wire.address import InboxAddress
+from serve_app.wire.generate import GenerateCall, Generated, PromptPath
 
 FEW = ["--mib", "1", "--rounds", "1", "--chunks", "2", "--index", "50"]
 
@@ -36,6 +38,8 @@ def test_turns(ray_cluster, capsys, checkpoint_here):
 
 async def test_an_answer_that_is_too_short():
     class Inbox:
+        address = InboxAddress("127.0.0.1", 1, b"secret")
+
         def open_stream(self, name: str, start: int):
             async def nothing():
                 return
@@ -44,12 +48,10 @@ async def test_an_answer_that_is_too_short():
             return nothing()
 
     class Worker:
-        class generate:  # noqa: N801 - called as Ray calls a method
-            @staticmethod
-            async def remote(wire):
-                return {"finish": "length", "undelivered": []}
+        async def generate(self, call: GenerateCall) -> Generated:
+            return Generated("length", 0, PromptPath(), ())
 
     reader = turns.Reader(Inbox())
-    await reader._follow({"id": "a", "sampling": {"max_tokens": 3}}, Worker())
+    await reader.ask(Worker(), [1, 2], 3)
     with pytest.raises(SystemExit, match="no figures(?s:.)*an answer: 0 tokens"):
         reader.checks.require()
