@@ -170,7 +170,7 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
             )
     await inbox.aclose()
     for worker in workers:
-        ray.kill(worker)
+        ray.kill(worker.actor)
     clients.checks.require()
     figures = {
         name: {key: round(statistics.median(r[key] for r in rows), 2) for key in rows[0]}
