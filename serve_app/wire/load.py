@@ -78,7 +78,6 @@ class LoadReport(Message, tag="load:2", frozen=True):
     block_tokens: Count = 0
     max_batch_tokens: Count = 0
     step_seconds: Seconds = 0.0
-    draining: bool = False
     steps: Annotated[tuple[Step, ...], Meta(max_length=MAX_SAMPLES)] = ()
     fetches: Annotated[tuple[Fetch, ...], Meta(max_length=MAX_SAMPLES)] = ()
     served: Annotated[tuple[ServedBy, ...], Meta(max_length=MAX_SERVED)] = ()

@@ -141,7 +141,6 @@ async def test_a_gateway_that_is_gone_is_forgotten_with_its_lease(gateways, work
         {"queued_tokens": 1 << 60},
         {"step_seconds": float("nan")},
         {"step_seconds": "fast"},
-        {"draining": 1},
         {"steps": ((1, 2, 3),)},
         {"steps": ((1, 2, 3, 4, float("inf")),)},
         {"steps": ((1, 2, 3, 4, 0.1),) * 1000},

@@ -58,7 +58,7 @@ FIELDS = {
     "hello:2": "secret worker_id",
     "listen:1": "inbox lease_s replica role wish",
     "load:2": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
-    "total_blocks block_tokens max_batch_tokens step_seconds draining steps fetches served",
+    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",
