@@ -73,7 +73,7 @@ class Client:
                     if line.startswith(b": "):
                         figures.setdefault("first_comment_s", time.monotonic() - began)
                         figures["comments"] += 1
-                    elif line.startswith(b"data: {") and b'"content"' in line:
+                    elif line.startswith(b"data: {") and _has_text(json.loads(line[6:])):
                         figures.setdefault("first_token_s", time.monotonic() - began)
             self.checks.add("a stream", stream_problem(200, body, text=ANSWER))
         except urllib.error.HTTPError as error:
@@ -92,6 +92,11 @@ class Client:
             right = error.code in (429, 503) and told is not None
             self.checks.that("a request without patience", right, f"status {error.code}, Retry-After {told}")
             return float(told or 0)
+
+
+def _has_text(event: dict[str, Any]) -> bool:
+    """The event that opens a stream has an empty text: it is no token."""
+    return any(choice["delta"].get("content") for choice in event.get("choices", ()))
 
 
 def workers(server: int) -> int:
