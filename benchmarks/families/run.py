@@ -15,11 +15,14 @@ LIMIT_S = 300.0
 
 
 def run_all(
-    todo: list[Architecture], seed: int, processes: int, told: Callable[[Line], None] = lambda line: None
+    todo: list[Architecture], seed: int, processes: int, told: Callable[[Line], None] = lambda line: None,
+    *, start: str = "forkserver",
 ) -> list[Line]:  # fmt: skip
-    """Lines in the order of ``todo``; each is ``told`` as it comes."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.families.preload"])
+    """Lines in the order of ``todo``; each is ``told`` as it comes. ``start`` is how processes come to be, in the
+    words of :mod:`multiprocessing`."""
+    context: Any = mp.get_context(start)
+    if start == "forkserver":
+        context.set_forkserver_preload(["benchmarks.families.preload"])
     lines: dict[int, Line] = {}
     running: dict[Connection, tuple[int, Any, float]] = {}
     waiting = list(enumerate(todo))[::-1]

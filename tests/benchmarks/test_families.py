@@ -67,7 +67,7 @@ def test_a_process_that_ends_is_a_line(monkeypatch):
     [llama] = [a for a in architectures(("text-generation",)) if a.label == "LlamaForCausalLM"]
     broken = type(llama)(llama.task, "llama", "LlamaForCausalLM", "crash", {"num_hidden_layers": "crash"})
     monkeypatch.setattr("benchmarks.families.run.serve", _crash)
-    [line] = run_all([broken], 0, 1)
+    [line] = run_all([broken], 0, 1, start="fork")
     assert line.verdict == "failed" and "signal 6" in line.note
     assert "1 failed" in summary([line]) and "| LlamaForCausalLM, crash | failed |" in page([line], "0")
 
