@@ -63,6 +63,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.text",
         "serve_app.wire",
     },
+    # Of Ray, only Serve's status (health.py).
+    "serve_app.gateway": {
+        "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.catalog", "serve_app.channel",
+        "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check", "serve_app.kv.keys",
+        "serve_app.kv.sources", "serve_app.progress", "serve_app.routing", "serve_app.state", "serve_app.tasks",
+        "serve_app.text", "serve_app.wire",
+    },
+    "serve_app.gateway.dispatch": {
+        "msgspec", "numpy", "serve_app.api", "serve_app.catalog", "serve_app.channel", "serve_app.costs",
+        "serve_app.gateway.models", "serve_app.routing", "serve_app.state", "serve_app.tasks", "serve_app.wire",
+    },
     # What the catalogue reads of a task.
     **{f"serve_app.tasks.{task}.declaration": {"serve_app.catalog.tasks"}
        for task in ("text_generation", "text_embeddings", "reranking")},
@@ -226,6 +237,37 @@ def test_nothing_below_imports_the_deployments() -> None:
         if name.split(".")[0] in ("deployments", "training", "benchmarks", "tests")
     ]
     assert wrong == []
+
+
+def room(module: str) -> str:
+    """The folder or file directly below a package of ours."""
+    return ".".join(module.split(".")[:2])
+
+
+def test_every_room_has_an_arrow() -> None:
+    """What stands above the others may name all of them; each other folder of serve_app says what it may name."""
+    above = {"serve_app.app", "serve_app.bound", "serve_app.binding", "serve_app.cli", "serve_app.cluster"}
+    above |= {"serve_app.serving", "serve_app.serve_config"}
+    leaves = {"serve_app.progress", "serve_app.run_directory"}
+    rooms = {room(module) for module in MODULES if within(module, "serve_app") and module != "serve_app"}
+    assert rooms - above - leaves == set(MAY_IMPORT) & rooms
+    for leaf in leaves:
+        named = imports_of(leaf)[0] | imports_of(leaf)[1]
+        assert not {name for name in named if within(name, "serve_app") and name != "serve_app"}, leaf
+
+
+def test_rooms_import_in_one_direction() -> None:
+    """No circle: rooms without an import of a room that is left are taken away until none is."""
+    edges: dict[str, set[str]] = {room(module): set() for module in MODULES if within(module, "serve_app")}
+    for module in MODULES:
+        for name in imports_of(module)[0] | imports_of(module)[1]:
+            if within(module, "serve_app") and room(name) in edges and room(name) != room(module):
+                edges[room(module)].add(room(name))
+    edges.pop("serve_app")
+    while free := [name for name, needs in edges.items() if not needs & set(edges)]:
+        for name in free:
+            del edges[name]
+    assert edges == {}
 
 
 def test_the_walk_sees_what_it_should() -> None:

@@ -16,7 +16,17 @@ from serve_app.config import ENVIRONMENT, Settings
 from serve_app.ray_private import environment as env
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = ["README.md", "docs/architecture.md", "docs/operations.md", "docs/gpu.md", "docs/api.md", "CONTRIBUTING.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/architecture.md",
+    "docs/cache.md",
+    "docs/engine.md",
+    "docs/routing.md",
+    "docs/operations.md",
+    "docs/gpu.md",
+    "docs/api.md",
+    "CONTRIBUTING.md",
+]
 # Read by kernels, which know no settings.
 KERNEL_VARIABLES = {"SERVE_APP_FLASH_ATTENTION"}
 # Read by what we build on, not by us.
