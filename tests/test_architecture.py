@@ -22,12 +22,13 @@ HTTP = {"fastapi", "starlette", "uvicorn", "httpx", "requests", "aiohttp"}
 # Package -> the packages and distributions it may name (itself and the standard library go without saying).
 # "serve_app.x.y" allows one module, "serve_app.x" the package.
 MAY_IMPORT: dict[str, set[str]] = {
-    "serve_app.api": {"numpy", "orjson", "serve_app.engine.request"},
-    "serve_app.text": {"jinja2", "numpy", "tokenizers", "serve_app.api", "serve_app.engine.request"},
+    "serve_app.api": {"numpy", "orjson", "serve_app.sampling_params"},
+    "serve_app.text": {"jinja2", "numpy", "tokenizers", "serve_app.api", "serve_app.sampling_params"},
     "serve_app.catalog": {"huggingface_hub", "pydantic", "yaml"},
     "serve_app.channel": {"msgspec", "serve_app.wire"},
-    "serve_app.wire": {"msgspec", "serve_app.engine.request"},
+    "serve_app.wire": {"msgspec", "serve_app.sampling_params"},
     "serve_app.worker": {
+        "serve_app.sampling_params",
         "msgspec", "numpy", "torch", "serve_app.catalog", "serve_app.channel", "serve_app.engine", "serve_app.grammar",
         "serve_app.kv", "serve_app.models", "serve_app.progress", "serve_app.wire",
     },
@@ -36,13 +37,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.kernels": {"numpy", "torch", "triton"},
     "serve_app.costs": {"numpy"},
     "serve_app.engine": {
-        "numpy", "torch", "serve_app.costs", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk",
+        "numpy", "torch", "serve_app.sampling_params",
+        "serve_app.costs", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk",
     },
     "serve_app.grammar": {"llguidance", "numpy", "serve_app.api", "serve_app.engine.constrain", "serve_app.text"},
     "serve_app.models": {
+        "serve_app.sampling_params",
         "numpy", "safetensors", "torch", "transformers", "serve_app.engine", "serve_app.kernels",
     },
     "serve_app.distill": {
+        "serve_app.sampling_params",
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
         "serve_app.models", "serve_app.text",
     },
@@ -248,7 +252,7 @@ def test_every_room_has_an_arrow() -> None:
     """What stands above the others may name all of them; each other folder of serve_app says what it may name."""
     above = {"serve_app.app", "serve_app.bound", "serve_app.binding", "serve_app.cli", "serve_app.cluster"}
     above |= {"serve_app.serving", "serve_app.serve_config"}
-    leaves = {"serve_app.progress", "serve_app.run_directory"}
+    leaves = {"serve_app.progress", "serve_app.run_directory", "serve_app.sampling_params"}
     rooms = {room(module) for module in MODULES if within(module, "serve_app") and module != "serve_app"}
     assert rooms - above - leaves == set(MAY_IMPORT) & rooms
     for leaf in leaves:

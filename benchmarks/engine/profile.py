@@ -37,8 +37,9 @@ def run(ours: Any, batch: int, salt: str) -> dict[str, dict[str, float]]:
     """One run of ``batch`` requests with timers around the engine's calls; mean microseconds per step."""
     from benchmarks.engine.engine import NEW, PROMPT, prompts
     from serve_app.engine import runner as module
-    from serve_app.engine.request import Request, SamplingParams
+    from serve_app.engine.request import Request
     from serve_app.kernels.decoder import PARTS
+    from serve_app.sampling_params import SamplingParams
 
     engine, spent = ours.engine, defaultdict(float)
 

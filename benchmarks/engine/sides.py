@@ -40,7 +40,8 @@ class Ours:
         }
 
     def run(self, prompts: list[list[int]], new: list[int], salt: str) -> dict[str, Any]:
-        from serve_app.engine.request import Request, SamplingParams
+        from serve_app.engine.request import Request
+        from serve_app.sampling_params import SamplingParams
 
         for index, (prompt, count) in enumerate(zip(prompts, new, strict=True)):
             sampling = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)

@@ -32,7 +32,7 @@ from serve_app.api.openai.read import parse_chat
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.constrain import MaskRows, Masks
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.everything import VerifyEverything
@@ -46,6 +46,7 @@ from serve_app.grammar.matcher import Grammars
 from serve_app.grammar.rules import grammar, json_rule
 from serve_app.grammar.schema import check_schema
 from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.sampling_params import SamplingParams
 from serve_app.text.prompt import prompt_ids
 from serve_app.text.tokenizer import Tokenizer
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from serve_app.engine.build import EngineLimits, build_engine
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.kv.keys import root_key
 from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.sampling_params import SamplingParams
 
 NEW_TOKENS = 8
 TIE = 1e-3  # how far apart, in units of the logits' spread, two tokens are equally good

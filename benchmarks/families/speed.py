@@ -17,10 +17,11 @@ import torch
 
 from benchmarks.families.architectures import COMPLETED, Architecture, architectures
 from serve_app.engine.build import EngineLimits, build_engine
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.kv.keys import root_key
 from serve_app.models.load import load_causal_lm
 from serve_app.models.miniature import Sizes, build, scale_down
+from serve_app.sampling_params import SamplingParams
 
 # Families that keep transformers' forward, one of each kind: norms, gates, mixtures, sinks, windows, older code.
 CHOSEN = (

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.checks import Checks
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.sender import TokenSender
-from serve_app.engine.request import TokenLogprobs
+from serve_app.sampling_params import TokenLogprobs
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.tokens import TokenItem
 

@@ -115,7 +115,8 @@ class Ours:
 
     def run(self, wanted: list[tuple[list[int], int]]) -> dict[str, Any]:
         """Runs (prompt, new tokens) pairs to their end; when which token was there, in seconds from the start."""
-        from serve_app.engine.request import Request, SamplingParams
+        from serve_app.engine.request import Request
+        from serve_app.sampling_params import SamplingParams
 
         self.engine.scheduler.blocks.clear_cache()
         for prompt, new in wanted:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from benchmarks.checks import Checks
 from benchmarks.serving.stack import private_ray
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 from serve_app.wire.generate import ArrivingCall, GenerateCall, Generated, Missing, PrefillCall, PrefillDone, Prefilled
 
 ANSWER, NEW = 96, 64

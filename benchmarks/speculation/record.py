@@ -26,7 +26,7 @@ from benchmarks.speculation.texts import Case, Texts
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import EngineLimits, build_engine, num_blocks
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftProposer
@@ -37,6 +37,7 @@ from serve_app.engine.speculation.proposer import Draft, Proposal, Proposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.models.eagle import attach_head
 from serve_app.models.load import load_causal_lm
+from serve_app.sampling_params import SamplingParams
 
 RECORDED = Path(__file__).parent / "recorded.json"
 KINDS = ("prose", "code", "tools", "edit")

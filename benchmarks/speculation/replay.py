@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from serve_app.engine.blocks import BlockPool
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.proposer import Draft, Proposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Sampled, Step
+from serve_app.sampling_params import SamplingParams
 
 RECORDED = Path(__file__).parent / "recorded.json"
 LENGTH = 4096

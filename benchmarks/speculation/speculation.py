@@ -38,7 +38,7 @@ from benchmarks.speculation.texts import Case, Texts
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import EngineLimits, build_engine, num_blocks
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.draft_engine import DraftEngine
@@ -51,6 +51,7 @@ from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Sampled, Step
 from serve_app.models.eagle import EagleHead, attach_head
 from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.sampling_params import SamplingParams
 
 # Steps that a side runs before it is the next one's turn.
 TURN = 8

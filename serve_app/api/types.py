@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from serve_app.api.fields.content import TEXT_ONLY, PartKind
 from serve_app.api.multi_vector import WEIGHTS, ScoreMode
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,7 +10,7 @@ from serve_app.distill.answers import limits
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.build import build_engine, num_blocks
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftProposer
@@ -19,6 +19,7 @@ from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.models.eagle import attach_head
 from serve_app.models.load import CausalModel, load_causal_lm, read_config
+from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from serve_app.distill.train import Options

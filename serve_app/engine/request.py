@@ -1,11 +1,12 @@
-"""One request and how to sample it. Imports nothing but the standard library, so that gateways can speak of it."""
+"""One sequence in the engine."""
 
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,57 +17,6 @@ FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
 FINISH_ERROR = "error"  # the engine failed; another may succeed
 FINISH_REFUSED = "refused"  # this request can't be run by any engine like this one
-
-
-@dataclass(slots=True, frozen=True)
-class SamplingParams:
-    """How one request turns logits into tokens.
-
-    ``temperature == 0`` is greedy. ``seed`` together with the position of a token fixes the random number used for it,
-    so that a request's output does not depend on what else is in the batch, on preemption, or on which worker continues
-    it: exactly in float32; in bfloat16 up to the last bits of logits, which depend on how a prompt is cut into steps.
-    """
-
-    max_tokens: int = 256
-    temperature: float = 0.6
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: dict[int, float] | None = None
-    logprobs: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    # What the output must look like, in llguidance's Lark; compiled by `serve_app.grammar.matcher`.
-    grammar: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name} must be a finite number")
-        if self.max_tokens < 1:
-            raise ValueError("max_tokens must be at least 1")
-        if self.temperature < 0:
-            raise ValueError("temperature must not be negative; 0 means greedy")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
-
-
-@dataclass(slots=True)
-class TokenLogprobs:
-    """Log-probabilities of one generated token: its own, and those of the ``top`` most likely ones (natural log)."""
-
-    logprob: float
-    top: list[tuple[int, float]]
 
 
 @dataclass(slots=True)

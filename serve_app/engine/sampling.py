@@ -10,7 +10,7 @@ from torch import Tensor
 
 from serve_app.engine.constrain import Mask
 from serve_app.engine.gpu.staging import to_device
-from serve_app.engine.request import SamplingParams, TokenLogprobs
+from serve_app.sampling_params import SamplingParams, TokenLogprobs
 
 # Rows are cut to this many candidates first; those whose mass does not suffice for their top_p take the full path.
 CANDIDATES = 64

@@ -19,7 +19,8 @@ from torch import Tensor
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.kv_cache import KVCache
-from serve_app.engine.request import EmbeddedSpan, Request, TokenLogprobs
+from serve_app.engine.request import EmbeddedSpan, Request
+from serve_app.sampling_params import TokenLogprobs
 
 
 class Prefix(Protocol):

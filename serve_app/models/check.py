@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.kv_cache import KVShape
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.step import Step
@@ -35,6 +35,7 @@ from serve_app.models.adapt import own_attention
 from serve_app.models.miniature import NotScalable, Sizes, build, scale_down
 from serve_app.models.observe import Unservable, parameters_of
 from serve_app.models.prepare import Prepared, prepare
+from serve_app.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 

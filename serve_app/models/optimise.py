@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.runner import Forward
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.models import device, fused_decoder
 from serve_app.models.linears import Plug
+from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from serve_app.models.load import CausalModel

@@ -17,7 +17,7 @@ from serve_app.api.types import (
     TokenLogprob,
     ToolCallDelta,
 )
-from serve_app.engine.request import TokenLogprobs
+from serve_app.sampling_params import TokenLogprobs
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.reasoning import MARKS, TAIL_CHARS, ReasoningSplitter, opens
 from serve_app.text.stop import StopMatcher

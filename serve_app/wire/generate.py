@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.message import Message, Reader
 from serve_app.wire.tokens import TokenItem

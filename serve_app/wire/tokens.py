@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from serve_app.engine.request import TokenLogprobs
+from serve_app.sampling_params import TokenLogprobs
 from serve_app.wire.load import LoadReport
 from serve_app.wire.message import Message, Reader
 

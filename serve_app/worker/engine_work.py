@@ -12,9 +12,10 @@ import numpy as np
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import gateway_name
 from serve_app.engine.loop import EngineLoop
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.step import StepOutput
 from serve_app.kv.keys import tenant_id
+from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.generate import (
     ArrivingCall,

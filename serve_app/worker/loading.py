@@ -170,7 +170,8 @@ def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:
 
 def warm_up(engine: Engine) -> None:
     """One short request, so that the first real one does not pay for lazy initialisation."""
-    from serve_app.engine.request import Request, SamplingParams
+    from serve_app.engine.request import Request
+    from serve_app.sampling_params import SamplingParams
 
     speculation, engine.speculation = engine.speculation, None
     engine.add(Request("warm-up", [1, 2, 3, 4, 5], 5, SamplingParams(max_tokens=2, ignore_eos=True), b"warm-up"))

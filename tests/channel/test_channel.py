@@ -12,7 +12,7 @@ import pytest
 from serve_app.channel import frames
 from serve_app.channel.inbox import ChannelGap, TokenInbox
 from serve_app.channel.sender import TokenSender
-from serve_app.engine.request import TokenLogprobs
+from serve_app.sampling_params import TokenLogprobs
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.tokens import Ack, Hello, TokenItem, Tokens
 

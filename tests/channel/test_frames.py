@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serve_app.channel import frames
 from serve_app.channel.frames import FrameReader
-from serve_app.engine.request import TokenLogprobs
+from serve_app.sampling_params import TokenLogprobs
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.message import BadMessage, WrongVersion
 from serve_app.wire.tokens import Hello, TokenItem, Tokens, read_from_worker

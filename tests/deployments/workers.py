@@ -11,7 +11,7 @@ import numpy as np
 
 from deployments.worker import EngineWorker, WorkerHandle
 from serve_app.channel.inbox import TokenInbox
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.generate import (
     ArrivingCall,

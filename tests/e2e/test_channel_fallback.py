@@ -9,9 +9,9 @@ from ray import serve
 from serve_app.api.types import ChoiceDone, GenerateRequest, TextDelta, Usage
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
-from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends import engine
 from serve_app.gateway.backends.engine import EngineBackend
+from serve_app.sampling_params import SamplingParams
 from serve_app.state.accounts import Caller
 from serve_app.tasks.model import ServedModel, application_name
 from serve_app.tasks.text_generation.run import generate

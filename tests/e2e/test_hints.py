@@ -15,7 +15,7 @@ from serve_app.app import model_application
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 from serve_app.wire.generate import HERE, GenerateCall, Generated, PrefillAt, read_generate_result
 from serve_app.wire.replicas import Subscribe, read_counters, read_subscribed
 from tests.e2e.conftest import CHAT

@@ -10,8 +10,8 @@ from serve_app.app import model_application
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
-from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends.engine import EngineBackend
+from serve_app.sampling_params import SamplingParams
 from serve_app.state.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.text_generation.run import generate

@@ -17,11 +17,12 @@ from torch import Tensor
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv_cache import KVShape
-from serve_app.engine.request import Request, SamplingParams, TokenLogprobs
+from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.sampling import SampleRow, sample
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.step import Batch
+from serve_app.sampling_params import SamplingParams, TokenLogprobs
 from tests.tiny import ROOT
 
 SHAPE = KVShape.uniform(1, 1, 1, torch.float32)

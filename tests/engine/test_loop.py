@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from serve_app.engine.loop import EngineLoop, EngineStopped
-from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED, SamplingParams
+from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED
+from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import Answer, HistoryModel, answer_alone, make_engine, random_prompt, request, take
 
 WAIT = 60.0

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from serve_app.engine.penalties import penalise
-from serve_app.engine.request import SamplingParams
 from serve_app.engine.sampling import SampleRow, penalise_row
+from serve_app.sampling_params import SamplingParams
 
 
 def rows_of(rng: random.Random, vocab: int) -> list[SampleRow]:

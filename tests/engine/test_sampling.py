@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.engine.request import SamplingParams
 from serve_app.engine.sampling import CANDIDATES, SampleRow, sample, uniform
+from serve_app.sampling_params import SamplingParams
 
 # One in a million: with fixed seeds a failure is a defect, not bad luck.
 Z_LIMIT = 4.9

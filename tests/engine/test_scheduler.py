@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.engine import Engine
-from serve_app.engine.request import Request, SamplingParams, Status
+from serve_app.engine.request import Request, Status
 from serve_app.engine.scheduler import accept
 from serve_app.engine.step import Step, StepOutput
+from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import (
     Answer,
     HistoryModel,

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.engine.kv_cache import KVShape
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.attention import write_kv
 from serve_app.models.chunked import chunked_attention
+from serve_app.sampling_params import SamplingParams
 
 
 def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, chunk: int) -> torch.Tensor:

@@ -54,9 +54,10 @@ def test_weights_are_held_once(tmp_path):
 
 
 def test_hidden_states_are_handed_out(tmp_path):
-    from serve_app.engine.request import Request, SamplingParams
+    from serve_app.engine.request import Request
     from serve_app.engine.step import Capture, Scheduled, build_batch
     from serve_app.models.fused_decoder import FusedForward
+    from serve_app.sampling_params import SamplingParams
 
     model, forward = build(tiny.write_checkpoint(tmp_path, "qwen3"))
     other = FusedForward(fused_decoder.read_model(model, lambda: probe(model, model.forward)))

@@ -110,8 +110,9 @@ def test_only_sampled_rows_and_odd_vocabulary(tmp_path):
 
 @needs_bf16_dot
 def test_contradictory_batches_are_refused(tmp_path):
-    from serve_app.engine.request import Request, SamplingParams
+    from serve_app.engine.request import Request
     from serve_app.engine.step import Scheduled, build_batch
+    from serve_app.sampling_params import SamplingParams
 
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama", **WIDE), dtype="bfloat16", optimise=True)
     kv = model.kv_shape.allocate(3, "cpu")

@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 from serve_app.state.accounts import Caller
 from serve_app.tasks.work import WorkerGone
 from serve_app.wire.encode import EncodeCall, Encoded

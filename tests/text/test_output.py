@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.types import ChoiceDone, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta
-from serve_app.engine.request import SamplingParams, TokenLogprobs
+from serve_app.sampling_params import SamplingParams, TokenLogprobs
 from serve_app.text.output import OutputStream, open_output
 from serve_app.text.reasoning import MARKS, ReasoningSplitter
 from serve_app.text.stop import StopMatcher

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.api.errors import ContextTooLong, InvalidInput
 from serve_app.api.types import GenerateRequest
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 from serve_app.text.prompt import fit_context, prompt_ids, render
 from serve_app.text.tokenizer import Tokenizer
 

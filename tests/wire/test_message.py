@@ -13,7 +13,7 @@ import pytest
 import ray.cloudpickle
 
 import serve_app.wire
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.encode import Encoded, read_encode_result
 from serve_app.wire.generate import (

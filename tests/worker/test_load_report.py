@@ -7,7 +7,8 @@ from collections import deque
 import numpy as np
 
 from serve_app.channel.sender import TokenSender
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
+from serve_app.sampling_params import SamplingParams
 from serve_app.worker.load_report import WorkerLoad
 from tests.engine.fake import HistoryModel, make_engine
 from tests.tiny import ROOT

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from serve_app.channel.inbox import TokenInbox
-from serve_app.engine.request import SamplingParams
 from serve_app.kv.chunk import ChunkMeta, Layout
 from serve_app.kv.client import ClientStats, Fetched
 from serve_app.kv.costs import FetchCosts
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.index import ChunkIndex
+from serve_app.sampling_params import SamplingParams
 from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, PrefillCall
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.engine_work import EngineWork

@@ -11,7 +11,7 @@ from serve_app.api.fields import ranges
 from serve_app.api.fields.body import json_type
 from serve_app.api.fields.values import boolean, refuse, text
 from serve_app.api.types import ModelLimits
-from serve_app.engine.request import SamplingParams
+from serve_app.sampling_params import SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import torch
 
 from serve_app.engine.blocks import BlockPool, blocks_for
-from serve_app.engine.request import Request, SamplingParams
+from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.draft_proposer import DraftQuery
 from serve_app.engine.step import Scheduled, build_batch
+from serve_app.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from serve_app.engine.blocks import BlockPool
-from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftQuery
+from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import SHAPE, HistoryModel, answer_alone, random_prompt
 
 MODEL = HistoryModel()

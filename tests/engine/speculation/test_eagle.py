@@ -11,12 +11,12 @@ import torch
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv_cache import KVShape
-from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
+from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import HistoryModel, answer_alone, collect, random_prompt, request
 
 MODEL = HistoryModel(spread=3.0)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine.request import SamplingParams
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.forced import ForcedProposer
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.recent import RecentProposer
 from serve_app.engine.speculation.speculate import Speculation
+from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import HistoryModel, answer_alone, collect, make_engine, random_prompt, request
 
 SERVE_APP = Path(__file__).parents[3] / "serve_app"

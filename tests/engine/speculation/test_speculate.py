@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from serve_app.engine.blocks import BlockPool
-from serve_app.engine.request import SamplingParams
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.draft_engine import DraftEngine
@@ -20,6 +19,7 @@ from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.proposer import Draft
 from serve_app.engine.speculation.recent import RecentProposer
 from serve_app.engine.speculation.speculate import Speculation
+from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import (
     SHAPE,
     HistoryModel,

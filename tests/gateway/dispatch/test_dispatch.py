@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest
 from serve_app.catalog.load import load_catalog
-from serve_app.engine.request import SamplingParams
 from serve_app.gateway.backends.engine import _route_request
 from serve_app.gateway.dispatch.dispatcher import Destination, Dispatcher, Ticket
 from serve_app.routing.types import RouteRequest
+from serve_app.sampling_params import SamplingParams
 from serve_app.state.accounts import Caller
 from serve_app.state.traces import Trace
 from serve_app.tasks.model import ServedModel
