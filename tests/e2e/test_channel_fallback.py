@@ -55,7 +55,7 @@ async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
         return [method.result(told) for told in await handle.broadcast("collect", call.encode()).results_async()]
 
     # Hot, so that nothing can be guessed ahead and the request takes its time; the seed makes it repeatable.
-    sampling = SamplingParams(max_tokens=TOKENS, temperature=2.0, seed=7, logit_bias={eos_id(): -100.0})
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=2.0, seed=7, logit_bias={int(eos_id()): -100.0})
     request = GenerateRequest(CHAT, None, "def by_calls(tokens):", True, sampling)
 
     async def ask(inbox: TokenInbox, salt: bytes) -> tuple[str, Usage, int]:
