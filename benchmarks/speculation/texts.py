@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks import ROOT
-from serve_app.text.chat import ChatTemplate
+from serve_app.text.chat_template import ChatTemplate
 
 MODULES = (
     "bisect", "heapq", "textwrap", "shlex", "fnmatch", "string", "queue", "sched", "keyword", "glob", "colorsys",

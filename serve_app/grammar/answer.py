@@ -15,7 +15,7 @@ from serve_app.grammar.rules import ANY_OBJECT, choice_rule, grammar, json_rule,
 from serve_app.grammar.schema import check_schema
 from serve_app.text.reasoning import Marks
 from serve_app.text.tokenizer import Tokenizer
-from serve_app.text.tools.grammars import FAMILIES, CallRules, TokenRule
+from serve_app.text.tool_calls.grammars import FAMILIES, CallRules, TokenRule
 
 # A schema with one of these may describe properties elsewhere; adding to it could make it impossible.
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "additionalProperties", "unevaluatedProperties")

@@ -22,7 +22,7 @@ from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.reasoning import MARKS, TAIL_CHARS, ReasoningSplitter, opens
 from serve_app.text.stop import StopMatcher
 from serve_app.text.tokenizer import Tokenizer
-from serve_app.text.tools import PARSERS, CallPiece, ToolParser
+from serve_app.text.tool_calls import PARSERS, CallPiece, ToolParser
 
 
 def open_output(

@@ -12,7 +12,7 @@ import numpy as np
 from serve_app.api.errors import ContextTooLong, InvalidInput
 from serve_app.api.fields.content import content_text
 from serve_app.api.types import GenerateRequest
-from serve_app.text.chat import TemplateFailed, map_strings
+from serve_app.text.chat_template import TemplateFailed, map_strings
 from serve_app.text.tokenizer import Tokenizer
 
 

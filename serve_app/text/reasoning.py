@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serve_app.text.tools.base import prefix_at_end
+from serve_app.text.tool_calls.base import prefix_at_end
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from serve_app.kv.cached_tokens import FOUND, SOURCES
 from serve_app.kv.client import Fetched, KVClient
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, tail_key
-from serve_app.kv.sources import FOUND, SOURCES
 from serve_app.wire.generate import Prefilled, PromptPath
 from serve_app.wire.load import Fetch
 from serve_app.worker.tasks import Tasks

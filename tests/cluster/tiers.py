@@ -26,8 +26,8 @@ from ray.cluster_utils import Cluster
 from serve_app.app import GATEWAY, gateway_application, model_application
 from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT, load_catalog
 from serve_app.config import api_key, load_settings
+from serve_app.kv.cached_tokens import FOUND
 from serve_app.kv.pool import PoolOptions, get_or_create_pool
-from serve_app.kv.sources import FOUND
 from serve_app.tasks.model import application_name
 from tests.e2e.pair.client import body, prompt
 

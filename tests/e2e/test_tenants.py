@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from serve_app.kv.sources import FOUND
+from serve_app.kv.cached_tokens import FOUND
 from serve_app.state.store.sql import SqlStore
 from tests.e2e.conftest import CHAT, eos_id
 from tests.e2e.test_faults import kill, replaced, wait_for

@@ -10,8 +10,8 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.openai.read import parse_chat
 from serve_app.grammar.answer import answer_grammar, needs_grammar, token_rule
 from serve_app.text.reasoning import Marks
-from serve_app.text.tools import PARSERS
-from serve_app.text.tools.grammars import FAMILIES
+from serve_app.text.tool_calls import PARSERS
+from serve_app.text.tool_calls.grammars import FAMILIES
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 TOOLS = [

@@ -12,7 +12,7 @@ from serve_app.sampling_params import SamplingParams, TokenLogprobs
 from serve_app.text.output import OutputStream, open_output
 from serve_app.text.reasoning import MARKS, ReasoningSplitter
 from serve_app.text.stop import StopMatcher
-from serve_app.text.tools import PARSERS
+from serve_app.text.tool_calls import PARSERS
 
 words = st.text(st.sampled_from("ab <é😀日\n") | st.characters(exclude_categories=["Cs"]), max_size=60)
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.channel.inbox import TokenInbox
-from serve_app.kv.sources import SOURCES
+from serve_app.kv.cached_tokens import SOURCES
 from serve_app.wire.generate import (
     ArrivingCall,
     CollectCall,

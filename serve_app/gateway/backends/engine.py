@@ -19,8 +19,8 @@ from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.gateway.backends.structure import Structure
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
+from serve_app.kv.cached_tokens import SOURCES
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
-from serve_app.kv.sources import SOURCES
 from serve_app.routing.types import RouteRequest
 from serve_app.state.accounts import Caller
 from serve_app.tasks.backend import Prepared

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from serve_app.text.tools.base import CallPiece, Growing, Verdict, json_at
+from serve_app.text.tool_calls.base import CallPiece, Growing, Verdict, json_at
 
 OPEN = "<function="
 _NAME = re.compile(r"<function=([^<>\n]{1,128})>")

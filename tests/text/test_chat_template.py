@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.text.chat import ChatTemplate, TemplateFailed
+from serve_app.text.chat_template import ChatTemplate, TemplateFailed
 
 
 def render(source: str, **variables) -> str:

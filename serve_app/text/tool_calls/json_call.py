@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from serve_app.text.tools.base import CallPiece, Growing, Verdict, json_at, whole_call
-from serve_app.text.tools.json_scanner import JsonScanner
+from serve_app.text.tool_calls.base import CallPiece, Growing, Verdict, json_at, whole_call
+from serve_app.text.tool_calls.json_scanner import JsonScanner
 
 # How nearly every call begins. Whatever begins otherwise is read once it is complete.
 _HEAD = re.compile(

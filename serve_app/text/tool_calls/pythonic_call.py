@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from serve_app.text.tools.base import CallPiece, Growing, Verdict
+from serve_app.text.tool_calls.base import CallPiece, Growing, Verdict
 
 _HEAD = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
 _MAYBE_HEAD = re.compile(r"\s*([A-Za-z_][\w.]{0,127}\s*)?")

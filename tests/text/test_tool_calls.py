@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.text.tools import PARSERS, CallPiece
+from serve_app.text.tool_calls import PARSERS, CallPiece
 
 ADD = '{"name": "add", "arguments": {"a": 1, "s": "} </tool_call> ] \\" é"}}'
 ARGS = {"a": 1, "s": '} </tool_call> ] " é'}

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.text.tools.base import CallPiece, Reader, ToolParser, Verdict
-from serve_app.text.tools.json_call import ObjectCall
-from serve_app.text.tools.pythonic_call import PythonicCall
+from serve_app.text.tool_calls.base import CallPiece, Reader, ToolParser, Verdict
+from serve_app.text.tool_calls.json_call import ObjectCall
+from serve_app.text.tool_calls.pythonic_call import PythonicCall
 
 _SEPARATORS = "; \r\n\t"
 

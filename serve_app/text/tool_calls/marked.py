@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.text.tools.base import CallPiece, Reader, ToolParser, Verdict, prefix_at_end
-from serve_app.text.tools.json_call import NamedCall, ObjectCall
-from serve_app.text.tools.xml_call import OPEN as XML_OPEN
-from serve_app.text.tools.xml_call import XmlCall
+from serve_app.text.tool_calls.base import CallPiece, Reader, ToolParser, Verdict, prefix_at_end
+from serve_app.text.tool_calls.json_call import NamedCall, ObjectCall
+from serve_app.text.tool_calls.xml_call import OPEN as XML_OPEN
+from serve_app.text.tool_calls.xml_call import XmlCall
 
 
 class Marked(ToolParser):

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from serve_app.text.tools.base import CallPiece, ToolParser
-from serve_app.text.tools.llama import Llama
-from serve_app.text.tools.marked import Hermes, Mistral
+from serve_app.text.tool_calls.base import CallPiece, ToolParser
+from serve_app.text.tool_calls.llama import Llama
+from serve_app.text.tool_calls.marked import Hermes, Mistral
 
 __all__ = ["PARSERS", "CallPiece", "ToolParser"]
 
