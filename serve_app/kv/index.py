@@ -1,10 +1,7 @@
-"""What one node holds: keys to chunks, least recently used first out, never more bytes than allowed, and a share for
-every tenant. No Ray here.
-"""
+"""What one node holds: keys to chunks, never more bytes than allowed. No Ray here."""
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.kv.chunk import ChunkMeta, Piece
+from serve_app.kv.eviction import ACTIVE_S, Entry, Tenant, shares, victims
 from serve_app.kv.keys import BLOCK_TOKENS
 
 # Of the bytes allowed, shared out equally among the active tenants; the rest is for whoever comes.
 GUARANTEED = 0.5
-# A tenant that has published or found nothing for so long has no guarantee any more.
-ACTIVE_S = 1800.0
 
 
 @dataclass(slots=True)
@@ -34,25 +30,6 @@ class IndexStats:
     chunks: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Tenant:
-    """One tenant's chunks, least recently used first."""
-
-    entries: OrderedDict[str, _Entry]
-    bytes: int = 0
-    seen: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    meta: ChunkMeta
-    value: Any
-    tenant: _Tenant
-    # Grows with every use; 0: to go first.
-    used: int = 0
-    pins: int = 0
-
-
 @dataclass(slots=True, frozen=True)
 class Evicted:
     """``replaced``: a longer chunk with the same beginning is held."""
@@ -66,7 +43,7 @@ class Evicted:
 class Pins:
     """What one reader pinned. Entries, not ids: a chunk may be removed and stored anew meanwhile."""
 
-    entries: list[_Entry]
+    entries: list[Entry]
 
 
 class ChunkIndex:
@@ -76,8 +53,8 @@ class ChunkIndex:
     whose keys other chunks hold adds nothing and is refused; two chunks may share some keys, and the
     longer match is used.
 
-    Room is made by dropping what was used longest ago, whoever it belongs to, except that nobody but a tenant itself
-    can push it below ``limit_bytes * guaranteed / active tenants``.
+    :mod:`serve_app.kv.eviction` says what goes for a newcomer; a tenant's share is ``limit_bytes * guaranteed / active
+    tenants``.
     """
 
     def __init__(
@@ -92,9 +69,9 @@ class ChunkIndex:
         self._guaranteed = guaranteed
         self._clock = clock
         self._uses = 0
-        self._entries: dict[str, _Entry] = {}
-        self._tenants: dict[bytes, _Tenant] = {}
-        self._holders: dict[bytes, tuple[_Entry, ...]] = {}
+        self._entries: dict[str, Entry] = {}
+        self._tenants: dict[bytes, Tenant] = {}
+        self._holders: dict[bytes, tuple[Entry, ...]] = {}
         self._reserved: dict[str, int] = {}
 
     def __contains__(self, chunk_id: str) -> bool:
@@ -110,7 +87,7 @@ class ChunkIndex:
 
     @property
     def active_tenants(self) -> int:
-        return len(self._floors())
+        return len(shares(self._tenants.values(), 0.0, self._clock()))
 
     def meta(self, chunk_id: str) -> ChunkMeta | None:
         entry = self._entries.get(chunk_id)
@@ -156,7 +133,7 @@ class ChunkIndex:
             return False
         self.cancel(meta)
         self._demote_replaced(meta)
-        entry = _Entry(meta, value, self._tenant(meta.tenant))
+        entry = Entry(meta, value, self._tenant(meta.tenant))
         self._entries[meta.chunk_id] = entry
         entry.tenant.bytes += meta.nbytes
         self._use(entry)
@@ -235,14 +212,14 @@ class ChunkIndex:
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _tenant(self, name: bytes) -> _Tenant:
-        return self._tenants.setdefault(name, _Tenant(OrderedDict()))
+    def _tenant(self, name: bytes) -> Tenant:
+        return self._tenants.setdefault(name, Tenant(OrderedDict()))
 
     def _touch(self, chunk_id: str) -> None:
         if (entry := self._entries.get(chunk_id)) is not None:
             self._use(entry)
 
-    def _use(self, entry: _Entry) -> None:
+    def _use(self, entry: Entry) -> None:
         self._uses += 1
         entry.used = self._uses
         entry.tenant.seen = self._clock()
@@ -257,45 +234,24 @@ class ChunkIndex:
                 entry.used = 0
                 entry.tenant.entries.move_to_end(entry.meta.chunk_id, last=False)
 
-    def _floors(self) -> dict[int, float]:
-        """Bytes below which others must not push a tenant, by the tenant's identity."""
-        now = self._clock()
-        for name in [n for n, t in self._tenants.items() if not t.entries and now - t.seen > ACTIVE_S]:
-            del self._tenants[name]
-        active = [t for t in self._tenants.values() if now - t.seen <= ACTIVE_S]
-        return {id(t): self.limit_bytes * self._guaranteed / len(active) for t in active}
-
     def _make_room(self, meta: ChunkMeta) -> list[Evicted] | None:
-        mine = self._tenant(meta.tenant)
-        mine.seen = self._clock()
+        mine, now = self._tenant(meta.tenant), self._clock()
+        mine.seen = now
         excess = self.stats.bytes + self.stats.reserved + meta.nbytes - self.limit_bytes
         if excess <= 0:
             return []
-        floors = self._floors()
-        victims: list[_Entry] = []
-        # The tenants' queues are merged from their old ends.
-        queues = [(t, t.bytes, (e for e in t.entries.values() if not e.pins)) for t in self._tenants.values()]
-        heap = [(e.used, n, e) for n, (_, _, queue) in enumerate(queues) if (e := next(queue, None)) is not None]
-        heapq.heapify(heap)
-        left = [size for _, size, _ in queues]
-        while heap and excess > 0:
-            _, n, entry = heapq.heappop(heap)
-            tenant, _, queue = queues[n]
-            if tenant is not mine and left[n] - entry.meta.nbytes < floors.get(id(tenant), 0.0):
-                continue
-            victims.append(entry)
-            left[n] -= entry.meta.nbytes
-            excess -= entry.meta.nbytes
-            if (following := next(queue, None)) is not None:
-                heapq.heappush(heap, (following.used, n, following))
-        if excess > 0:
+        for name in [n for n, t in self._tenants.items() if not t.entries and now - t.seen > ACTIVE_S]:
+            del self._tenants[name]
+        tenants = self._tenants.values()
+        gone = victims(tenants, mine, excess, shares(tenants, self.limit_bytes * self._guaranteed, now))
+        if gone is None:
             return None
-        for entry in victims:
+        for entry in gone:
             self._drop(entry)
             self.stats.evicted += 1
-        return [Evicted(entry.meta, entry.value, entry.used == 0) for entry in victims]
+        return [Evicted(entry.meta, entry.value, entry.used == 0) for entry in gone]
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: Entry) -> None:
         del self._entries[entry.meta.chunk_id]
         del entry.tenant.entries[entry.meta.chunk_id]
         entry.tenant.bytes -= entry.meta.nbytes

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from serve_app.kv.index import ACTIVE_S, ChunkIndex
+from serve_app.kv.eviction import ACTIVE_S
+from serve_app.kv.index import ChunkIndex
 from serve_app.kv.keys import tenant_id
 from tests.kv.chunks import cut, prompt_keys, root
 
