@@ -192,6 +192,10 @@ def load_encoder(
         raise UnsupportedModel(f"{path} can't be served: {error}") from error
     loaded = time.perf_counter()
     config, base = module.config.get_text_config(), base_of(module)
+    if not isinstance(getattr(config, "vocab_size", None), int):
+        raise UnsupportedModel(
+            f"{path}: {type(config).__name__} names no vocabulary; only models of tokens are supported"
+        )
     first = _first_position(base)
     positions = getattr(config, "max_position_embeddings", None) or 1 << 20
     usual: Pooling = "last" if "CausalLM" in "".join(config.architectures or []) else "mean"
@@ -206,7 +210,7 @@ def load_encoder(
         vocab_size=config.vocab_size,
         type_vocab_size=getattr(config, "type_vocab_size", 0) or 0,
         first_position=first,
-        pad_id=config.pad_token_id if config.pad_token_id is not None else 0,
+        pad_id=getattr(config, "pad_token_id", None) or 0,
         device=torch.device(device),
         dense=tuple(layer.to(device) for layer in defaults.dense) if task == "embeddings" else (),
         extend_at=extend_at,
@@ -288,7 +292,8 @@ def _padding_runs(lengths: npt.NDArray[np.int64], padding: float = MAX_PADDING) 
 
 def _probe_batch(model: EncoderModel) -> EncodeBatch:
     rng = np.random.default_rng(0)
-    lengths = np.array([n for n in (3, 6, 6, 11) if n <= model.max_length], np.int64)
+    # Neighbours close enough to be padded to one length, short and long.
+    lengths = np.array([n for n in (3, 6, 6, 11, 12, 13, 90, 96) if n <= model.max_length], np.int64)
     # Ids in the vocabulary's upper half keep clear of special tokens such as padding.
     ids = rng.integers(model.vocab_size // 2, model.vocab_size, int(lengths.sum())).astype(np.int32)
     kinds = rng.integers(0, max(model.type_vocab_size, 1), len(ids)).astype(np.int32)
@@ -337,19 +342,18 @@ def _try_flat(model: EncoderModel) -> str:
     """
     batch = _probe_batch(model)
     expected = model.forward(batch)
-    if model.max_length <= 1024:
-        # Longer together than one may be: some models refuse that, or have no more positions.
-        count = model.max_length // 11 + 2
-        batch = EncodeBatch(
-            np.tile(batch.ids[-11:], count), np.tile(batch.type_ids[-11:], count), np.full(count, len(batch.ids[-11:])),
-            [model.readout.pooling] * count,
-        )  # fmt: skip
-        expected = np.tile(expected[-1:], (count, 1))
     usual = model.module.config._attn_implementation
     try:
         model.module.set_attn_implementation(encoder_attention.NAME)
         model.flat = True
         reason = _differs(expected, model.forward(batch), model)
+        if not reason and model.max_length <= 1024:
+            # Longer together than one may be: some models refuse that, or have no more positions.
+            longest = int(batch.lengths[-1])
+            count = model.max_length // longest + 2
+            ids, kinds = (np.tile(x[-longest:], count) for x in (batch.ids, batch.type_ids))
+            many = EncodeBatch(ids, kinds, np.full(count, longest), [model.readout.pooling] * count)
+            reason = _differs(np.tile(expected[-1:], (count, 1)), model.forward(many), model)
     except (NotImplementedError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:
         reason = f"{type(error).__name__}: {error}"
     if reason:
