@@ -4,7 +4,7 @@
 
 Each measurement is a command of its own that ends with a JSON object; one that fails has no figure, and says why. What
 has been measured at this commit is kept in ``benchmarks/results/figures.json`` and not measured again (``--again``
-does), so a run that was interrupted goes on where it was. The README is written when nothing is left to measure.
+does), so a run that was interrupted goes on where it was. The README's table says what is left to measure.
 
 Peers are compared with where they are installed: ``--vllm``, ``--litellm`` and ``--sentence-transformers`` take the
 Python of an environment that has them, ``--trace`` a trace in Mooncake's form (``FIGURES_VLLM`` and so on do the same).
@@ -152,11 +152,11 @@ def end(options: argparse.Namespace, result: dict[str, Any], names: list[str]) -
     failed = [name for name, entry in result["measured"].items() if "problem" in entry]
     if options.quick:
         print("\nquick: these figures mean nothing, and no file was written")
-    elif left:
-        print(f"\nleft to measure, before {options.readme.name} is written: {', '.join(left)}")
     else:
         report.put(options.readme, report.section(result))
         print(f"\nwritten to {options.readme} and {options.results}")
+    if left and not options.quick:
+        print(f"left to measure: {', '.join(left)}")
     if failed:
         print(f"failed, and tried again by the next run: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

@@ -82,7 +82,7 @@ def test_an_interrupted_run_goes_on(files, ends, monkeypatch, capsys):
         monkeypatch.setattr(module, "MEASUREMENTS", (ONE, other))
     ran = ends(0, '{"speeds": 4.0}')
     assert figures.main(["--only", "one", *files]) == 0
-    assert "old" in readme(files) and "left to measure" in capsys.readouterr().out
+    assert "not measured yet" in readme(files) and "left to measure: other" in capsys.readouterr().out
     assert figures.main(files) == 0
     assert [command[3] for command in ran] == ["one", "other"] and readme(files).count("4.0x") == 2
     assert figures.main(["--again", "--only", "other", *files]) == 0
