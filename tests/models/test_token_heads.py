@@ -13,6 +13,7 @@ from serve_app.engine.encoder.types import EncodeError, Readout
 from serve_app.models.encoder import load_encoder
 from serve_app.models.load import UnsupportedModel
 from serve_app.tasks.text_embeddings.run import _reading
+from serve_app.wire.encode import EncodedTokens
 from tests.models.test_encoder import EMBEDDERS, texts, write
 
 SPECIAL = {0, 1, 2, 3}
@@ -43,10 +44,10 @@ def slow(model, heads, ids: np.ndarray) -> tuple[np.ndarray, dict[int, float], n
     return unit(hidden[0], dim=0).numpy(), lexical, unit(colbert[1:], dim=1).numpy()
 
 
-def sent(rows: list[np.ndarray], width: int) -> dict:
+def sent(rows: list[np.ndarray], width: int) -> EncodedTokens:
     """What a worker answers."""
     sizes = np.array([len(row) for row in rows], np.int32).tobytes()
-    return {"sizes": sizes, "width": width, "data": np.concatenate(rows).tobytes()}
+    return EncodedTokens(sizes, width, memoryview(np.concatenate(rows).tobytes()))
 
 
 # One family whose batches run flat and one that is padded.

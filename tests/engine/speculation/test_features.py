@@ -29,8 +29,8 @@ FEATURES = {
     "eagle": ((), "worker/drafting.py"),
     "draft_proposer": (("draft_engine",), "worker/drafting.py"),
 }
-# Sides of their own, which go with the feature: the trainer's measurement, and the Draft deployment's link.
-WITH_IT = {"distill/measure.py", "worker/draft_link.py"}
+# Sides of their own, which go with it: the trainer's measurement, and both ends of the Draft deployment's link.
+WITH_IT = {"distill/measure.py", "worker/draft_link.py", "worker/draft_work.py"}
 
 
 @pytest.mark.parametrize("feature", FEATURES)
