@@ -56,7 +56,7 @@ class Clients(Reader):
             if last and item.ids:
                 gaps += [(now, (now - last) / len(item.ids))] * len(item.ids)
             last = now
-            if now > until:
+            if now > until and gaps:  # on a busy machine the first may come late
                 break
         stream.close()
         await worker.abort(asked.id)
@@ -103,8 +103,6 @@ async def side(
         prompts = await asyncio.gather(*(arrive(n) for n in range(max(1, int(seconds / period)))))
     told = await asyncio.gather(*running)
     gaps = [gap for one in told for at, gap in one if at >= begin]
-    if not gaps:
-        raise SystemExit("no stream has written a token: is the machine that busy?")
     stalls = [
         max((gap for at, gap in one if at > sent and at - gap < sent + first), default=first)
         for sent, first in prompts
