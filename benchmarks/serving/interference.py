@@ -90,8 +90,8 @@ async def side(
 
     async def one_by_one(client: int) -> list[tuple[float, float]]:
         await asyncio.sleep(max(0.0, begin - time.perf_counter()))
-        done = []
-        while time.perf_counter() < until:
+        done: list[tuple[float, float]] = []
+        while not done or time.perf_counter() < until:
             done.append(await clients.prompt(*homes[client % len(homes)], fresh(prompt)))
         return done
 
