@@ -64,7 +64,7 @@ def test_it_is_private_and_short_enough_for_sockets() -> None:
 
 def test_a_killed_owner_leaves_nothing_behind() -> None:
     process, path, daemon, _ = owner()
-    assert processes_in(path) == [daemon]
+    assert until(lambda: processes_in(path) == [daemon])  # once it is executed
     end(process)
     assert until(lambda: gone(daemon) and not path.exists())
 
