@@ -8,7 +8,11 @@ these where the cause is known; `envelope` and `openai_body` turn it into JSON i
 from __future__ import annotations
 
 import uuid
+from contextvars import ContextVar
 from typing import Any
+
+# The id of the request at hand, under which its failure is logged and told.
+current_request: ContextVar[str] = ContextVar("request_id", default="")
 
 
 class ApiError(Exception):
@@ -16,13 +20,16 @@ class ApiError(Exception):
 
     ``code`` is the number clients parse, ``status`` the HTTP status, ``retry_after`` seconds or ``None``,
     ``param`` the input field at fault, ``generic`` whether the failure lies outside the model (the envelope's
-    result is then null).
+    result is then null). ``name`` is what OpenAI calls the error, "" where that is the number, and ``status_elsewhere``
+    the status in dialects that are not Cloudflare's, None where it is ``status``.
     """
 
     code = 8005
     status = 500
     type = "server_error"
     generic = False
+    name = ""
+    status_elsewhere: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None):
         super().__init__(message)
@@ -42,6 +49,7 @@ class InvalidInput(ApiError):
 
 class UnknownModel(ApiError):
     code, status, type = 5007, 400, "invalid_request_error"
+    name, status_elsewhere = "model_not_found", 404
 
     def __init__(self, model: str, known: tuple[str, ...] = ()):
         shown = model if len(model) <= 120 else model[:117] + "..."
@@ -53,6 +61,7 @@ class MalformedModel(ApiError):
     """A name that no model could have."""
 
     code, status, type = 3042, 404, "invalid_request_error"
+    name = "model_not_found"
 
     def __init__(self, model: str):
         super().__init__(
@@ -63,6 +72,7 @@ class MalformedModel(ApiError):
 
 class ModelNotStarted(ApiError):
     code, status, type = 5007, 400, "invalid_request_error"
+    name, status_elsewhere = "model_not_found", 404
 
     def __init__(self, model: str, remedy: str):
         super().__init__(f"Model {model} is in the catalogue but not started here. {remedy}", param="model")
@@ -83,21 +93,36 @@ class LoraUnsupported(ApiError):
 
 
 class ContextTooLong(ApiError):
-    code, status, type = 5021, 413, "invalid_request_error"
+    """``max_tokens``: the limit that the client set, or None.
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, context_window: int, *, at_least: bool = False):
-        about = "at least " if at_least else ""
-        super().__init__(
-            f"The prompt has {about}{prompt_tokens} tokens and max_tokens is {max_tokens}, together more "
-            f"than the model's context window of {context_window}. Shorten the input or lower max_tokens.",
-            param="messages",
-        )
+    Clients without a code to read look for the words "prompt is too long" and "maximum context length".
+    """
+
+    code, status, type = 5021, 413, "invalid_request_error"
+    name, status_elsewhere = "context_length_exceeded", 400
+
+    def __init__(
+        self, prompt_tokens: int, max_tokens: int | None, context_window: int, *, at_least: bool = False
+    ) -> None:
+        prompt = f"{'at least ' if at_least else ''}{prompt_tokens} tokens"
+        if max_tokens is None or prompt_tokens >= context_window:
+            message = (
+                f"The prompt is too long: {prompt}, and the model's maximum context length is {context_window} tokens "
+                "with the answer. Shorten the input."
+            )
+        else:
+            message = (
+                f"The prompt has {prompt} and max_tokens is {max_tokens}, together more than the model's maximum "
+                f"context length of {context_window} tokens. Shorten the input or lower max_tokens."
+            )
+        super().__init__(message, param="messages")
 
 
 class InputTooLong(ApiError):
     """A text to encode that does not fit the model."""
 
     code, status, type = 5021, 413, "invalid_request_error"
+    name, status_elsewhere = "context_length_exceeded", 400
 
 
 class BodyTooLarge(ApiError):
@@ -151,6 +176,10 @@ class NotFound(ApiError):
     """A named thing that is not here (a model on the models endpoint, say)."""
 
     code, status, type = 5007, 404, "not_found_error"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "model_not_found" if self.param == "model" else ""
 
 
 class OutOfCapacity(ApiError):
@@ -206,7 +235,7 @@ class Internal(ApiError):
     """Whatever we did not foresee. Shows only an id, under which the log holds the cause."""
 
     def __init__(self, request_id: str | None = None):
-        self.request_id = request_id or str(uuid.uuid4())
+        self.request_id = request_id or current_request.get() or str(uuid.uuid4())
         super().__init__(f"Internal server error. The server's log has details under the id {self.request_id}.")
 
 
@@ -214,6 +243,11 @@ def as_api_error(error: BaseException, request_id: str | None = None) -> ApiErro
     """``error`` itself if it is meant for clients, otherwise a generic `Internal` that tells nothing of
     it."""
     return error if isinstance(error, ApiError) else Internal(request_id)
+
+
+def status_of(error: ApiError, *, native: bool) -> int:
+    """The HTTP status of ``error`` on Cloudflare's own routes (``native``), or on those of other APIs."""
+    return error.status if native or error.status_elsewhere is None else error.status_elsewhere
 
 
 def success(result: Any, **more: Any) -> dict[str, Any]:
@@ -235,7 +269,8 @@ def envelope(error: ApiError) -> dict[str, Any]:
 def openai_body(error: ApiError) -> dict[str, Any]:
     """The error body of `/v1`: what OpenAI's clients read (``error``) and what Cloudflare-minded ones read
     (``errors``)."""
-    detail = {"message": error.message, "type": error.type, "param": error.param, "code": str(error.code)}
+    code = error.name or str(error.code)
+    detail = {"message": error.message, "type": error.type, "param": error.param, "code": code}
     return {
         "error": detail,
         "errors": [{"code": error.code, "message": error.message}],

@@ -51,13 +51,17 @@ def fit_context(request: GenerateRequest, prompt_tokens: int, context_window: in
     if wanted <= room:
         return request
     if request.max_tokens_given or room < 1:
-        raise ContextTooLong(prompt_tokens, wanted, context_window)
+        raise ContextTooLong(prompt_tokens, _asked_tokens(request), context_window)
     return replace(request, sampling=replace(request.sampling, max_tokens=room))
 
 
 def _refuse_huge(tokenizer: Tokenizer, text: str, request: GenerateRequest, context_window: int | None) -> None:
     if context_window is not None and (least := tokenizer.min_tokens(text)) >= context_window:
-        raise ContextTooLong(least, request.sampling.max_tokens, context_window, at_least=True)
+        raise ContextTooLong(least, _asked_tokens(request), context_window, at_least=True)
+
+
+def _asked_tokens(request: GenerateRequest) -> int | None:
+    return request.sampling.max_tokens if request.max_tokens_given else None
 
 
 def render(

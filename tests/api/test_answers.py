@@ -17,8 +17,18 @@ from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from serve_app.api import sse
+from serve_app.api.anthropic.write import error_body as anthropic_body
 from serve_app.api.collect import merge
-from serve_app.api.errors import ContextTooLong, OutOfCapacity, UnknownModel, envelope, openai_body
+from serve_app.api.errors import (
+    ContextTooLong,
+    InputTooLong,
+    ModelNotStarted,
+    OutOfCapacity,
+    UnknownModel,
+    envelope,
+    openai_body,
+    status_of,
+)
 from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers
@@ -253,4 +263,25 @@ def test_error_bodies(error, status, code):
     assert (error.status, body["errors"][0]["code"], body["result"], body["success"]) == (status, code, {}, False)
     assert error.headers.get("Retry-After") == ("1" if status == 429 else None)
     body = openai_body(error)
-    assert body["error"]["message"] == body["errors"][0]["message"] and body["error"]["code"] == str(code)
+    assert body["error"]["message"] == body["errors"][0]["message"] and body["errors"][0]["code"] == code
+    assert body["error"]["code"] == (error.name or str(code))
+
+
+def test_the_fields_words_for_errors_that_clients_look_for():
+    for error in (UnknownModel("m"), ModelNotStarted("m", "")):
+        assert status_of(error, native=False) == 404 and status_of(error, native=True) == 400
+        assert openai_body(error)["error"]["code"] == "model_not_found"
+        assert anthropic_body(error)["error"]["type"] == "not_found_error"
+    for long in (ContextTooLong(9, 9, 9), InputTooLong("too long")):
+        assert status_of(long, native=False) == 400 and status_of(long, native=True) == 413
+        found = openai_body(long)["error"]
+        assert (found["code"], found["type"]) == ("context_length_exceeded", "invalid_request_error")
+        assert anthropic_body(long)["error"]["type"] == "invalid_request_error"
+    assert status_of(OutOfCapacity(), native=False) == 429
+
+
+def test_a_context_that_is_too_long_blames_max_tokens_only_where_it_was_sent():
+    assert "max_tokens is 50" in ContextTooLong(60, 50, 100).message
+    for error in (ContextTooLong(100, None, 100), ContextTooLong(200, 50, 100)):
+        assert "max_tokens" not in error.message
+        assert "prompt is too long" in error.message and "maximum context length" in error.message

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from serve_app.api.errors import InvalidInput, OutOfCapacity
+from serve_app.api.errors import InvalidInput, OutOfCapacity, current_request
 from serve_app.api.responses import read as responses
 from serve_app.api.responses import write as responses_answers
 from serve_app.api.types import ChoiceDone, Event, ModelLimits, TextDelta, TokenLogprob, ToolCallDelta, Usage
@@ -204,11 +204,113 @@ def test_logprobs_where_asked_for():
     assert responses_answers.render_response(parse(), events)["output"][0]["content"][0]["logprobs"] == []
 
 
-async def _served(events: list[Event], fail: Exception | None = None, kept: list[Any] | None = None) -> bytes:
+async def test_a_call_with_logprobs_is_one_item():
+    """Tokens of a call have no text of their own, and none of them opens a message."""
+    logprob = TokenLogprob("<tool_call>", 1, -0.5, [])
+    events: list[Event] = [
+        TextDelta(0, "", (1,), [logprob]),
+        ToolCallDelta(0, 0, "call_1", "add", '{"a"', last=False),
+        TextDelta(0, "", (2,), [logprob]),
+        ToolCallDelta(0, 0, "call_1", "", ": 1}"),
+        TextDelta(0, "", (3,), [logprob]),
+        ChoiceDone(0, "tool_calls"),
+        USAGE,
+    ]
+    asked = parse(tools=[TOOL], include=["message.output_text.logprobs"])
+    [item] = responses_answers.render_response(asked, events)["output"]
+    assert (item["type"], item["arguments"], item["status"]) == ("function_call", '{"a": 1}', "completed")
+    data = await _served(events, asked=asked)
+    seen, final = _streamed(data)
+    assert [i.type for i in final.output] == ["function_call"] and seen[-1].type == "response.completed"
+    assert not any("output_text" in event.type for event in seen)
+
+
+def test_logprobs_of_tokens_without_text_go_with_the_text_they_begin():
+    first, rest = TokenLogprob("\ufffd", 1, -0.5, []), TokenLogprob("\ufffd", 2, -0.25, [])
+    events: list[Event] = [TextDelta(0, "", (1,), [first]), TextDelta(0, "é", (2,), [rest]), ChoiceDone(0, "stop")]
+    asked = parse(include=["message.output_text.logprobs"])
+    [item] = responses_answers.render_response(asked, [*events, USAGE])["output"]
+    assert [token["logprob"] for token in item["content"][0]["logprobs"]] == [-0.5, -0.25]
+
+
+def test_the_resource_has_every_published_field_and_says_what_was_sent():
+    """Required fields: ResponseResource of the Open Responses specification."""
+    required = [
+        "id",
+        "object",
+        "created_at",
+        "completed_at",
+        "status",
+        "incomplete_details",
+        "model",
+        "previous_response_id",
+        "instructions",
+        "output",
+        "error",
+        "tools",
+        "tool_choice",
+        "truncation",
+        "parallel_tool_calls",
+        "text",
+        "top_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "top_logprobs",
+        "temperature",
+        "reasoning",
+        "usage",
+        "max_output_tokens",
+        "max_tool_calls",
+        "store",
+        "background",
+        "service_tier",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+    ]
+    plain = responses_answers.render_response(parse(tools=[TOOL]), EVENTS)
+    assert [name for name in required if name not in plain] == []
+    assert isinstance(plain["completed_at"], int) and plain["service_tier"] == "default"
+    assert (plain["presence_penalty"], plain["top_logprobs"], plain["background"]) == (0.0, 0, False)
+    assert {"type", "name", "description", "parameters", "strict"} <= plain["tools"][0].keys()
+    sent = {
+        "max_tool_calls": 3,
+        "service_tier": "flex",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "top_logprobs": 2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+    }
+    body = responses_answers.render_response(parse(extra_body=sent), EVENTS)
+    Response.model_validate(body, strict=True)
+    assert {name: body[name] for name in sent} == sent
+    cut = responses_answers.render_response(parse(), [TextDelta(0, "x"), ChoiceDone(0, "length"), USAGE])
+    assert cut["completed_at"] is None and cut["output"][0]["status"] == "incomplete"
+
+
+def test_a_format_is_shown_in_this_dialects_shape():
+    schema = {"type": "object"}
+    for form in (
+        {"type": "json_schema", "name": "n", "schema": schema},
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+    ):
+        body = responses_answers.render_response(parse(text={"format": form}), EVENTS)
+        shown = body["text"]["format"]
+        assert shown == {"type": "json_schema", "name": "n", "description": None, "schema": schema, "strict": True}
+        assert Response.model_validate(body, strict=True).text
+
+
+async def _served(
+    events: list[Event],
+    fail: Exception | None = None,
+    kept: list[Any] | None = None,
+    asked: responses.ResponsesRequest | None = None,
+) -> bytes:
     async def keep(body: dict[str, Any]) -> None:
         (kept if kept is not None else []).append(body)
 
-    return b"".join([f async for f in responses_answers.stream_response(parse(), stream(events, fail), keep)])
+    return b"".join([f async for f in responses_answers.stream_response(asked or parse(), stream(events, fail), keep)])
 
 
 def _streamed(data: bytes) -> tuple[list[Any], Any]:
@@ -234,5 +336,11 @@ async def test_a_cut_answer_and_a_failed_one_say_so():
     assert b"event: response.incomplete" in await _served([TextDelta(0, "x"), ChoiceDone(0, "length"), USAGE])
     kept: list[Any] = []
     data = await _served([TextDelta(0, "x")], OutOfCapacity(), kept)
-    last = data.decode().strip().split("\n\n")[-1]
+    last, end = data.decode().strip().split("\n\n")[-2:]
     assert last.startswith("event: response.failed") and "rate_limit_exceeded" in last and kept == []
+    assert end == "data: [DONE]" and (await _served(EVENTS)).endswith(b"\n\ndata: [DONE]\n\n")
+
+
+async def test_a_failed_stream_names_the_id_of_its_request():
+    current_request.set("0123abcd")
+    assert b"under the id 0123abcd" in await _served([TextDelta(0, "x")], RuntimeError("secret"))

@@ -73,11 +73,11 @@ def test_anthropic_tools(claude):
 
 
 def test_anthropic_errors(claude, stack):
-    with pytest.raises(anthropic.BadRequestError, match="No such model"):
+    with pytest.raises(anthropic.NotFoundError, match="No such model"):
         claude.messages.create(model="@cf/no/such", max_tokens=5, messages=ASK)
     with pytest.raises(anthropic.APIStatusError) as caught:
         claude.messages.create(model=CHAT, max_tokens=5, messages=[{"role": "user", "content": "word " * 6000}])
-    assert caught.value.status_code == 413
+    assert caught.value.status_code == 400 and "prompt is too long" in str(caught.value)
     stranger = anthropic.Anthropic(api_key="wrong-key-wrong-key", base_url=stack.url, max_retries=0)
     with pytest.raises(anthropic.AuthenticationError):
         stranger.messages.create(model=CHAT, max_tokens=5, messages=ASK)

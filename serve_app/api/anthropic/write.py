@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from serve_app.api import sse
-from serve_app.api.errors import ApiError, as_api_error
+from serve_app.api.errors import ApiError, as_api_error, status_of
 from serve_app.api.openai.write import close
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
@@ -30,7 +30,7 @@ _ERROR_TYPES = {
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Anthropic's error, with Cloudflare's ``errors`` (and so the code) beside it."""
-    kind = _ERROR_TYPES.get(error.status, "invalid_request_error")
+    kind = _ERROR_TYPES.get(status_of(error, native=False), "invalid_request_error")
     return {
         "type": "error",
         "error": {"type": kind, "message": error.message},

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.asked import parse_asked
+from serve_app.api.fields.asked import MAX_SESSION_CHARS, parse_asked
 from serve_app.api.fields.body import as_object
 from serve_app.api.fields.content import MAX_PARTS, TEXT_ONLY, PartKind
 from serve_app.api.fields.formats import parse_response_format
@@ -23,12 +23,12 @@ from serve_app.api.fields.messages import (
     parse_tools,
     strict_tools,
 )
-from serve_app.api.fields.ranges import TOKENS, TOP_LOGPROBS
+from serve_app.api.fields.ranges import BEST, TOKENS, TOP_LOGPROBS
 from serve_app.api.fields.sampling import parse_sampling, refuse_unsupported
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, objects, refuse, string, text
 from serve_app.api.openai.read import model_of
-from serve_app.api.types import GenerateRequest, ModelLimits
+from serve_app.api.types import AnswerFormat, GenerateRequest, ModelLimits
 
 LOGPROBS = "message.output_text.logprobs"
 ID_PATTERN = "^resp_[0-9a-f]{32}$"
@@ -111,12 +111,21 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             "parallel_tool_calls": parallel is not False,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "top_logprobs": TOP_LOGPROBS.read(body, "top_logprobs") or 0,
             "max_output_tokens": sampling.max_tokens if given else None,
+            # Counts calls of tools that run on the server, of which there are none.
+            "max_tool_calls": BEST.read(body, "max_tool_calls"),
+            "background": False,
+            "service_tier": asked["service_tier"] or "default",
+            "safety_identifier": string(body, "safety_identifier", limit=MAX_SESSION_CHARS),
+            "prompt_cache_key": string(body, "prompt_cache_key", limit=MAX_SESSION_CHARS),
             "tool_choice": _shown_choice(choice),
             "tools": [_shown_tool(tool["function"], strict) for tool in tools or ()],
             "reasoning": {"effort": effort, "summary": None},
             "truncation": "disabled",
-            "text": {"format": form if answer_format is not None else {"type": "text"}},
+            "text": {"format": _shown_format(form, answer_format)},
         },
     )
     request.generate.messages = request.messages([])
@@ -124,7 +133,16 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
 
 
 def _shown_tool(function: dict[str, Any], strict: tuple[str, ...]) -> dict[str, Any]:
-    return {"type": "function", "strict": function["name"] in strict, **function}
+    return {"type": "function", "strict": function["name"] in strict, "description": None, **function}
+
+
+def _shown_format(form: Any, asked: AnswerFormat | None) -> dict[str, Any]:
+    """The answer's format in this dialect's own shape, however it was asked for."""
+    if asked is None or asked.kind != "json_schema":
+        return {"type": "text" if asked is None else asked.kind}
+    inner = form["json_schema"] if isinstance(form.get("json_schema"), dict) else form
+    named = {name: inner.get(name) if isinstance(inner.get(name), str) else None for name in ("name", "description")}
+    return {"type": "json_schema", **named, "name": named["name"] or "answer", "schema": asked.value, "strict": True}
 
 
 def _shown_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:

@@ -41,6 +41,7 @@ class _Response:
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
             "created_at": int(time.time()),
+            "completed_at": None,
             "status": "in_progress",
             "error": None,
             "incomplete_details": None,
@@ -55,6 +56,8 @@ class _Response:
         self._wants_logprobs = request.generate.sampling.logprobs is not None
         # The type of the item that grows, "" between items.
         self._open = ""
+        # Log-probabilities of tokens without text, which belong to the text that follows them, or to a call.
+        self._untold: list[dict[str, Any]] = []
         self._sent = 0
         self._finish = "stop"
 
@@ -73,16 +76,20 @@ class _Response:
             return self._call(event)
         if isinstance(event, ChoiceDone):
             self._finish = event.finish_reason
+            if self._open == "message":
+                self._item["content"][0]["logprobs"] += self._untold
             frames = self._close()
             # An empty answer is an answer: readers look for a message.
             if all(item["type"] == "reasoning" for item in self.body["output"]):
                 frames += [*self._open_message(), *self._close()]
             return frames
         self.body["usage"] = usage_json(event)
-        self.body["status"] = "completed"
         if self._finish == "length":
             self.body["status"] = "incomplete"
             self.body["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            self.body["status"] = "completed"
+            self.body["completed_at"] = int(time.time())
         return []
 
     def end(self) -> bytes:
@@ -115,7 +122,7 @@ class _Response:
         return self._event("response.output_item.added", output_index=self._place["output_index"], item=item)
 
     def _done(self) -> bytes:
-        self._item["status"] = "completed"
+        self._item["status"] = "incomplete" if self._finish == "length" else "completed"
         return self._event("response.output_item.done", output_index=self._place["output_index"], item=self._item)
 
     def _open_message(self) -> list[bytes]:
@@ -135,10 +142,12 @@ class _Response:
         return [*frames, self._event("response.content_part.added", **self._place, content_index=0, part=part)]
 
     def _text(self, delta: TextDelta) -> list[bytes]:
-        found = chat_logprobs(delta.logprobs)["content"] if self._wants_logprobs and delta.logprobs else []
-        if not delta.text and not found:
+        if self._wants_logprobs and delta.logprobs:
+            self._untold += chat_logprobs(delta.logprobs)["content"]
+        if not delta.text:
             return []
         frames = [] if self._open == "message" else self._open_message()
+        found, self._untold = self._untold, []
         part = self._item["content"][0]
         part["text"] += delta.text
         part["logprobs"] += found
@@ -170,6 +179,7 @@ class _Response:
 
     def _call(self, call: ToolCallDelta) -> list[bytes]:
         frames = self._close()
+        self._untold = []
         if call.name:
             head = {"id": self._new_id("fc"), "type": "function_call", "status": "in_progress"}
             frames.append(self._add({**head, "call_id": call.id, "name": call.name, "arguments": ""}))
@@ -201,11 +211,13 @@ async def stream_response(request: ResponsesRequest, events: AsyncIterator[Event
                 yield frame
         await keep(response.body)
         yield response.end()
+        yield sse.DONE
     except Exception as error:
         shown = as_api_error(error)
         if not isinstance(error, ApiError):
             log.error("a stream failed: %s", shown.message, exc_info=error)
         yield response.fail(shown)
+        yield sse.DONE
     finally:
         await close(events)
 

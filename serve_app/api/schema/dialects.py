@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.api.fields import content, messages, ranges, sampling
+from serve_app.api.fields import asked, content, messages, ranges, sampling
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.schema import parts as schemas
@@ -110,8 +110,14 @@ def responses_input() -> Schema:
         **schemas.asked_fields(),
         "temperature": ranges.TEMPERATURE.schema,
         "top_p": ranges.TOP_P.schema,
+        "presence_penalty": ranges.PENALTY.schema,
+        "frequency_penalty": ranges.PENALTY.schema,
         "include": _list(_TEXT),
         "top_logprobs": ranges.TOP_LOGPROBS.schema,
+        "max_tool_calls": schemas.ranged(
+            ranges.BEST, "Shown in the answer; calls of server-side tools, which are none."
+        ),
+        "safety_identifier": schemas.field("string", "Shown in the answer.", maxLength=asked.MAX_SESSION_CHARS),
         "stream": _STREAM,
     }
     return _object(fields, "model", "input")

@@ -11,12 +11,11 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from serve_app.api.errors import ApiError, HeadersTooLarge, as_api_error, envelope
+from serve_app.api.errors import ApiError, HeadersTooLarge, as_api_error, envelope, status_of
 from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked
 from serve_app.gateway.core import Gateway
-from serve_app.gateway.http import request_id
 from serve_app.gateway.http.auth import authenticate
 from serve_app.gateway.http.bodies import read_body
 from serve_app.tasks.model import ServedModel
@@ -111,7 +110,8 @@ def written(answer: Answer) -> Response:
 
 
 def error_answer(error: Exception, error_body: ErrorBody) -> Response:
-    shown = as_api_error(error, request_id.current.get())
+    shown = as_api_error(error)
     if not isinstance(error, ApiError):
         log.error("the request failed", exc_info=error)
-    return Response(orjson.dumps(error_body(shown)), shown.status, shown.headers, "application/json")
+    status = status_of(shown, native=error_body is envelope)
+    return Response(orjson.dumps(error_body(shown)), status, shown.headers, "application/json")

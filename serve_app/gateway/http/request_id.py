@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-current: ContextVar[str] = ContextVar("request_id", default="")
+from serve_app.api.errors import current_request as current
+
 # Cloudflare's name, and the one that Anthropic's clients read.
 HEADERS = (b"cf-ray", b"request-id")
 

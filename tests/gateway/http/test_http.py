@@ -71,7 +71,7 @@ async def test_answers_of_a_limited_task_say_how_much_is_left(http):
     # Other tasks, and what runs no model, go on.
     assert (await http.get("/v1/models")).status_code == 200
     other = await http.post("/v1/embeddings", json={"model": CHAT, "input": "x"})
-    assert other.status_code == 400 and "ratelimit" not in other.headers
+    assert other.status_code == 404 and "ratelimit" not in other.headers
 
 
 async def test_full_workers_are_told_in_every_dialect(http):
@@ -175,4 +175,19 @@ def test_the_setting(tmp_path: Path):
 async def test_unknown_models_and_malformed_names(http, model, code):
     answer = await http.post("/v1/chat/completions", json={**ASK, "model": model})
     assert answer.json()["errors"][0]["code"] == code
-    assert answer.status_code == (404 if code == 3042 else 400)
+    assert answer.status_code == 404 and answer.json()["error"]["code"] == "model_not_found"
+    native = await http.post("/client/v4/accounts/local/ai/run", json={"model": model, "input": {"prompt": "x"}})
+    assert native.json()["errors"][0]["code"] == code and native.status_code == (404 if code == 3042 else 400)
+
+
+async def test_a_prompt_beyond_the_context_window(http):
+    """400 where OpenAI's and Anthropic's clients ask, 413 natively; nothing blames a limit that nobody set."""
+    long = {"model": CHAT, "messages": [{"role": "user", "content": "word " * 9000}]}
+    answer = await http.post("/v1/chat/completions", json=long)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "max_tokens" not in answer.json()["error"]["message"] and answer.json()["errors"][0]["code"] == 5021
+    answer = await http.post("/v1/messages", json={**long, "max_tokens": 5})
+    assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+    assert "prompt is too long" in answer.json()["error"]["message"]
+    answer = await http.post(f"/client/v4/accounts/local/ai/run/{CHAT}", json={"messages": long["messages"]})
+    assert answer.status_code == 413 and answer.json()["errors"][0]["code"] == 5021
