@@ -86,12 +86,6 @@ def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 256, length).tolist()
 
 
-async def busy(work) -> None:
-    async with asyncio.timeout(20):
-        while not work.stats().numbers["running"]:
-            await asyncio.sleep(0.005)
-
-
 async def test_tokens_and_where_the_prompt_came_from(decode, inbox, expected):
     ids = prompt(1, 100)
     asked = call(ids, inbox)
@@ -184,14 +178,23 @@ async def test_an_abort_ends_a_request_that_waits_for_prefill(decode, pool):
     assert await taking_over == Failed("aborted") and not pool.announced
 
 
+async def begun(decode, inbox, asked) -> asyncio.Task:
+    """The call of a request that has a reader and has brought its first tokens."""
+    stream = inbox.open_stream(asked.id)
+    running = asyncio.ensure_future(decode.generate(asked))
+    reading = asyncio.ensure_future(anext(stream))
+    await asyncio.wait([running, reading], return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done(), running.result()
+    assert (await reading).ids
+    return running
+
+
 async def test_an_abort_or_a_cancelled_call_frees_the_place_of_a_running_request(decode, inbox):
     asked = call(prompt(8, 50), inbox, max_tokens=900)
-    running = asyncio.ensure_future(decode.generate(asked))
-    await busy(decode)
+    running = await begun(decode, inbox, asked)
     await decode.abort(asked.id)
     assert await running == Failed("aborted")
-    left = asyncio.ensure_future(decode.generate(call(prompt(9, 50), inbox, max_tokens=900)))
-    await busy(decode)
+    left = await begun(decode, inbox, call(prompt(9, 50), inbox, max_tokens=900))
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
         await left
@@ -218,6 +221,11 @@ async def test_a_reader_that_leaves_ends_the_request(decode, inbox):
     assert await asyncio.wait_for(running, 20) == Failed("aborted")
 
 
+async def test_a_request_that_nobody_reads_is_ended_by_its_first_tokens(decode, inbox):
+    unread = await asyncio.wait_for(decode.generate(call(prompt(17, 50), inbox, max_tokens=900)), 20)
+    assert unread == Failed("aborted")
+
+
 async def test_a_grammar_that_can_not_be_compiled_is_refused(decode):
     refused = await decode.generate(call(prompt(12, 50), grammar="start: nobody"))
     assert isinstance(refused, Failed) and refused.refused and "grammar" in refused.error
@@ -234,7 +242,8 @@ async def test_a_gateway_out_of_reach_collects(decode, inbox, expected):
     asked = call(ids, inbox, max_tokens=200)
     running = asyncio.ensure_future(decode.generate(asked))
     collected: list[int] = []
-    await busy(decode)
+    while asked.id not in decode.requests:
+        await asyncio.sleep(0)
     while not running.done() and len(collected) < 200:
         for item in (await decode.collect(CollectCall(asked.id, len(collected)))).items:
             collected += item.ids[len(collected) - item.offset :]
