@@ -34,7 +34,7 @@ class Draft:
         self._spec = spec
         self._num_gpus = num_gpus
         self._name = ""
-        self._supervisor = Supervisor(self._start, lambda worker: worker.stats.remote())
+        self._supervisor = Supervisor(self._start, lambda worker: worker.stats.remote(), device=num_gpus > 0)
         if spec.device == "cpu":
             await _after_the_target(spec.model)
         await self._supervisor.begin()

@@ -31,6 +31,10 @@ class DraftWorker:
     def stats(self) -> bytes:
         return self._work.stats().encode()
 
+    def pulse(self) -> bytes:
+        """For :class:`deployments.supervisor.Supervisor`."""
+        return self._work.pulse().encode()
+
 
 def draft_worker(name: str) -> Callable[[ProposeCall], Proposals]:
     """Asks the draft worker of this name; raises ``RayError`` where it does not answer in time. Finding it blocks."""

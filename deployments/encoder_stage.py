@@ -15,7 +15,9 @@ class EncoderStage:
 
         self._stage = spec.stage
         options = EncoderWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
-        self._supervisor = Supervisor(lambda: options.remote(spec), lambda worker: worker.ready.remote())
+        self._supervisor = Supervisor(
+            lambda: options.remote(spec), lambda worker: worker.ready.remote(), device=num_gpus > 0
+        )
         await self._supervisor.begin()
 
     async def encode(self, call: bytes) -> bytes:

@@ -31,3 +31,7 @@ class EncoderWorker:
 
     async def stats(self) -> bytes:
         return self._work.stats().encode()
+
+    async def pulse(self) -> bytes:
+        """For :class:`deployments.supervisor.Supervisor`."""
+        return self._work.pulse().encode()

@@ -76,7 +76,7 @@ class EngineStage:
 
     async def start_worker(self, spec: WorkerSpec, num_gpus: float) -> None:
         options = EngineWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
-        self.supervisor = Supervisor(lambda: options.remote(spec), self.greet)
+        self.supervisor = Supervisor(lambda: options.remote(spec), self.greet, device=num_gpus > 0)
         await self.supervisor.begin(await adopt(spec))
 
     async def greet(self, worker: Any) -> None:

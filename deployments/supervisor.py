@@ -15,7 +15,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from serve_app.wire.replicas import Counters, read_counters
+from deployments import pulse
+from serve_app.wire.replicas import Counters, Pulse, read_counters, read_pulse
 
 log = logging.getLogger("ray.serve")
 
@@ -46,18 +47,31 @@ class Supervisor:
     The actor belongs to this process and ends with it. When the actor ends first, a call in flight fails with
     :class:`WorkerLost`, and the next ones wait for its successor: while they wait they count as ongoing requests, so
     that Serve's router prefers other replicas. Serve itself replaces the replica only if workers keep dying.
+
+    An actor that hangs (:mod:`deployments.pulse`) is killed, and no call waits for it to be dead: what it might still
+    answer reaches nobody. ``device``: its steps wait for a GPU.
     """
 
     MAX_RESTARTS = 3
     WINDOW_S = 300.0
 
-    def __init__(self, start: Callable[[], Any], greet: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Any],
+        greet: Callable[[Any], Awaitable[Any]],
+        *,
+        device: bool = False,
+    ) -> None:
+        self._device_step_s = pulse.DEVICE_STEP_S if device else None
         self._start = start
         self._greet = greet
         self._worker: Any = None
         self._ready = asyncio.Event()
         self._restarts: deque[float] = deque(maxlen=self.MAX_RESTARTS + 1)
         self._task: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        # Of each call in flight: ends its wait.
+        self._flying: set[asyncio.Timeout] = set()
         self._given_up: BaseException | None = None
 
     @property
@@ -70,6 +84,7 @@ class Supervisor:
         self._worker = worker if worker is not None else self._start()
         await self._greet(self._worker)
         self._ready.set()
+        self._watching = asyncio.ensure_future(self._watch(self._worker))
 
     async def call(self, function: Callable[[Any], Awaitable[T]]) -> T:
         """``await function(worker)`` on the living worker. Raises :class:`WorkerLost`."""
@@ -77,11 +92,20 @@ class Supervisor:
         if self._given_up is not None:
             raise WorkerLost("workers of this replica keep dying") from self._given_up
         worker = self._worker
+        scope = asyncio.timeout(None)
         try:
-            return await function(worker)
+            async with scope:
+                self._flying.add(scope)
+                return await function(worker)
         except ray.exceptions.RayActorError as lost:
             self._lost(worker)
             raise WorkerLost("the worker was lost") from lost
+        except TimeoutError:
+            if scope.expired():
+                raise WorkerLost("the worker was given up") from None
+            raise
+        finally:
+            self._flying.discard(scope)
 
     async def counters(self, stage: str) -> Counters:
         """What the worker tells of itself; silent if it is not there or takes longer than a glance."""
@@ -108,6 +132,44 @@ class Supervisor:
         except WorkerLost:
             return None
 
+    async def _watch(self, worker: Any) -> None:
+        """Ends a worker that hangs, and notices one that has died without any call."""
+        watch = pulse.Watch(self._device_step_s)
+        pid: int | None = None
+        asked: asyncio.Future[Any] | None = None
+        try:
+            while worker is self._worker and self._ready.is_set():
+                if asked is None:
+                    asked = asyncio.ensure_future(_pulse(worker))
+                await asyncio.wait([asked], timeout=pulse.PERIOD_S)
+                step_s = None
+                if asked.done():
+                    told, asked = asked.result(), None
+                    pid, step_s = told.pid, told.step_s
+                    await asyncio.sleep(pulse.PERIOD_S)
+                if pid is not None:
+                    read = pulse.read_activity(pid) if pulse.needs_look(step_s) else None
+                    if reason := watch.look(step_s, read):
+                        self._give_up(worker, pid, reason)
+        except ray.exceptions.RayActorError:
+            self._lost(worker)
+        except RayError as error:  # health checks go on asking
+            log.warning("a worker is not watched any more (%s)", type(error).__name__)
+        finally:
+            if asked is not None:
+                asked.cancel()
+
+    def _give_up(self, worker: Any, pid: int, reason: str) -> None:
+        """Kills a worker that hangs. It may take the kernel a while (a driver that does not return): nobody waits."""
+        if worker is not self._worker:
+            return
+        log.error("worker %d is killed: %s", pid, reason)
+        pulse.end(pid)
+        self._lost(worker)
+        now = asyncio.get_running_loop().time()
+        while self._flying:
+            self._flying.pop().reschedule(now)
+
     def _lost(self, worker: Any) -> None:
         if worker is not self._worker or not self._ready.is_set():
             return
@@ -128,3 +190,7 @@ class Supervisor:
             except Exception as error:
                 log.error("a worker could not be started", exc_info=error)
                 await asyncio.sleep(1.0)
+
+
+async def _pulse(worker: Any) -> Pulse:
+    return read_pulse(await worker.pulse.remote())

@@ -96,6 +96,10 @@ class EngineWorker:
     async def stats(self) -> bytes:
         return self._work.stats().encode()
 
+    async def pulse(self) -> bytes:
+        """For :class:`deployments.supervisor.Supervisor`."""
+        return self._work.pulse().encode()
+
     async def needs_draft(self) -> bool:
         """For health checks; see :meth:`serve_app.worker.engine_work.EngineWork.needs_draft`."""
         return self._work.needs_draft()

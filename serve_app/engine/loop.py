@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -41,6 +42,8 @@ class EngineLoop:
         self._failures = 0
         self.failed: BaseException | None = None
         self.steps = 0
+        # When the step in hand began (monotonic); None between two steps.
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -73,6 +76,12 @@ class EngineLoop:
 
         self._submit(command)
         return future
+
+    @property
+    def step_s(self) -> float:
+        """For how long the step in hand has lasted; 0 between two steps."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def stop(self, timeout: float = 10.0) -> None:
         """Ends the thread after the step in hand; requests still in the engine end with an error."""
@@ -111,6 +120,7 @@ class EngineLoop:
 
     def _step_until_stopped(self) -> None:
         while self._drain():
+            self._step_began = time.monotonic()
             try:
                 outputs = self._engine.step()
                 self._failures = 0
@@ -121,6 +131,7 @@ class EngineLoop:
                 if self._failures >= self.MAX_FAILURES:
                     self.failed = error
             self.steps += 1
+            self._step_began = None
             if outputs:
                 self._on_outputs(outputs)
             if self.failed is not None:

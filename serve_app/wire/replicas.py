@@ -59,6 +59,15 @@ class Counters(Message, tag="counters:1", frozen=True):
         return {"stage": self.stage, **self.numbers, "pid": self.pid}
 
 
+class Pulse(Message, tag="pulse:1", frozen=True):
+    """A worker's answer to its replica that it is there: process ``pid``, in its present step for ``step_s`` seconds,
+    0 between two steps.
+    """
+
+    pid: int
+    step_s: float = 0.0
+
+
 class AllCounters(Message, tag="all-counters:1", frozen=True):
     workers: tuple[Counters, ...] = ()
 
@@ -68,4 +77,5 @@ read_subscribe: Reader[Subscribe] = Reader(Subscribe)
 read_subscribed: Reader[Subscribed] = Reader(Subscribed)
 read_listen: Reader[Listen] = Reader(Listen)
 read_counters: Reader[Counters] = Reader(Counters)
+read_pulse: Reader[Pulse] = Reader(Pulse)
 read_all_counters: Reader[AllCounters] = Reader(AllCounters)

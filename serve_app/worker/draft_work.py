@@ -10,7 +10,7 @@ from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftQuery
 from serve_app.wire.draft import Proposals, ProposeCall
-from serve_app.wire.replicas import Counters
+from serve_app.wire.replicas import Counters, Pulse
 from serve_app.worker.loading import Progress, limits_of, load_model, prepare_torch, resolve_weights
 from serve_app.worker.spec import WorkerSpec
 
@@ -37,6 +37,10 @@ class DraftWork:
         self._proposals += 1
         queries = [DraftQuery(q.id, q.agreed, q.suffix) for q in call.queries]
         return Proposals(self._engine.propose(queries, call.count, list(call.over)))
+
+    def pulse(self) -> Pulse:
+        """That this process is there; asked between two calls."""
+        return Pulse(os.getpid())
 
     def stats(self) -> Counters:
         return Counters("draft", os.getpid(), {"sequences": self._engine.sequences, "proposals": self._proposals})

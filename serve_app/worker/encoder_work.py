@@ -14,7 +14,7 @@ from serve_app.engine.encoder.types import EncodeError
 from serve_app.models.encoder import Task, load_encoder
 from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens, EncodeResult
 from serve_app.wire.generate import Failed
-from serve_app.wire.replicas import Counters
+from serve_app.wire.replicas import Counters, Pulse
 from serve_app.worker.loading import Progress, prepare_torch, resolve_weights
 from serve_app.worker.spec import WorkerSpec
 
@@ -53,6 +53,10 @@ class EncoderWork:
             sizes = np.array([len(row) for row in rows], np.int32).tobytes()
             return EncodedTokens(sizes, self._model.dimensions, _bytes(np.concatenate(rows)))
         return Encoded(rows.shape, _bytes(rows))
+
+    def pulse(self) -> Pulse:
+        """That this process is there, and how long its step has lasted."""
+        return Pulse(os.getpid(), self._batcher.step_s)
 
     def stats(self) -> Counters:
         return Counters(self._stage, os.getpid(), asdict(self._batcher.stats()))

@@ -31,7 +31,7 @@ from serve_app.wire.generate import (
     Prefilled,
     PrefillResult,
 )
-from serve_app.wire.replicas import Counters, Listen
+from serve_app.wire.replicas import Counters, Listen, Pulse
 from serve_app.wire.tokens import Acked, TokenItem
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_read import PoolReader, Stored
@@ -202,6 +202,10 @@ class EngineWork:
             "pool": self._publisher.stats() | self._reader.stats(),
         }
         return Counters(self.spec.stage, os.getpid(), numbers)
+
+    def pulse(self) -> Pulse:
+        """That this process is there, and how long its step has lasted."""
+        return Pulse(os.getpid(), self._engine_loop.step_s)
 
     def needs_draft(self) -> bool:
         """Whether the draft model is wanted but out of reach. Raises if the engine's thread has ended."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 import ray
 
+from deployments import pulse
 from deployments.supervisor import Supervisor, WorkerLost
+from serve_app.wire.replicas import Pulse
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -23,6 +26,16 @@ class Worker:
 
     async def pid(self) -> tuple[int, int]:
         return self.number, os.getpid()
+
+    async def pulse(self) -> bytes:
+        return Pulse(os.getpid()).encode()
+
+    async def compute(self, seconds: float) -> str:
+        """Holds the interpreter: nobody is answered meanwhile."""
+        until = time.process_time() + seconds
+        while time.process_time() < until:
+            sum(range(1_000_000))
+        return "computed"
 
     async def sleep(self, seconds: float) -> str:
         await asyncio.sleep(seconds)
@@ -86,3 +99,24 @@ async def test_a_crash_loop_is_given_up_and_the_health_check_says_so():
 async def test_the_first_start_failing_is_the_callers_matter():
     with pytest.raises(ray.exceptions.RayActorError):
         await supervised(dying_from=0).begin()
+
+
+async def test_a_worker_that_hangs_is_replaced_and_one_that_computes_is_left_alone(monkeypatch):
+    monkeypatch.setattr(pulse, "PERIOD_S", 0.2)
+    monkeypatch.setattr(pulse, "SILENT_S", 1.0)
+    supervisor = supervised()
+    await supervisor.begin()
+    # Twice as long as a silent worker is given, counted in seconds of computing.
+    assert await supervisor.call(lambda w: w.compute.remote(2.0)) == "computed"
+    number, pid = await supervisor.call(lambda w: w.pid.remote())
+    assert number == 0
+    flying = asyncio.ensure_future(supervisor.call(lambda w: w.sleep.remote(3600)))
+    await asyncio.sleep(0.5)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerLost):
+        await asyncio.wait_for(flying, 60)
+    number, successor = await asyncio.wait_for(supervisor.call(lambda w: w.pid.remote()), 60)
+    assert number == 1 and successor != pid
+    async with asyncio.timeout(60):  # and says nothing any more
+        while pulse.read_activity(pid) is not None:
+            await asyncio.sleep(0.05)

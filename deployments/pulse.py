@@ -1,0 +1,104 @@
+"""Whether a worker process that does not answer still computes: what tells a hung one from one in a long step.
+
+A step may hold the interpreter for as long as it likes, and then the worker's event loop answers nobody. So silence
+alone proves nothing. The kernel counts for every thread how long it has computed, whoever holds the interpreter: a
+worker that neither answers nor computes, nor waits for a core, will not answer any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+# Between two looks. Looks are counted and not time: a replica that was itself stopped for an hour has looked once.
+PERIOD_S = 1.0
+# Without an answer and without computing.
+SILENT_S = 5.0
+# With answers, but in one step that does not compute: it waits for something that does not come. A kernel's first
+# compilation in a process of its own is shorter.
+STUCK_S = 30.0
+# Whoever waits for a GPU computes nothing and still takes a core: a step there may last this long whatever it does.
+DEVICE_STEP_S = 120.0
+# Share of a core above which a thread computes. Threads that wait for the interpreter wake up 200 times a second and
+# take about a hundredth.
+COMPUTES = 0.05
+
+
+@dataclass(slots=True, frozen=True)
+class Activity:
+    """Of one process up to the moment ``at`` (monotonic): by thread, the seconds that it has computed, and the pages
+    that it had to wait for. ``runnable``: a thread has or wants a core now.
+    """
+
+    at: float
+    computed: dict[str, float]
+    faults: int
+    runnable: bool
+
+    def computes_since(self, before: Activity) -> bool:
+        """Whether the process did anything that takes time by itself."""
+        needed = COMPUTES * (self.at - before.at)
+        grown = (seconds - before.computed.get(thread, 0.0) for thread, seconds in self.computed.items())
+        return self.runnable or self.faults != before.faults or max(grown, default=0.0) >= needed
+
+
+def read_activity(pid: int) -> Activity | None:
+    """None where the process has gone or the system does not tell (only Linux does)."""
+    computed, runnable = {}, False
+    try:
+        faults = int(_fields(Path(f"/proc/{pid}/stat"))[9])
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            computed[thread.name] = int((thread / "schedstat").read_text().split()[0]) * 1e-9
+            runnable = runnable or _fields(thread / "stat")[0] == "R"
+    except (OSError, ValueError, IndexError):
+        return None
+    return Activity(time.monotonic(), computed, faults, runnable)
+
+
+def _fields(stat: Path) -> list[str]:
+    """What follows the name, which may contain anything."""
+    return stat.read_text().rpartition(")")[2].split()
+
+
+class Watch:
+    """Judges one worker by looks, :data:`PERIOD_S` apart. ``device_step_s``: how long a step may last in any case."""
+
+    def __init__(self, device_step_s: float | None = None) -> None:
+        self._device_step_s = device_step_s
+        self._before: Activity | None = None
+        # Looks in a row at which it rested.
+        self._silent = self._stuck = 0
+
+    def look(self, step_s: float | None, activity: Activity | None) -> str:
+        """``step_s``: for how long the worker has been in the step in hand, by its latest answer; None: it has not
+        answered since the last look. Returns why it has to go, or "".
+        """
+        before, self._before = self._before, activity
+        rests = before is not None and activity is not None and not activity.computes_since(before)
+        self._silent = self._silent + 1 if rests and step_s is None else 0
+        # A step shorter than the time between two looks may have rested in neither.
+        in_step = step_s is not None and step_s > PERIOD_S
+        self._stuck = self._stuck + 1 if rests and in_step else 0
+        if self._silent * PERIOD_S >= SILENT_S:
+            return f"it has neither answered nor computed anything for {SILENT_S:g} s"
+        if self._stuck * PERIOD_S >= STUCK_S:
+            return f"its step has computed nothing for {STUCK_S:g} s"
+        if self._device_step_s is not None and step_s is not None and step_s > self._device_step_s:
+            return f"its step lasts longer than {self._device_step_s:g} s"
+        return ""
+
+
+def needs_look(step_s: float | None) -> bool:
+    """Whether a look has to read counters: one that answers between its steps is well."""
+    return step_s is None or step_s > PERIOD_S
+
+
+def end(pid: int) -> None:
+    """Kills a worker, so that it never says another word; never the caller itself."""
+    if pid != os.getpid():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
