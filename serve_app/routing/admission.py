@@ -148,7 +148,7 @@ class Admission:
 
     def started(self, request_id: str, now: float) -> None:
         """The first token is there. One that is later than predicted makes later predictions more careful."""
-        self.router.started(request_id)
+        self.router.started(request_id, now)
         admitted = self._admitted.get(request_id)
         if admitted is None or admitted.due is None:
             return
@@ -162,14 +162,15 @@ class Admission:
         self.router.finished(request_id)
 
     def queued_seconds(self, request: RouteRequest, now: float = 0.0) -> float:
-        """About how long the requests that go before this one keep the workers busy: the larger of what their prompts
-        take and of what the latest turns took.
+        """About how long the requests that go before this one keep the workers busy: the largest of what their prompts
+        take, of what the latest turns took, and of what passes until as many places are free.
         """
         ahead = self.queue.ahead(request)
         if not ahead:
             return 0.0
         requests = ahead * len(self.queue) / max(self.queue.waiting_tokens(), 1)
-        return max(ahead * self.router.seconds_per_token(), self._drain.seconds(requests, now))
+        turns = self.router.fleet.turn_s(round(requests), request.streams, request.stay_tokens, now)
+        return max(ahead * self.router.seconds_per_token(), self._drain.seconds(requests, now), turns)
 
     def below_share(self, tenant: str) -> bool:
         """Whether other tenants have more streams than one that has a request."""

@@ -26,6 +26,7 @@ from serve_app.routing.cold_start import ColdStart
 from serve_app.routing.costs import CostModel, CostPriors
 from serve_app.routing.fairness import FairConfig, FairQueue
 from serve_app.routing.locality import LocalityIndex
+from serve_app.routing.places import Lengths
 from serve_app.routing.planner import Planner, PlannerConfig
 from serve_app.routing.router import Router, RouterConfig
 from serve_app.routing.served import ServedCount, ServedElsewhere
@@ -121,6 +122,7 @@ class Dispatch:
         self.cold_start = ColdStart(self.config.scales_to_zero)
         self.counters = Counters()
         self.mean_output = 256.0  # tokens of one stream
+        self.lengths = Lengths()
         self._live: dict[str, _Live] = {}
         self._unrouted = 0
 
@@ -159,6 +161,7 @@ class Dispatch:
     def arrive(self, request: RouteRequest, now: float, weight: float = 1.0) -> Effects:
         """A new request of a tenant with this ``weight``. Its id must not be live."""
         request.expected_output_tokens = min(request.max_tokens, max(1, round(self.mean_output)))
+        request.stay_tokens = self.lengths.expected(request.tenant, request.max_tokens)
         self.workers.arrived(request, now)
         refusal = (self.admission if len(self.router.fleet) else self.cold_start).consider(request, now)
         if refusal is not None:
@@ -222,6 +225,7 @@ class Dispatch:
             if live.started:
                 self.counters.output_tokens += output
                 self.mean_output += OUTPUT_GAIN * (output / request.streams - self.mean_output)
+                self.lengths.ended(request.tenant, request.max_tokens, output / request.streams)
         return self.tick(now)
 
     # -- inside --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from heapq import nsmallest
 from random import Random
 
 from serve_app.routing.costs import CostModel
+from serve_app.routing.places import Held, free_after, tokens_left
 from serve_app.routing.types import Role, WorkerLoad
 
 # Seconds over which the share of time with prompts is measured, and the most that it is taken to be.
@@ -19,6 +20,8 @@ VISIBLE_AFTER_S = 0.05
 # A fleet of up to this size is priced whole; of a larger one, the workers with the shortest queues and fewest streams.
 PRICE_ALL = 16
 SHORTLIST = 5
+# For so long a worker's streams are taken to have as many tokens left as they had.
+HELD_S = 0.1
 # How many decisions a shortlist of a large fleet serves before it is drawn up again.
 SHORTLIST_DECISIONS = 48
 # Workers drawn at random that are priced as well, since the list goes stale while it is used.
@@ -35,9 +38,11 @@ class Reservation:
     seconds: float  # of prefill
     kv_tokens: int
     streams: int = 1
+    stay: int = 256  # tokens of each stream that are expected
+    most: int = 256  # and that it may have
+    started_at: float | None = None  # when its first token was there
     prefill_seen: bool = False
     decode_seen: bool = False
-    started: bool = False  # its first token is there
     ended: int = 0  # of the streams, on the decode worker
 
 
@@ -54,6 +59,34 @@ class Worker:
     coming: int = 0  # K/V tokens of this gateway's requests that are prefilled elsewhere, or wait, and are in no report
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
     unseen: deque[Reservation] = field(default_factory=deque)
+    # This gateway's requests that have streams here, and how long they stay, as it was at that moment.
+    decoding: dict[int, Reservation] = field(default_factory=dict)
+    _held: list[Held] | None = None
+    _held_at: float = 0.0
+
+    def place_s(self, streams: int, usual: float, now: float) -> float:
+        """Seconds until there are places for so many streams more. ``usual``: tokens of a stream of which nothing is
+        known.
+        """
+        short = self.batch + streams - self.load.max_seqs
+        if short <= 0:
+            return 0.0
+        return free_after(short, self.held(now), max(self.batch - self.own, 0), usual) * self.step
+
+    def held(self, now: float) -> list[Held]:
+        """This gateway's streams here, those that end first in front."""
+        if self._held is None or now - self._held_at > HELD_S:
+            self._held = sorted(_held(r, self.step, now) for r in self.decoding.values())
+            self._held_at = now
+        return self._held
+
+    def holds(self, reservation: Reservation) -> None:
+        """A request's places have been taken, or some of them given back, or its first token is there."""
+        self._held = None
+        if reservation.ended < reservation.streams:
+            self.decoding[id(reservation)] = reservation
+        else:
+            self.decoding.pop(id(reservation), None)
 
     @property
     def name(self) -> str:
@@ -101,6 +134,25 @@ class Fleet:
             some[other.name] = other
         return [w for name, w in some.items() if name in self.workers]
 
+    def turn_s(self, ahead: int, streams: int, usual: float, now: float) -> float:
+        """Seconds until there are places for so many streams more behind ``ahead`` others that wait; 0 for a large
+        fleet, where streams end all the time.
+        """
+        workers = list(self.workers.values())
+        short = ahead + streams - sum(w.load.max_seqs - w.batch for w in workers)
+        if short <= 0 or len(workers) > PRICE_ALL:
+            return 0.0
+        ends = sorted(left * w.step for w in workers for left, count in w.held(now) for _ in range(count))
+        steps = max(w.step for w in workers)
+        others = sum(max(w.batch - w.own, 0) for w in workers)
+        places = len(ends) + others
+        if not places:
+            return 0.0
+        # Whoever waits holds a place for as long as is usual once it has one.
+        rounds, last = divmod(short - 1, places)
+        known = free_after(last + 1, [Held(end / steps, 1) for end in ends], others, usual)
+        return (known + rounds * usual) * steps
+
     def report(self, load: WorkerLoad, slow: float) -> None:
         """Takes a report in; one that is older than the last is ignored."""
         worker = self.workers.get(load.worker)
@@ -133,6 +185,7 @@ class Fleet:
         decode.batch += reservation.streams
         decode.own += reservation.streams
         decode.kv_tokens += reservation.kv_tokens
+        decode.holds(reservation)
         self._set_step(decode)
         prefill.unseen.append(reservation)
         if decode is not prefill:
@@ -140,7 +193,7 @@ class Fleet:
 
     def release(self, reservation: Reservation) -> None:
         """The request has ended: no report will show more of it."""
-        self.started(reservation)
+        self.started(reservation, reservation.made_at)
         self.end_streams(reservation, reservation.streams - reservation.ended)
         if not reservation.prefill_seen:
             reservation.prefill.busy_until -= reservation.seconds
@@ -150,17 +203,21 @@ class Fleet:
             self._set_step(reservation.decode)
         reservation.prefill_seen = reservation.decode_seen = True
 
-    def started(self, reservation: Reservation) -> None:
+    def started(self, reservation: Reservation, now: float) -> None:
         """The first token is there: the decode worker holds the request's K/V, and its next report counts them."""
-        if not reservation.started and reservation.decode_seen:
+        if reservation.started_at is not None:
+            return
+        if reservation.decode_seen:
             reservation.decode.coming -= reservation.kv_tokens
-        reservation.started = True
+        reservation.started_at = now
+        reservation.decode.holds(reservation)
 
     def end_streams(self, reservation: Reservation, count: int) -> None:
         """The worker has done with so many of the request's streams, though its client may still read."""
         before, decode = reservation.ended, reservation.decode
         reservation.ended = after = min(before + count, reservation.streams)
         decode.own -= after - before
+        decode.holds(reservation)
         if reservation.decode_seen:
             # A waiting request may take the place at once, before a report shows that it is free.
             decode.batch = max(decode.batch - (after - before), decode.own)
@@ -184,8 +241,15 @@ class Fleet:
             reservation.prefill_seen |= reservation.prefill is worker
             if reservation.decode is worker and not reservation.decode_seen:
                 reservation.decode_seen = True
-                worker.coming += 0 if reservation.started else reservation.kv_tokens
+                worker.coming += 0 if reservation.started_at is not None else reservation.kv_tokens
 
     def _set_step(self, worker: Worker) -> None:
         batch = worker.batch
         worker.step = self._costs.decode_seconds(batch, worker.kv_tokens) * worker.slow if batch > 0 else 0.0
+
+
+def _held(reservation: Reservation, step: float, now: float) -> Held:
+    began = reservation.started_at
+    produced = 0.0 if began is None or not step else (now - began) / step
+    left = tokens_left(reservation.stay, reservation.most, produced)
+    return Held(left, reservation.streams - reservation.ended)

@@ -110,7 +110,8 @@ class Router:
             return  # a worker was lost meanwhile: the send will fail and be retried
         self.finished(request.id)
         kv = request.prompt_tokens + request.streams * _output(request)
-        reservation = Reservation(now, prefill, decode, decision.compute, kv, request.streams)
+        stay, most = request.stay_tokens, request.max_tokens
+        reservation = Reservation(now, prefill, decode, decision.compute, kv, request.streams, stay, most)
         self._reservations[request.id] = reservation
         self.fleet.reserve(reservation)
         if request.session is not None:
@@ -129,10 +130,10 @@ class Router:
         if reservation is not None:
             self.fleet.release(reservation)
 
-    def started(self, request_id: str) -> None:
+    def started(self, request_id: str, now: float) -> None:
         """The request's first token is there."""
         if (reservation := self._reservations.get(request_id)) is not None:
-            self.fleet.started(reservation)
+            self.fleet.started(reservation, now)
 
     def stream_ended(self, request_id: str) -> None:
         """The decode worker has done with one of the request's streams, though its client may still read."""
@@ -216,12 +217,11 @@ class Router:
         room = load.kv_tokens_total
         streams = min(request.streams, load.max_seqs)
         step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow
-        # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
-        place = 0.0
+        place = worker.place_s(streams, output, now)
         total = kv + min(prompt + streams * output, room)
-        if batch + streams > load.max_seqs or total > room:
-            over = max((batch + streams - load.max_seqs) / load.max_seqs, (total - room) / max(min(kv, room), 1))
-            place = over * output * step
+        if total > room:
+            # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
+            place = max(place, (total - room) / max(min(kv, room), 1) * output * step)
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
         strain = max(1.0, self.fleet.congestion / config.calm)
         weight, against, role = config.stream_weight / strain, config.role_cost * strain, worker.role

@@ -67,6 +67,7 @@ class RouteRequest:
     keys: Sequence[bytes] = ()
     expected_output_tokens: int = 256  # of each stream
     max_tokens: int = 256  # of each stream
+    stay_tokens: int = 256  # of each stream, by which its place is expected to be free again
     streams: int = 1
     session: str | None = None  # from x-session-affinity or prompt_cache_key, made unique per tenant
     tenant: str = ""

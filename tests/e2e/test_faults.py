@@ -44,11 +44,11 @@ def workers(stack) -> dict[str, dict]:
     return stages
 
 
-def kill(stack, stage: str) -> set[int]:
+def kill(stack, stage: str, how: signal.Signals = signal.SIGKILL) -> set[int]:
     """Kills all workers of a stage; returns their process ids."""
     pids = workers(stack)[stage]["pids"]
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, how)
     return pids
 
 
@@ -92,8 +92,11 @@ def test_prefill_worker_killed_between_two_requests(stack, run):
     replaced(stack, "prefill", killed)
 
 
-def test_decode_worker_killed_in_the_middle_of_a_stream(stack, undisturbed):
-    """The stream goes on with another worker, token for token what it would have been."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_decode_worker_lost_in_the_middle_of_a_stream(stack, undisturbed, how):
+    """The stream goes on with another worker, token for token what it would have been; one that is stopped is killed
+    after a few seconds.
+    """
     killed: set[int] = set()
     text, finish, seen = "", None, 0
     url = f"{stack.api}/run/{CHAT}"
@@ -108,10 +111,20 @@ def test_decode_worker_killed_in_the_middle_of_a_stream(stack, undisturbed):
             finish = frame.get("finish_reason", finish)
             seen += 1
             if seen == 5:
-                killed = kill(stack, "decode")
+                killed = kill(stack, "decode", how)
     assert text == undisturbed
     assert finish == "length" and frame["usage"]["completion_tokens"] == BODY["max_tokens"]
     replaced(stack, "decode", killed)
+
+
+@pytest.mark.slow
+def test_a_prefill_worker_that_is_stopped_is_not_waited_for_long(stack, run):
+    body = {"prompt": "A prompt whose prefill worker does not answer. " * 3, "temperature": 0, "max_tokens": 20}
+    stopped = kill(stack, "prefill", signal.SIGSTOP)
+    began = time.monotonic()
+    run(CHAT, body)
+    assert time.monotonic() - began < 40  # Serve's own health checks take more than a minute
+    replaced(stack, "prefill", stopped)
 
 
 def test_a_fresh_decode_worker_reuses_what_the_lost_one_had_computed(stack, run):

@@ -132,8 +132,8 @@ def test_cache_that_a_request_on_its_way_will_take_counts_until_the_worker_holds
     r.report(load("d", "decode", at=1.0, kv_blocks_total=400, block_tokens=32))
     assert r.fleet.workers["d"].kv_tokens == held
     assert r.choose(request("1", 6800), 1.0).wait > 0  # no room for both
-    r.started("0")
-    r.started("0")
+    r.started("0", 0.0)
+    r.started("0", 0.0)
     r.report(load("d", "decode", at=2.0, kv_blocks_total=400, block_tokens=32, kv_blocks_used=190, running=1))
     assert r.fleet.workers["d"].kv_tokens == 190 * 32 and r.fleet.workers["d"].coming == 0
     # One that leaves before it started counts no more either.
