@@ -130,7 +130,7 @@ class Admission:
         late = self._late(request, now, decision.ttft, wait)
         if late is not None:
             return late
-        if wait > self.config.window_s or self._crowded(request, decision, now):
+        if wait > self.config.window_s or self._full(request, decision, now) or self._crowded(request, decision, now):
             return None
         self._drain.turn(now, len(self.queue) - (request.id in self.queue))
         self._admit(request, decision, now)
@@ -177,6 +177,14 @@ class Admission:
         return self._streams.below_share(tenant)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _full(self, request: RouteRequest, decision: Decision, now: float) -> bool:
+        """Whether no place on the worker is sure to come free soon. A request that was sent too early would stand in
+        the worker's own queue, where nothing can be decided about it any more.
+        """
+        usual = float(request.expected_output_tokens)
+        worker = self.router.fleet.workers[decision.decode]
+        return worker.place_s(request.streams, usual, now, sure=True) > self.config.window_s
 
     def _crowded(self, request: RouteRequest, decision: Decision, now: float) -> bool:
         """Whether the request would slow the streams on the worker, and those that places are kept for, beyond the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from random import Random
@@ -64,21 +65,32 @@ class Worker:
     _held: list[Held] | None = None
     _held_at: float = 0.0
 
-    def place_s(self, streams: int, usual: float, now: float) -> float:
+    def place_s(self, streams: int, usual: float, now: float, *, sure: bool = False) -> float:
         """Seconds until there are places for so many streams more. ``usual``: tokens of a stream of which nothing is
-        known.
+        known. ``sure``: if this gateway's own take all that they may.
         """
         short = self.batch + streams - self.load.max_seqs
         if short <= 0:
             return 0.0
-        return free_after(short, self.held(now), max(self.batch - self.own, 0), usual) * self.step
+        held = sorted(self._streams(now, sure=True)) if sure else self.held(now)
+        return free_after(short, held, self.others, usual) * self.step
+
+    @property
+    def others(self) -> int:
+        """Streams that run here and that this gateway has not sent."""
+        return min(max(self.batch - self.own, 0), self.load.max_seqs)
 
     def held(self, now: float) -> list[Held]:
-        """This gateway's streams here, those that end first in front."""
+        """This gateway's streams here, those that are expected to end first in front."""
         if self._held is None or now - self._held_at > HELD_S:
-            self._held = sorted(_held(r, self.step, now) for r in self.decoding.values())
+            self._held = sorted(self._streams(now))
             self._held_at = now
         return self._held
+
+    def _streams(self, now: float, sure: bool = False) -> Iterator[Held]:
+        for r in self.decoding.values():
+            produced = 0.0 if r.started_at is None or not self.step else (now - r.started_at) / self.step
+            yield Held(tokens_left(r.most if sure else r.stay, r.most, produced), r.streams - r.ended)
 
     def holds(self, reservation: Reservation) -> None:
         """A request's places have been taken, or some of them given back, or its first token is there."""
@@ -135,23 +147,27 @@ class Fleet:
         return [w for name, w in some.items() if name in self.workers]
 
     def turn_s(self, ahead: int, streams: int, usual: float, now: float) -> float:
-        """Seconds until there are places for so many streams more behind ``ahead`` others that wait; 0 for a large
-        fleet, where streams end all the time.
+        """Seconds from the first place for so many streams more to the one behind ``ahead`` others that wait; 0 for a
+        large fleet, where streams end all the time.
         """
         workers = list(self.workers.values())
-        short = ahead + streams - sum(w.load.max_seqs - w.batch for w in workers)
-        if short <= 0 or len(workers) > PRICE_ALL:
+        taken = streams - sum(w.load.max_seqs - w.batch for w in workers)
+        if taken + ahead <= 0 or len(workers) > PRICE_ALL:
             return 0.0
-        ends = sorted(left * w.step for w in workers for left, count in w.held(now) for _ in range(count))
-        steps = max(w.step for w in workers)
-        others = sum(max(w.batch - w.own, 0) for w in workers)
-        places = len(ends) + others
+        step = max(w.step for w in workers)
+        ends = [Held(left * w.step / step, count) for w in workers for left, count in w.held(now)]
+        others = sum(w.others for w in workers)
+        places = sum(end.streams for end in ends) + others
         if not places:
             return 0.0
-        # Whoever waits holds a place for as long as is usual once it has one.
-        rounds, last = divmod(short - 1, places)
-        known = free_after(last + 1, [Held(end / steps, 1) for end in ends], others, usual)
-        return (known + rounds * usual) * steps
+        ends.sort()
+
+        def after(short: int) -> float:
+            # Whoever waits holds a place for as long as is usual once it has one.
+            rounds, last = divmod(max(short - 1, 0), places)
+            return free_after(last + (short > 0), ends, others, usual) + rounds * usual
+
+        return (after(taken + ahead) - after(taken)) * step
 
     def report(self, load: WorkerLoad, slow: float) -> None:
         """Takes a report in; one that is older than the last is ignored."""
@@ -246,10 +262,3 @@ class Fleet:
     def _set_step(self, worker: Worker) -> None:
         batch = worker.batch
         worker.step = self._costs.decode_seconds(batch, worker.kv_tokens) * worker.slow if batch > 0 else 0.0
-
-
-def _held(reservation: Reservation, step: float, now: float) -> Held:
-    began = reservation.started_at
-    produced = 0.0 if began is None or not step else (now - began) / step
-    left = tokens_left(reservation.stay, reservation.most, produced)
-    return Held(left, reservation.streams - reservation.ended)

@@ -289,7 +289,7 @@ def test_a_refusal_at_its_turn_ends_a_request_as_well() -> None:
     w = world({"w0": 1})
     w.arrive(request("first", output=200))
     w.arrive(request("second", output=200))
-    hasty = request("hasty", deadline=w.now + 15.0)
+    hasty = request("hasty", deadline=w.now + 30.0)
     w.arrive(hasty)
     assert "hasty" in w.waiting
     hasty.deadline = 5.0  # as if others had taken longer than predicted
