@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 
 from serve_app.api.errors import ContextTooLong, InvalidInput
+from serve_app.api.fields.body import parse_inner
 from serve_app.api.fields.content import content_text
 from serve_app.api.types import GenerateRequest
 from serve_app.text.chat_template import TemplateFailed, map_strings
+from serve_app.text.reasoning import MARKS
 from serve_app.text.tokenizer import Tokenizer
+
+_THINK = MARKS["qwen3"]
 
 
 def prompt_ids(tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None) -> np.ndarray:
@@ -28,7 +32,9 @@ def prompt_ids(tokenizer: Tokenizer, request: GenerateRequest, *, context_window
     elif request.messages is None and (request.raw or tokenizer.chat_template() is None):
         text = request.prompt or ""
         _refuse_huge(tokenizer, text, request, context_window)
-        ids = tokenizer.encode_prompt(text if request.raw else tokenizer.neutralise(text), add_special_tokens=True)
+        ids = tokenizer.encode_prompt(
+            text if request.raw else tokenizer.control.neutralise(text), add_special_tokens=True
+        )
     else:
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
         _refuse_huge(tokenizer, "".join(content_text(m.get("content")) for m in messages), request, context_window)
@@ -75,13 +81,13 @@ def render(
     template = tokenizer.chat_template(with_tools=bool(tools))
     if template is None:
         raise InvalidInput("This model has no chat template; send prompt instead of messages.", param="messages")
-    ready = [_for_template(message) for message in messages]
+    ready = [_for_template(tokenizer, message, template.source) for message in messages]
     edgy = False
 
     def safe(text: str) -> str:
         nonlocal edgy
-        edgy = edgy or tokenizer.edges(text)
-        return tokenizer.neutralise(text)
+        edgy = edgy or tokenizer.control.edges(text)
+        return tokenizer.control.neutralise(text)
 
     def fill(change: Any) -> str:
         # Roles are from our own list; templates compare them, so they stay as they are.
@@ -96,15 +102,18 @@ def render(
         # Some text begins or ends like a control token ("> quoted"). Where gaps at those edges change the
         # number of control tokens, the text had completed one together with its surroundings, and the gaps
         # stay.
-        marked = fill(lambda s: tokenizer.mark(tokenizer.neutralise(s)))
+        marked = fill(lambda s: tokenizer.control.mark(tokenizer.control.neutralise(s)))
     except TemplateFailed as error:
         raise InvalidInput(f"The model's chat template refuses this conversation: {error}", param="messages") from None
-    return text if tokenizer.count_control(text) == tokenizer.count_control(marked) else marked
+    return text if tokenizer.control.count(text) == tokenizer.control.count(marked) else marked
 
 
-def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: text where there is none, arguments of tool calls as objects."""
+def _for_template(tokenizer: Tokenizer, message: dict[str, Any], source: str) -> dict[str, Any]:
+    """A message as the template ``source`` expects it: text where there is none, arguments of tool calls as objects."""
     out = {**message, "content": content_text(message.get("content"))}
+    splits = _THINK.end in tokenizer.control.names and out["role"] == "assistant"
+    if splits and "reasoning_content" not in out:
+        out.update(_thought(out["content"], source))
     if message.get("tool_calls"):
         out["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
     else:
@@ -112,10 +121,23 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _thought(content: str, source: str) -> dict[str, str]:
+    """What a template that splits an assistant's text at the end of its reasoning makes of ``content``. It could not do
+    so itself: there the mark is people's text, which is no control token."""
+    end = _THINK.end
+    if end not in content or not any(f"split({quote}{end}{quote})" in source for quote in "'\""):
+        return {}
+    before, rest = content.split(end)[0], content.split(end)[-1]
+    if "reasoning_content" not in source:
+        return {"content": rest}
+    thought = before.rstrip("\n").split(_THINK.start)[-1].lstrip("\n")
+    return {"content": rest.lstrip("\n"), "reasoning_content": thought}
+
+
 def _call_for_template(call: dict[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
     if isinstance(function.get("arguments"), str):
-        # What is not JSON is shown to the model as the text it is.
+        # What is no JSON within the bounds of a body is shown to the model as the text it is.
         with contextlib.suppress(ValueError):
-            function["arguments"] = json.loads(function["arguments"])
+            function["arguments"] = parse_inner(function["arguments"], json.loads)
     return {**call, "function": function}

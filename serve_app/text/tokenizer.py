@@ -1,16 +1,12 @@
 """A model's tokenizer, read from its folder with the `tokenizers` library alone.
 
-Text that people wrote never becomes a control token. Wherever it spells one (``<|im_end|>``, ``[SEP]``), that
-spelling is swapped for a *stand-in*: an added token with an unguessable name and an id outside the model's
-vocabulary. The library then tokenises template and text together, exactly as it would without the swap, and
-each stand-in's id is replaced by the ordinary tokens of the spelling it stood for.
+Text that people wrote never becomes a control token (`control`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import secrets
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from serve_app.text.chat_template import ChatTemplate
+from serve_app.text.control import ControlTokens, control_names
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -65,13 +62,12 @@ class Tokenizer:
         # Characters of the longest token, which also bounds the bytes of text that one token can stand for.
         self.longest_token = max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
         added = self._backend.get_added_tokens_decoder()
-        self._control = {token.content: index for index, token in added.items() if token.special}
-        self.special_ids = frozenset(self._control.values())
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.added_ids = frozenset(added)
         self.special_tokens = self._special_tokens()
         self.bos_id = self._id_of("bos_token")
         self.eos_id = self._id_of("eos_token")
-        self._make_stand_ins()
+        self.control = ControlTokens(self._backend, control_names(added, self.chat_templates.values()))
 
     def _json(self, name: str) -> dict[str, Any]:
         return _json(self.folder, name)
@@ -91,72 +87,13 @@ class Tokenizer:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    # -- control tokens in people's text ----------------------------------------------------------------
-
-    def _make_stand_ins(self) -> None:
-        names = sorted(self._control, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, names))) if names else None
-        secret = secrets.token_hex(16)
-        self._stand_in = {name: f"@{secret}:{i}@" for i, name in enumerate(names)}
-        self._gap = f"@{secret}:-@"
-        self._plain: dict[int, list[int]] = {}
-        self._backend.encode_special_tokens = True
-        spelled = [self._backend.encode(name, add_special_tokens=False).ids for name in names]
-        self._backend.encode_special_tokens = False
-        stand_ins = [*self._stand_in.values(), self._gap]
-        self._backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in stand_ins])
-        for stand_in, ids in zip(stand_ins, [*spelled, []], strict=True):
-            if (index := self._backend.token_to_id(stand_in)) is not None:
-                self._plain[index] = ids
-
-    def neutralise(self, text: str) -> str:
-        """``text`` with stand-ins for the control tokens it spells; to be tokenised by `encode_prompt` of
-        this object."""
-        if self._pattern is None or not self._pattern.search(text):
-            return text
-        return self._pattern.sub(lambda match: self._stand_in[match.group()], text)
-
-    def edges(self, text: str) -> bool:
-        """Whether ``text`` could complete a control token together with what stands before or after it."""
-        core = text.strip()
-        heads, tails = self._heads, self._tails
-        return any(core[:size] in tails or core[-size:] in heads for size in range(1, self._longest_control))
-
-    @cached_property
-    def _tails(self) -> frozenset[str]:
-        return frozenset(name[i:] for name in self._control for i in range(1, len(name)))
-
-    @cached_property
-    def _heads(self) -> frozenset[str]:
-        return frozenset(name[:i] for name in self._control for i in range(1, len(name)))
-
-    @cached_property
-    def _longest_control(self) -> int:
-        return max(map(len, self._control), default=0)
-
-    def mark(self, text: str) -> str:
-        """``text`` with gaps at its edges, inside the white space around it, which templates like to trim.
-
-        A gap is a token without text, which keeps what stands on its two sides from being read as one control
-        token.
-        """
-        if not self.edges(text):
-            return text
-        core = text.strip()
-        start = text.index(core)
-        return f"{text[:start]}{self._gap}{core}{self._gap}{text[start + len(core) :]}"
-
-    def count_control(self, text: str) -> int:
-        """How many control tokens ``text`` spells."""
-        return sum(1 for _ in self._pattern.finditer(text)) if self._pattern else 0
-
     # -- to ids and back --------------------------------------------------------------------------------
 
     def encode_prompt(self, text: str, *, add_special_tokens: bool = False) -> np.ndarray:
         """Token ids (int32, [tokens]) of a rendered prompt: control tokens count as such, stand-ins as
         ordinary text."""
-        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        ids = self._spelled(ids)
+        backend, [text] = self.control.reader([text])
+        ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
         # A raw prompt may already start with the token that the tokenizer puts in front.
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id:
             ids = ids[1:]
@@ -165,33 +102,24 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Token ids (int32, [tokens]) of text that people wrote; control tokens it spells stay ordinary
         text."""
-        return self.encode_prompt(self.neutralise(text), add_special_tokens=add_special_tokens)
+        return self.encode_prompt(self.control.neutralise(text), add_special_tokens=add_special_tokens)
 
     def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[np.ndarray]:
         """`encode` for many texts at once."""
-        return [np.asarray(self._spelled(e.ids), dtype=np.int32) for e in self._encode_many(texts, add_special_tokens)]
+        backend, safe = self.control.reader([self.control.neutralise(text) for text in texts])
+        encodings = backend.encode_batch(safe, add_special_tokens=add_special_tokens)
+        return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def encode_pairs(self, pairs: list[tuple[str, str]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """(token ids, token type ids), both int32 [tokens], of text pairs as a cross-encoder reads them."""
-        safe = [(self.neutralise(a), self.neutralise(b)) for a, b in pairs]
-        out = []
-        for encoding in self._backend.encode_batch(safe, add_special_tokens=True):
-            types = [t for i, t in zip(encoding.ids, encoding.type_ids, strict=True) for _ in self._plain.get(i, (i,))]
-            out.append((np.asarray(self._spelled(encoding.ids), dtype=np.int32), np.asarray(types, dtype=np.int32)))
-        return out
-
-    def _encode_many(self, texts: list[str], add_special_tokens: bool) -> Any:
-        return self._backend.encode_batch([self.neutralise(t) for t in texts], add_special_tokens=add_special_tokens)
-
-    def _spelled(self, ids: list[int]) -> list[int]:
-        if self._plain.keys().isdisjoint(ids):
-            return ids
-        return [index for found in ids for index in self._plain.get(found, (found,))]
+        backend, safe = self.control.reader([self.control.neutralise(text) for pair in pairs for text in pair])
+        encodings = backend.encode_batch(list(zip(safe[::2], safe[1::2], strict=True)), add_special_tokens=True)
+        return [(np.asarray(e.ids, dtype=np.int32), np.asarray(e.type_ids, dtype=np.int32)) for e in encodings]
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside the vocabulary have none."""
         return self._backend.decode(
-            [int(i) for i in ids if 0 <= i < self.vocab_size and i not in self._plain],
+            [int(i) for i in ids if 0 <= i < self.vocab_size],
             skip_special_tokens=skip_special_tokens,
         )
 

@@ -14,6 +14,10 @@ ADD = '{"name": "add", "arguments": {"a": 1, "s": "} </tool_call> ] \\" é"}}'
 ARGS = {"a": 1, "s": '} </tool_call> ] " é'}
 NO_CALL = '<tool_call>{"name": 3, "arguments": {}}</tool_call>'
 BAD = "<tool_call>{bad}</tool_call>"
+UNKNOWN = '<tool_call>{"name": "rm", "arguments": {"a": 1}}</tool_call>'
+UNKNOWN_XML = "<tool_call><function=rm><parameter=a>1</parameter></function></tool_call>"
+# Read as a whole, since its name does not come first.
+SURROGATE = '{"arguments": {"s": "\\ud800"}, "name": "f"}'
 TWO = '{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}'
 CASES = [
     ("hermes", f"<tool_call>{ADD}</tool_call>", "", [("add", ARGS)]),
@@ -41,6 +45,9 @@ CASES = [
     ("hermes", '<tool_call>{"name": "f", "arguments": {"s": "\\\\"}}</tool_call>', "", [("f", {"s": "\\"})]),
     ("hermes", '<tool_call>{"a": "\\"</tool_call>', '<tool_call>{"a": "\\"</tool_call>', []),
     ("hermes", "plain", "plain", []),
+    ("hermes", f"{UNKNOWN}<tool_call>{ADD}</tool_call>", UNKNOWN, [("add", ARGS)]),
+    ("hermes", UNKNOWN_XML, UNKNOWN_XML, []),
+    ("hermes", f"<tool_call>{SURROGATE}</tool_call>", "", [("f", {"s": "\ud800"})]),
     ("llama3", '{"name": "f", "parameters": {"x": [1, 2]}}', "", [("f", {"x": [1, 2]})]),
     ("llama3", ' <|python_tag|>{"name": "f", "parameters": {}}', "", [("f", {})]),
     ("llama3", TWO, "", [("f", {}), ("g", {})]),
@@ -66,6 +73,8 @@ CASES = [
     ("mistral", '[TOOL_CALLS] f[ARGS] nothing', "[TOOL_CALLS] f[ARGS] nothing", []),
     ("mistral", "[TOOL_CALLS][oops", "[TOOL_CALLS][oops", []),
     ("mistral", "[TOOL_CALLS][]", "[TOOL_CALLS][]", []),
+    ("mistral", '[TOOL_CALLS][{"name": "rm", "arguments": {}}]', '[TOOL_CALLS][{"name": "rm", "arguments": {}}]', []),
+    ("mistral", "[TOOL_CALLS]rm[ARGS]{}", "[TOOL_CALLS]rm[ARGS]{}", []),
     ("mistral", "a [TOOL] list [1]", "a [TOOL] list [1]", []),
 ]  # fmt: skip
 
@@ -97,6 +106,7 @@ def test_formats_whole_and_character_by_character(name, text, said, calls):
     for pieces in ([text], list(text), [text[:7], text[7:]]):
         found_text, found = parse(name, pieces)
         assert found_text == said
+        assert all(arguments.encode() for _, arguments in found)
         assert [(name, json.loads(arguments)) for name, arguments in found] == calls
 
 

@@ -7,10 +7,9 @@ import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-import orjson
-
 from serve_app.api import sse
 from serve_app.api.errors import ApiError, as_api_error, status_of
+from serve_app.api.fields.body import parse_inner
 from serve_app.api.openai.write import close
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
@@ -149,8 +148,8 @@ class _Message:
 def _input(arguments: str) -> dict[str, Any]:
     """A tool's input; what the model broke stands where Anthropic's documentation puts invalid JSON."""
     try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        return parse_inner(arguments)
+    except ValueError:
         return {"INVALID_JSON": arguments}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 import orjson
@@ -14,6 +14,8 @@ from serve_app.api.errors import BodyTooLarge, InvalidInput, MissingBody, Timeou
 
 BODY_LIMIT = 16 * 1024 * 1024
 DEPTH_LIMIT = 64
+# Of JSON in a string of a body or of an answer, which is no part of the body's own levels.
+INNER_DEPTH_LIMIT = 128
 # Values of one body, keys not counted. No task takes more, and looking through them stays a matter of milliseconds.
 VALUE_LIMIT = 1_000_000
 _PLAIN = frozenset({int, bool, type(None)})
@@ -68,14 +70,26 @@ def parse_body(data: bytes, *, limit: int = BODY_LIMIT) -> dict[str, Any]:
     return check_object(value)
 
 
-def check_object(value: Any) -> dict[str, Any]:
+def parse_inner(text: str, loads: Callable[[str], Any] = orjson.loads) -> Any:
+    """The value of JSON text that a body, or a model's answer, holds as a string.
+
+    ValueError for what is no JSON, and for what a body may not hold either: many levels, lone surrogates, numbers that
+    are not finite.
+    """
+    try:
+        return check_object({"": loads(text)}, depth=INNER_DEPTH_LIMIT)[""]
+    except (InvalidInput, RecursionError):
+        raise ValueError(f"it is nested deeper than {INNER_DEPTH_LIMIT} levels, or holds what is no text") from None
+
+
+def check_object(value: Any, *, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
     """``value`` if it is a JSON object that `parse_body` could have made; for inputs that arrive as Python
     objects. Walks it once: whoever reads it afterwards need not."""
     if not isinstance(value, dict):
         raise InvalidInput(f"The body must be a JSON object, not {json_type(value)}.")
     level: list[Any] = [value]
     seen = 0
-    for _ in range(DEPTH_LIMIT):
+    for _ in range(depth):
         below: list[Any] = []
         for node in level:
             seen += len(node)
@@ -88,7 +102,7 @@ def check_object(value: Any) -> dict[str, Any]:
         if not below:
             return value
         level = below
-    raise InvalidInput(f"The body is nested deeper than {DEPTH_LIMIT} levels.")
+    raise InvalidInput(f"The body is nested deeper than {depth} levels.")
 
 
 def _check_items(items: Collection[Any], below: list[Any]) -> None:

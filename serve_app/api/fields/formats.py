@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.body import parse_inner
 from serve_app.api.fields.values import refuse, text
 from serve_app.api.types import AnswerFormat, FormatKind
 
@@ -111,9 +110,9 @@ def _schema(value: Any, name: str) -> dict[str, Any]:
     """A schema, which vLLM's clients may also send as JSON text."""
     if isinstance(value, str):
         try:
-            value = orjson.loads(text(value, name, limit=MAX_TEXT_CHARS))
-        except ValueError:
-            raise InvalidInput(f"{name} is not JSON; send the schema as an object.", param=name) from None
+            value = parse_inner(text(value, name, limit=MAX_TEXT_CHARS))
+        except ValueError as error:
+            raise InvalidInput(f"{name} can't be read as JSON: {error}. Send an object.", param=name) from None
     if not isinstance(value, dict):
         raise refuse(name, "a JSON schema (an object)", value)
     return value

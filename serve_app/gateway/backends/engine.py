@@ -103,8 +103,8 @@ class EngineBackend:
     async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
         """The request with limits that fit, and its prompt as token ids. Raises what the client should see."""
         window = model.context_window
-        size = len(request.prompt or "") + sum(len(str(m.get("content") or "")) for m in request.messages or ())
-        if size > INLINE_CHARS:
+        said = [request.prompt or "", *(str(m.get("content") or "") for m in request.messages or ())]
+        if sum(map(len, said)) > INLINE_CHARS or any(map(model.tokenizer.control.slow, said)):
             ids = await asyncio.to_thread(prompt_ids, model.tokenizer, request, context_window=window)
         else:
             ids = prompt_ids(model.tokenizer, request, context_window=window)

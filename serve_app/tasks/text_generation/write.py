@@ -6,11 +6,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from typing import Any
 
-import orjson
-
 from serve_app.api import sse
 from serve_app.api.collect import collect, join_call
 from serve_app.api.errors import ApiError, as_api_error, envelope, success
+from serve_app.api.fields.body import parse_inner
 from serve_app.api.openai.write import chat_choices, chat_logprobs, close, usage_json
 from serve_app.api.types import (
     ChoiceDone,
@@ -41,8 +40,8 @@ def tool_call_item(call: ToolCallDelta) -> dict[str, Any]:
 def _parsed(arguments: str) -> Any:
     """Arguments as the object they are; as the text they are where the model broke them."""
     try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        return parse_inner(arguments)
+    except ValueError:
         return arguments
 
 
@@ -51,8 +50,8 @@ def _response(request: GenerateRequest, text: str) -> Any:
     if request.answer_format is None or not request.answer_format.is_json:
         return text
     try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
+        found = parse_inner(text)
+    except ValueError:
         return text
     return found if isinstance(found, (dict, list)) else text
 

@@ -26,9 +26,10 @@ class CallPiece:
 class ToolParser:
     """Splits a stream of text into text and pieces of tool calls.
 
-    ``tools``: those the request offers, ``{"type": "function", "function": {...}}``. What looks like a call and is
-    none comes out as the text it is. A call whose arguments turn out broken, or are cut, keeps them as the model wrote
-    them: what was shown cannot be taken back, and the caller can tell the model.
+    ``tools``: those the request offers, ``{"type": "function", "function": {...}}``; where there are some, a call of
+    any other is none. What looks like a call and is none comes out as the text it is. A call whose arguments turn out
+    broken, or are cut, keeps them as the model wrote them: what was shown cannot be taken back, and the caller can tell
+    the model.
     """
 
     # Control tokens that the detokenizer must not hide from the parser.
@@ -36,6 +37,7 @@ class ToolParser:
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         self._tools = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self._known = frozenset(self._tools) or None
         self._held = ""
         self._calls = 0
 
@@ -94,6 +96,21 @@ def json_at(text: str) -> tuple[Any, int | None]:
         return None, None
 
 
+def json_text(value: Any) -> str:
+    """``value`` as JSON text. ValueError for what JSON has no words for.
+
+    A lone surrogate, which a model can write as an escape, stays an escape: as a character it could not be sent.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return text
+
+
 def whole_call(value: Any, *keys: str) -> tuple[str, str] | None:
     """``{"name", "arguments": {...}}`` as name and JSON text; arguments may be JSON text, and may be missing."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
@@ -106,7 +123,7 @@ def whole_call(value: Any, *keys: str) -> tuple[str, str] | None:
     if not isinstance(arguments, dict):
         return None
     try:
-        return value["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return value["name"], json_text(arguments)
     except ValueError:
         return None
 

@@ -19,14 +19,13 @@ _SEPARATORS = "; \r\n\t"
 
 
 class Llama(ToolParser):
-    """No marker says that a call begins, so only the names of offered tools make one."""
+    """No marker says that a call begins: the whole answer has to look like one."""
 
     tag = "<|python_tag|>"
     markers = (tag,)
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(tools)
-        self._known = frozenset(self._tools) or None
         self._reader: Reader | None = None
         self._in_list = False
         # What comes now is text, whatever it looks like; and some of it was told.

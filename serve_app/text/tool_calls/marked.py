@@ -126,7 +126,7 @@ class Hermes(Marked):
         stripped = body.lstrip()
         lead = len(body) - len(stripped)
         if stripped.startswith("{"):
-            return ObjectCall(self._calls, stop=self.close), lead, Verdict.MORE
+            return ObjectCall(self._calls, stop=self.close, known=self._known), lead, Verdict.MORE
         if stripped.startswith(XML_OPEN):
             return XmlCall(self._calls, self._tools, stop=self.close), lead, Verdict.MORE
         undecided = not final and XML_OPEN.startswith(stripped)
@@ -175,8 +175,12 @@ class Mistral(Marked):
                 return None, 0, undecided
             self._in_list = inner.startswith("{")
             lead = len(body) - len(inner)
-            return (ObjectCall(self._calls), lead, Verdict.MORE) if self._in_list else (None, 0, Verdict.NO_CALL)
-        if named := self._name.match(body):
+            reader = ObjectCall(self._calls, known=self._known) if self._in_list else None
+            return (reader, lead, Verdict.MORE) if reader is not None else (None, 0, Verdict.NO_CALL)
+        named = self._name.match(body)
+        if named is not None and self._known is not None and named[1] not in self._known:
+            return None, 0, Verdict.NO_CALL
+        if named is not None:
             return NamedCall(self._calls, named[1]), named.end(), Verdict.MORE
         possible = "[ARGS]" not in body and len(body) < self._longest
         return None, 0, undecided if possible else Verdict.NO_CALL

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from typing import Any
 
-from serve_app.text.tool_calls.base import CallPiece, Growing, Verdict
+from serve_app.text.tool_calls.base import CallPiece, Growing, Verdict, json_text
 
 _HEAD = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
 _MAYBE_HEAD = re.compile(r"\s*([A-Za-z_][\w.]{0,127}\s*)?")
@@ -72,7 +71,7 @@ def _arguments(source: str) -> str | None:
         if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
             return None
         values = {str(k.arg): _literal(k.value) for k in call.keywords}
-        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return json_text(values)
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         return None
 

@@ -5,12 +5,11 @@ Values are plain text; the tool's schema says which of them are not strings. For
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from serve_app.text.tool_calls.base import CallPiece, Growing, Verdict, json_at
+from serve_app.text.tool_calls.base import CallPiece, Growing, Verdict, json_at, json_text
 
 OPEN = "<function="
 _NAME = re.compile(r"<function=([^<>\n]{1,128})>")
@@ -37,9 +36,12 @@ class XmlCall:
             if found is None:
                 hopeless = final or ">" in text or "\n" in text or len(text) > len(OPEN) + 130
                 return None, 0, Verdict.NO_CALL if hopeless else Verdict.MORE
-            self.started = True
             name, at = found[1].strip(), found.end()
-            self._types = self._tools.get(name, {}).get("parameters", {}).get("properties", {})
+            if self._tools and name not in self._tools:
+                return None, at, Verdict.NO_CALL
+            self.started = True
+            types = self._tools.get(name, {}).get("parameters", {}).get("properties")
+            self._types = types if isinstance(types, dict) else {}
         piece = self._growing.piece(name)
         while found := _PARAMETER.match(text, at):
             piece.arguments += self._pair(found[1].strip(), found[2])
@@ -58,17 +60,17 @@ class XmlCall:
     def _pair(self, key: str, value: str) -> str:
         separator = ", " if self._count else "{"
         self._count += 1
-        return f"{separator}{json.dumps(key, ensure_ascii=False)}: {self._typed(key, value)}"
+        return f"{separator}{json_text(key)}: {self._typed(key, value)}"
 
     def _typed(self, key: str, value: str) -> str:
         declared = self._types.get(key)
         kind = declared.get("type") if isinstance(declared, dict) else None
         if kind == "string" or (kind is None and not value.lstrip().startswith(("{", "["))):
-            return json.dumps(value, ensure_ascii=False)
+            return json_text(value)
         parsed, end = json_at(value)
         if end is None or value[end:].strip():
             parsed = {"true": True, "false": False, "none": None}.get(value.strip().lower(), value)
         try:
-            return json.dumps(parsed, ensure_ascii=False, allow_nan=False)
+            return json_text(parsed)
         except ValueError:
-            return json.dumps(value, ensure_ascii=False)
+            return json_text(value)
