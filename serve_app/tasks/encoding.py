@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,13 +19,62 @@ from serve_app.wire.methods import ENCODE
 
 # Sequences per call to a replica: small enough to spread one caller's thousands over replicas.
 GROUP = 256
+# Characters that are tokenised at once: inline where there are no more, in slices of a thread where there are.
 INLINE_CHARS = 20_000
+# A longer text is refused unread. Words have a few bytes per token; what has so many is no text.
+BYTES_PER_TOKEN = 128
+
+_Text = TypeVar("_Text", str, tuple[str, str])
+_Tokens = TypeVar("_Tokens", np.ndarray, tuple[np.ndarray, np.ndarray])
 
 
-async def tokenise(encode: Callable[[Any], Any], texts: list[Any]) -> Any:
-    """``encode(texts)``, of texts or pairs of texts, off the event loop where they are many."""
-    size = sum(len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) for t in texts)
-    return await asyncio.to_thread(encode, texts) if size > INLINE_CHARS else encode(texts)
+async def tokenise(
+    model: ServedModel, encode: Callable[[list[_Text]], list[_Tokens]], texts: list[_Text]
+) -> list[_Tokens]:
+    """``encode(texts)``, of texts or pairs of texts; ``encode`` gives token ids, or a tuple that begins with them.
+
+    Raises `InputTooLong` for the first text that the model can't take: by its bytes before anything is tokenised, by
+    its tokens before the next slice is. Slices of many texts leave the event loop alone, and take turns with others'.
+    """
+    limit = model.record.properties.max_input_tokens
+    if limit is not None:
+        for index, text in enumerate(texts):
+            if (size := _bytes(text)) > limit * BYTES_PER_TOKEN:
+                raise _too_long(model, index, f"{size} bytes", f"{limit} tokens and {limit * BYTES_PER_TOKEN} bytes")
+    if sum(map(_chars, texts)) <= INLINE_CHARS:
+        return _within(model, encode(texts), 0)
+    found: list[_Tokens] = []
+    while len(found) < len(texts):
+        start, chars, end = len(found), 0, len(found)
+        while end < len(texts) and (end == start or chars + _chars(texts[end]) <= INLINE_CHARS):
+            chars += _chars(texts[end])
+            end += 1
+        found += _within(model, await asyncio.to_thread(encode, texts[start:end]), start)
+    return found
+
+
+def _within(model: ServedModel, found: list[_Tokens], start: int) -> list[_Tokens]:
+    """``found``, the tokens of the texts from number ``start`` on, if the model takes them."""
+    limit = model.record.properties.max_input_tokens
+    for index, tokens in enumerate(found, start):
+        count = len(tokens[0] if isinstance(tokens, tuple) else tokens)
+        if limit is not None and count > limit:
+            raise _too_long(model, index, f"{count} tokens", f"{limit}")
+    return found
+
+
+def _too_long(model: ServedModel, index: int, has: str, most: str) -> InputTooLong:
+    return InputTooLong(f"Input {index} has {has}; {model.id} takes at most {most}. Split it into parts.")
+
+
+def _chars(text: str | tuple[str, str]) -> int:
+    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+
+
+def _bytes(text: str | tuple[str, str]) -> int:
+    return sum(
+        len(part) if part.isascii() else len(part.encode()) for part in ([text] if isinstance(text, str) else text)
+    )
 
 
 async def encode(
@@ -34,12 +83,6 @@ async def encode(
     """The workers' answers for sequences ``ids`` (int32) with token ``types``, group by group; counts the tokens.
     ``asked`` says what for.
     """
-    limit = work.model.record.properties.max_input_tokens
-    for index, sequence in enumerate(ids):
-        if limit is not None and len(sequence) > limit:
-            raise InputTooLong(
-                f"Input {index} has {len(sequence)} tokens; {work.model.id} takes at most {limit}. Split it into parts."
-            )
     work.placed = True
     starts = range(0, len(ids), GROUP)
     calls = [

@@ -17,7 +17,7 @@ async def rerank(
 ) -> tuple[np.ndarray, Usage]:
     """Scores [n] in the order of the contexts, within (0, 1)."""
     pairs = [(request.query, context) for context in request.contexts]
-    encoded = await tokenise(model.tokenizer.encode_pairs, pairs)
+    encoded = await tokenise(model, model.tokenizer.encode_pairs, pairs)
     ids, types = [e[0] for e in encoded], [e[1] for e in encoded]
     busy, facts = request.reject_if_busy, {"prompt_tokens": sum(map(len, ids)), "contexts": len(ids)}
     with runtime.work(model, caller, reject_if_busy=busy, facts=facts) as work:

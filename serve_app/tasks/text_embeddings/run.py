@@ -23,7 +23,7 @@ MAX_SCORED_TOKENS = 32768
 async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, caller: Caller) -> tuple[Reading, Usage]:
     """What the model says of the texts, in their order."""
     tokenizer = model.tokenizer
-    ids = await tokenise(tokenizer.encode_batch, request.texts)
+    ids = await tokenise(model, tokenizer.encode_batch, request.texts)
     total = sum(map(len, ids))
     if "colbert" in request.heads:
         limit = MAX_SCORED_TOKENS if request.form == "scores" else MAX_VECTOR_TOKENS
