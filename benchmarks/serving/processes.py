@@ -35,7 +35,7 @@ def memory_mib(pid: int) -> Counter[str]:
     for current in descendants(pid):
         try:
             lines = Path(f"/proc/{current}/smaps_rollup").read_text().splitlines()
-            name = _name(current)
+            name = name_of(current)
         except OSError:
             continue
         kib = {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
@@ -49,7 +49,7 @@ def running(pid: int) -> Counter[str]:
     found: Counter[str] = Counter()
     for current in descendants(pid):
         with contextlib.suppress(OSError):
-            found[_name(current)] += 1
+            found[name_of(current)] += 1
     return found
 
 
@@ -59,14 +59,14 @@ def cpu_seconds(pid: int) -> dict[str, float]:
     for current in descendants(pid):
         try:
             fields = Path(f"/proc/{current}/stat").read_text().rsplit(")", 1)[1].split()
-            name = _name(current)
+            name = name_of(current)
         except OSError:
             continue
         found[f"{current} {name}"] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return found
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
     """A command line without the folders of its programs; a method that an actor is running is not part of its name."""
     title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").split(" --")[0].strip()
     words = [word.rsplit("/", 1)[-1] for word in title.split()]

@@ -36,6 +36,43 @@ def running_stack(home: Path) -> LocalStack:
     return LocalStack(found.url, api_key(load_settings({"SERVE_APP_HOME": str(home)})), found.pid)
 
 
+class Server:
+    """``serve-app serve``; ``environment`` is set for it alone. It can be started again after its end."""
+
+    def __init__(self, port: int, **environment: str) -> None:
+        self.key, self.url = "benchmark-" + os.urandom(12).hex(), f"http://127.0.0.1:{port}"
+        self._environment = {**os.environ, "PORT": str(port), "SERVE_APP_API_KEY": self.key, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when all of its models are ready."""
+        command = [sys.executable, "-m", "serve_app.cli", "serve"]
+        self._process = subprocess.Popen(command, env=self._environment, stdout=subprocess.DEVNULL)
+        while not all_ready(self.url):
+            if self._process.poll() is not None:
+                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
+            time.sleep(0.5)
+
+    def wait(self, seconds: float) -> int | None:
+        """Its status when it has ended by itself; None if it has not."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def stop(self) -> int:
+        """Ends it as Ctrl-C does; its status."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        return self._process.wait(60)
+
+
 @contextlib.contextmanager
 def local_stack(port: int, home: Path | None = None, **environment: str) -> Iterator[LocalStack]:
     """``serve-app serve`` with all of its models ready; ``environment`` is set for it alone. With ``home``, the server
@@ -44,21 +81,12 @@ def local_stack(port: int, home: Path | None = None, **environment: str) -> Iter
     if home is not None:
         yield running_stack(home)
         return
-    key, url = "benchmark-" + os.urandom(12).hex(), f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "serve_app.cli", "serve"],
-        env={**os.environ, "PORT": str(port), "SERVE_APP_API_KEY": key, **environment},
-        stdout=subprocess.DEVNULL,
-    )
+    server = Server(port, **environment)
     try:
-        while not all_ready(url):
-            if server.poll() is not None:
-                raise SystemExit("the server ended by itself; run `serve-app serve` to see why")
-            time.sleep(0.5)
-        yield LocalStack(url, key, server.pid)
+        server.start()
+        yield LocalStack(server.url, server.key, server.pid)
     finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
+        server.stop()
 
 
 def write_checkpoint(folder: Path, size: str) -> Path:

@@ -2,25 +2,42 @@
 
 Written while the store is away, emptied when it is back. What a process leaves that ended before is found by the next
 one of the same state directory. A record is its length (4 bytes), a checksum (4 bytes) and msgpack; a torn one at the
-end is what a process was writing when it died, and ends the file.
+end is what a process was writing when it died, and ends the file. So does one that another program wrote, with a word
+in the log.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from serve_app.state.protocols import Row
 
+log = logging.getLogger("ray.serve")
+
 _HEAD = struct.Struct("<II")
+
+
+class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The fields of :class:`Row`."""
+
+    kind: str
+    key: tuple[str, ...]
+    columns: dict[str, Any]
+    size: int
+
+
+_RECORDS = msgspec.msgpack.Decoder(_Record)
 
 
 class Journal:
@@ -78,11 +95,14 @@ class Journal:
                 os.close(descriptor)
                 continue
             try:
-                yield list(_unpack(os.pread(descriptor, os.fstat(descriptor).st_size, 0)))
+                rows = list(_unpack(os.pread(descriptor, os.fstat(descriptor).st_size, 0), path))
+                if rows:
+                    yield rows
                 path.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
-            return
+            if rows:
+                return
         yield []
 
 
@@ -91,13 +111,17 @@ def _pack(row: Row) -> bytes:
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def _unpack(data: bytes) -> Iterator[Row]:
+def _unpack(data: bytes, path: Path) -> Iterator[Row]:
     at = 0
     while at + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, at)
         body = data[at + _HEAD.size : at + _HEAD.size + length]
         if len(body) < length or zlib.crc32(body) != checksum:
             return
-        kind, key, columns, size = msgspec.msgpack.decode(body)
-        yield Row(kind, tuple(key), columns, size)
+        try:
+            record = _RECORDS.decode(body)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            log.error("%s: what stands behind byte %d is none of our records and is lost: %s", path.name, at, error)
+            return
+        yield Row(record.kind, record.key, record.columns, record.size)
         at += _HEAD.size + length

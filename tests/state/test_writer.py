@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from serve_app.state import writer
@@ -208,3 +211,19 @@ def test_a_disk_that_is_full_leaves_whole_records(store, tmp_path, monkeypatch):
     journal.close()
     with Journal(tmp_path).orphan() as rows:
         assert [found.key for found in rows] == [("1",), ("3",)]
+
+
+@pytest.mark.parametrize("other", [None, [], ["k", ["0"], {}], ["k", "0", {}, 1], ["k", ["0"], {}, 1, 2], {"a": 1}])
+def test_a_record_of_another_program_ends_its_journal_and_stops_nobody(store, tmp_path, other, caplog):
+    """Its checksum is right, and yet it is no row of ours."""
+    left = Journal(tmp_path / "journal")
+    left.append([row(0)])
+    body = msgspec.msgpack.encode(other)
+    for name, before in (("1-first", b""), ("2-second", next((tmp_path / "journal").iterdir()).read_bytes())):
+        record = struct.pack("<II", len(body), zlib.crc32(body)) + body
+        (tmp_path / "journal" / f"{name}.journal").write_bytes(before + record)
+    group = make(store, tmp_path / "journal")
+    group.adopt()
+    assert store.keys == ["0"] and "none of our records" in caplog.text
+    left.close()
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == [left._path.name]

@@ -1,0 +1,89 @@
+"""What clients ask: every dialect and task, short and long, with answers that are always the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, NUMBERS, RESPONSES, Dialect
+from benchmarks.serving.startup import MODEL
+
+EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
+RERANK = "@cf/pico/pico-reranker"
+LONG = "Write something long about Python. "
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Weather of a city", "parameters": CITY},
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Ask:
+    """One request. ``streams``: it may be asked for in a stream; ``body`` then gets ``stream``. ``alike``: asks of one
+    group have one text, in whatever dialect.
+    """
+
+    name: str
+    path: str
+    dialect: Dialect
+    body: dict[str, Any]
+    streams: bool = True
+    alike: str = ""
+
+
+def asks() -> list[Ask]:
+    """All of them; the first ones are short and stand for the rest in probes."""
+    run, chat, complete = f"/client/v4/accounts/local/ai/run/{MODEL}", "/v1/chat/completions", "/v1/completions"
+    greedy, drawn = {"temperature": 0}, {"temperature": 0.8, "seed": 11}
+    model, usage = {"model": MODEL}, {"stream_options": {"include_usage": True}}
+    endless = {"raw": True, "ignore_eos": True, **greedy}
+    contexts = [{"text": "Return the square root of x."}, {"text": "Join two paths."}]
+    found = [
+        Ask("probe chat", chat, CHAT,
+            {**model, "messages": _user("What does math.sqrt do?"), "max_tokens": 8, **greedy}),
+        Ask("embed", f"/client/v4/accounts/local/ai/run/{EMBED}", NUMBERS, {"text": ["one text", "two"]}, False),
+        Ask("rerank", f"/client/v4/accounts/local/ai/run/{RERANK}", NUMBERS,
+            {"query": "square root", "contexts": contexts}, False),
+        Ask("openai embeddings", "/v1/embeddings", NUMBERS, {"model": EMBED, "input": ["one text", "two"]}, False),
+        Ask("native prompt", run, NATIVE, {"prompt": LONG * 8, "max_tokens": 200, **endless}),
+        Ask("native short", run, NATIVE, {"prompt": LONG, "max_tokens": 24, **endless}),
+        Ask("completions", complete, CHAT, {**model, "prompt": LONG * 12, "max_tokens": 160, **endless, **usage}),
+        Ask("completions of many", complete, CHAT,
+            {**model, "prompt": [LONG, LONG * 2, LONG * 3], "max_tokens": 20, **endless, **usage}),
+        Ask("logprobs", chat, CHAT, {**model, "messages": _user("What does re.sub do?"), "max_tokens": 60, **greedy,
+                                     "logprobs": True, "ignore_eos": True, **usage}),
+        Ask("drawn twice", chat, CHAT, {**model, "messages": _user("Tell me about lists."), "n": 2, "max_tokens": 48,
+                                        **drawn, "ignore_eos": True, **usage}),
+        Ask("schema", chat, CHAT,
+            {**model, "messages": _user("Where is the Eiffel tower?"), "max_tokens": 40, **greedy, **usage,
+             "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": CITY}}}),
+        Ask("tool", chat, CHAT,
+            {**model, "messages": _user("What is the weather in Paris?"), "max_tokens": 60, **greedy, **usage,
+             "tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+    ]  # fmt: skip
+    for question in ("What does itertools.chain do?", "What does json.dumps do?"):
+        limits = {"max_tokens": 64, **greedy}
+        found += [
+            Ask("native chat", run, NATIVE, {"messages": _user(question), **limits}, alike=question),
+            Ask("openai chat", chat, CHAT, {**model, "messages": _user(question), **limits, **usage}, alike=question),
+            Ask("responses", "/v1/responses", RESPONSES,
+                {**model, "input": question, "max_output_tokens": 64, **greedy}, alike=question),
+            Ask("anthropic", "/v1/messages", MESSAGES, {**model, "messages": _user(question), **limits},
+                alike=question),
+        ]  # fmt: skip
+    return found
+
+
+def probes() -> list[Ask]:
+    """One short request a model: when all of them are answered, the service is back."""
+    return asks()[:3]
+
+
+def _user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]

@@ -1,0 +1,167 @@
+"""Clients who know the answers, and hold the server to them whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+from benchmarks.chaos.asks import Ask, asks, probes
+from benchmarks.chaos.dialects import Seen
+from benchmarks.chaos.weather import Weather
+
+# What a client may be allowed to see.
+REFUSED, BROKEN = "refused", "broken"
+LEAVES = 0.15
+PATIENCE_S = 60.0  # a request that has not ended by then hangs
+RETRY_S = 0.3
+
+
+class Clients:
+    """``counts`` what they saw, ``weather`` says what they may see and keeps what they may not."""
+
+    def __init__(self, url: str, key: str, weather: Weather) -> None:
+        limits = httpx.Limits(max_connections=1000, max_keepalive_connections=20)
+        headers = {"Authorization": f"Bearer {key}"}
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, limits=limits)
+        self.counts: Counter[str] = Counter()
+        self._asks = asks()
+        self._wanted: dict[tuple[int, bool], Seen] = {}
+        self._weather = weather
+
+    async def learn(self) -> None:
+        """Every answer of the quiet server, whole and streamed. Raises :class:`SystemExit` where they contradict each
+        other: then there is nothing to hold anybody to.
+        """
+        texts: dict[str, str] = {}
+        for number, ask in enumerate(self._asks):
+            whole = self._wanted[number, False] = await self._whole(ask)
+            if ask.streams:
+                streamed = self._wanted[number, True] = await self._stream(ask, None)
+                # Usage comes where it is asked for; all else is one answer.
+                if problem := streamed.problem(whole) if streamed.usage else streamed.part_problem(whole):
+                    raise SystemExit(f"no figures: {ask.name}, streamed: {problem}")
+            if ask.alike and texts.setdefault(ask.alike, whole.texts["0"]) != whole.texts["0"]:
+                raise SystemExit(f"no figures: {ask.name} differs from other dialects: {whole.texts['0']!r}")
+
+    async def again(self) -> None:
+        """Every answer once more, when all is quiet again."""
+        for number, ask in enumerate(self._asks):
+            for stream in (False, True)[: 1 + ask.streams]:
+                await self._once(number, stream, None)
+
+    async def loop(self, dice: random.Random, go_on: Callable[[], bool]) -> None:
+        """One client after another, until there is no more to do."""
+        while go_on():
+            number = dice.randrange(len(self._asks))
+            stream = self._asks[number].streams and dice.random() < 0.7
+            leaves = dice.randrange(1, 20) if stream and dice.random() < LEAVES else None
+            if not await self._once(number, stream, leaves):
+                await asyncio.sleep(RETRY_S)
+
+    async def round(self) -> str | None:
+        """Asks each model once; why that failed, or None."""
+        for number, ask in enumerate(probes()):
+            try:
+                if problem := (await self._whole(ask)).problem(self._wanted[number, False]):
+                    return problem
+            except (httpx.HTTPError, ValueError) as error:
+                return repr(error)
+        return None
+
+    async def _once(self, number: int, stream: bool, leaves: int | None) -> bool:
+        """Asks and checks; whether an answer came."""
+        ask, wanted, since = self._asks[number], self._wanted[number, stream], time.monotonic()
+        seen = Seen()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                if stream:
+                    await self._stream(ask, leaves, seen)
+                else:
+                    await self._whole(ask, seen)
+        except TimeoutError:
+            self._note(f"no end after {PATIENCE_S:.0f} s", "hangs", ask, since, "hung")
+            return False
+        except httpx.HTTPStatusError as error:
+            kind = REFUSED if _honest(error.response) else "dishonest"
+            self._note(_refusal(error.response), kind, ask, since, f"status {error.response.status_code}")
+            return False
+        except httpx.TransportError as error:
+            self._cut(seen, wanted, repr(error), ask, since)
+            return False
+        except (ValueError, KeyError, TypeError) as error:
+            self._note(f"not an answer of its dialect: {error!r}", "malformed", ask, since, "malformed")
+            return False
+        if seen.error is not None:
+            self._note(f"an error in the stream: {seen.error}"[:300], REFUSED, ask, since, "error in the stream")
+            self._check_part(seen, wanted, ask, since)
+            return False
+        if not seen.finished:
+            if leaves is not None:
+                self.counts["left"] += 1
+                self._check_part(seen, wanted, ask, since)
+                return True
+            self._cut(seen, wanted, "the stream ended without its end", ask, since)
+            return False
+        self.counts["streams" if stream else "whole answers"] += 1
+        if problem := seen.problem(wanted):
+            self._note(f"WRONG: {problem}", "wrong", ask, since, "WRONG")
+        return True
+
+    def _cut(self, seen: Seen, wanted: Seen, why: str, ask: Ask, since: float) -> None:
+        self._note(f"the connection broke: {why}", BROKEN, ask, since, "broken connections")
+        self._check_part(seen, wanted, ask, since)
+
+    def _check_part(self, seen: Seen, wanted: Seen, ask: Ask, since: float) -> None:
+        if problem := seen.part_problem(wanted):
+            self._note(f"WRONG: {problem}", "wrong", ask, since, "WRONG")
+
+    def _note(self, what: str, kind: str, ask: Ask, since: float, count: str) -> None:
+        self.counts[count] += 1
+        self._weather.saw(what, kind, ask.name, since)
+
+    async def _whole(self, ask: Ask, seen: Seen | None = None) -> Seen:
+        seen = Seen() if seen is None else seen
+        answer = await self.http.post(ask.path, json={k: v for k, v in ask.body.items() if k != "stream_options"})
+        answer.raise_for_status()
+        ask.dialect.whole(seen, answer.json())
+        seen.finished = True
+        return seen
+
+    async def _stream(self, ask: Ask, leaves: int | None, seen: Seen | None = None) -> Seen:
+        seen, events = Seen() if seen is None else seen, 0
+        async with self.http.stream("POST", ask.path, json={**ask.body, "stream": True}) as answer:
+            if answer.is_error:
+                await answer.aread()
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                if line == ask.dialect.done:
+                    seen.finished = True
+                elif line.startswith("data: "):
+                    ask.dialect.event(seen, json.loads(line[6:]))
+                    events += 1
+                    if leaves is not None and events >= leaves:
+                        break
+        return seen
+
+
+def _honest(answer: httpx.Response) -> bool:
+    """A refusal that says what is wrong and when to come back."""
+    if answer.status_code not in (429, 503) or not answer.headers.get("retry-after", "").isdigit():
+        return False
+    try:
+        body: Any = answer.json()
+    except ValueError:
+        return False
+    return isinstance(body, dict) and bool(body.get("errors") or body.get("error"))
+
+
+def _refusal(answer: httpx.Response) -> str:
+    waits = answer.headers.get("retry-after", "none")
+    return f"status {answer.status_code}, Retry-After {waits}: {answer.text[:200]!r}"

@@ -1,0 +1,371 @@
+"""The faults: each a row of :data:`FAULTS` that says what it does and what clients may see of it.
+
+A fault is a context manager: it begins with the block, which is given what was hit, in words, and is over behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.chaos import network
+from benchmarks.chaos.clients import BROKEN, REFUSED
+from benchmarks.chaos.network import Mode
+from benchmarks.chaos.target import GATEWAY, REPLICA, WORKERS, Target, kill
+
+Inject = Callable[[Target, random.Random], AbstractContextManager[str]]
+Who = Callable[[Target], list[int]]
+MEMORY_BYTES = 2 << 30
+FREE_SHARE = 0.25  # of the machine's memory, which is left
+RECOVERS_S, GATEWAY_S, RESTART_S = 5.0, 60.0, 180.0
+
+# Nothing but a pause may be seen; or honest refusals; or broken connections as well.
+PAUSE: frozenset[str] = frozenset()
+REFUSALS = frozenset({REFUSED})
+ANYTHING = frozenset({REFUSED, BROKEN})
+
+
+class NotHere(Exception):
+    """Nothing can be hit at the moment, such as a worker that has none of its kind."""
+
+
+@dataclass(slots=True, frozen=True)
+class Fault:
+    """``hold``: seconds that it lasts, from and to. ``stalls``: nothing can be answered meanwhile. ``recovers_s``:
+    until every model answers, from its end if it stalls and else from its begin. ``needs``: why it cannot be had here.
+    """
+
+    name: str
+    does: str
+    inject: Inject
+    allowed: frozenset[str] = PAUSE
+    hold: tuple[float, float] = (0.0, 0.0)
+    stalls: bool = False
+    recovers_s: float = RECOVERS_S
+    needs: Callable[[Target], str | None] = lambda target: None
+
+
+# -- who is hit ------------------------------------------------------------------------------------------------------
+
+
+def named(*prefixes: str) -> Who:
+    return lambda target: target.named(*prefixes)
+
+
+def workers(stage: str) -> Who:
+    return lambda target: target.workers(stage)
+
+
+def _one(target: Target, dice: random.Random, who: Who) -> int:
+    if not (found := sorted(who(target))):
+        raise NotHere("there is none at the moment")
+    return dice.choice(found)
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+def killed(who: Who) -> Inject:
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        pid = _one(target, dice, who)
+        kill([pid])
+        yield f"process {pid}"
+
+    return inject
+
+
+def stopped(who: Who) -> Inject:
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        pid = _one(target, dice, who)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield f"process {pid}"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return inject
+
+
+@contextlib.contextmanager
+def server_lost(target: Target, dice: random.Random) -> Iterator[str]:
+    """One of what everything hangs on; an operator's systemd then starts the server again."""
+    name = dice.choice(["gcs_server", "raylet", "the server"])
+    target.look()
+    kill([target.pid] if name == "the server" else target.named(name))
+    yield name
+    target.start_again()
+
+
+# -- network ---------------------------------------------------------------------------------------------------------
+
+
+def lossy(ours: Who, theirs: Who) -> Inject:
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        share = dice.choice([0.2, 0.5, 1.0])
+        with network.lossy(ours(target), theirs(target), share) as connections:
+            yield f"{share:.0%} of the packets of {connections} connections"
+
+    return inject
+
+
+def cut(ours: Who, theirs: Who) -> Inject:
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        yield f"{network.cut(ours(target), theirs(target))} connections"
+
+    return inject
+
+
+# -- store and disk --------------------------------------------------------------------------------------------------
+
+
+def store(mode: Mode) -> Inject:
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        assert target.store is not None
+        target.store.set(mode)
+        try:
+            yield mode
+        finally:
+            target.store.set("through")
+
+    return inject
+
+
+@contextlib.contextmanager
+def store_locked(target: Target, dice: random.Random) -> Iterator[str]:
+    holder = sqlite3.connect(target.home / "state.sqlite3", timeout=10, check_same_thread=False)
+    try:
+        holder.execute("BEGIN IMMEDIATE")
+        yield "nobody else can write"
+        holder.rollback()
+    finally:
+        holder.close()
+
+
+def disk_full(who: Who) -> Inject:
+    """No file can grow beyond 4 KiB, for this process alone (RLIMIT_FSIZE)."""
+
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        pids = who(target)
+        before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
+        for pid, (_, most) in before.items():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, most))
+        try:
+            yield f"processes {pids}"
+        finally:
+            for pid, limits in before.items():
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+
+    return inject
+
+
+@contextlib.contextmanager
+def home_read_only(target: Target, dice: random.Random) -> Iterator[str]:
+    folders = [path for path in (target.home, *target.home.rglob("*")) if path.is_dir() and not path.is_symlink()]
+    before = {path: path.stat().st_mode for path in folders}
+    for path in folders:
+        path.chmod(0o500)
+    try:
+        yield f"{len(folders)} folders"
+    finally:
+        for path, mode in before.items():
+            path.chmod(mode)
+
+
+def _no_root(target: Target) -> str | None:
+    return "root writes everywhere: run it as another user" if os.getuid() == 0 else None
+
+
+@contextlib.contextmanager
+def cache_damaged(target: Target, dice: random.Random) -> Iterator[str]:
+    """A byte changed, a file cut short, a file emptied, a file deleted: half of all chunks."""
+    hit = 0
+    for path in sorted(target.home.glob("kv/*/??/*.kv")):
+        kind = dice.randrange(8)
+        with contextlib.suppress(OSError):  # the pool deletes them, too
+            size = path.stat().st_size
+            if kind == 0:
+                path.unlink()
+            elif kind in (1, 2):
+                os.truncate(path, 0 if kind == 1 else dice.randrange(size))
+            elif kind == 3:
+                with path.open("r+b") as file:
+                    file.seek(dice.randrange(size))
+                    file.write(dice.randbytes(16))
+            hit += kind < 4
+    if not hit:
+        raise NotHere("no chunk has been written yet")
+    yield f"{hit} files"
+
+
+@contextlib.contextmanager
+def token_deleted(target: Target, dice: random.Random) -> Iterator[str]:
+    path = target.home / "ray_token"
+    kept = path.read_bytes()
+    path.unlink()
+    try:
+        yield str(path.name)
+    finally:
+        path.write_bytes(kept)
+        path.chmod(0o600)
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+def beside(*sources: str) -> Inject:
+    """Programs that run beside the server; each begins when it has said so."""
+
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        started = []
+        try:
+            for source in sources:
+                command = [sys.executable, "-c", source, str(target.home / "beside"), str(_spare_memory())]
+                started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+            for process in started:
+                assert process.stdout is not None
+                process.stdout.readline()
+            yield f"{len(started)} processes"
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+            (target.home / "beside").unlink(missing_ok=True)
+
+    return inject
+
+
+def _spare_memory() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return max(1 << 20, min(MEMORY_BYTES, 1024 * (kib["MemAvailable"] - int(FREE_SHARE * kib["MemTotal"]))))
+
+
+HOLD_MEMORY = "import sys, time; held = b'\\1' * int(sys.argv[2]); print(flush=True); time.sleep(600)"
+BURN_CPU = "print(flush=True)\nwhile True: pass"
+WRITE_DISK = """
+import os, sys
+print(flush=True)
+while True:
+    with open(sys.argv[1], "wb", 0) as file:
+        for _ in range(16):
+            file.write(bytes(1 << 20))
+            os.fsync(file.fileno())
+"""
+
+
+def clock(target: Target) -> Path:
+    """Where a server under libfaketime reads how far its clock is off."""
+    return target.home / "clock"
+
+
+@contextlib.contextmanager
+def clock_jumps(target: Target, dice: random.Random) -> Iterator[str]:
+    offset = dice.choice(["+3600", "-3600", "+86400"])
+    clock(target).write_text(f"{offset}\n")
+    try:
+        yield f"{offset} seconds"
+    finally:
+        clock(target).write_text("+0\n")
+
+
+def libfaketime() -> Path | None:
+    places = (Path(place) for place in ("/usr/lib", "/usr/lib64", "/usr/local/lib"))
+    return next((path for place in places for path in place.glob("**/faketime/libfaketimeMT.so.1")), None)
+
+
+def _no_faketime(target: Target) -> str | None:
+    if target.server is None:
+        return "only for a server that chaos has started"
+    return None if libfaketime() else "libfaketime is not installed (Debian: apt install libfaketime)"
+
+
+def _no_server(target: Target) -> str | None:
+    return "only for a server that chaos has started" if target.server is None else None
+
+
+def _no_sqlite(target: Target) -> str | None:
+    return None if target.store is None and (target.home / "state.sqlite3").exists() else "the store is PostgreSQL"
+
+
+def _no_postgres(target: Target) -> str | None:
+    return None if target.store is not None else "needs --database with a PostgreSQL"
+
+
+def _no_sockets(target: Target) -> str | None:
+    return network.can_reach_sockets()
+
+
+GATEWAYS, HAPROXY, POOL = named(GATEWAY), named("haproxy"), named("ray::KVPool")
+CHAT_REPLICA = f"{REPLICA}pico--pico-instruct:"
+REPLICAS, ALL_WORKERS = named(REPLICA), named(*WORKERS)
+SHORT, LONG = (1.0, 4.0), (4.0, 9.0)
+
+FAULTS = (
+    Fault("decode-killed", "kill -9 of a decode worker", killed(workers("decode"))),
+    Fault("prefill-killed", "kill -9 of a prefill worker", killed(workers("prefill"))),
+    Fault("draft-killed", "kill -9 of a draft worker", killed(named("ray::DraftWorker"))),
+    Fault("encoder-killed", "kill -9 of a worker of embeddings or reranking", killed(named("ray::EncoderWorker"))),
+    Fault("decode-replica-killed", "kill -9 of a decode replica", killed(named(f"{CHAT_REPLICA}Decode"))),
+    Fault("prefill-replica-killed", "kill -9 of a prefill replica", killed(named(f"{CHAT_REPLICA}Prefill"))),
+    Fault("draft-replica-killed", "kill -9 of a draft replica", killed(named(f"{CHAT_REPLICA}Draft"))),
+    Fault("pool-killed", "kill -9 of the node's KV pool", killed(POOL)),
+    Fault("controller-killed", "kill -9 of Serve's controller", killed(named("ray::ServeController"))),
+    Fault("gateway-killed", "kill -9 of the gateway", killed(GATEWAYS), ANYTHING, recovers_s=GATEWAY_S),
+    Fault("haproxy-killed", "kill -9 of HAProxy", killed(HAPROXY), ANYTHING),
+    Fault("decode-stopped", "a decode worker hangs", stopped(workers("decode")), hold=LONG),
+    Fault("prefill-stopped", "a prefill worker hangs", stopped(workers("prefill")), hold=LONG),
+    Fault("draft-stopped", "a draft worker hangs", stopped(named("ray::DraftWorker")), hold=LONG),
+    Fault("encoder-stopped", "a worker of embeddings or reranking hangs", stopped(named("ray::EncoderWorker")),
+          hold=SHORT, stalls=True),
+    Fault("replica-stopped", "a replica hangs", stopped(REPLICAS), hold=SHORT, stalls=True),
+    Fault("pool-stopped", "the node's KV pool hangs", stopped(POOL), hold=SHORT),
+    Fault("gateway-stopped", "the gateway hangs", stopped(GATEWAYS), ANYTHING, SHORT, True, GATEWAY_S),
+    Fault("haproxy-stopped", "HAProxy hangs", stopped(HAPROXY), ANYTHING, SHORT, True),
+    Fault("controller-stopped", "Serve's controller hangs", stopped(named("ray::ServeController")), hold=SHORT),
+    Fault("server-lost", "kill -9 of Ray's GCS, of the raylet or of the server itself; then it is started again",
+          server_lost, ANYTHING, stalls=True, recovers_s=RESTART_S, needs=_no_server),
+    Fault("tokens-lossy", "packets between gateway and workers are dropped", lossy(GATEWAYS, ALL_WORKERS), hold=SHORT,
+          stalls=True, needs=_no_sockets),
+    Fault("tokens-cut", "connections between gateway and workers end", cut(GATEWAYS, ALL_WORKERS), needs=_no_sockets),
+    Fault("calls-lossy", "packets between gateway and replicas are dropped", lossy(GATEWAYS, REPLICAS), hold=SHORT,
+          stalls=True, needs=_no_sockets),
+    Fault("calls-cut", "connections between gateway and replicas end", cut(GATEWAYS, REPLICAS), needs=_no_sockets),
+    Fault("workers-lossy", "packets between replicas and their workers are dropped", lossy(REPLICAS, ALL_WORKERS),
+          hold=SHORT, stalls=True, needs=_no_sockets),
+    Fault("http-lossy", "packets between HAProxy and gateway are dropped", lossy(HAPROXY, GATEWAYS), hold=SHORT,
+          stalls=True, needs=_no_sockets),
+    Fault("store-locked", "another process holds SQLite's lock", store_locked, hold=SHORT, needs=_no_sqlite),
+    Fault("store-refuses", "PostgreSQL's port hangs up", store("refuse"), hold=LONG, needs=_no_postgres),
+    Fault("store-silent", "PostgreSQL does not answer", store("silent"), hold=LONG, needs=_no_postgres),
+    Fault("store-slow", "every packet from and to PostgreSQL is late", store("slow"), hold=SHORT, needs=_no_postgres),
+    Fault("gateway-disk-full", "the gateway can write no file", disk_full(GATEWAYS), hold=SHORT),
+    Fault("pool-disk-full", "the KV pool can write no file", disk_full(POOL), hold=SHORT),
+    Fault("home-read-only", "the state directory is read-only", home_read_only, hold=SHORT, needs=_no_root),
+    Fault("cache-damaged", "files of the KV cache are changed, cut and deleted", cache_damaged),
+    Fault("token-deleted", "Ray's token is deleted", token_deleted, hold=SHORT),
+    Fault("memory-short", "another process holds up to 2 GiB of memory, 25 % of the machine's stay free",
+          beside(HOLD_MEMORY), hold=SHORT),
+    Fault("cpu-busy", "other processes compute", beside(BURN_CPU, BURN_CPU), hold=SHORT, stalls=True),
+    Fault("disk-busy", "another process writes through to the disk", beside(WRITE_DISK), hold=SHORT, stalls=True),
+    Fault("clock-jumps", "the wall clock jumps an hour or a day, and back", clock_jumps, hold=SHORT,
+          needs=_no_faketime),
+)  # fmt: skip

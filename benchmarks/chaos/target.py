@@ -1,0 +1,137 @@
+"""The server that faults are injected into: its processes by what they do, its files, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.chaos.network import Proxy
+from benchmarks.serving.processes import descendants, name_of
+from benchmarks.serving.stack import Server
+from benchmarks.serving.startup import MODEL, all_ready
+
+GATEWAY = "ray::ServeReplica:gateway"
+REPLICA = "ray::ServeReplica:cf--"
+WORKERS = ("ray::EngineWorker", "ray::EncoderWorker", "ray::DraftWorker")
+END_S = 10.0  # a server that has lost its Ray says so and ends
+GONE_S = 10.0  # what a server leaves, until its keeper has ended it
+
+
+@dataclass(slots=True)
+class Target:
+    """``server`` is None for one that runs already, which cannot be started again. ``seen``: every process that was
+    below it, with when it was started, so that no other of the same number is taken for it; ``folders``: its
+    sockets'.
+    """
+
+    url: str
+    key: str
+    home: Path
+    pid: int
+    server: Server | None = None
+    store: Proxy | None = None
+    seen: dict[tuple[int, str], str] = field(default_factory=dict)
+    folders: set[Path] = field(default_factory=set)
+
+    def named(self, *prefixes: str) -> list[int]:
+        """Its processes whose names begin so."""
+        return [pid for pid in descendants(self.pid) if _safe_name(pid).startswith(prefixes)]
+
+    def workers(self, stage: str) -> list[int]:
+        """Processes of one stage's workers of the chat model, as the gateway knows them."""
+        request = urllib.request.Request(f"{self.url}/v1/status", headers={"Authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            told = json.load(answer)["models"][MODEL]["workers"]
+        return [worker["pid"] for worker in told if worker["stage"] == stage]
+
+    def look(self) -> None:
+        """Remembers which processes and folders there are."""
+        for pid in descendants(self.pid):
+            if (born := _born(pid)) is not None:
+                self.seen[pid, born] = _safe_name(pid)
+        with contextlib.suppress(OSError, ValueError, KeyError):  # it is there while the server runs
+            logs = Path(json.loads((self.home / "run" / "cluster.json").read_text())["logs"])
+            self.folders.update(folder for folder in logs.parents if folder.name.startswith("serve-app-"))
+
+    def left(self) -> list[str]:
+        """Names of what it has left behind: processes, and the folder of its sockets. Waits for some seconds."""
+        until = time.monotonic() + GONE_S
+        while True:
+            alive = [name for (pid, born), name in self.seen.items() if _born(pid) == born]
+            folders = [str(folder) for folder in self.folders if folder.exists()]
+            if not alive + folders or time.monotonic() > until:
+                return alive + folders
+            time.sleep(0.1)
+
+    def busy(self) -> dict[str, int]:
+        """Places and requests that are still held, as the gateway and the workers say."""
+        request = urllib.request.Request(f"{self.url}/v1/status", headers={"Authorization": f"Bearer {self.key}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            told = json.load(answer)["models"]
+        held = {f"{model}: in flight": found.get("inflight", 0) for model, found in told.items()}
+        for model, found in told.items():
+            for worker in found.get("workers", ()):
+                held[f"{model}: running in {worker.get('stage')} {worker.get('pid')}"] = worker.get("running", 0)
+                held[f"{model}: waiting in {worker.get('stage')} {worker.get('pid')}"] = worker.get("waiting", 0)
+        return {name: count for name, count in held.items() if isinstance(count, int) and count}
+
+    def stop(self) -> list[str]:
+        """Ends it as Ctrl-C does; what is wrong with its end."""
+        assert self.server is not None
+        self.look()
+        code = self.server.stop()
+        wrong = [f"it ended with status {code}"] if code else []
+        return wrong + [f"left behind: {name}" for name in self.left()]
+
+    def start_again(self) -> float:
+        """As systemd does after a failure, once it has ended by itself; seconds until all models are ready. Raises
+        :class:`RuntimeError` for what an operator would have to mend.
+        """
+        assert self.server is not None
+        code = self.server.wait(END_S)
+        if not code:
+            raise RuntimeError(f"the server {'goes on' if code is None else 'ended with status 0'} without its Ray")
+        if left := self.left():
+            raise RuntimeError(f"left behind: {', '.join(left)}")
+        started = time.monotonic()
+        self.seen.clear()
+        self.folders.clear()
+        self.server.start()
+        self.pid = self.server.pid
+        return time.monotonic() - started
+
+    def wait_ready(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not all_ready(self.url):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.1)
+        return True
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _safe_name(pid: int) -> str:
+    try:
+        return name_of(pid)
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _born(pid: int) -> str | None:
+    """When a living process was started, in the kernel's ticks; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,294 @@
+"""The chaos run: what it holds answers to, its faults on processes of this test, and a short seed on the stack."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks.chaos import chaos, network
+from benchmarks.chaos.asks import asks
+from benchmarks.chaos.clients import BROKEN, REFUSED, Clients, _honest
+from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, RESPONSES, Seen
+from benchmarks.chaos.faults import FAULTS, NotHere, cache_damaged, disk_full, killed, stopped
+from benchmarks.chaos.target import Target
+from benchmarks.chaos.weather import Weather
+
+LISTENS = """
+import socket, sys
+ours = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+while True:
+    ours.sendall(ours.recv(100) or sys.exit())
+"""
+
+
+@pytest.fixture
+def peer():
+    """Another process that says again what it hears; our end of its connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        process = subprocess.Popen([sys.executable, "-c", LISTENS, str(server.getsockname()[1])])
+        ours, _ = server.accept()
+    with ours:
+        yield process, ours
+    process.kill()
+    process.wait()
+
+
+def heard(ours: socket.socket, seconds: float) -> bytes:
+    return ours.recv(100) if select.select([ours], [], [], seconds)[0] else b""
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def seen(**places: str) -> Seen:
+    return Seen(texts=dict(places), usage=(3, 4), finished=True)
+
+
+def test_an_answer_is_held_to_every_token_and_to_its_usage():
+    assert seen(a="some text").problem(seen(a="some text")) is None
+    assert "the text" in str(seen(a="some tex").problem(seen(a="some text")))
+    assert "the text" in str(seen(a="x", b="y").problem(seen(a="x")))
+    fewer = Seen(texts={"a": "x"}, usage=(3, 3))
+    assert "usage" in str(fewer.problem(seen(a="x")))
+    shown = Seen(texts={"a": "x"}, usage=(3, 4), logprobs=3)
+    assert "3 tokens were shown and 4 are counted" in str(shown.problem(seen(a="x")))
+    assert "numbers" in str(Seen(numbers=[1.0, 2.0]).problem(Seen(numbers=[1.0, 2.1])))
+
+
+def test_what_was_shown_before_a_break_is_the_beginning():
+    assert Seen(texts={"a": "some"}).part_problem(seen(a="some text")) is None
+    assert Seen().part_problem(seen(a="some text")) is None
+    assert "beginning" in str(Seen(texts={"a": "other"}).part_problem(seen(a="some text")))
+    assert "beginning" in str(Seen(texts={"b": "x"}).part_problem(seen(a="some text")))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "events"),
+    [
+        (NATIVE, [{"response": "to"}, {"response": "day", "usage": {"prompt_tokens": 3, "completion_tokens": 4}}]),
+        (CHAT, [{"choices": [{"index": 0, "delta": {"content": piece}}]} for piece in ("to", "day")]),
+        (CHAT, [{"choices": [{"index": 0, "text": piece}]} for piece in ("to", "day")]),
+        (RESPONSES, [{"type": "response.output_text.delta", "output_index": 0, "delta": p} for p in ("to", "day")]),
+        (MESSAGES, [{"type": "content_block_delta", "index": 0, "delta": {"text": piece}} for piece in ("to", "day")]),
+    ],
+)
+def test_streams_of_all_dialects(dialect, events):
+    found = Seen()
+    for event in events:
+        dialect.event(found, event)
+    assert found.texts == {"0": "today"} and found.error is None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "event"),
+    [
+        (NATIVE, {"errors": [{"code": 3040}]}),
+        (CHAT, {"error": {"code": 3040}}),
+        (RESPONSES, {"type": "response.failed"}),
+        (MESSAGES, {"type": "error", "error": {"type": "overloaded_error"}}),
+    ],
+)
+def test_errors_in_streams_of_all_dialects(dialect, event):
+    found = Seen()
+    dialect.event(found, event)
+    assert found.error and not found.finished
+
+
+# -- what is allowed -------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_allowed_while_a_fault_says_so_and_never_else():
+    weather = Weather()
+    before = time.monotonic()
+    window = weather.begin("gateway-killed", frozenset({REFUSED}))
+    assert weather.saw("status 503", REFUSED, "chat", before)
+    assert not weather.saw("no end", BROKEN, "chat", before)
+    window.end = time.monotonic()
+    assert weather.saw("status 503", REFUSED, "chat", before)
+    time.sleep(0.001)
+    assert not weather.saw("status 503", REFUSED, "chat", time.monotonic())
+    assert weather.broken == 2 and weather.broke[0]["during"] == ["gateway-killed"] and not weather.broke[1]["during"]
+
+
+def test_an_honest_refusal_says_when_to_come_back_and_why():
+    import httpx
+
+    body, waits = {"errors": [{"code": 3040}]}, {"retry-after": "1"}
+    assert _honest(httpx.Response(503, json=body, headers=waits))
+    assert not _honest(httpx.Response(503, json=body))
+    assert not _honest(httpx.Response(503, html="<h1>503</h1>", headers=waits))
+    assert not _honest(httpx.Response(500, json=body, headers=waits))
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, b"{}"), (200, b"data: [DONE]\n\n"), (200, b"{}")])
+async def test_a_server_that_answers_wrongly_breaks_the_run(liar, status, body):
+    weather = Weather()
+    clients = Clients(liar(status, body).url, "key", weather)
+    number = next(i for i, ask in enumerate(asks()) if ask.name == "native short")
+    clients._wanted[number, True] = Seen(texts={"0": "text"}, usage=(3, 4))
+    await clients._once(number, True, None)
+    assert weather.broken
+    await clients.http.aclose()
+
+
+# -- the plan --------------------------------------------------------------------------------------------------------
+
+
+def names(seed: int, count: int) -> list[str]:
+    plan = chaos.plan(seed, list(FAULTS))
+    return [next(plan)[0].name for _ in range(count)]
+
+
+def test_a_seed_gives_the_same_faults_each_before_any_again():
+    size = len(FAULTS)
+    assert names(5, 2 * size) == names(5, 2 * size) != names(6, 2 * size)
+    assert len(set(names(5, size))) == size == len({fault.name for fault in FAULTS})
+    assert list(chaos.plan(5, [])) == []
+
+
+def test_unknown_faults_are_refused():
+    assert chaos.selected("none") == [] and [f.name for f in chaos.selected("pool-killed")] == ["pool-killed"]
+    with pytest.raises(SystemExit, match="no such fault: flood"):
+        chaos.selected("flood")
+
+
+def test_a_replay_names_no_password():
+    options = argparse.Namespace(
+        seed=3, minutes=2.0, clients=4, faults="all", every=0.0, database="postgresql://u:secret@h/d"
+    )
+    assert chaos.replay(options).startswith("python -m benchmarks chaos --seed 3 --minutes 2 ")
+    assert "secret" not in chaos.replay(options)
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+
+
+def target(tmp_path) -> Target:
+    return Target("http://127.0.0.1:1", "key", tmp_path, os.getpid())
+
+
+def test_packets_are_dropped_and_then_come_after_all(peer):
+    if why := network.can_reach_sockets():
+        pytest.skip(why)
+    process, ours = peer
+    ours.sendall(b"one")
+    assert heard(ours, 5) == b"one"
+    with network.lossy([os.getpid()], [process.pid], 1.0) as connections:
+        assert connections == 1
+        ours.sendall(b"two")
+        assert heard(ours, 0.3) == b""
+    assert heard(ours, 10) == b"two"
+
+
+def test_connections_are_cut(peer):
+    if why := network.can_reach_sockets():
+        pytest.skip(why)
+    process, ours = peer
+    assert network.cut([os.getpid()], [process.pid]) == 1
+    assert process.wait(5) == 0
+
+
+def test_a_proxy_in_front_of_the_store():
+    with socket.create_server(("127.0.0.1", 0)) as upstream:
+        proxy = network.Proxy("127.0.0.1", upstream.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+            client.sendall(b"query")
+            server, _ = upstream.accept()
+            assert heard(server, 5) == b"query"
+            proxy.set("silent")
+            server.sendall(b"rows")
+            assert heard(client, 0.2) == b""
+            proxy.set("through")
+            assert heard(client, 5) == b"rows"
+            proxy.set("refuse")
+            assert heard_end(client)
+            server.close()
+        with socket.create_connection(("127.0.0.1", proxy.port)) as client:
+            assert heard_end(client)
+        proxy.close()
+
+
+def heard_end(client: socket.socket) -> bool:
+    client.settimeout(5)
+    try:
+        return client.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_processes_are_stopped_and_killed(tmp_path, peer):
+    process, ours = peer
+    dice = random.Random(0)
+    with stopped(lambda _: [process.pid])(target(tmp_path), dice):
+        ours.sendall(b"x")
+        assert heard(ours, 0.2) == b""
+    assert heard(ours, 5) == b"x"
+    with killed(lambda _: [process.pid])(target(tmp_path), dice):
+        assert process.wait(5) == -signal.SIGKILL
+    with pytest.raises(NotHere), killed(lambda _: [])(target(tmp_path), dice):
+        pass
+
+
+def test_a_full_disk_is_full_for_one_process_and_empty_again(tmp_path):
+    file = tmp_path / "file"
+    with disk_full(lambda _: [os.getpid()])(target(tmp_path), random.Random(0)):
+        file.write_bytes(b"x" * 4096)
+        with pytest.raises(OSError, match="too large"):
+            file.write_bytes(b"x" * 5000)
+    file.write_bytes(b"x" * 5000)
+
+
+def test_cache_files_are_damaged(tmp_path):
+    with pytest.raises(NotHere), cache_damaged(target(tmp_path), random.Random(0)):
+        pass
+    folder = tmp_path / "kv" / "0" / "ab"
+    folder.mkdir(parents=True)
+    for n in range(40):
+        (folder / f"{n:02}.kv").write_bytes(b"x" * 100)
+    with cache_damaged(target(tmp_path), random.Random(0)) as what:
+        left = [path.read_bytes() for path in folder.iterdir()]
+    damaged = 40 - left.count(b"x" * 100)
+    assert what == f"{damaged} files" and 10 < damaged < 40
+
+
+def test_what_a_server_leaves_behind_is_seen(tmp_path, peer, monkeypatch):
+    process, _ = peer
+    monkeypatch.setattr("benchmarks.chaos.target.GONE_S", 0.3)
+    found = target(tmp_path)
+    found.look()
+    found.seen = {key: name for key, name in found.seen.items() if key[0] == process.pid}
+    assert len(found.left()) == 1
+    process.kill()
+    process.wait()
+    assert found.left() == []
+
+
+# -- on the stack ----------------------------------------------------------------------------------------------------
+
+# What is over at once, and leaves the session's workers alone.
+LIGHT = "tokens-cut,store-locked,gateway-disk-full,tokens-lossy,pool-stopped,prefill-stopped,cpu-busy"
+
+
+def test_a_short_seed(stack, capsys):
+    few = ["--home", str(stack.home), "--clients", "4", "--minutes", "0.2", "--recovery", "60", "--json"]
+    code = chaos.main([*few, "--faults", LIGHT, "--seed", "1"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0 and not found["broken"], found["broke"]
+    assert found["faults"] and found["counts"]["streams"] and not found["wrong"]
+
+
+@pytest.mark.slow
+def test_all_faults(capsys):
+    code = chaos.main(["--clients", "6", "--minutes", "8", "--recovery", "60", "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert code == 0, found["broke"]
