@@ -69,6 +69,9 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "num_key_value_heads": 8, **_PHI3_LONG},
         "window": {"sliding_window": 2047},
     },
+    "phimoe": {"longrope": {
+        "rope_parameters": _longrope(64) | {"short_mscale": 1.1, "long_mscale": 1.25},
+        "max_position_embeddings": 131072}},
     "qwen2": {"window": {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 2}},
     "stablelm": {"parallel, norms": {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True}},
 }  # fmt: skip

@@ -21,7 +21,7 @@ LENGTHS = (1, 5, 31, 32, 33, 58, 70, 130, 200)
 
 def compare(model_class: Any, folder: Path, seed: int) -> tuple[str, str, str]:
     """(served by, verdict, note) of a checkpoint; verdict is ``exact``, ``wrong`` or ``refused``."""
-    from serve_app.models.load import UnsupportedModel
+    from serve_app.models.folder import UnsupportedModel
 
     try:
         model = load_causal_lm(folder, dtype="float32")

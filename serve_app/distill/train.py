@@ -18,7 +18,8 @@ from serve_app.distill.card import write_card
 from serve_app.distill.measure import Acceptance, measure
 from serve_app.distill.memory import require_memory
 from serve_app.distill.prompts import BadPrompts, Prompts, built_in, prepare, read_prompts
-from serve_app.models.load import CausalModel, UnsupportedModel, load_causal_lm, read_config
+from serve_app.models.folder import UnsupportedModel, read_config
+from serve_app.models.load import CausalModel, load_causal_lm
 
 STATE = ".train"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serve_app.models.load import UnsupportedModel, read_config
+from serve_app.models.folder import UnsupportedModel, read_config
 
 # Of the Llama configuration, what rotary embeddings are made from.
 _ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from serve_app.engine.encoder.types import EncodeBatch, Pooling, Readout, Rows, TokenHead
 from serve_app.kernels.linear.fused import tail_rows
 from serve_app.models import encoder_attention
-from serve_app.models.load import UnsupportedModel, read_config, require_safetensors
+from serve_app.models.folder import (
+    UnsupportedModel,
+    read_config,
+    require_plausible,
+    require_safetensors,
+    require_weights,
+)
 from serve_app.models.longrope import replace_rotary
 from serve_app.models.pooling import pool, read_pooling
 from serve_app.models.scores import base_of, classify, score_by_answer, scored_last
@@ -180,12 +186,15 @@ def load_encoder(
     """
     if task not in ("embeddings", "reranker"):
         raise UnsupportedModel(f"task {task!r} is unknown; use embeddings or reranker")
-    read_config(path)
+    described = read_config(path)
     require_safetensors(path)
+    found = require_plausible(path, described)
     defaults = read_pooling(path)
     started = time.perf_counter()
     encoder_attention.register()
-    module = _load(_auto_class(path, task), path, task, dtype, device)
+    auto = _auto_class(path, task)
+    require_weights(path, auto, described, found)
+    module = _load(auto, path, task, dtype, device)
     try:
         extend_at = replace_rotary(module, generates=False)
     except ValueError as error:
@@ -327,9 +336,9 @@ def _check_alone(model: EncoderModel, path: Path) -> None:
                 model.padding = 0.0
                 if reason := _differs(expected, model.forward(batch), model):
                     raise UnsupportedModel(f"{path}: a sequence's result depends on its batch: {reason}")
-    except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
-        if isinstance(error, UnsupportedModel):
-            raise
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # classes of models object in any way they like
         name = type(model.module).__name__
         raise UnsupportedModel(f"{name} in {path} can't encode texts ({type(error).__name__}: {error})") from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import time
 from collections.abc import Callable
@@ -18,6 +17,13 @@ from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapt import own_attention
 from serve_app.models.check import check
+from serve_app.models.folder import (
+    UnsupportedModel,
+    read_config,
+    require_plausible,
+    require_safetensors,
+    require_weights,
+)
 from serve_app.models.linears import Current, Plug, plug_modules
 from serve_app.models.observe import Unservable
 from serve_app.models.prepare import prepare
@@ -25,10 +31,6 @@ from serve_app.models.quantization import quantize_linears
 
 KV_DTYPES: dict[str, torch.dtype | None] = {"auto": None, "fp8": torch.float8_e4m3fn}
 Progress = Callable[[str], None]
-
-
-class UnsupportedModel(ValueError):
-    """The checkpoint can't be served; the text says why and what would help."""
 
 
 @dataclass(slots=True)
@@ -48,14 +50,6 @@ class CausalModel:
     # beyond is computed anew.
     extend_at: int | None = None
     recompute: bool = False
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """``config.json`` of a model directory; raises :class:`UnsupportedModel` where there is none."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise UnsupportedModel(f"{path} has no config.json; give a directory in Hugging Face format")
-    return json.loads(file.read_text())
 
 
 def load_causal_lm(
@@ -81,6 +75,7 @@ def load_causal_lm(
     """
     config = read_config(path)
     require_safetensors(path)
+    found = require_plausible(path, config)
     if kv_cache_dtype == "fp8" and torch.device(device).type == "cuda" and capability(device) < (8, 9):
         raise UnsupportedModel(
             "this GPU's compute capability is {}.{}, and a float8 cache needs 8.9; set kv_cache_dtype: auto".format(
@@ -90,6 +85,7 @@ def load_causal_lm(
     progress("importing")
     started = time.perf_counter()
     model_class = _model_class(config, path)
+    require_weights(path, model_class, config, found)
     imported = time.perf_counter()
     attention.register()
     progress("loading weights")
@@ -114,8 +110,8 @@ def load_causal_lm(
         module=module,
         kv_shape=prepared.kv_shape(KV_DTYPES[kv_cache_dtype] or module.dtype),
         vocab_size=prepared.vocab_size,
-        max_model_len=min(max_model_len or 1 << 30, getattr(text_config, "max_position_embeddings", 1 << 30)),
-        eos_token_ids=_eos_token_ids(module),
+        max_model_len=min(max_model_len or 1 << 30, getattr(text_config, "max_position_embeddings", None) or 1 << 30),
+        eos_token_ids=_eos_token_ids(module, path),
         device=torch.device(device),
         dtype=module.dtype,
         report=report,
@@ -192,31 +188,24 @@ def _unnumbered(name: str) -> str:
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
-def require_safetensors(path: Path) -> None:
-    """Refuses a directory whose weights could run code when read."""
-    if not any(path.glob("*.safetensors")):
-        others = sorted(p.name for p in path.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt"})
-        found = f" (found {', '.join(others[:3])}, which are pickles and are never opened)" if others else ""
-        raise UnsupportedModel(f"{path} has no *.safetensors{found}; convert it with safetensors.torch.save_file")
-
-
 def _model_class(config: dict[str, Any], path: Path) -> Any:
     """The class named in the configuration, or whatever transformers maps the configuration to."""
-    names = config.get("architectures") or []
-    model_type = config.get("model_type", "")
-    if not names or not model_type.replace("_", "").isalnum():
-        raise UnsupportedModel(f'{path}/config.json names no architecture; add "architectures" and "model_type"')
-    try:
-        family = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
-        found = getattr(family, names[0])
-    except (ImportError, AttributeError):
-        from transformers import AutoConfig, AutoModelForCausalLM
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import model_type_to_module_name
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    names = config.get("architectures") or []
+    model_type = config.get("model_type") or ""
+    if not names or not model_type.replace("_", "").replace("-", "").isalnum():
+        raise UnsupportedModel(f'{path}/config.json names no architecture; add "architectures" and "model_type"')
+    folder = model_type_to_module_name(model_type)
+    try:
+        found = getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), names[0])
+    except (ImportError, AttributeError):
         try:
             known = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             supported = type(known) in MODEL_FOR_CAUSAL_LM_MAPPING
-        except ValueError:
+        except Exception:  # configurations object in any way they like
             supported = False
         if not supported:
             raise UnsupportedModel(
@@ -239,8 +228,8 @@ def _dtype(name: str, config: dict[str, Any], device: str) -> torch.dtype:
             or text.get("torch_dtype")
             or "bfloat16"
         )
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise UnsupportedModel(f"dtype {name!r} is unknown; use auto, bfloat16, float16 or float32")
     # float16 arithmetic is about ten times slower than bfloat16 on CPUs.
     if dtype == torch.float16 and device == "cpu":
@@ -255,9 +244,11 @@ def capability(device: str) -> tuple[int, int]:
     return torch.cuda.get_device_capability(torch.device(device))
 
 
-def _eos_token_ids(module: torch.nn.Module) -> frozenset[int]:
+def _eos_token_ids(module: torch.nn.Module, path: Path) -> frozenset[int]:
     ids: set[int] = set()
     for source in (module.generation_config, module.config):
         value = getattr(source, "eos_token_id", None)
         ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    if not all(isinstance(token, int) for token in ids):
+        raise UnsupportedModel(f"{path}/generation_config.json: eos_token_id must be the number of a token, or several")
     return frozenset(ids)

@@ -52,8 +52,6 @@ def replace_rotary(module: Any, *, generates: bool) -> int | None:
             if "longrope" not in _types(child) or isinstance(parent, LengthRotary):
                 continue
             length = _original_length(child)
-            if type(child).__name__ == "PhimoeRotaryEmbedding":
-                raise ValueError("PhimoeRotaryEmbedding scales by the longest text of a batch; this is not supported")
             setattr(parent, name, LengthRotary(child, length, keeps))
             lengths.add(length)
     if len(lengths) > 1:
@@ -66,7 +64,9 @@ def recomputes(module: Any) -> bool:
     from transformers import GenerationMixin
 
     own = type(module).__dict__.get("prepare_inputs_for_generation")
-    return own is not None and own is not GenerationMixin.prepare_inputs_for_generation
+    # Phi-3's rule, which looks for the length here and not in the rotary parameters.
+    named = hasattr(module.config, "original_max_position_embeddings")
+    return own is not None and own is not GenerationMixin.prepare_inputs_for_generation and named
 
 
 def _types(module: nn.Module) -> set[str]:
@@ -99,6 +99,9 @@ def _fixed(module: Any, *, extended: bool) -> Any:
             length = _original_length(module) + 1
             inv_freq, _ = ROPE_INIT_FUNCTIONS["longrope"](fixed.config, inv_freq.device, seq_len=length, **options)
         setattr(fixed, f"{prefix}inv_freq", inv_freq.clone())
+        values = fixed.config.rope_parameters if layer_type is None else fixed.config.rope_parameters[layer_type]
+        if "long_mscale" in values:  # Phi-3.5-MoE: a factor of cos and sin, whatever the frequencies are
+            values["long_mscale"] = values["short_mscale"] = values["long_mscale" if extended else "short_mscale"]
     # Under any other name the module's forward leaves the frequencies alone.
     fixed.rope_type = {k: _plain(v) for k, v in kinds.items()} if isinstance(fixed.rope_type, dict) else "default"
     return fixed

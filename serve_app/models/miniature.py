@@ -272,6 +272,7 @@ def _kept_layers(values: dict[str, Any], total: int, sizes: Sizes) -> list[int]:
     lists = [
         v for k, v in values.items()
         if isinstance(v, (list, tuple)) and len(v) == total and not k.endswith(("_idxs", "_ids")) and total > 1
+        and list(v) != list(range(total))  # these are layers' numbers
     ]  # fmt: skip
     kinds = [tuple(str(v[i]) for v in lists) for i in range(total)]
     least = min(total, sizes.layers)

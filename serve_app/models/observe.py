@@ -7,6 +7,7 @@ tokens run through the model with an attention function that looks and attends d
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,10 @@ from serve_app.models.attention import PagedLayer
 
 TOKENS = 4
 # Modules that remember more of a text than keys and values, by what their classes are called.
-_STATEFUL = ("mamba", "ssm", "recurrent", "rwkv", "gateddelta", "deltanet", "linearattention", "lightningattention",
-             "shortconv", "rglru", "xlstm", "mlstm", "slstm", "kimidelta", "retention", "canon")  # fmt: skip
+_STATEFUL = re.compile(
+    "(?i:mamba|recurrent|rwkv|deltanet|gateddelta|linearattention|lightningattention|shortconv|rglru|[xms]lstm|kimidelta"
+    "|retention|canon)|SSM|Ssm"  # letter for letter, as GptOssModel has them too
+)
 
 
 class Unservable(ValueError):
@@ -114,8 +117,7 @@ def refuse_state(module: nn.Module) -> None:
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     strange = {kind for kind in kinds if not kind.endswith("attention") or kind in ("linear_attention", "hybrid")}
     for child in module.modules():
-        name = type(child).__name__.lower()
-        if isinstance(child, nn.Conv1d) or any(word in name for word in _STATEFUL):
+        if isinstance(child, nn.Conv1d) or _STATEFUL.search(type(child).__name__):
             raise Unservable(
                 f"{type(child).__name__} keeps state between tokens beside keys and values, which the paged cache does "
                 "not hold. Hybrid, recurrent and convolutional models are not supported yet"

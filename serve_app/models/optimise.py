@@ -13,6 +13,7 @@ from serve_app.engine.request import Request
 from serve_app.engine.runner import Forward
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.models import device, fused_decoder
+from serve_app.models.check import difference
 from serve_app.models.linears import Plug
 from serve_app.sampling_params import SamplingParams
 
@@ -93,11 +94,6 @@ def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
     if not error <= ALLOWED[model.dtype]:
         raise RuntimeError(f"the optimised model differs from the original by {error:.2g}")
     return {**report, "relative_error": error}
-
-
-def difference(got: Tensor, want: Tensor) -> float:
-    """Root mean square of the difference over that of ``want``."""
-    return float((got - want).square().mean().sqrt() / want.square().mean().sqrt().clamp_min(1e-30))
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.encoder.types import Pooling
-from serve_app.models.load import UnsupportedModel
+from serve_app.models.folder import UnsupportedModel
 
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",

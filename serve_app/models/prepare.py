@@ -42,7 +42,7 @@ def prepare(module: nn.Module, device: torch.device) -> Prepared:
         layers, vocab_size = observe(module, device, coded=extend_at is not None)
     except Unservable:
         raise
-    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+    except Exception as error:  # classes of models object in any way they like
         raise Unservable(f"it can't run on a flat batch ({type(error).__name__}: {error})") from error
     forward = _forward(module, layers, extend_at)
     return Prepared(forward, layers, vocab_size, extend_at, extend_at is not None and longrope.recomputes(module))

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from serve_app.models.load import UnsupportedModel
+from serve_app.models.folder import UnsupportedModel
 
 
 def base_of(module: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.encoder.types import TokenHead
-from serve_app.models.load import UnsupportedModel
+from serve_app.models.folder import UnsupportedModel
 
 FILES: dict[TokenHead, str] = {"sparse": "sparse_linear", "colbert": "colbert_linear"}
 

@@ -24,6 +24,8 @@ SERVED = [
     ("LlamaForCausalLM (biases, tied)", "fast layer"),
     ("GPT2LMHeadModel", "transformers' forward"),
     ("CamembertForCausalLM", "transformers' forward"),
+    ("GptOssForCausalLM", "transformers' forward"),
+    ("PhimoeForCausalLM (longrope)", "transformers' forward"),
 ]
 REFUSED = [
     ("FalconH1ForCausalLM", "keeps state"),

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import FalconH1Config, FalconH1ForCausalLM, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from serve_app.models import attention, check
-from serve_app.models.load import UnsupportedModel, load_causal_lm
+from serve_app.models.folder import UnsupportedModel
+from serve_app.models.load import load_causal_lm
 from serve_app.models.miniature import Sizes, scale_down
 from tests import tiny
 

@@ -13,7 +13,7 @@ from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.engine.step import Capture, Scheduled, build_batch
 from serve_app.models.eagle import attach_head
-from serve_app.models.load import UnsupportedModel
+from serve_app.models.folder import UnsupportedModel
 from tests import tiny
 from tests.models.heads import CONFIG, plain_head, write_head
 

@@ -30,7 +30,7 @@ from transformers import (
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.engine.encoder.types import EncodeBatch, Readout
 from serve_app.models.encoder import MAX_PADDING, EncoderModel, load_encoder
-from serve_app.models.load import UnsupportedModel
+from serve_app.models.folder import UnsupportedModel
 
 SIZES = dict(
     vocab_size=200,

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausalLM, MambaConfig, MambaForCausalLM
 
 from serve_app.engine.kv_cache import KVShape
-from serve_app.models.load import UnsupportedModel, load_causal_lm
+from serve_app.models.folder import UnsupportedModel
+from serve_app.models.load import load_causal_lm
 from tests import tiny
 
 

@@ -9,7 +9,7 @@ import pytest
 from serve_app.engine.request import Request
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.kv.export import ExportBuffer
-from serve_app.models.load import UnsupportedModel
+from serve_app.models.folder import UnsupportedModel
 from serve_app.sampling_params import SamplingParams
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_publish import Publisher
