@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 class GatewaySettings:
     """``key_hashes`` are SHA-256 of API keys, in hex: the configuration never holds a key.
 
-    ``max_inflight`` bounds the requests of one model in this gateway; one more is refused with 429.
+    ``max_inflight`` bounds the requests of one model in this gateway, and is shared among accounts; one more is refused
+    with 429.
     """
 
     account: str

@@ -13,6 +13,8 @@ from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import ModelLimits
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.catalog.weights import tokenizer_directory
+from serve_app.state.accounts import Caller
+from serve_app.tasks.places import Places
 from serve_app.text.tokenizer import Tokenizer
 
 
@@ -31,7 +33,7 @@ class ServedModel:
     home: Path
     ready: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
-    inflight: int = 0
+    places: Places = field(default_factory=Places)
     # Moving average of how long a request holds its place, for Retry-After.
     seconds_per_request: float = 1.0
     _handles: dict[str, Any] = field(default_factory=dict)
@@ -40,6 +42,11 @@ class ServedModel:
     @property
     def id(self) -> str:
         return self.record.id
+
+    @property
+    def inflight(self) -> int:
+        """Streams that this gateway has of the model."""
+        return self.places.taken
 
     @property
     def scales_to_zero(self) -> bool:
@@ -89,18 +96,19 @@ class ServedModel:
         return self._handles[stage]
 
     @contextmanager
-    def place(self, limit: int, *, streams: int = 1, reject_if_busy: bool = False) -> Iterator[None]:
-        """Holds the gateway's places for this model, one per stream, or refuses with 429 at once.
+    def place(self, caller: Caller, limit: int, *, streams: int = 1, reject_if_busy: bool = False) -> Iterator[None]:
+        """Holds the caller's places of this model in the gateway, one per stream, or refuses with 429 at once.
 
-        A request that is alone may have more streams than there are places: it would never fit otherwise.
+        A request whose account has no other may have more streams than there are places: it would never fit otherwise.
         """
-        if self.inflight and self.inflight + streams > (self.slots if reject_if_busy else limit):
-            waiting = max(1, self.inflight + streams - self.slots)
+        account, inflight = caller.account, self.inflight
+        busy = reject_if_busy and inflight > 0 and inflight + streams > self.slots
+        if busy or not self.places.take(account, caller.weight, streams, limit):
+            waiting = max(1, inflight + streams - self.slots)
             raise OutOfCapacity(retry_after=max(1.0, waiting * self.seconds_per_request / self.slots))
-        self.inflight += streams
         started = time.monotonic()
         try:
             yield
         finally:
-            self.inflight -= streams
+            self.places.give_back(account, streams)
             self.seconds_per_request += 0.1 * (time.monotonic() - started - self.seconds_per_request)

@@ -127,7 +127,7 @@ class Runtime:
         work.trace.event("received", **facts)
         status: Status = "left"
         try:
-            with model.place(self.max_inflight, streams=streams, reject_if_busy=reject_if_busy):
+            with model.place(caller, self.max_inflight, streams=streams, reject_if_busy=reject_if_busy):
                 yield work
             status = "done"
         except OutOfCapacity as refused:

@@ -61,7 +61,8 @@ async def encoded(model: Any, method: Method, call: EncodeCall) -> Encoded:
 async def test_encoders(serve, model, worker, settings, status, code) -> None:
     async with serve(worker, models=(model,), **settings) as served:
         [started] = served.gateway.models
-        started.inflight = 1 if status == "refused" else 0
+        if status == "refused":
+            started.places.take("local", 1.0, 1, 1)
         answer = await served.http.post(f"{ACCOUNT}/run/{model}", json=BODIES[model])
         assert answer.status_code == code
         assert served.endings == [(TASKS[model], status)]
@@ -151,10 +152,10 @@ async def test_every_choice_takes_a_place(serve) -> None:
         [model] = served.gateway.models
         served.gateway.backends[CHAT] = EchoBackend()
         ask = {"prompt": "one", "n": 4}
-        with model.place(8, streams=5):
+        with model.place(OPERATOR, 8, streams=5):
             refused = await served.http.post(f"{ACCOUNT}/run/{CHAT}", json=ask)
             assert refused.status_code == 429 and refused.json()["errors"][0]["code"] == 3040
-        with model.place(8, streams=4):
+        with model.place(OPERATOR, 8, streams=4):
             assert (await served.http.post(f"{ACCOUNT}/run/{CHAT}", json=ask)).status_code == 200
         # Alone, a request may have more answers than there are places.
         assert (await served.http.post(f"{ACCOUNT}/run/{CHAT}", json={**ask, "n": 16})).status_code == 200
