@@ -17,7 +17,7 @@ from serve_app.engine.constrain import MaskRows
 from serve_app.grammar import GrammarError
 from serve_app.grammar.check import reason
 from serve_app.grammar.limits import parser_limits
-from serve_app.text.tokenizer import load_backend
+from serve_app.text.tokenizer import load_backend, unspellable
 
 # Characters of grammar text whose compiled forms are kept; one character is worth about a hundred bytes.
 CACHED_CHARS = 1 << 20
@@ -126,6 +126,6 @@ def _tokenizer(folder: Path, vocab_size: int, eos_token_ids: list[int]) -> LLTok
     try:
         backend = load_backend(folder)
         known = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        return LLTokenizer(backend.to_str(), n_vocab=max(vocab_size, known), eos_token=eos_token_ids or None)
+        return LLTokenizer(unspellable(backend), n_vocab=max(vocab_size, known), eos_token=eos_token_ids or None)
     except Exception as error:
         raise GrammarError(f"this model's tokenizer can't be constrained ({error})") from None

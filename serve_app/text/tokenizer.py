@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,31 @@ def load_backend(folder: Path) -> Backend:
             fields = {k: v for k, v in listed[index].items() if k != "content" and not k.startswith("__")}
             backend.add_tokens([AddedToken(listed[index]["content"], **fields)])
     return backend
+
+
+def unspellable(backend: Backend) -> str:
+    """``backend`` as JSON, with names for its control tokens that no text has; ids stay.
+
+    For llguidance, which tokenises text that a grammar forces. Where that spells a control token (a choice ``<|end|>``,
+    say), it must become ordinary tokens: the control token is no text, and the grammar refuses it.
+    """
+    spec, secret = json.loads(backend.to_str()), secrets.token_hex(8)
+    added = {token["content"]: token for token in spec["added_tokens"]}
+    names = {
+        name: f"<{secret}:{i}>"
+        for i, (name, token) in enumerate(added.items())
+        if token["special"] or (name.startswith("<") and name.endswith(">"))
+    }
+    for token in spec["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = spec["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): index for name, index in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(spec)
 
 
 def _json(folder: Path, name: str) -> dict[str, Any]:
