@@ -40,6 +40,8 @@ class TaskDeclaration:
     rate_limit: int | None = None
     # Stages without which a model answers as well, only more slowly.
     optional_stages: tuple[str, ...] = ()
+    # Stages that answer a request from begin to end; none: only the one that requests are sent to.
+    answering_stages: tuple[str, ...] = ()
     # Fields of records that only some tasks have.
     record_fields: frozenset[str] = field(default_factory=frozenset)
     # Lower comes first in lists.

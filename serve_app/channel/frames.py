@@ -4,6 +4,8 @@ Never pickle.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Generic, TypeVar
 
 from serve_app.wire.message import BadMessage, Message, Reader
@@ -11,6 +13,10 @@ from serve_app.wire.message import BadMessage, Message, Reader
 MAX_FRAME = 4 * 1024 * 1024
 # A peer that has not said who it is gets no more memory than this.
 MAX_HELLO = 4096
+# After so many seconds without a word the kernel asks the other side's kernel, every second, and gives up after GONE_S
+# in all. A kernel answers for a process that is busy or stopped, and not for a machine that is gone.
+QUIET_S = 3
+GONE_S = 8
 
 T = TypeVar("T")
 
@@ -21,6 +27,18 @@ def encode(message: Message) -> bytes:
     if len(body) > MAX_FRAME:
         raise BadMessage(f"a frame of {len(body)} bytes is larger than {MAX_FRAME}")
     return len(body).to_bytes(4, "big") + body
+
+
+def notice_lost_machine(transport: asyncio.BaseTransport) -> None:
+    """Ends the connection soon after the machine at its other end is gone or cannot be reached."""
+    connected = transport.get_extra_info("socket")
+    if connected is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, QUIET_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, GONE_S - QUIET_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GONE_S * 1000)
 
 
 class FrameReader(Generic[T]):

@@ -249,6 +249,7 @@ class _Connection(asyncio.Protocol):
         # No check of the class: uvloop's transports are none of asyncio's.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
+        frames.notice_lost_machine(transport)
         self._inbox._connections.add(self)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self.close)
 

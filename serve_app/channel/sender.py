@@ -344,6 +344,7 @@ class _Connection(asyncio.Protocol):
         # No check of the class: uvloop's transports are none of asyncio's.
         transport = cast(asyncio.Transport, transport)
         self._transport = transport
+        frames.notice_lost_machine(transport)
         self._writable = True
         self._reader = FrameReader(read_from_gateway)
         transport.set_write_buffer_limits(high=frames.MAX_FRAME)

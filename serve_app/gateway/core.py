@@ -120,7 +120,7 @@ class Gateway:
         if report is None:
             for model in self.models:
                 if self.engine.serves(model):
-                    self.engine.dispatcher(model).lost(process)
+                    self.engine.lost(model, process)
         elif (told := self.models.started.get(report.model)) is not None and self.engine.serves(told):
             self.engine.dispatcher(told).report(process, report)
 

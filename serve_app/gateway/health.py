@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.catalog.tasks import declared
+from serve_app.catalog.tasks import TaskDeclaration, declared
 from serve_app.gateway.models import Models
 from serve_app.progress import LoadProgress, read_progress
 from serve_app.tasks.model import ServedModel, application_name
@@ -67,13 +67,13 @@ class HealthMonitor:
             if application is None:
                 model.ready, model.detail = False, {"state": "waiting"}
                 continue
-            serving = application.serving
+            serving = can_serve(application, declared()[model.record.task], model.ready)
             # A model that may have no replica is not woken just to see whether it answers.
             if serving and not model.ready and not model.scales_to_zero:
                 serving = await self._answers(model)
             model.ready = serving
             model.detail = {"state": application.state}
-            if application.message and not model.ready:
+            if application.message:
                 model.detail["message"] = application.message[:500]
             if application.state != "running":
                 model.detail["stages"] = {
@@ -93,11 +93,28 @@ class HealthMonitor:
 
 @dataclass(slots=True, frozen=True)
 class ApplicationState:
-    """What Serve says of one application. ``serving``: every deployment that answers depend on has replicas."""
+    """What Serve says of one application; ``answering``: by deployment, whether it has replicas."""
 
     state: str
     message: str
-    serving: bool
+    answering: Mapping[str, bool]
+
+
+def can_serve(application: ApplicationState, task: TaskDeclaration, before: bool) -> bool:
+    """Whether a model's requests can be answered now; ``before``: they could be.
+
+    While an application comes up for the first time, every stage that answers depend on has to be there. One that has
+    lost replicas since needs a stage that answers by itself, whatever the others have lost.
+    """
+    if application.state == "running":
+        return True
+    if application.state not in ("deploying", "deploy_failed", "unhealthy"):
+        return False
+    needed = [answers for name, answers in application.answering.items() if name.lower() not in task.optional_stages]
+    if needed and all(needed):
+        return True
+    able = (application.answering.get(stage.capitalize(), False) for stage in task.answering_stages or task.stages[:1])
+    return any(able) and (before or application.state != "deploying")
 
 
 def _answers(deployment: Any) -> bool:
@@ -108,13 +125,8 @@ def _answers(deployment: Any) -> bool:
 def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
     from ray import serve
 
-    # Deployments without which a model answers as well, only more slowly.
-    optional = {stage.capitalize() for task in declared().values() for stage in task.optional_stages}
     found = {}
     for name, application in serve.status().applications.items():
-        state = application.status.value.lower()
-        needed = [d for n, d in application.deployments.items() if n not in optional]
-        answering = bool(needed) and all(_answers(d) for d in needed)
-        serving = state == "running" or (state == "deploying" and answering)
-        found[name] = ApplicationState(state, application.message, serving)
+        answering = {name: _answers(deployment) for name, deployment in application.deployments.items()}
+        found[name] = ApplicationState(application.status.value.lower(), application.message, answering)
     return found, read_progress()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
     from serve_app.engine.loop import EngineLoop
     from serve_app.engine.request import Request
 
+log = logging.getLogger(__name__)
+
 # How long keys count as promised, and a look into the pool waits for them, before others are asked as well.
 PROMISE_S = 120.0
 ARRIVAL_WAIT_S = 0.2
 LAST_WORD_S = 1.0
+# A prefill that brings nothing for so long is not waited for: its replica may hang, or there may be none.
+STALL_S = 10.0
 _FARTHEST_LAST = ("node", "disk", "remote")
 
 
@@ -194,6 +199,7 @@ class PoolReader:
 
         keys = prompt.request.keys
         told_at = 0.0
+        last = time.monotonic()
         while at < prompt.wanted:
             over = prefilled.done()
             if over and not told_at:
@@ -202,6 +208,14 @@ class PoolReader:
             wait_s = 0.0 if over else ARRIVAL_WAIT_S
             found = await self.client.fetch(keys, prompt.tail_keys, at, wait_s=wait_s, first=True, from_node=node)
             moved.took(found, early=not prefilled.done())
+            if found:
+                last = time.monotonic()
+            elif not prefilled.done() and time.monotonic() - last > STALL_S:
+                log.warning(
+                    "prefill of %s has brought nothing for %g s; computing the rest here", prompt.request.id, STALL_S
+                )
+                prefilled.set_result(Prefilled(prompt.request.id))
+                break
             for one in found:
                 piece = self._piece(one)
                 pieces.append(piece)

@@ -152,6 +152,15 @@ async def test_what_a_failed_prefill_leaves_is_computed(decode, prefill, inbox, 
     assert (result.cached, result.path.node, result.path.computed) == (256, 256, 144) and not pool.announced
 
 
+async def test_a_prefill_that_brings_nothing_is_not_waited_for(decode, inbox, expected, monkeypatch):
+    monkeypatch.setattr(kv_read, "STALL_S", 0.1)
+    ids = prompt(18, 300)
+    asked = call(ids, inbox, prefill_above=1)
+    assert isinstance(await decode.generate(asked), Missing)
+    tokens, result = await read(inbox, asked, lambda: decode.arriving(ArrivingCall(asked.id)))
+    assert tokens == expected(ids, 16) and result.path.computed == 300
+
+
 async def test_a_second_call_that_never_comes_is_given_up(decode, monkeypatch):
     monkeypatch.setattr(requests, "WAIT_S", 0.1)
     asked = call(prompt(5, 100), prefill_above=1)

@@ -40,6 +40,9 @@ HOME = "decode"
 # A worker that is heard of sends over the channel; where that can't be opened, tokens are asked for instead.
 CHANNEL_PATIENCE_S = 1.0
 CHANNEL_CHECK_S = 2.0
+# A worker may lose its connection and be back. One that is not back within this has gone with its replica, or is being
+# replaced: a call that says nothing of it waits for the next replica, while others could go on.
+BACK_WITHIN_S = 1.0
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
 
@@ -78,6 +81,7 @@ class EngineBackend:
         self._call = call
         self._dispatchers: dict[str, Dispatcher] = {}
         self._calls: set[asyncio.Task[None]] = set()
+        self._attempts: dict[str, tuple[_Job, Stream]] = {}
         self._structure = Structure()
 
     def dispatcher(self, model: ServedModel) -> Dispatcher:
@@ -86,6 +90,17 @@ class EngineBackend:
         if found is None:
             found = self._dispatchers[model.id] = Dispatcher(model, name=lambda: gateway_name(self._inbox.address))
         return found
+
+    def lost(self, model: ServedModel, process: str) -> None:
+        """The connection of a worker has ended: nothing new goes there, and what is there does not wait for long."""
+        self.dispatcher(model).lost(process)
+        if self._attempts:
+            asyncio.get_running_loop().call_later(BACK_WITHIN_S, self._leave_lost, model)
+
+    def _leave_lost(self, model: ServedModel) -> None:
+        for job, stream in list(self._attempts.values()):
+            if job.model is model and job.dispatcher.gone(job.ticket):
+                stream.fail(WorkerGone("its connection has ended"))
 
     def serves(self, model: ServedModel) -> bool:
         """Whether engine workers are the model's own."""
@@ -181,7 +196,9 @@ class EngineBackend:
                     if item.finish is not None:
                         return
             except WorkerGone as gone:
-                log.warning("request %s lost its worker after %d tokens: %s", request_id, len(produced), gone.__cause__)
+                log.warning(
+                    "request %s lost its worker after %d tokens: %s", request_id, len(produced), gone.__cause__ or gone
+                )
                 job.ticket.trace.event("worker lost", tokens=len(produced))
                 await asyncio.sleep(0.2 * attempt)
                 job.dispatcher.move(job.ticket)
@@ -190,6 +207,7 @@ class EngineBackend:
     async def _attempt(self, job: _Job, sent: GenerateCall) -> AsyncIterator[TokenItem]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(sent.id, sent.resumed)
+        self._attempts[sent.id] = job, stream
         job.work.hold()
         call = asyncio.ensure_future(self._complete(job, sent, stream))
         asking = asyncio.ensure_future(self._ask(job, stream)) if self._ask_all is not None else None
@@ -201,6 +219,7 @@ class EngineBackend:
             await call
         finally:
             stream.close()
+            del self._attempts[sent.id]
             if asking is not None:
                 asking.cancel()
             # A stream that has ended is followed by its call, which tells of the way the request took.

@@ -158,6 +158,11 @@ class Dispatcher:
         ticket.decision = self.policy.move(ticket.request.id, self._clock())
         _trace(ticket)
 
+    def gone(self, ticket: Ticket) -> bool:
+        """Whether the worker that the request was sent to has ended its connection, and there are others."""
+        workers = self.policy.router.fleet.workers
+        return ticket.decision is not None and bool(workers) and ticket.decision.decode not in workers
+
     def start(self, ticket: Ticket) -> None:
         """The first token is there."""
         ticket.started = True

@@ -12,6 +12,7 @@ DECLARATION = TaskDeclaration(
     units=("input", "cached", "output"),
     rate_limit=300,
     optional_stages=("draft",),
+    answering_stages=("decode", "prefill"),
     record_fields=frozenset({"quantization", "draft"}),
     order=10,
     # It takes longest to load and is what most people come for.

@@ -1,0 +1,168 @@
+"""Requests of engine workers, whose calls are the test's and whose channel is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path as File
+
+import numpy as np
+import pytest
+
+from serve_app.api.types import GenerateRequest, Usage
+from serve_app.catalog.load import load_catalog
+from serve_app.channel.inbox import TokenInbox
+from serve_app.channel.sender import TokenSender
+from serve_app.gateway.backends import engine as engine_backend
+from serve_app.gateway.backends.engine import EngineBackend
+from serve_app.sampling_params import SamplingParams
+from serve_app.state.accounts import Caller
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.text_generation.task import generate
+from serve_app.tasks.work import Runtime, Settlement
+from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, PromptPath
+from serve_app.wire.load import LoadReport
+from serve_app.wire.methods import Method
+from serve_app.wire.tokens import TokenItem
+
+CHAT = "@cf/pico/pico-instruct"
+# What every worker writes: a token is its position.
+ANSWER = list(range(300, 320))
+
+
+@dataclass
+class Replicas:
+    """Serve and the workers: who is called what, and each worker's end of the channel."""
+
+    inbox: TokenInbox
+    senders: dict[str, TokenSender] = field(default_factory=dict)
+    closed: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[tuple[str, str, GenerateCall]] = field(default_factory=list)
+    cancelled: int = 0
+    # Replicas whose calls wait for ever after so many tokens.
+    stuck: dict[str, int] = field(default_factory=dict)
+
+    async def up(self, name: str, stage: str) -> None:
+        sender = TokenSender(name, on_closed=lambda stream: self.closed.append((name, stream)))
+        self.senders[name] = sender
+        sender.subscribe(self.inbox.address, 60.0)
+        sizes = {"max_seqs": 8, "total_blocks": 1000, "block_tokens": 32, "max_batch_tokens": 512}
+        sender.report(LoadReport(name, CHAT, stage, stage, "n1", **sizes))
+        async with asyncio.timeout(10):
+            while name not in self.inbox.workers:
+                await asyncio.sleep(0.001)
+
+    async def call(
+        self, _: ServedModel, method: Method, call: GenerateCall, stage: str, replica: str
+    ) -> GenerateResult:
+        self.calls.append((stage, replica, call))
+        sender = self.senders[replica]
+        sender.open(call.id, call.inbox, call.resumed)
+        until = self.stuck.get(replica, len(ANSWER))
+        for at in range(call.resumed, until):
+            sender.send([TokenItem(call.id, at, (ANSWER[at],))])
+            await asyncio.sleep(0)
+        try:
+            if until < len(ANSWER):
+                await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        sender.send([TokenItem(call.id, until, (), "length")])
+        return Generated("length", 0, PromptPath(), tuple(sender.undelivered(call.id)), replica)
+
+
+@pytest.fixture
+async def replicas(monkeypatch):
+    monkeypatch.setattr(engine_backend, "BACK_WITHIN_S", 0.05)
+    catalog = load_catalog()
+    model = ServedModel(catalog[CHAT], catalog[CHAT].serving["local"], catalog.source(CHAT), File("/nonexistent"))
+
+    def load(process: str, report: LoadReport | None) -> None:
+        if report is None:
+            engine.lost(model, process)
+        else:
+            engine.dispatcher(model).report(process, report)
+
+    inbox = TokenInbox(on_load=load)
+    await inbox.start()
+    made = Replicas(inbox)
+    engine = EngineBackend(inbox, made.call)
+    runtime = Runtime(made.call, lambda _: engine, Settlement(), 100, salt=lambda account: b"a tenant")
+
+    async def ask() -> Usage:
+        sampling = SamplingParams(max_tokens=len(ANSWER), temperature=0)
+        events, _ = await generate(runtime, model, GenerateRequest(CHAT, None, "one two", False, sampling), Caller("a"))
+        return [event async for event in events][-1]
+
+    yield made, ask
+    for sender in made.senders.values():
+        await sender.aclose()
+    await inbox.aclose()
+
+
+def continued(call: GenerateCall, produced: int) -> bool:
+    ids = np.frombuffer(call.ids, np.int32).tolist()
+    return call.resumed == produced and (not produced or ids[-produced:] == ANSWER[:produced])
+
+
+@pytest.mark.parametrize("produced", [0, 7])
+async def test_what_waits_at_a_worker_that_has_gone_moves_to_one_that_can_answer(replicas, produced) -> None:
+    """Its call says nothing: it stands in the queue of a stage without replicas."""
+    made, ask = replicas
+    made.stuck["d1"] = produced
+    await made.up("d1", "decode")
+    await made.up("p1", "prefill")
+    asking = asyncio.ensure_future(ask())
+    async with asyncio.timeout(10):
+        while not made.calls:
+            await asyncio.sleep(0.001)
+    assert [call[:2] for call in made.calls] == [("decode", "d1")]
+    if produced:
+        await asyncio.sleep(0.05)
+    await made.senders["d1"].aclose()
+    usage = await asyncio.wait_for(asking, 10)
+    assert [call[:2] for call in made.calls] == [("decode", "d1"), ("prefill", "p1")]
+    assert usage.completion_tokens == len(ANSWER) and made.cancelled == 1
+    first, second = (call[2] for call in made.calls)
+    assert continued(second, produced) and first.id != second.id
+    # The first attempt's worker may be alive after all: nobody reads what it says.
+    late = made.senders["d1"] = TokenSender("d1", on_closed=lambda stream: made.closed.append(("d1", stream)))
+    late.open(first.id, made.inbox.address, produced)
+    late.send([TokenItem(first.id, produced, (1,))])
+    async with asyncio.timeout(10):
+        while ("d1", first.id) not in made.closed:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_worker_that_only_lost_its_connection_keeps_its_requests(replicas) -> None:
+    made, ask = replicas
+    made.stuck["d1"] = 5
+    await made.up("d1", "decode")
+    await made.up("p1", "prefill")
+    asking = asyncio.ensure_future(ask())
+    async with asyncio.timeout(10):
+        while not made.calls:
+            await asyncio.sleep(0.001)
+    old = made.senders["d1"]
+    await old.aclose()
+    await made.up("d1", "decode")
+    await asyncio.sleep(0.2)
+    assert len(made.calls) == 1 and not asking.done()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_a_request_waits_for_the_next_replica_where_there_is_no_other(replicas) -> None:
+    made, ask = replicas
+    made.stuck["d1"] = 5
+    await made.up("d1", "decode")
+    asking = asyncio.ensure_future(ask())
+    async with asyncio.timeout(10):
+        while not made.calls:
+            await asyncio.sleep(0.001)
+    await made.senders["d1"].aclose()
+    await asyncio.sleep(0.2)
+    assert len(made.calls) == 1 and not asking.done()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
