@@ -15,7 +15,7 @@ define step
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-node lint format models figures bench lock clean
+.PHONY: help install install-dev serve test test-node lint format audit models figures bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,11 @@ lint: $(DEV)  ## ruff and mypy
 format: $(DEV)  ## let ruff sort imports and fix what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
+
+audit: $(PY)  ## ask the database of advisories about the locked packages (needs a network; pip-audit goes into .venv/audit)
+	@test -x $(VENV)/audit/bin/pip-audit || { $(PY) -m venv $(VENV)/audit && \
+	  $(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check --no-input pip-audit; }
+	@$(VENV)/audit/bin/pip-audit --progress-spinner off --timeout 15 --require-hashes --disable-pip -r requirements/lock.txt
 
 models: $(DEV)  ## train the pico models again (hours on CPU; resumes where it stopped)
 	@$(PY) -m training $(ARGS)

@@ -25,6 +25,7 @@ DOCUMENTS = [
     "docs/operations.md",
     "docs/gpu.md",
     "docs/api.md",
+    "docs/security.md",
     "CONTRIBUTING.md",
 ]
 # Read by kernels, which know no settings.
@@ -141,6 +142,16 @@ def test_paths_in_the_project_exist(document: str) -> None:
         if re.fullmatch(r"[\w./-]+", path) and inside and not path.startswith(".venv") and not (ROOT / path).exists():
             missing.append(word)
     assert missing == []
+
+
+def test_every_promise_of_security_names_tests_that_exist() -> None:
+    promises = re.findall(r"^\| (?!promise|---)(.+) \| (.*) \|$", text("docs/security.md"), re.M)
+    assert len(promises) > 20
+    for promise, named in promises:
+        tests = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", named)
+        assert tests, f"no test shows it: {promise}"
+        for file, function in tests:
+            assert not function or f"def {function}(" in (ROOT / file).read_text(), f"{promise}: {file}::{function}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -135,6 +135,9 @@ class Chaos:
             self.weather.violation(f"recovery took {entry['recovery_s']} s, not {limit:.0f}", fault=fault.name)
         window.end = time.monotonic() + GRACE_S
         self.happened.append(entry)
+        print(
+            f"           back after {entry['recovery_s']} s; {dict(self.clients.counts)}", file=sys.stderr, flush=True
+        )
 
     async def _lift(self, injected: Any, hold: float, entry: dict[str, Any]) -> None:
         await asyncio.sleep(hold)
@@ -145,9 +148,13 @@ class Chaos:
 
     async def _recovery(self, since: float, fault: Fault) -> float:
         """Seconds until every model has answered a request that was sent afterwards."""
+        last = ""
         while problem := await self.clients.round():
             if time.monotonic() - since > max(fault.recovers_s, 5.0) * 10:
                 raise SystemExit(f"{fault.name}: the service does not come back: {problem}")
+            if problem != last:
+                print(f"           {problem[:300]}", file=sys.stderr, flush=True)
+            last = problem
             await asyncio.sleep(0.1)
         return round(time.monotonic() - since, 2)
 
@@ -240,7 +247,10 @@ def chaos(options: argparse.Namespace) -> dict[str, Any]:
     wrong: list[str] = []
     with running_target(options.home) if options.home else own_target(options, wrong) as target:
         run = Chaos(target, options)
-        asyncio.run(run.run())
+        try:
+            asyncio.run(run.run())
+        except KeyboardInterrupt:
+            run.weather.violation("interrupted")
         run.check_memory()
     for what in wrong:
         run.weather.violation(what)

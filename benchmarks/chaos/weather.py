@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, field
 from math import inf
@@ -47,5 +48,6 @@ class Weather:
 
     def violation(self, what: str, **details: Any) -> None:
         self.broken += 1
+        print(f"           BROKE: {what[:400]} {details}", file=sys.stderr, flush=True)
         if len(self.broke) < LISTED:
             self.broke.append({"at": round(time.monotonic() - self.started, 1), "what": what, **details})
