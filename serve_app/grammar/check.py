@@ -15,6 +15,7 @@ from serve_app.grammar.limits import MAX_GRAMMAR_BYTES, parser_limits
 # Some expressions are harmless to compile and grow as they are read.
 TRIAL_BYTES = 16
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*?)\]")
+_ROW = re.compile(r"\d+ items; max is \d+")
 _SOURCE = re.compile(r"^\s*\d+ \| ")
 
 
@@ -60,6 +61,8 @@ def reason(error: str) -> str:
     said = re.sub(r"^at \d+\(\d+\): ", "", said).removeprefix("failed to compile JSON schema: ").removeprefix("error: ")
     if said.startswith("NoExtension"):
         return "no text fits it"
+    if found := _ROW.search(said):
+        return f"it allows too much at one place ({found[0]}); use fewer alternatives and optional properties"
     if "too many" in said.lower() or "too large" in said.lower() or "fuel" in said:
         return f"it asks for too much work ({said[:80]}); use smaller counts and fewer alternatives"
     return said[:200]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,8 +50,19 @@ def regex_rule(pattern: str) -> str:
 
 
 def choice_rule(choices: Sequence[str]) -> str:
-    """One of ``choices``."""
-    return " | ".join(literal(choice) for choice in dict.fromkeys(choices))
+    """One of ``choices``, as one expression: as alternatives of the grammar, a thousand of them would be a thousand
+    places to look at."""
+    return f"/{'|'.join(_exactly(choice) for choice in dict.fromkeys(choices))}/"
+
+
+def _exactly(text: str) -> str:
+    """An expression for ``text``."""
+    return "".join(char if char.isalnum() or char == " " or ord(char) > 127 else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    # A backslash before an angle bracket is a word boundary.
+    return f"\\{char}" if char in string.punctuation and char not in "<>" else f"\\x{ord(char):02x}"
 
 
 def lark_grammar(text: str) -> str:

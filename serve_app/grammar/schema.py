@@ -9,7 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from serve_app.grammar import GrammarError
-from serve_app.grammar.limits import MAX_ENUM_VALUES, MAX_GRAMMAR_BYTES, MAX_REGEX_CHARS, MAX_SCHEMA_DEPTH
+from serve_app.grammar.limits import (
+    MAX_ENUM_VALUES,
+    MAX_GRAMMAR_BYTES,
+    MAX_OPTIONAL_PROPERTIES,
+    MAX_REGEX_CHARS,
+    MAX_SCHEMA_DEPTH,
+)
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -68,9 +74,15 @@ def _nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def _check_counts(node: dict[str, Any]) -> None:
     # Keys that only additionalProperties or patternProperties allow may be written twice, and then count once.
     required = node.get("required")
-    named = len(set(map(str, required))) if isinstance(required, list) else 0
+    names = set(map(str, required)) if isinstance(required, list) else set()
+    optional = len(node["properties"].keys() - names) if _mapping(node, "properties") else 0
+    if optional > MAX_OPTIONAL_PROPERTIES:
+        raise GrammarError(
+            f"an object has {optional} optional properties and {MAX_OPTIONAL_PROPERTIES} is the most; make some "
+            "required, or put them into objects of their own"
+        )
     least = node.get("minProperties")
-    if isinstance(least, (int, float)) and least > max(1, named):
+    if isinstance(least, (int, float)) and least > max(1, len(names)):
         raise GrammarError("minProperties of 2 or more is not supported; name the properties and make them required")
 
 

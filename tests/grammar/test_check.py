@@ -6,9 +6,11 @@ import asyncio
 import json
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.grammar import GrammarError
 from serve_app.grammar.check import check_grammar
+from serve_app.grammar.limits import parser_limits
 from serve_app.grammar.rules import choice_rule, grammar, json_rule, lark_grammar, regex_rule
 from serve_app.grammar.schema import check_schema
 
@@ -18,6 +20,10 @@ def nested(levels):
     for _ in range(levels):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     return schema
+
+
+def optional(count, suffix="", **more):
+    return {"type": "object", "properties": {f"p{i}{suffix}": {"type": "string"} for i in range(count)}, **more}
 
 
 def loop(**more):
@@ -56,6 +62,9 @@ REFUSED = [
     ({"description": "x" * 70_000}, "65536 is the most"),
     ({"x-guidance": {"lenient": True}, "not": {}}, "x-guidance"),
     ({"allOf": [{"anyOf": [{"properties": {f"p{i}": {"const": j}}} for j in range(4)]} for i in range(8)]}, "too much"),
+    (optional(501), "501 optional properties and 500 is the most"),
+    ({"properties": {"a": {"items": optional(600)}}}, "600 optional properties"),
+    ({"anyOf": [optional(450, str(i)) for i in range(4)]}, "allows too much at one place"),
     ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 10}]}, "oneOf"),
 ]
 
@@ -81,6 +90,9 @@ ALLOWED = [
     {"type": "array", "items": {"type": "integer"}, "minItems": 10**5, "maxItems": 10**6},
     {"enum": [f"value {i}" for i in range(4000)]},
     nested(60),
+    optional(500),
+    optional(500, additionalProperties=False),
+    optional(1000, required=[f"p{i}" for i in range(500)]),
     {"type": "object", "properties": {f"p{i}": {"type": "string", "maxLength": 50_000} for i in range(50)}},
 ]  # fmt: skip
 
@@ -107,8 +119,21 @@ def test_regexes_that_can(pattern):
     check_grammar(grammar(regex_rule(pattern), {}))
 
 
-def test_choices_are_literal():
-    check_grammar(grammar(choice_rule(['a "b"', "c\\d", "é/#\n", "x" * 4000, *map(str, range(1000))]), {}))
+def accepts(text, written):
+    """Whether a grammar takes ``written``, byte by byte, and may end there."""
+    matcher = LLMatcher(LLTokenizer("byte"), text, log_level=0, limits=parser_limits())
+    return all(matcher.consume_token(byte) for byte in written.encode()) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000, 1024])
+def test_choices_are_literal(count):
+    odd = ["".join(map(chr, range(1, 128))), "é/#\n", "yes", "yes, sir", "日本 😀 \u2028", "\\b<|end|>", "x" * 4000]
+    choices = [*odd, *(f"item {i}" for i in range(count))][-1024:]
+    text = grammar(choice_rule(choices), {})
+    check_grammar(text)
+    for choice in [*choices[:7], *choices[-3:]]:
+        assert accepts(text, choice)
+        assert not accepts(text, choice + "!") and not accepts(text, choice[:-1] + "%")
 
 
 @pytest.mark.parametrize(
