@@ -32,6 +32,8 @@ class SamplingParams:
     ignore_eos: bool = False
     # What the output must look like, in llguidance's Lark; compiled by `serve_app.grammar.matcher`.
     grammar: str | None = None
+    # Log-probabilities of the prompt's own tokens are wanted, and of so many likeliest ones beside each.
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
@@ -57,3 +59,16 @@ class TokenLogprobs:
 
     logprob: float
     top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens 1 to n (natural log), each given those before it, with the ``top`` likeliest
+    beside each, best first. Little-endian, row after row.
+    """
+
+    top: int
+    logprobs: bytes  # float32 [n]
+    ranks: bytes  # int32 [n], 1 for the likeliest
+    top_ids: bytes  # int32 [n, top]
+    top_logprobs: bytes  # float32 [n, top]

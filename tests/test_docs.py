@@ -187,6 +187,7 @@ def test_the_error_codes_are_those_of_the_code() -> None:
     assert all(row[2] and row[3] for row in rows("docs/api.md", "## Errors"))
 
 
+ACCOUNT = "/client/v4/accounts/{account}"
 # The same routes under several prefixes are documented once, under the account.
 ALIASES = re.compile(
     r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/client/v4/accounts/\{account\}/ai(/v1)*|/v1)"
@@ -195,7 +196,8 @@ ALIASES = re.compile(
 
 
 def canonical(path: str) -> str:
-    return ALIASES.sub("/client/v4/accounts/{account}/ai/v1", path)
+    path = re.sub(r"^/(v1/|v2/)?(rerank|score)$", lambda m: f"{ACCOUNT}/ai/{m[1] or 'v1/'}{m[2]}", path)
+    return ALIASES.sub(f"{ACCOUNT}/ai/v1", path)
 
 
 def test_the_routes_are_those_of_the_gateway(tmp_path: Path) -> None:

@@ -107,6 +107,22 @@ class GenerateRequest(Asked):
     show_reasoning: bool = True
 
 
+Side = Literal["end", "start"]
+
+
+@dataclass(slots=True, frozen=True)
+class Shorten:
+    """Where a text with too many tokens is cut; one without this is refused.
+
+    ``tokens``: how many stay at most, those that the tokenizer adds included; None: what the model takes. Of a pair
+    the second text is cut first, and to ``second`` tokens in any case.
+    """
+
+    tokens: int | None = None
+    second: int | None = None
+    side: Side = "end"
+
+
 TokenHead = Literal["sparse", "colbert"]
 EmbedForm = Literal["text", "contexts", "scores"]
 
@@ -114,7 +130,8 @@ EmbedForm = Literal["text", "contexts", "scores"]
 @dataclass(slots=True)
 class EmbedRequest(Asked):
     """``form`` says how to answer: vectors of texts, vectors of contexts, or scores of ``texts[1:]`` against
-    ``texts[0]``, by ``score_mode``. ``heads``: what is wanted of each token besides, where the model has it."""
+    ``texts[0]``, by ``score_mode``. ``heads``: what is wanted of each token besides, where the model has it. ``ids``
+    stand in place of ``texts`` where the client has tokenised: the model's own, as they are."""
 
     model: str
     texts: list[str]
@@ -126,14 +143,27 @@ class EmbedRequest(Asked):
     return_dense: bool = True
     score_mode: ScoreMode = "dense"
     score_weights: tuple[float, ...] = WEIGHTS
+    ids: list[tuple[int, ...]] | None = None
+    shorten: Shorten | None = None
 
 
 @dataclass(slots=True)
 class RerankRequest(Asked):
+    """``contexts`` against ``query``, or each against the one of ``queries`` in its place. ``raw``: logits instead of
+    scores within (0, 1)."""
+
     model: str
     query: str
     contexts: list[str]
     top_k: int | None = None
+    queries: list[str] | None = None
+    shorten: Shorten | None = None
+    raw: bool = False
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        queries = self.queries if self.queries is not None else [self.query] * len(self.contexts)
+        return list(zip(queries, self.contexts, strict=True))
 
 
 @dataclass(slots=True)

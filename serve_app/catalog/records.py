@@ -220,6 +220,7 @@ class ModelRecord(Record):
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"  # fp8: e4m3, half the bytes of bfloat16
     pooling: Literal["mean", "cls"] = "mean"
     normalize: bool = True
+    matryoshka: bool = False  # trained so that the first values of a vector are a vector by themselves
     draft: Draft | None = None
     speculation: Speculation = Speculation()
     serving: dict[ProfileName, Profile] = {}

@@ -17,6 +17,7 @@ from serve_app.engine.gpu.memory import measure
 from serve_app.engine.gpu.overlap import OverlapEngine
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
+from serve_app.engine.scores import score_rows
 from serve_app.kernels.gpu.backend import operators
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         max_model_len=min(limits.max_model_len, model.max_model_len, (count - 1) * BLOCK_TOKENS),
         eos_token_ids=model.eos_token_ids,
     )
+    scheduler.score_rows = score_rows(model.vocab_size)
     scheduler.extend_at, scheduler.recompute = model.extend_at, model.recompute
     runner = Runner(model.forward, model.kv_shape.allocate(count + limits.reserved_blocks, model.device))
     # The rotation of a text is known on the host alone, and may change with its length.

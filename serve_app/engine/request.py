@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from serve_app.engine.constrain import Constraint
+    from serve_app.engine.scores import Scores
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -79,6 +80,9 @@ class Request:
     adapter: int = 0
     # In order, none over another, all within the prompt.
     embedded: list[EmbeddedSpan] = field(default_factory=list)
+    # Prompt tokens whose rows have told the log-probability of the next one, and what they told.
+    scored: int = 0
+    scores: list[Scores] = field(default_factory=list)
 
     @property
     def output_len(self) -> int:
@@ -87,6 +91,12 @@ class Request:
     @property
     def known(self) -> int:
         return len(self.tokens) + len(self.draft)
+
+    @property
+    def score_end(self) -> int:
+        """One past the last prompt token whose row tells a log-probability that is wanted: the last one's is sampled
+        from."""
+        return self.prompt_len - 1 if self.sampling.prompt_logprobs is not None else 0
 
     @property
     def media(self) -> list[tuple[int, int, bytes]]:

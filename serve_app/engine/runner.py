@@ -10,11 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from serve_app.engine.constrain import Masks
+from serve_app.engine.constrain import Masking, Masks
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.kv_io.transfer import StoredPrefix, load_prefix
 from serve_app.engine.request import Request
 from serve_app.engine.sampling import SampleRow, sample
+from serve_app.engine.scores import take_scores
 from serve_app.engine.step import Batch, Capture, Sampled, Scheduled, Step, build_batch
 
 # (batch) -> logits [S, V] of batch.sample_rows
@@ -61,6 +62,16 @@ class Runner:
         logits = self.forward(batch)
         if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
             self.observer.observe(step.scheduled, batch.capture.states)
+        if not step.scores:
+            return self._sample(step, logits, masking)
+        scores, logits = take_scores(step.scheduled, logits)
+        results = self._sample(step, logits, masking)
+        for result, found in zip(results, scores, strict=True):
+            result.scores = found
+        return results
+
+    def _sample(self, step: Step, logits: Tensor, masking: Masking | None) -> list[Sampled]:
+        """Draws from ``logits`` [S, V] of the rows to sample; see :meth:`run`."""
         rows = [row for item in step.scheduled for row in sample_rows(item)]
         if not rows:
             return [Sampled([]) for _ in step.scheduled]

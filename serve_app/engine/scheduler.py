@@ -12,8 +12,10 @@ from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status
+from serve_app.engine.scores import joined
 from serve_app.engine.step import Load, Prefix, Sampled, Scheduled, Step, StepOutput
 from serve_app.kv.keys import block_keys
+from serve_app.sampling_params import PromptLogprobs
 
 
 class Scheduler:
@@ -39,6 +41,8 @@ class Scheduler:
         # and whether a text that grows beyond it is computed anew.
         self.extend_at: int | None = None
         self.recompute = False
+        # Rows of a step that may tell log-probabilities of prompts; see `serve_app.engine.scores`.
+        self.score_rows = 256
 
     @property
     def has_work(self) -> bool:
@@ -59,6 +63,8 @@ class Scheduler:
             raise ValueError("a request needs at least one token")
         if request.known + 1 > self.max_model_len:
             raise ValueError(f"{request.known} tokens do not fit a context of {self.max_model_len}")
+        if request.score_end:
+            prefix = None  # what is copied tells nothing
         if self._outgrown(request, request.tokens if self.recompute else request.tokens[: request.prompt_len]):
             self._extend_rotation(request)
             prefix = None
@@ -86,8 +92,8 @@ class Scheduler:
             if request.status is not Status.RUNNING or budget == 0 or request.pending == 0:
                 continue
             self._trim_draft(request, budget - (len(order) - 1 - index), owed)
-            count = min(request.pending, budget)
-            if not self._extend(request, request.computed + count, step):
+            count = self._scorable(request, request.computed, min(request.pending, budget), step)
+            if count == 0 or not self._extend(request, request.computed + count, step):
                 continue
             step.scheduled.append(self._schedule(request, count))
             budget = self.max_batch_tokens - step.tokens
@@ -108,6 +114,9 @@ class Scheduler:
             request = item.request
             if request.status is not Status.RUNNING:
                 continue
+            if result.scores is not None:
+                request.scored += item.scores
+                request.scores.append(result.scores)
             if not item.samples:
                 request.computed += item.count
                 self._seal(request)
@@ -130,6 +139,7 @@ class Scheduler:
                     result.logprobs[: len(new)] if result.logprobs is not None else None,
                     request.cached,
                     result.error,
+                    self._prompt_logprobs(request),
                 )
             )
             if request.finish_reason is not None:
@@ -137,6 +147,11 @@ class Scheduler:
             elif self.recompute and self._outgrown(request, request.tokens):
                 self._recompute(request)
         return outputs
+
+    def _prompt_logprobs(self, request: Request) -> PromptLogprobs | None:
+        """What a request that ends tells of its prompt."""
+        top = request.sampling.prompt_logprobs
+        return None if top is None or request.finish_reason is None else joined(request.scores, top)
 
     def _outgrown(self, request: Request, tokens: list[int]) -> bool:
         return self.extend_at is not None and not request.extended and len(tokens) > self.extend_at
@@ -174,14 +189,23 @@ class Scheduler:
 
     def _schedule(self, request: Request, count: int) -> Scheduled:
         reaches_end = request.computed + count == request.known and not request.prefill_only
-        return Scheduled(request, request.computed, count, 1 + len(request.draft) if reaches_end else 0)
+        samples = 1 + len(request.draft) if reaches_end else 0
+        return Scheduled(request, request.computed, count, samples, _scores(request, request.computed, count))
+
+    def _scorable(self, request: Request, start: int, count: int, step: Step) -> int:
+        """How many of ``count`` tokens from ``start`` on a step computes that has room for so many scores."""
+        left = self.score_rows - step.scores
+        if _scores(request, start, count) <= left:
+            return count
+        return max(start, request.scored) + left - start
 
     def _admit(self, request: Request, budget: int, step: Step) -> int:
         """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens, 0 if
         none.
         """
         # At least the last token is computed: its logits are wanted, or (prefill only) a step is what ends the request.
-        reusable = len(request.tokens) - 1
+        # So is every token whose row has something to tell of the prompt.
+        reusable = len(request.tokens) - 1 if request.scored >= request.score_end else request.scored
         self._extend_keys(request, reusable)
         hits = self.blocks.match(request.keys[: reusable // BLOCK_TOKENS])
         hit_tokens = len(hits) * BLOCK_TOKENS
@@ -189,7 +213,9 @@ class Scheduler:
         # What the pool was asked for began where our own cache ended then; those blocks may have been given away since.
         usable = prefix is not None and prefix.begin <= hit_tokens
         start = max(hit_tokens, min(prefix.end, reusable)) if prefix is not None and usable else hit_tokens
-        count = min(len(request.tokens) - start, budget)
+        count = self._scorable(request, start, min(len(request.tokens) - start, budget), step)
+        if count == 0:
+            return 0
         self.blocks.take(hits)
         room = blocks_for(start + count) - len(hits)
         if not self.blocks.can_allocate(room):
@@ -276,6 +302,11 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+
+
+def _scores(request: Request, start: int, count: int) -> int:
+    """How many of ``count`` rows from ``start`` on have something to tell of the prompt."""
+    return max(0, min(start + count, request.score_end) - max(start, request.scored))
 
 
 def extended_root(root: bytes) -> bytes:

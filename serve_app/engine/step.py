@@ -20,7 +20,8 @@ from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import EmbeddedSpan, Request
-from serve_app.sampling_params import TokenLogprobs
+from serve_app.engine.scores import Scores
+from serve_app.sampling_params import PromptLogprobs, TokenLogprobs
 
 
 class Prefix(Protocol):
@@ -39,12 +40,19 @@ class Prefix(Protocol):
 
 @dataclass(slots=True)
 class Scheduled:
-    """``count`` tokens of ``request`` from ``start`` on; the last ``samples`` rows are sampled."""
+    """``count`` tokens of ``request`` from ``start`` on; the last ``samples`` rows are sampled, and ``scores`` rows
+    from ``first_score`` on tell log-probabilities of the prompt."""
 
     request: Request
     start: int
     count: int
     samples: int
+    scores: int = 0
+
+    @property
+    def first_score(self) -> int:
+        """The first of the rows that tell log-probabilities; those before it have told theirs."""
+        return max(0, self.request.scored - self.start)
 
     @property
     def blocks(self) -> list[int]:
@@ -84,6 +92,10 @@ class Step:
     def tokens(self) -> int:
         return sum(s.count for s in self.scheduled)
 
+    @property
+    def scores(self) -> int:
+        return sum(s.scores for s in self.scheduled)
+
 
 @dataclass(slots=True)
 class Sampled:
@@ -96,6 +108,7 @@ class Sampled:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     error: str | None = None
+    scores: Scores | None = None
 
 
 @dataclass(slots=True)
@@ -103,6 +116,7 @@ class StepOutput:
     """What one engine step produced for one request.
 
     ``offset`` is the number of output tokens before ``token_ids``; ``cached`` the prompt tokens that were not computed.
+    ``prompt_logprobs`` come with the last output, where they were asked for.
     """
 
     request_id: str
@@ -112,6 +126,7 @@ class StepOutput:
     logprobs: list[TokenLogprobs] | None = None
     cached: int = 0
     error: str | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(slots=True)
@@ -161,7 +176,7 @@ class Batch:
     query_start: Tensor  # [R+1] int32
     seq_lens: Tensor  # [R] int32
     block_tables: Tensor  # [R, max_blocks] int32
-    sample_rows: Tensor  # [S] int64
+    sample_rows: Tensor  # [S] int64, those whose logits are wanted
     max_query_len: int
     max_seq_len: int
     kv: KVCache
@@ -189,9 +204,13 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         tables[index, : len(s.blocks)] = s.blocks
         input_ids[query_start[index] : query_start[index + 1]] = s.token_ids()
     slots = tables[row, positions // BLOCK_TOKENS].astype(np.int64) * BLOCK_TOKENS + positions % BLOCK_TOKENS
-    sample_rows = np.concatenate(
-        [np.arange(query_start[i + 1] - s.samples, query_start[i + 1]) for i, s in enumerate(scheduled)]
-    )
+    wanted = []
+    for index, s in enumerate(scheduled):
+        if s.scores:
+            first = query_start[index] + s.first_score
+            wanted.append(np.arange(first, first + s.scores))
+        wanted.append(np.arange(query_start[index + 1] - s.samples, query_start[index + 1]))
+    sample_rows = np.concatenate(wanted)
     seq_lens = (starts + counts).astype(np.int32)
 
     extended = np.array([s.request.extended for s in scheduled])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import replace as with_changes
 
 from serve_app.api.errors import InputTooLong, InvalidInput
-from serve_app.api.types import Usage
+from serve_app.api.types import Shorten, Usage
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime, Work
 from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens
@@ -29,31 +30,43 @@ _Tokens = TypeVar("_Tokens", np.ndarray, tuple[np.ndarray, np.ndarray])
 
 
 async def tokenise(
-    model: ServedModel, encode: Callable[[list[_Text]], list[_Tokens]], texts: list[_Text]
+    model: ServedModel,
+    encode: Callable[[list[_Text]], list[_Tokens]],
+    texts: list[_Text],
+    shorten: Shorten | None = None,
 ) -> list[_Tokens]:
     """``encode(texts)``, of texts or pairs of texts; ``encode`` gives token ids, or a tuple that begins with them.
 
     Raises `InputTooLong` for the first text that the model can't take: by its bytes before anything is tokenised, by
-    its tokens before the next slice is. Slices of many texts leave the event loop alone, and take turns with others'.
+    its tokens before the next slice is. Where ``encode`` will ``shorten``, texts are cut to those bytes. Slices of many texts leave the event loop alone, and take turns with others'.
     """
     limit = model.record.properties.max_input_tokens
-    if limit is not None:
+    if limit is not None and shorten is not None:
+        texts = [_clipped(text, limit * BYTES_PER_TOKEN // 4, shorten) for text in texts]
+    elif limit is not None:
         for index, text in enumerate(texts):
             if (size := _bytes(text)) > limit * BYTES_PER_TOKEN:
                 raise _too_long(model, index, f"{size} bytes", f"{limit} tokens and {limit * BYTES_PER_TOKEN} bytes")
     if sum(map(_chars, texts)) <= INLINE_CHARS:
-        return _within(model, encode(texts), 0)
+        return within(model, encode(texts), 0)
     found: list[_Tokens] = []
     while len(found) < len(texts):
         start, chars, end = len(found), 0, len(found)
         while end < len(texts) and (end == start or chars + _chars(texts[end]) <= INLINE_CHARS):
             chars += _chars(texts[end])
             end += 1
-        found += _within(model, await asyncio.to_thread(encode, texts[start:end]), start)
+        found += within(model, await asyncio.to_thread(encode, texts[start:end]), start)
     return found
 
 
-def _within(model: ServedModel, found: list[_Tokens], start: int) -> list[_Tokens]:
+def _clipped(text: _Text, chars: int, shorten: Shorten) -> _Text:
+    """``text``, or each of a pair, with the characters only of which tokens could stay."""
+    if isinstance(text, tuple):
+        return tuple(_clipped(part, chars, shorten) for part in text)  # type: ignore[return-value]
+    return text[-chars:] if shorten.side == "start" else text[:chars]
+
+
+def within(model: ServedModel, found: list[_Tokens], start: int = 0) -> list[_Tokens]:
     """``found``, the tokens of the texts from number ``start`` on, if the model takes them."""
     limit = model.record.properties.max_input_tokens
     for index, tokens in enumerate(found, start):
@@ -64,7 +77,9 @@ def _within(model: ServedModel, found: list[_Tokens], start: int) -> list[_Token
 
 
 def _too_long(model: ServedModel, index: int, has: str, most: str) -> InputTooLong:
-    return InputTooLong(f"Input {index} has {has}; {model.id} takes at most {most}. Split it into parts.")
+    return InputTooLong(
+        f"Input {index} has {has}; {model.id} takes at most {most}. Split it, or have it cut (truncate)."
+    )
 
 
 def _chars(text: str | tuple[str, str]) -> int:
@@ -75,6 +90,14 @@ def _bytes(text: str | tuple[str, str]) -> int:
     return sum(
         len(part) if part.isascii() else len(part.encode()) for part in ([text] if isinstance(text, str) else text)
     )
+
+
+def fitting(model: ServedModel, shorten: Shorten | None) -> Shorten | None:
+    """``shorten`` with what the model takes as its bound."""
+    limit = model.record.properties.max_input_tokens
+    if shorten is None or limit is None:
+        return shorten
+    return replace(shorten, tokens=min(shorten.tokens or limit, limit))
 
 
 async def encode(
@@ -101,7 +124,7 @@ async def _group(
     types: list[np.ndarray] | None,
     asked: EncodeCall,
 ) -> Encoded | EncodedTokens:
-    call = replace(
+    call = with_changes(
         asked,
         ids=np.concatenate(ids).astype(np.int32).tobytes(),
         lengths=np.array([len(s) for s in ids], np.int32).tobytes(),

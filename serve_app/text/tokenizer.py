@@ -17,8 +17,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
+from serve_app.api.types import Shorten
 from serve_app.text.chat_template import ChatTemplate
 from serve_app.text.control import ControlTokens, control_names
+from serve_app.text.shorten import kept_tokens
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -130,17 +132,23 @@ class Tokenizer:
         text."""
         return self.encode_prompt(self.control.neutralise(text), add_special_tokens=add_special_tokens)
 
-    def encode_batch(self, texts: list[str], *, add_special_tokens: bool = True) -> list[np.ndarray]:
-        """`encode` for many texts at once."""
+    def encode_batch(
+        self, texts: list[str], *, add_special_tokens: bool = True, shorten: Shorten | None = None
+    ) -> list[np.ndarray]:
+        """`encode` for many texts at once, each cut as ``shorten`` says."""
         backend, safe = self.control.reader([self.control.neutralise(text) for text in texts])
         encodings = backend.encode_batch(safe, add_special_tokens=add_special_tokens)
-        return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
+        if shorten is None:
+            return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
+        return [_shortened(encoding, shorten)[0] for encoding in encodings]
 
-    def encode_pairs(self, pairs: list[tuple[str, str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    def encode_pairs(
+        self, pairs: list[tuple[str, str]], *, shorten: Shorten | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """(token ids, token type ids), both int32 [tokens], of text pairs as a cross-encoder reads them."""
         backend, safe = self.control.reader([self.control.neutralise(text) for pair in pairs for text in pair])
         encodings = backend.encode_batch(list(zip(safe[::2], safe[1::2], strict=True)), add_special_tokens=True)
-        return [(np.asarray(e.ids, dtype=np.int32), np.asarray(e.type_ids, dtype=np.int32)) for e in encodings]
+        return [_shortened(encoding, shorten) for encoding in encodings]
 
     def decode(self, ids: Any, *, skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids outside the vocabulary have none."""
@@ -205,3 +213,13 @@ class Tokenizer:
         sources = self.chat_templates
         source = (sources.get("tool_use") if with_tools else None) or sources.get("default")
         return None if source is None else ChatTemplate(source, self.special_tokens)
+
+
+def _shortened(encoding: Any, shorten: Shorten | None) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and types, both int32, of one text or pair, cut as ``shorten`` says."""
+    ids, types = np.asarray(encoding.ids, np.int32), np.asarray(encoding.type_ids, np.int32)
+    if shorten is None:
+        return ids, types
+    texts = np.array([-1 if text is None else text for text in encoding.sequence_ids], np.int32)
+    kept = kept_tokens(texts, shorten)
+    return ids[kept], types[kept]

@@ -8,9 +8,10 @@ from serve_app.wire.generate import Failed
 from serve_app.wire.message import Message, Reader
 
 
-class EncodeCall(Message, tag="encode:1", frozen=True):
+class EncodeCall(Message, tag="encode:2", frozen=True):
     """Sequences of token ids, one after the other: ``ids``, ``lengths`` and ``types`` are little-endian int32.
     Answered by :data:`EncodeResult`. What is None is as the model has it; ``heads``: what to say of each token.
+    ``raw``: a reranker's logits, which it maps to (0, 1) otherwise.
     """
 
     ids: bytes = b""
@@ -20,6 +21,7 @@ class EncodeCall(Message, tag="encode:1", frozen=True):
     normalize: bool | None = None
     dimensions: int | None = None
     heads: tuple[Literal["sparse", "colbert"], ...] = ()
+    raw: bool = False
 
 
 class Encoded(Message, tag="encoded:1", frozen=True):

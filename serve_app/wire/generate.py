@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from serve_app.sampling_params import SamplingParams
+from serve_app.sampling_params import PromptLogprobs, SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.message import Message, Reader
 from serve_app.wire.tokens import TokenItem
@@ -22,7 +22,7 @@ class PrefillAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 HERE = PrefillAt("")
 
 
-class GenerateCall(Message, tag="generate:2", frozen=True):
+class GenerateCall(Message, tag="generate:3", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
@@ -85,9 +85,10 @@ class PromptPath(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return msgspec.structs.asdict(self)
 
 
-class Generated(Message, tag="generated:2", frozen=True):
+class Generated(Message, tag="generated:3", frozen=True):
     """How a request ended. ``cached``: prompt tokens found stored. ``undelivered``: what the gateway had not
     acknowledged, so that a complete answer never depends on the channel. ``replica``: where it was generated.
+    ``prompt_logprobs``: where the sampling asked for them.
     """
 
     finish: str
@@ -95,6 +96,7 @@ class Generated(Message, tag="generated:2", frozen=True):
     path: PromptPath
     undelivered: tuple[TokenItem, ...] = ()
     replica: str = ""
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Failed(Message, tag="failed:1", frozen=True):

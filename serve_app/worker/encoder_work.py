@@ -43,6 +43,8 @@ class EncoderWork:
         changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
         if call.heads:
             changes["heads"] = call.heads
+        if call.raw:
+            changes["sigmoid"] = False
         try:
             future = self._batcher.submit(sequences, replace(self._model.readout, **changes), type_ids=types)
         except EncodeError as refused:

@@ -100,11 +100,13 @@ class EngineWork:
         try:
             if (refused := await self._compile(running.request)) is not None:
                 return Failed(refused, refused=True)
-            stored = await self._reader.stored(running.prompt)
+            # A row that is copied tells nothing: what is to be told of a prompt is computed here, where it is wanted.
+            told = call.sampling.prompt_logprobs is not None
+            stored = await (self._reader.computed(running.prompt) if told else self._reader.stored(running.prompt))
             if running.done.done():
                 return _failed(running)
             missing = len(running.request.tokens) - 1 - stored.covered
-            if call.prefill_above is not None and missing >= call.prefill_above:
+            if not told and call.prefill_above is not None and missing >= call.prefill_above:
                 running.found = stored.covered
                 self.requests.park(running)
                 parked = True
@@ -244,7 +246,8 @@ class EngineWork:
             return result
         path = self._reader.done(request, stored, result.cached, running.first_token_s)
         # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
-        return Generated(result.reason, result.cached, path, tuple(self._sender.undelivered(request.id)))
+        undelivered = tuple(self._sender.undelivered(request.id))
+        return Generated(result.reason, result.cached, path, undelivered, prompt_logprobs=result.prompt_logprobs)
 
     async def _compile(self, request: Request) -> str | None:
         """Gives a request its grammar, beside the event loop; the reason where that is impossible."""
@@ -294,7 +297,7 @@ class EngineWork:
             if running.streamed:
                 items.append(_item(output, cached if first and new else None))
             if output.finish_reason is not None:
-                self.requests.end(output.request_id, Finished(output.finish_reason, cached))
+                self.requests.end(output.request_id, Finished(output.finish_reason, cached, output.prompt_logprobs))
         if items:
             self._sender.send(items)
 

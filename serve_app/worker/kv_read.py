@@ -156,6 +156,11 @@ class PoolReader:
             self.fetches.append(Fetch(tier, sum(piece.n_tokens for piece, _ in found), time.perf_counter() - began))
         return stored
 
+    async def computed(self, prompt: Prompt) -> Stored:
+        """Of a prompt that is computed whatever is stored: only what the pool need not be given again."""
+        held = await self.client.touch(prompt.request.keys, prompt.tail_keys)
+        return Stored(None, 0, held or 0)
+
     async def arriving(self, prompt: Prompt, prefilled: asyncio.Future[Prefilled]) -> Stored:
         """Like :meth:`stored` while a prefill worker computes the prompt: takes chunks as they appear in the pool and
         copies them into the engine's cache between its steps, so that little is left to do when prefill has ended.

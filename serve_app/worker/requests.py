@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from serve_app.sampling_params import PromptLogprobs
 from serve_app.wire.generate import Failed, GenerateCall, Prefilled
 from serve_app.worker.kv_read import Prompt
 
@@ -20,10 +21,11 @@ WAIT_S = 10.0
 
 @dataclass(slots=True)
 class Finished:
-    """The engine is done with a request: why, and how much of the prompt was found stored."""
+    """The engine is done with a request: why, how much of the prompt was found stored, and what is told of it."""
 
     reason: str
     cached: int
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -49,12 +49,12 @@ FIELDS = {
     "collect:1": "id offset",
     "collected:1": "items",
     "counters:1": "stage pid numbers",
-    "encode:1": "ids lengths types pooling normalize dimensions heads",
+    "encode:2": "ids lengths types pooling normalize dimensions heads raw",
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "failed:1": "error refused",
-    "generate:2": "id ids salt sampling inbox priority resumed prefill prefill_above",
-    "generated:2": "finish cached path undelivered replica",
+    "generate:3": "id ids salt sampling inbox priority resumed prefill prefill_above",
+    "generated:3": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:1": "inbox lease_s replica role wish",
     "load:2": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
@@ -82,7 +82,7 @@ INSIDE = {
     "Query": "id agreed suffix",
     "TokenItem": "stream_id offset ids finish logprobs cached",
     "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "
-    "presence_penalty logit_bias logprobs stop_token_ids ignore_eos grammar",
+    "presence_penalty logit_bias logprobs stop_token_ids ignore_eos grammar prompt_logprobs",
 }
 
 CALL = GenerateCall(

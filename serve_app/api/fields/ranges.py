@@ -41,7 +41,12 @@ BIAS = Range(-100, 100, whole=False)
 CHOICES = Range(1, 16)
 TOP_LOGPROBS = Range(0, 20)
 DIMENSIONS = Range(1, 65536)
+# Tokens to keep of a text; -1: what the model takes.
+KEPT_TOKENS = Range(-1, 2**31 - 1)
 DEADLINE_MS = Range(1, 24 * 3600 * 1000)
 # How many of the best contexts to return, and how much each of a text's readings counts.
 BEST = Range(1, 2**31 - 1)
+# The same where 0 stands for all of them.
+RANKED = Range(0, 2**31 - 1)
+DOCUMENT_TOKENS = Range(1, 2**31 - 1)
 WEIGHT = Range(0, 1e6, whole=False)

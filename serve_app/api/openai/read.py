@@ -19,6 +19,7 @@ from serve_app.api.fields.sampling import (
     parse_token_ids,
     refuse_unsupported,
 )
+from serve_app.api.fields.shorten import parse_shorten
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, choice, refuse, string, text, texts
 from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits
@@ -132,26 +133,37 @@ def _prompts(value: Any, echo: bool, limits: ModelLimits) -> list[tuple[str | No
 
 
 def parse_embeddings(body: bytes | dict[str, Any]) -> EmbedRequest:
-    """`POST /v1/embeddings` with ``input`` as a string or an array of strings."""
+    """`POST /v1/embeddings` with ``input`` as a string, token ids, or an array of either."""
     model, body = model_of(body)
-    value = body.get("input")
-    if value is None:
-        raise InvalidInput("input is missing; send a string or an array of strings.", param="input")
-    if isinstance(value, list) and value and isinstance(value[0], (int, list)):
-        raise InvalidInput(
-            "input must be text; token ids are not supported, as tokenizers differ by model.", param="input"
-        )
-    found = texts(value, "input", limit=MAX_INPUTS)
-    if not all(found):
-        raise InvalidInput("input must not hold an empty string.", param="input")
+    found, ids = _inputs(body.get("input"))
     return EmbedRequest(
         model=_plain_model(model, body),
         texts=found,
+        ids=ids,
         pooling=choice(body, "pooling", ("mean", "cls")),  # type: ignore[arg-type]
         encoding=choice(body, "encoding_format", ("float", "base64")) or "float",  # type: ignore[arg-type]
         dimensions=DIMENSIONS.read(body, "dimensions"),
+        shorten=parse_shorten(body),
         **parse_asked(body),
     )
+
+
+def _inputs(value: Any) -> tuple[list[str], list[tuple[int, ...]] | None]:
+    """Texts, or rows of token ids."""
+    if value is None:
+        raise InvalidInput("input is missing; send a string or an array of strings.", param="input")
+    if isinstance(value, list) and value and isinstance(value[0], (int, float, list)):
+        rows = value if isinstance(value[0], list) else [value]
+        if len(rows) > MAX_INPUTS:
+            raise InvalidInput(f"input must have at most {MAX_INPUTS} items, got {len(rows)}.", param="input")
+        ids = [parse_token_ids(row, "input", None) for row in rows]
+        if not all(ids):
+            raise InvalidInput("input must not hold an empty array of token ids.", param="input")
+        return [], ids
+    found = texts(value, "input", limit=MAX_INPUTS)
+    if not all(found):
+        raise InvalidInput("input must not hold an empty string.", param="input")
+    return found, None
 
 
 def _plain_model(model: str, body: dict[str, Any]) -> str:

@@ -74,9 +74,12 @@ def completion_input() -> Schema:
 
 def embeddings_input() -> Schema:
     many = _list({"type": "string", "minLength": 1}, minItems=1, maxItems=openai.MAX_INPUTS)
+    ids = _list(_COUNT, minItems=1)
+    rows = _list(ids, minItems=1, maxItems=openai.MAX_INPUTS)
     fields = {
         "model": _MODEL,
-        "input": {"oneOf": [{"type": "string", "minLength": 1}, many]},
+        "input": {"oneOf": [{"type": "string", "minLength": 1}, many, ids, rows]},
+        **schemas.shorten_fields(),
         "encoding_format": {"type": "string", "enum": ["float", "base64"]},
         "dimensions": ranges.DIMENSIONS.schema,
         "pooling": {"type": "string", "enum": ["mean", "cls"]},

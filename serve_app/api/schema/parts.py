@@ -196,3 +196,19 @@ def format_fields() -> Schema:
 def contexts_schema() -> Schema:
     item = object_({"text": {"type": "string"}}, ["text"])
     return {"type": "array", "minItems": 1, "maxItems": workers_ai.MAX_CONTEXTS, "items": item}
+
+
+def shorten_fields() -> Schema:
+    """How long texts may be cut; for embeddings as well."""
+    return {
+        "truncate": {
+            "description": "Whether texts that are too long are cut; Cohere's words name the side.",
+            "anyOf": [{"type": "boolean"}, {"type": "string", "enum": ["NONE", "START", "END"]}],
+        },
+        "truncate_inputs": field("boolean", "Whether texts that are too long are cut."),
+        "truncate_prompt_tokens": {
+            "description": "Keeps this many tokens of a text; -1 as many as the model takes.",
+            "anyOf": [{"const": -1}, ranges.DOCUMENT_TOKENS.schema],
+        },
+        "truncation_side": field("string", "Where texts are cut.", enum=["left", "right"]),
+    }

@@ -164,7 +164,8 @@ def _goes_on(item: Scheduled) -> bool:
 def runs_ahead(request: Request) -> bool:
     """Whether a request's next step can be launched before its last token is known to the host."""
     sampling = request.sampling
-    return not (sampling.logprobs is not None or request.draft or request.constraint is not None)
+    told = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    return not (told or request.draft or request.constraint is not None)
 
 
 @torch.inference_mode()

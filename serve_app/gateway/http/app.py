@@ -23,6 +23,7 @@ from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import openai as routes_openai
+from serve_app.gateway.http.routes import rerank as routes_rerank
 from serve_app.gateway.http.routes import responses as routes_responses
 
 # A dialect is one line here. The first route that fits answers: the gateway host's, which fit much, come last.
@@ -31,6 +32,7 @@ DIALECTS = (
     routes_openai.endpoints,
     routes_responses.endpoints,
     routes_anthropic.endpoints,
+    routes_rerank.endpoints,
     routes_ai_gateway.endpoints,
 )
 

@@ -11,7 +11,8 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from serve_app.api.errors import ApiError, HeadersTooLarge, as_api_error, envelope, status_of
+from serve_app.api.errors import ApiError, HeadersTooLarge, InvalidInput, as_api_error, envelope, status_of
+from serve_app.api.fields.values import string
 from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked
@@ -93,6 +94,19 @@ class Exchange:
         model = self.gateway.models.find(name, fitting)
         request.state.rate = self.gateway.state.limiter.take(request.state.account, model.record.task)
         return model
+
+    def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked]) -> ServedModel:
+        """:meth:`model` for APIs of servers with one model, whose clients need not name it in ``body``: then it is the
+        only one here that runs such requests."""
+        name = string(body, "model", limit=512)
+        if not name:
+            tasks_of = {task.declaration.name for task in taking(takes)}
+            found = [model.id for model in self.gateway.models if model.record.task in tasks_of]
+            if len(found) != 1:
+                listed = ", ".join(found[:8]) or "none that would fit"
+                raise InvalidInput(f"model is missing; name one of the models here: {listed}.", param="model")
+            name = found[0]
+        return self.model(request, name, takes)
 
 
 def json_answer(body: Any) -> Response:

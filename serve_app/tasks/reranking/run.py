@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from serve_app.api.types import RerankRequest, Usage
 from serve_app.state.accounts import Caller
-from serve_app.tasks.encoding import encode, rows, tokenise
+from serve_app.tasks.encoding import encode, fitting, rows, tokenise
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
 from serve_app.wire.encode import EncodeCall
@@ -15,11 +17,12 @@ from serve_app.wire.encode import EncodeCall
 async def rerank(
     runtime: Runtime, model: ServedModel, request: RerankRequest, caller: Caller
 ) -> tuple[np.ndarray, Usage]:
-    """Scores [n] in the order of the contexts, within (0, 1)."""
-    pairs = [(request.query, context) for context in request.contexts]
-    encoded = await tokenise(model, model.tokenizer.encode_pairs, pairs)
+    """Scores [n] in the order of the contexts, within (0, 1) unless they are to be raw."""
+    shorten = fitting(model, request.shorten)
+    read = partial(model.tokenizer.encode_pairs, shorten=shorten)
+    encoded = await tokenise(model, read, request.pairs, shorten)
     ids, types = [e[0] for e in encoded], [e[1] for e in encoded]
     busy, facts = request.reject_if_busy, {"prompt_tokens": sum(map(len, ids)), "contexts": len(ids)}
     with runtime.work(model, caller, reject_if_busy=busy, facts=facts) as work:
-        scores = rows(await encode(runtime, work, ids, types, EncodeCall()))
+        scores = rows(await encode(runtime, work, ids, types, EncodeCall(raw=request.raw)))
     return scores, work.usage

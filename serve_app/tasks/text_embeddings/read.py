@@ -6,6 +6,7 @@ from typing import Any
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import WEIGHT
+from serve_app.api.fields.shorten import parse_shorten
 from serve_app.api.fields.values import boolean, choice, string, texts
 from serve_app.api.multi_vector import MODES, WEIGHTS
 from serve_app.api.types import EmbedRequest
@@ -16,8 +17,7 @@ def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool
     """``{text}``, or the forms of bge-m3: ``{contexts}`` (vectors) and ``{query, contexts}`` (scores)."""
     body, asked = open_native(body, queue_request)
     pooling = choice(body, "pooling", ("mean", "cls"))
-    boolean(body, "truncate_inputs")
-    asked |= _readings(body)
+    asked |= _readings(body) | {"shorten": parse_shorten(body)}
     if body.get("contexts") is not None:
         found = parse_contexts(body["contexts"])
         query = string(body, "query")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 import numpy as np
 
-from serve_app.api.errors import InputTooLong
+from serve_app.api.errors import InputTooLong, InvalidInput
 from serve_app.api.multi_vector import Reading, lexical_weights
-from serve_app.api.types import EmbedRequest, TokenHead, Usage
+from serve_app.api.types import EmbedRequest, Shorten, TokenHead, Usage
 from serve_app.state.accounts import Caller
-from serve_app.tasks.encoding import encode, rows, tokenise
+from serve_app.tasks.encoding import encode, fitting, rows, tokenise, within
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
 from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens
@@ -23,7 +24,13 @@ MAX_SCORED_TOKENS = 32768
 async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, caller: Caller) -> tuple[Reading, Usage]:
     """What the model says of the texts, in their order."""
     tokenizer = model.tokenizer
-    ids = await tokenise(model, tokenizer.encode_batch, request.texts)
+    dimensions = _dimensions(model, request)
+    shorten = fitting(model, request.shorten)
+    if request.ids is not None:
+        _check_vocabulary(request.ids, model)
+        ids = within(model, [_cut(row, shorten) for row in request.ids])
+    else:
+        ids = await tokenise(model, partial(tokenizer.encode_batch, shorten=shorten), request.texts, shorten)
     total = sum(map(len, ids))
     if "colbert" in request.heads:
         limit = MAX_SCORED_TOKENS if request.form == "scores" else MAX_VECTOR_TOKENS
@@ -32,7 +39,7 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
     asked = EncodeCall(
         pooling=request.pooling or model.record.pooling,
         normalize=model.record.normalize,
-        dimensions=request.dimensions,
+        dimensions=dimensions,
         heads=request.heads,
     )
     busy, facts = request.reject_if_busy, {"prompt_tokens": total, "texts": len(ids)}
@@ -43,6 +50,36 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
         else:
             reading = _reading(results, ids, request.heads, tokenizer.special_ids)
     return reading, work.usage
+
+
+def _dimensions(model: ServedModel, request: EmbedRequest) -> int | None:
+    """How many values of a vector are wanted. Raises `InvalidInput` where a part of the vector is no vector."""
+    whole = model.record.properties.output_dimensions
+    if request.dimensions in (None, whole) or model.record.matryoshka:
+        return request.dimensions
+    raise InvalidInput(
+        f"dimensions: {model.id} was not trained so that parts of its vectors could stand alone; leave the field out.",
+        param="dimensions",
+    )
+
+
+def _check_vocabulary(rows: list[tuple[int, ...]], model: ServedModel) -> None:
+    size = model.tokenizer.vocab_size
+    if max(map(max, rows)) >= size:
+        # LangChain's client tokenises for OpenAI's models unless told not to.
+        raise InvalidInput(
+            f"input holds token ids that {model.id} does not have; its own go from 0 to {size - 1} (POST /tokenize). "
+            "Clients that tokenise for OpenAI's models must send text.",
+            param="input",
+        )
+
+
+def _cut(row: tuple[int, ...], shorten: Shorten | None) -> np.ndarray:
+    """Token ids of a client as they are, or cut."""
+    ids = np.array(row, np.int32)
+    if shorten is None or shorten.tokens is None or len(ids) <= shorten.tokens:
+        return ids
+    return ids[-shorten.tokens :] if shorten.side == "start" else ids[: shorten.tokens]
 
 
 def _reading(

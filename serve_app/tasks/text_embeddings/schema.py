@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serve_app.api import multi_vector
 from serve_app.api.fields.ranges import WEIGHT
-from serve_app.api.schema.parts import Schema, contexts_schema, field, object_, usage_schema
+from serve_app.api.schema.parts import Schema, contexts_schema, field, object_, shorten_fields, usage_schema
 from serve_app.api.workers_ai import read as workers_ai
 
 
@@ -35,11 +35,10 @@ def input_schema() -> Schema:
         "score_mode": field("string", "What scores compare.", enum=list(multi_vector.MODES), default="dense"),
         "score_weights": field("array", "Of dense, sparse and colbert in all.", items=weight, minItems=3, maxItems=3),
         **readings,
+        **shorten_fields(),
     }
-    return {
-        "type": "object",
-        "oneOf": [object_({"text": text, "pooling": pooling, **readings}, ["text"]), object_(scored, ["contexts"])],
-    }
+    texts = {"text": text, "pooling": pooling, **readings, **shorten_fields()}
+    return {"type": "object", "oneOf": [object_(texts, ["text"]), object_(scored, ["contexts"])]}
 
 
 def output_schema() -> Schema:
