@@ -71,8 +71,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.gateway": {
         "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.catalog", "serve_app.channel",
         "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check", "serve_app.kv.keys",
-        "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.state", "serve_app.tasks",
-        "serve_app.text", "serve_app.wire",
+        "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.sampling_params",
+        "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",
     },
     "serve_app.gateway.dispatch": {
         "msgspec", "numpy", "serve_app.api", "serve_app.catalog", "serve_app.channel", "serve_app.costs",

@@ -10,6 +10,7 @@ from serve_app.api.errors import Timeout
 from serve_app.api.types import (
     Event,
     FinishReason,
+    PromptTokens,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -27,6 +28,8 @@ class Choice:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
+    prompt: PromptTokens | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 def collect(events: Iterable[Event]) -> tuple[list[Choice], Usage]:
@@ -46,8 +49,10 @@ def collect(events: Iterable[Event]) -> tuple[list[Choice], Usage]:
             choice.reasoning += event.text
         elif isinstance(event, ToolCallDelta):
             join_call(choice.tool_calls, event)
+        elif isinstance(event, PromptTokens):
+            choice.prompt = event
         else:
-            choice.finish_reason = event.finish_reason
+            choice.finish_reason, choice.token_ids = event.finish_reason, event.token_ids
     for index, pieces in texts.items():
         choices[index].text = "".join(pieces)
     return [choices[index] for index in sorted(choices)] or [Choice()], usage

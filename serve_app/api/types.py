@@ -105,6 +105,16 @@ class GenerateRequest(Asked):
     answer_format: AnswerFormat | None = None
     # Whether the client expects to see the reasoning of models that have one.
     show_reasoning: bool = True
+    # Whether token ids of prompt and answer are told; and whether the prompt is all there is: nothing is generated.
+    return_token_ids: bool = False
+    prompt_only: bool = False
+    # How many alternatives to each token of the prompt are told, in a field of their own.
+    prompt_logprobs: int | None = None
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether :class:`PromptTokens` is among the events."""
+        return self.echo or self.return_token_ids or self.sampling.prompt_logprobs is not None
 
 
 Side = Literal["end", "start"]
@@ -168,13 +178,25 @@ class RerankRequest(Asked):
 
 @dataclass(slots=True)
 class TokenLogprob:
-    """Natural-log probability of one output token; ``top`` holds (token, token id, logprob) of the likeliest
-    ones."""
+    """Natural-log probability of one token of an answer or a prompt; ``top`` holds (token, token id, logprob) of the
+    likeliest ones. ``rank`` among all tokens, from 1, is told of a prompt's."""
 
     token: str
     token_id: int
     logprob: float
     top: list[tuple[str, int, float]] = field(default_factory=list)
+    rank: int = 0
+
+
+@dataclass(slots=True)
+class PromptTokens:
+    """The prompt of choice ``index``. ``logprobs``, where asked for, are one per token; the first has none."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...] = ()
+    logprobs: list[TokenLogprob | None] | None = None
 
 
 @dataclass(slots=True)
@@ -214,11 +236,13 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(slots=True)
 class ChoiceDone:
-    """The end of choice ``index``; ``stop`` is the stop string that ended it, or ``None``."""
+    """The end of choice ``index``; ``stop`` is the stop string that ended it, or ``None``. ``token_ids``: all that were
+    generated, where the request asks for them."""
 
     index: int
     finish_reason: FinishReason
     stop: str | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -237,5 +261,5 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
-# A request's events: any number of the first four, then exactly one Usage, then the end.
-Event = TextDelta | ReasoningDelta | ToolCallDelta | ChoiceDone | Usage
+# A request's events: the prompt where it is asked for, any number of the next four, exactly one Usage, and the end.
+Event = PromptTokens | TextDelta | ReasoningDelta | ToolCallDelta | ChoiceDone | Usage

@@ -190,7 +190,7 @@ class Scheduler:
     def _schedule(self, request: Request, count: int) -> Scheduled:
         reaches_end = request.computed + count == request.known and not request.prefill_only
         samples = 1 + len(request.draft) if reaches_end else 0
-        return Scheduled(request, request.computed, count, samples, _scores(request, request.computed, count))
+        return Scheduled(request, request.computed, count, samples, scores=_scores(request, request.computed, count))
 
     def _scorable(self, request: Request, start: int, count: int, step: Step) -> int:
         """How many of ``count`` tokens from ``start`` on a step computes that has room for so many scores."""

@@ -47,7 +47,7 @@ class Scheduled:
     start: int
     count: int
     samples: int
-    scores: int = 0
+    scores: int = field(default=0, kw_only=True)
 
     @property
     def first_score(self) -> int:

@@ -130,8 +130,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("1", "3"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:2.*upgrade"):
+    for version in ("2", "4"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:3.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

@@ -87,6 +87,8 @@ class _Message:
             if self.body["stop_reason"] == "stop_sequence":
                 self.body["stop_sequence"] = event.stop
             return self._stop_block()
+        if not isinstance(event, Usage):
+            return []
         self.body["usage"] = usage_json(event)
         delta = {name: self.body[name] for name in ("stop_reason", "stop_sequence")}
         return [

@@ -156,11 +156,11 @@ _UNSUPPORTED = {
 }
 
 
-def refuse_unsupported(body: dict[str, Any]) -> None:
+def refuse_unsupported(body: dict[str, Any], *, but: frozenset[str] = frozenset()) -> None:
     """Raises `InvalidInput` for a known field that this server does not honour; null, false and empty values
-    ask nothing."""
+    ask nothing. ``but``: fields that the dialect does honour."""
     for name, what in _UNSUPPORTED.items():
-        if body.get(name) not in (None, False, "", [], {}):
+        if name not in but and body.get(name) not in (None, False, "", [], {}):
             raise InvalidInput(f"{name}: {what} is not supported yet; leave the field out.", param=name)
     modalities = body.get("modalities")
     if modalities not in (None, [], ["text"]):

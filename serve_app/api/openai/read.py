@@ -28,6 +28,8 @@ MAX_PROMPTS = 128
 # Of one request to /v1/completions, over all its prompts.
 MAX_ANSWERS = 128
 MAX_INPUTS = 4096
+# Fields that other dialects refuse.
+_TAKEN = frozenset({"prompt_logprobs"})
 
 
 def model_of(body: bytes | dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -43,21 +45,25 @@ def model_of(body: bytes | dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> GenerateRequest:
     """`POST /v1/chat/completions`. Without ``max_tokens`` the record's default for chats applies."""
     model, body = model_of(body)
-    refuse_unsupported(body)
+    refuse_unsupported(body, but=_TAKEN)
     if body.get("messages") is None:
         raise InvalidInput("messages is missing; send an array of {role, content}.", param="messages")
     limits = (limits or ModelLimits()).of_chat
     sampling, given = parse_sampling(body, limits, logprobs=parse_chat_logprobs(body))
+    stream = bool(boolean(body, "stream"))
     tools = parse_tools(body.get("tools"))
+    told = _of_prompt(body, stream)
     return GenerateRequest(
         model=_plain_model(model, body),
         messages=parse_messages(body["messages"], limits.takes),
         prompt=None,
         raw=False,
-        sampling=sampling,
+        sampling=replace(sampling, prompt_logprobs=told),
+        prompt_logprobs=told,
         stop=parse_stop(body.get("stop")),
         n=parse_n(body),
-        stream=bool(boolean(body, "stream")),
+        stream=stream,
+        return_token_ids=bool(boolean(body, "return_token_ids")),
         include_usage=_include_usage(body),
         tools=tools,
         tool_choice=parse_tool_choice(body.get("tool_choice"), tools),
@@ -79,37 +85,55 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
     """
     model, body = model_of(body)
     limits = limits or ModelLimits()
-    refuse_unsupported(body)
+    refuse_unsupported(body, but=_TAKEN)
     logprobs = body.get("logprobs")
     # Chat-minded clients send a boolean here; OpenAI's legacy form is the number of alternatives.
     logprobs = parse_chat_logprobs(body) if isinstance(logprobs, bool) else TOP_LOGPROBS.read(body, "logprobs")
-    sampling, given = parse_sampling(body, limits, logprobs=logprobs)
     echo = bool(boolean(body, "echo"))
+    stream = bool(boolean(body, "stream"))
+    asked = told = _of_prompt(body, stream)
     if echo and logprobs is not None:
-        raise InvalidInput("echo with logprobs is not supported: prompts have no log-probabilities here.", param="echo")
+        told = max(asked or 0, logprobs)
+    # OpenAI's way to ask for nothing but the prompt; a token is drawn for it and not shown.
+    nothing = body.get("max_tokens") == 0 and body["max_tokens"] is not False
+    prompt_only = nothing and (echo or told is not None)
+    if prompt_only:
+        body = {**body, "max_tokens": 1}
+    sampling, given = parse_sampling(body, limits, logprobs=logprobs)
     base = GenerateRequest(
         model=_plain_model(model, body),
         messages=None,
         prompt=None,
         raw=True,
-        sampling=sampling,
+        sampling=replace(sampling, prompt_logprobs=told),
         stop=parse_stop(body.get("stop")),
         n=parse_n(body),
-        stream=bool(boolean(body, "stream")),
+        stream=stream,
         include_usage=_include_usage(body),
         echo=echo,
+        prompt_only=prompt_only,
+        prompt_logprobs=asked,
+        return_token_ids=bool(boolean(body, "return_token_ids")),
         answer_format=parse_format(body),
         **parse_asked(body),
         max_tokens_given=given,
     )
-    prompts = _prompts(body.get("prompt"), echo, limits)
+    prompts = _prompts(body.get("prompt"), limits)
     if len(prompts) * base.n > MAX_ANSWERS:
         message = f"prompt and n ask for {len(prompts) * base.n} answers; one request gives at most {MAX_ANSWERS}."
         raise InvalidInput(message, param="n")
     return [replace(base, prompt=prompt, prompt_ids=ids) for prompt, ids in prompts]
 
 
-def _prompts(value: Any, echo: bool, limits: ModelLimits) -> list[tuple[str | None, tuple[int, ...] | None]]:
+def _of_prompt(body: dict[str, Any], stream: bool) -> int | None:
+    """vLLM's ``prompt_logprobs``: how many alternatives to each token of the prompt; None where nothing is asked."""
+    told = TOP_LOGPROBS.read(body, "prompt_logprobs")
+    if told is not None and stream:
+        raise InvalidInput("prompt_logprobs come with whole answers only; leave out stream.", param="prompt_logprobs")
+    return told
+
+
+def _prompts(value: Any, limits: ModelLimits) -> list[tuple[str | None, tuple[int, ...] | None]]:
     if value is None or value == "" or value == []:
         raise InvalidInput("prompt is missing; send a string, an array of strings, or token ids.", param="prompt")
     if isinstance(value, str):
@@ -121,8 +145,6 @@ def _prompts(value: Any, echo: bool, limits: ModelLimits) -> list[tuple[str | No
         if not all(prompts):
             raise InvalidInput("prompt must not hold an empty string.", param="prompt")
         return [(prompt, None) for prompt in prompts]
-    if echo:
-        raise InvalidInput("echo needs prompts as text, not as token ids.", param="echo")
     rows = value if isinstance(value[0], list) else [value]
     if len(rows) > MAX_PROMPTS:
         raise InvalidInput(f"prompt must have at most {MAX_PROMPTS} items, got {len(rows)}.", param="prompt")

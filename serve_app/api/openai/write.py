@@ -15,11 +15,13 @@ import numpy as np
 from serve_app.api import sse
 from serve_app.api.collect import Choice, collect
 from serve_app.api.errors import ApiError, as_api_error, openai_body
+from serve_app.api.openai.prompt import echoed, joined, prompt_part, told_of_prompt
 from serve_app.api.types import (
     ChoiceDone,
     EmbedRequest,
     Event,
     GenerateRequest,
+    PromptTokens,
     ReasoningDelta,
     TextDelta,
     TokenLogprob,
@@ -100,6 +102,7 @@ def chat_choices(request: GenerateRequest, choices: list[Choice]) -> list[dict[s
                 "message": message,
                 "logprobs": chat_logprobs(choice.logprobs) if wanted else None,
                 "finish_reason": choice.finish_reason,
+                **({"token_ids": list(choice.token_ids)} if request.return_token_ids else {}),
             }
         )
     return rendered
@@ -112,7 +115,8 @@ def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
 def render_chat(request: GenerateRequest, events: Iterable[Event]) -> dict[str, Any]:
     choices, usage = collect(events)
     head = _head("chat.completion", "chatcmpl", request.model)
-    return {**head, "choices": chat_choices(request, choices), "usage": usage_json(usage)}
+    told = told_of_prompt(request, choices[0].prompt)
+    return {**head, "choices": chat_choices(request, choices), "usage": usage_json(usage), **told}
 
 
 def render_completion(requests: Sequence[GenerateRequest], events: Iterable[Event]) -> dict[str, Any]:
@@ -122,23 +126,23 @@ def render_completion(requests: Sequence[GenerateRequest], events: Iterable[Even
     first = requests[0]
     rendered = []
     for index, choice in enumerate(choices):
-        echoed = _echo(requests, index)
-        wanted = first.sampling.logprobs is not None
+        request = requests[index // first.n]
+        text = echoed(request, choice)
+        logprobs = completion_logprobs(choice.logprobs, len(text)) if first.sampling.logprobs is not None else None
+        if logprobs is not None and request.echo and choice.prompt is not None and choice.prompt.logprobs is not None:
+            logprobs = joined(prompt_part(choice.prompt, first.sampling.logprobs or 0), logprobs)
         rendered.append(
             {
                 "index": index,
-                "text": echoed + choice.text,
-                "logprobs": completion_logprobs(choice.logprobs, len(echoed)) if wanted else None,
+                "text": text + choice.text,
+                "logprobs": logprobs,
                 "finish_reason": choice.finish_reason,
+                **({"token_ids": list(choice.token_ids)} if request.return_token_ids else {}),
+                **told_of_prompt(request, choice.prompt),
             }
         )
     head = _head("text_completion", "cmpl", first.model)
     return {**head, "choices": rendered, "usage": usage_json(usage)}
-
-
-def _echo(requests: Sequence[GenerateRequest], index: int) -> str:
-    request = requests[index // requests[0].n]
-    return (request.prompt or "") if request.echo else ""
 
 
 async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
@@ -146,8 +150,8 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
     head = _head("chat.completion.chunk", "chatcmpl", request.model)
     wants_usage = {"usage": None} if request.include_usage else {}
 
-    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **more}
         return sse.frame({**head, "choices": [choice], **wants_usage})
 
     try:
@@ -170,7 +174,12 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
                 if event.name or event.arguments:
                     yield chunk(event.index, {"tool_calls": [tool_call_part(event)]})
             elif isinstance(event, ChoiceDone):
-                yield chunk(event.index, {}, event.finish_reason)
+                more = {"token_ids": list(event.token_ids)} if request.return_token_ids else {}
+                yield chunk(event.index, {}, event.finish_reason, **more)
+            elif isinstance(event, PromptTokens):
+                told = told_of_prompt(request, event)
+                if told and event.index == 0:
+                    yield sse.frame({**head, "choices": [], **wants_usage, **told})
             elif request.include_usage:
                 yield sse.frame({**head, "choices": [], "usage": usage_json(event)})
         yield sse.DONE
@@ -187,16 +196,29 @@ async def stream_completion(requests: Sequence[GenerateRequest], events: AsyncIt
     wants_usage = {"usage": None} if first.include_usage else {}
     offsets = [0] * (len(requests) * first.n)
 
-    def chunk(index: int, text: str, finish: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+    def chunk(index: int, text: str, finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish, **more}
         return sse.frame({**head, "choices": [choice], **wants_usage})
 
+    def beginning(event: PromptTokens) -> bytes:
+        """The prompt, where it does not go out at once."""
+        request = requests[event.index // first.n]
+        told = told_of_prompt(request, event)
+        if at_once or not request.echo:
+            return chunk(event.index, "", **told) if told else b""
+        offsets[event.index] = len(event.text)
+        wanted = first.sampling.logprobs is not None and event.logprobs is not None
+        part = prompt_part(event, first.sampling.logprobs or 0) if wanted else None
+        return chunk(event.index, event.text, None, part, **told)
+
+    # Text needs no worker to be known.
+    at_once = first.prompt is not None and first.sampling.prompt_logprobs is None
     try:
         for index in range(len(offsets)):
-            echoed = _echo(requests, index)
-            if echoed:
-                yield chunk(index, echoed)
-                offsets[index] = len(echoed)
+            text = (requests[index // first.n].prompt or "") if first.echo and at_once else ""
+            if text:
+                yield chunk(index, text)
+                offsets[index] = len(text)
         async for event in events:
             if isinstance(event, TextDelta):
                 wanted = first.sampling.logprobs is not None and event.logprobs
@@ -204,7 +226,11 @@ async def stream_completion(requests: Sequence[GenerateRequest], events: AsyncIt
                 yield chunk(event.index, event.text, None, logprobs)
                 offsets[event.index] += len(event.text)
             elif isinstance(event, ChoiceDone):
-                yield chunk(event.index, "", event.finish_reason)
+                more = {"token_ids": list(event.token_ids)} if first.return_token_ids else {}
+                yield chunk(event.index, "", event.finish_reason, **more)
+            elif isinstance(event, PromptTokens):
+                if begun := beginning(event):
+                    yield begun
             elif isinstance(event, Usage) and first.include_usage:
                 yield sse.frame({**head, "choices": [], "usage": usage_json(event)})
         yield sse.DONE

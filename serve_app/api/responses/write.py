@@ -83,6 +83,8 @@ class _Response:
             if all(item["type"] == "reasoning" for item in self.body["output"]):
                 frames += [*self._open_message(), *self._close()]
             return frames
+        if not isinstance(event, Usage):
+            return []
         self.body["usage"] = usage_json(event)
         if self._finish == "length":
             self.body["status"] = "incomplete"

@@ -43,6 +43,7 @@ def chat_input() -> Schema:
         {
             **fields,
             **_sampling(limits=ModelLimits().of_chat),
+            **_told(),
             **schemas.asked_fields(),
             "stream": _STREAM,
             "stream_options": _stream_options(),
@@ -50,6 +51,13 @@ def chat_input() -> Schema:
         "model",
         "messages",
     )
+
+
+def _told() -> Schema:
+    return {
+        "prompt_logprobs": schemas.ranged(ranges.TOP_LOGPROBS, "Log-probabilities of the prompt; not with stream."),
+        "return_token_ids": {"type": "boolean", "description": "Tells token ids of prompt and answer."},
+    }
 
 
 def _stream_options() -> Schema:
@@ -63,7 +71,7 @@ def completion_input() -> Schema:
         "oneOf": [{"type": "string", "minLength": 1}, texts, ids, _list(ids, minItems=1, maxItems=openai.MAX_PROMPTS)]
     }
     logprobs = ranges.TOP_LOGPROBS.schema
-    more = {"logprobs": logprobs, "echo": {"type": "boolean"}}
+    more = {"logprobs": logprobs, "echo": {"type": "boolean"}, **_told()}
     fields = {**_sampling("top_logprobs"), **schemas.asked_fields(), **more}
     return _object(
         {"model": _MODEL, "prompt": prompt, **fields, "stream": _STREAM, "stream_options": _stream_options()},

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from serve_app.api.collect import merge
 from serve_app.api.errors import InvalidInput, OutOfCapacity
-from serve_app.api.types import Event, GenerateRequest, ModelLimits, Usage
+from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ModelLimits, Usage
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.gateway.backends.structure import Structure
@@ -22,6 +22,7 @@ from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
 from serve_app.kv.cached_tokens import SOURCES
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
 from serve_app.routing.types import RouteRequest
+from serve_app.sampling_params import PromptLogprobs
 from serve_app.state.accounts import Caller
 from serve_app.tasks.backend import Prepared
 from serve_app.tasks.calls import AskAll, Call
@@ -29,6 +30,7 @@ from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import MAX_ATTEMPTS, Work, WorkerGone
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
+from serve_app.text.prompt_tokens import prompt_tokens
 from serve_app.wire.generate import CollectCall, Failed, GenerateCall, Generated
 from serve_app.wire.methods import COLLECT, GENERATE
 from serve_app.wire.tokens import TokenItem
@@ -45,6 +47,8 @@ CHANNEL_CHECK_S = 2.0
 BACK_WITHIN_S = 1.0
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
+# Log-probabilities of prompts in one answer.
+MAX_TOLD = 1 << 20
 
 
 class RefusedByEngine(InvalidInput):
@@ -123,6 +127,7 @@ class EngineBackend:
             ids = await asyncio.to_thread(prompt_ids, model.tokenizer, request, context_window=window)
         else:
             ids = prompt_ids(model.tokenizer, request, context_window=window)
+        _check_told(request, len(ids))
         if window is not None:
             request = fit_context(request, len(ids), window)
         return Prepared(await self._structure.apply(model, request, ids), len(ids), ids)
@@ -160,41 +165,66 @@ class EngineBackend:
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
         call = GenerateCall("", b"", salt, sampling, self._inbox.address, job.ticket.request.priority)
-        items = self._tokens(job, call, ids)
+        told: list[PromptLogprobs] = []
+        items = self._tokens(job, call, ids, told)
         finish = "stop"
+        generated: list[int] = []
+        prompted = not request.tells_prompt
         try:
             async for item in items:
+                if not prompted:
+                    prompted = True
+                    yield prompt_tokens(model.tokenizer, request, ids, index, told[-1] if told else None)
+                if request.prompt_only:
+                    usage.cached_tokens = item.cached or usage.cached_tokens
+                    finish = "length"
+                    continue
                 if item.cached is not None:
                     usage.cached_tokens = item.cached
                 usage.completion_tokens += len(item.ids)
                 finish = item.finish or finish
+                if request.return_token_ids:
+                    generated += item.ids
                 for event in output.feed(item.ids, item.logprobs):
-                    yield event
+                    yield _with_ids(event, generated)
                 if output.done:
                     return
             for event in output.finish(finish):
-                yield event
+                yield _with_ids(event, generated)
         finally:
             usage.reasoning_tokens = output.reasoning_tokens
             await items.aclose()
 
-    async def _tokens(self, job: _Job, call: GenerateCall, prompt: np.ndarray) -> AsyncGenerator[TokenItem, None]:
-        """The request's tokens in order, each exactly once, across the loss of workers."""
+    async def _tokens(
+        self, job: _Job, call: GenerateCall, prompt: np.ndarray, told: list[PromptLogprobs]
+    ) -> AsyncGenerator[TokenItem, None]:
+        """The request's tokens in order, each exactly once, across the loss of workers. Where something is to be told
+        of the prompt it comes at the end, into ``told``; the tokens wait for it, and a worker's loss begins anew.
+        """
         produced: list[int] = []
+        whole = call.sampling.prompt_logprobs is not None
         for attempt in range(MAX_ATTEMPTS):
             resumed = np.concatenate([prompt, np.array(produced, np.int32)]).astype(np.int32)
             request_id = secrets.token_hex(16)
             sent = replace(call, id=request_id, ids=resumed.tobytes(), resumed=len(produced))
+            waiting: list[TokenItem] = []
             try:
-                async for item in self._attempt(job, sent):
+                async for item in self._attempt(job, sent, told):
                     if not job.ticket.started:
                         job.dispatcher.start(job.ticket)
                         job.ticket.trace.event("first token", cached_tokens=item.cached)
+                    if whole:
+                        waiting.append(item)
+                        continue
                     produced += item.ids
                     # The client's prompt is charged as the first attempt found it.
                     yield replace(item, cached=None) if attempt else item
                     if item.finish is not None:
                         return
+                if whole:
+                    for item in waiting:
+                        yield item
+                    return
             except WorkerGone as gone:
                 log.warning(
                     "request %s lost its worker after %d tokens: %s", request_id, len(produced), gone.__cause__ or gone
@@ -204,12 +234,12 @@ class EngineBackend:
                 job.dispatcher.move(job.ticket)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
 
-    async def _attempt(self, job: _Job, sent: GenerateCall) -> AsyncIterator[TokenItem]:
+    async def _attempt(self, job: _Job, sent: GenerateCall, told: list[PromptLogprobs]) -> AsyncIterator[TokenItem]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(sent.id, sent.resumed)
         self._attempts[sent.id] = job, stream
         job.work.hold()
-        call = asyncio.ensure_future(self._complete(job, sent, stream))
+        call = asyncio.ensure_future(self._complete(job, sent, stream, told))
         asking = asyncio.ensure_future(self._ask(job, stream)) if self._ask_all is not None else None
         self._calls.add(call)
         call.add_done_callback(lambda _: self._called(job, call))
@@ -246,7 +276,7 @@ class EngineBackend:
             if not fresh:
                 await asyncio.sleep(CHANNEL_CHECK_S if stream.connected else CHANNEL_PATIENCE_S)
 
-    async def _complete(self, job: _Job, sent: GenerateCall, stream: Stream) -> None:
+    async def _complete(self, job: _Job, sent: GenerateCall, stream: Stream, told: list[PromptLogprobs]) -> None:
         try:
             to = job.dispatcher.destination(job.ticket)
             result = await self._call(job.model, GENERATE, replace(sent, prefill=to.prefill), to.stage, to.replica)
@@ -255,6 +285,8 @@ class EngineBackend:
             if not isinstance(result, Generated):
                 raise WorkerGone("the prompt was not prefilled")
             self._follow(job, result)
+            if result.prompt_logprobs is not None:
+                told.append(result.prompt_logprobs)
             for item in result.undelivered:
                 stream.feed(item)
             if not stream.finished:
@@ -273,12 +305,28 @@ class EngineBackend:
         job.work.release()
 
 
+def _check_told(request: GenerateRequest, tokens: int) -> None:
+    """Refuses an answer of millions of numbers."""
+    top = request.sampling.prompt_logprobs
+    if top is None:
+        return
+    numbers = tokens * (1 + top) * request.n
+    if numbers > MAX_TOLD:
+        raise InvalidInput(
+            f"Log-probabilities of {tokens} prompt tokens with {top} alternatives each are {numbers} numbers; "
+            f"one answer has at most {MAX_TOLD}. Ask for fewer alternatives, or send the prompt in parts.",
+            param="prompt_logprobs",
+        )
+
+
 def _route_request(
     dispatcher: Dispatcher, request: GenerateRequest, ids: np.ndarray, salt: bytes, caller: Caller
 ) -> RouteRequest:
     """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's."""
     per_key = dispatcher.chunk_tokens // BLOCK_TOKENS
-    keys = block_keys(root_key("", "", "", "", salt), ids)[per_key - 1 :: per_key]
+    # Where something is to be told of the prompt, nothing that is stored of it helps.
+    stored = ids[:0] if request.sampling.prompt_logprobs is not None else ids
+    keys = block_keys(root_key("", "", "", "", salt), stored)[per_key - 1 :: per_key]
     dispatcher.know(tenant_id(salt).hex(), caller.account)
     now = dispatcher.now()
     return RouteRequest(
@@ -294,6 +342,11 @@ def _route_request(
         deadline=None if request.deadline_s is None else now + request.deadline_s,
         reject_if_busy=request.reject_if_busy,
     )
+
+
+def _with_ids(event: Event, generated: list[int]) -> Event:
+    """The end of a choice with all of its token ids, where these were kept."""
+    return dataclasses.replace(event, token_ids=tuple(generated)) if isinstance(event, ChoiceDone) else event
 
 
 def _merge_choices(choices: list[AsyncIterator[Event]]) -> AsyncIterator[Event]:

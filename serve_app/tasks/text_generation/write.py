@@ -96,7 +96,7 @@ async def frames(request: GenerateRequest, events: AsyncIterator[Event]) -> Asyn
                 # Where Cloudflare's own AI SDK provider looks for it, in native streams too.
                 delta = {"index": event.index, "delta": {"reasoning_content": event.text}}
                 yield {"response": "", **where, "choices": [delta], "p": sse.padding(event.text)}
-            else:
+            elif isinstance(event, ToolCallDelta):
                 # Native readers take the arguments as an object, so a call is told once it is whole.
                 call = join_call(calls.setdefault(event.index, []), event)
                 if event.last:

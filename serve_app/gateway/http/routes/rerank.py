@@ -12,7 +12,7 @@ from serve_app.api.rerank import read, write
 from serve_app.api.schema import ranking as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import RerankRequest
-from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, Handler, json_answer
 
 _TAG = "Reranking"
 _MODEL = "@cf/pico/pico-reranker"
@@ -39,7 +39,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     # Version 2 of Cohere's API repeats no documents; Jina and vLLM do, and share the path of version 1.
     first = partial(routes.rerank, version="1", documents=True)
     second = partial(routes.rerank, version="2", documents=False)
-    listed = [("/rerank", first, RERANK), ("/score", routes.score, SCORE)]
+    listed: list[tuple[str, Handler, Operation]] = [("/rerank", first, RERANK), ("/score", routes.score, SCORE)]
     for prefix in ("", ACCOUNT + "/ai"):
         listed += [
             (prefix + "/v1/rerank", first, RERANK),
