@@ -38,7 +38,8 @@ async def tokenise(
     """``encode(texts)``, of texts or pairs of texts; ``encode`` gives token ids, or a tuple that begins with them.
 
     Raises `InputTooLong` for the first text that the model can't take: by its bytes before anything is tokenised, by
-    its tokens before the next slice is. Where ``encode`` will ``shorten``, texts are cut to those bytes. Slices of many texts leave the event loop alone, and take turns with others'.
+    its tokens before the next slice is. Texts that ``encode`` will ``shorten`` are clipped instead. Slices of many
+    texts leave the event loop alone, and take turns with others'.
     """
     limit = model.record.properties.max_input_tokens
     if limit is not None and shorten is not None:
