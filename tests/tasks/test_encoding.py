@@ -26,14 +26,14 @@ class Counted:
         self.threads: set[bool] = set()
         monkeypatch.setattr(tokenizer, name, self)
 
-    def __call__(self, texts: list[Any]) -> Any:
+    def __call__(self, texts: list[Any], **options: Any) -> Any:
         self.slices.append(len(texts))
         try:
             asyncio.get_running_loop()
             self.threads.add(False)
         except RuntimeError:
             self.threads.add(True)
-        return self._inner(texts)
+        return self._inner(texts, **options)
 
 
 @pytest.mark.parametrize(("model", "method"), [(EMBED, "encode_batch"), (RERANK, "encode_pairs")])
