@@ -178,8 +178,9 @@ class State:
         if self._revisions is None:
             self._store.open()
         found = self._store.revisions()
-        name = self._store.accounts.NAME
-        if self._revisions is None or found.get(name) != self._revisions.get(name):
+        # Another database has revisions of its own.
+        told = {name: found.get(name) for name in (self._store.accounts.NAME, "database")}
+        if self._revisions is None or any(self._revisions.get(name) != now for name, now in told.items()):
             # The revision was read first: a change in between is read twice, and never missed.
             self.accounts.fill(self._store.accounts.all())
             self.accounts.blind = False

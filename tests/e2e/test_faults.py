@@ -8,12 +8,13 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 import ray
 
-from benchmarks.serving.soak import kill_gateway
+from benchmarks.serving.soak import descendants, kill_gateway
 from tests.e2e.conftest import CHAT, eos_id
 
 PROMPT = "Write something long about Python. " * 8
@@ -50,6 +51,19 @@ def kill(stack, stage: str, how: signal.Signals = signal.SIGKILL) -> set[int]:
     for pid in pids:
         os.kill(pid, how)
     return pids
+
+
+def kill_replica(stack, deployment: str) -> None:
+    """Kills the process of a replica of the chat model; its worker ends after it."""
+    title = f"ray::ServeReplica:cf--pico--pico-instruct:{deployment}".encode()
+    found = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title):
+                found.append(pid)
+    assert found, f"no process is called {title!r}"
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
 
 
 def wait_for(condition, seconds: float = 60, every: float = 0.2):
@@ -125,6 +139,23 @@ def test_a_prefill_worker_that_is_stopped_is_not_waited_for_long(stack, run):
     run(CHAT, body)
     assert time.monotonic() - began < 40  # Serve's own health checks take more than a minute
     replaced(stack, "prefill", stopped)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deployment", ["Prefill", "Draft", "Decode"])
+def test_a_model_that_has_lost_a_stage_answers_with_the_others(stack, run, undisturbed, deployment):
+    """At once and all the time until the replica is back: a request that waits for it would take as long as it does."""
+    before = workers(stack)[deployment.lower()]["pids"]
+    kill_replica(stack, deployment)
+    back = False
+    while not back:
+        answer = httpx.post(f"{stack.api}/run/{CHAT}", headers=stack.headers, json=BODY, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["result"]["response"] == undisturbed
+        found = {w["pid"] for w in status(stack)["workers"] if w["stage"] == deployment.lower()}
+        back = bool(found) and found.isdisjoint(before)
+    replaced(stack, deployment.lower(), before)
+    assert run(CHAT, BODY)["response"] == undisturbed
 
 
 def test_a_fresh_decode_worker_reuses_what_the_lost_one_had_computed(stack, run):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
 from serve_app.api.errors import RateLimited
 from serve_app.state.accounts import Caller, hash_key
 from serve_app.state.errors import StateError
+from serve_app.state.store.sql import SqlStore
 from tests.state.gateways import OWN, Gateways, until
 
 
@@ -93,6 +97,33 @@ async def test_limits_are_counted_together(gateways):
     two.limiter.take("a", "t")
     await until(lambda: two.limiter._counts["a", "t"].stored == 71)
     assert '"t";r=28;' in two.limiter.take("a", "t")["Ratelimit"]
+
+
+async def test_a_file_that_is_removed_is_waited_for_and_another_one_is_opened(tmp_path):
+    file = tmp_path / "shared" / "state.sqlite3"
+    with Gateways(f"sqlite:///{file}", tmp_path) as gateways, SqlStore(tmp_path / "cli", f"sqlite:///{file}") as store:
+        key = store.accounts.add("team-a")
+        copy = tmp_path / "copy"
+        with closing(sqlite3.connect(file)) as db, closing(sqlite3.connect(copy)) as other:
+            db.backup(other)
+        later = store.accounts.add("team-b")
+        one, two = gateways.make("one"), gateways.make("two")
+        await one.start()
+        await two.start()
+        await one.responses.put("team-a", {"id": "resp_before", "previous_response_id": None}, [])
+        file.unlink()
+        await until(lambda: one.health()["status"] == two.health()["status"] == "away")
+        assert "put it back" in one.counters()["problem"]
+        # What is known is served, and what is written waits.
+        assert one.accounts.find(key) == Caller("team-a") and two.accounts.find(later) == Caller("team-b")
+        await one.responses.put("team-a", {"id": "resp_1", "previous_response_id": None}, [])
+        assert one.counters()["waiting"] == 1 and not file.exists()
+        os.replace(copy, file)
+        await gateways.settled()
+        # As the copy has it, which may have counted as many changes as the file that is gone.
+        await until(lambda: one.accounts.find(later) is None and two.accounts.find(later) is None)
+        assert two.accounts.find(key) == Caller("team-a")
+        assert (await two.responses.get("team-a", "resp_1"))["id"] == "resp_1"
 
 
 async def test_the_store_goes_away_and_comes_back(gateways, open_store):

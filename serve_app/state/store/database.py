@@ -45,6 +45,10 @@ class Database:
         self._away_since: float | None = None
         self._reason = ""
         self._try_at = 0.0
+        # Which file is open, and how many have been: an SQLite file can be removed or replaced while it is.
+        self._file: tuple[int, int] | None = None
+        self._gone = False
+        self.opened = 0
 
     @property
     def name(self) -> str:
@@ -83,15 +87,18 @@ class Database:
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        with self._making:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
 
     @property
     def engine(self) -> Engine:
         with self._making:
             if self._engine is None:
                 self._engine = _sqlite(self.url) if self.is_sqlite else _postgresql(self.url)
+                self._file = _identity(self.url) if self.is_sqlite else None
+                self.opened += 1
             return self._engine
 
     @contextmanager
@@ -101,6 +108,9 @@ class Database:
             if now < self._try_at:
                 raise Away(self._reason)
             self._try_at = now + RETRY_S
+        if self._file is not None:
+            with self._noting():
+                self._follow_file()
         if not self._prepared:
             with self._preparing, self._noting():
                 if not self._prepared:
@@ -108,6 +118,23 @@ class Database:
                     self._prepared = True
         with self.unprepared(write=write) as connection:
             yield connection
+
+    def _follow_file(self) -> None:
+        """What is written into a file that was removed is lost. So one that is gone is waited for, and another in its
+        place is opened.
+        """
+        found = _identity(self.url)
+        if found == self._file and not self._gone:
+            return
+        self.close()
+        if found is None:
+            if not self._gone:
+                # Its journals would be applied to the file that takes its place.
+                for suffix in ("-wal", "-shm"):
+                    Path(f"{self.url.database}{suffix}").unlink(missing_ok=True)
+            self._gone = True
+            raise FileNotFoundError("the file is gone; put it back, or start again with an empty one")
+        self._gone = self._prepared = False
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -183,6 +210,15 @@ def _sqlite(url: sa.URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _identity(url: sa.URL) -> tuple[int, int] | None:
+    """The file itself, whatever its name; None where there is none."""
+    try:
+        found = os.stat(str(url.database))
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _enter_wal(connection: sqlite3.Connection) -> None:

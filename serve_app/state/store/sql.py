@@ -68,7 +68,7 @@ class SqlStore:
                 self._rooms[kind].write(connection, columns)
 
     def revisions(self) -> dict[str, int]:
-        return revisions.current(self.database)
+        return revisions.current(self.database) | {"database": self.database.opened}
 
     def close(self) -> None:
         self.database.close()
