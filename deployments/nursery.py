@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 
+from serve_app.ray_private.fork_server import torch_workers
 from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
@@ -32,7 +33,7 @@ def plant(specs: list[WorkerSpec]) -> list[Any]:
     from deployments.worker import EngineWorker
 
     options = EngineWorker.options  # type: ignore[attr-defined]
-    return [options(name=_name(s), namespace=NAMESPACE).remote(s, Claim()) for s in specs]
+    return [options(name=_name(s), namespace=NAMESPACE, **torch_workers()).remote(s, Claim()) for s in specs]
 
 
 async def adopt(spec: WorkerSpec) -> Any | None:

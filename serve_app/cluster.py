@@ -22,7 +22,7 @@ from typing import Any
 from serve_app.config import Settings
 from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
-from serve_app.ray_private.fork_server import ForkServer
+from serve_app.ray_private.fork_server import TORCH_FORKS, ForkServer
 from serve_app.ray_private.haproxy import haproxy_environment, haproxy_files
 from serve_app.ray_private.head import ended_daemons
 from serve_app.run_directory import RunDirectory
@@ -128,10 +128,11 @@ class LocalCluster:
         if sys.platform != "linux":
             return nullcontext()
         try:
-            self._fork_server = ForkServer(self._folder.path)
+            self._fork_server = ForkServer(self._folder.path, with_torch=True)
         except OSError as error:  # such as a path too long for a socket
             logging.getLogger(__name__).warning("workers start one by one, without a fork server: %s", error)
             return nullcontext()
+        os.environ[TORCH_FORKS] = "1"
         return self._fork_server.launching()
 
     def start_serving(self) -> None:

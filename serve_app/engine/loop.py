@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import torch
+
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED, Request
 from serve_app.engine.step import Prefix, StepOutput
@@ -95,6 +97,7 @@ class EngineLoop:
             self._commands.put(command)
 
     def _run(self) -> None:
+        torch.set_num_threads(torch.get_num_threads())  # each thread has an OpenMP setting of its own
         try:
             self._step_until_stopped()
         except Exception as error:

@@ -11,6 +11,10 @@ runs. So there is a first server without Ray, and from it one is forked for ever
 
     raylet ──exec──> launcher ──command, environment, files──> server ──same──> server with Ray ──fork──> worker
 
+Workers that compute need torch and transformers as well, which take longer to import than all the rest, and which
+replicas must not pay for. A worker says so by :data:`WITH_TORCH` in its environment (:func:`torch_workers`); it is
+forked from another line of servers, whose first one imports them while Ray is still starting.
+
 Servers have one thread and no connection to Ray: neither would survive a fork.
 """
 
@@ -21,25 +25,29 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The only program that is forked.
-WORKER = "default_worker.py"
+# The only program that is forked; SETUP runs it in the environment that an actor asks for.
+WORKER, SETUP = "default_worker.py", "setup_worker.py"
+# In a worker's environment: it will need torch. In that of the cluster: there is a server for such workers.
+WITH_TORCH, TORCH_FORKS = "SERVE_APP_WITH_TORCH", "SERVE_APP_TORCH_FORKS"
 # Read when Ray's library is loaded: who differs in them needs a server of its own.
 DISTINCT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 # What Serve's actors and ours import; with Ray, and what of it can be had before.
 FIRST = (
     "asyncio",
     "aiohttp",
+    "anyio.streams.tls",
     "fastapi",
     "grpc",
     "jinja2",
@@ -47,15 +55,22 @@ FIRST = (
     "numpy",
     "opentelemetry.sdk.metrics",
     "prometheus_client",
+    "pydantic.v1",
     "requests",
     "starlette.applications",
     "tokenizers",
-    "uvicorn",
+    "uvicorn.lifespan.off",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
     "uvloop",
     "yaml",
     "serve_app.gateway.http.app",
+    "serve_app.tasks.*.task",
 )
 THEN = (
+    "ray._common.pydantic_compat",
+    "ray._private.arrow_serialization",
+    "ray._private.authentication.grpc_authentication_server_interceptor",
     "ray._private.node",
     "ray._private.workers.default_worker",
     "ray.serve._private.controller",
@@ -70,17 +85,52 @@ THEN = (
     "deployments.encoder_worker",
     "serve_app.kv.pool",
 )
+# What workers that compute import: without Ray, and then with it.
+TORCH = (
+    "torch",
+    "transformers.generation",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "serve_app.engine.build",
+    "serve_app.models.encoder",
+    "serve_app.models.load",
+)
+TORCH_THEN = (
+    "ray._common.pydantic_compat",
+    "ray._private.arrow_serialization",
+    "ray._private.node",
+    "ray._private.workers.default_worker",
+    "deployments.worker",
+    "deployments.draft_worker",
+    "deployments.encoder_worker",
+    "serve_app.worker.draft_work",
+    "serve_app.worker.encoder_work",
+    "serve_app.worker.start",
+)
 MESSAGE_BYTES = 1 << 17
 # Runs in a Python without site packages, since it is started for each worker. %(...)r are literals.
 _LAUNCHER = """#!%(python)s -IS
 import os, sys
-if sys.argv[1:] and os.path.basename(sys.argv[1]) == %(worker)r:
+command, environment = sys.argv[1:], dict(os.environ)
+if command and os.path.basename(command[0]) in (%(worker)r, %(setup)r):
     import json, socket
+    if os.path.basename(command[0]) == %(setup)r:
+        context = {}
+        for word in command[1:]:
+            if word.startswith("--serialized-runtime-env-context="):
+                context = json.loads(word.partition("=")[2])
+        variables = context.pop("env_vars", None) or {}
+        asked = {name: value for name, value in context.items() if value}
+        if asked in ({}, {"py_executable": %(python)r}) and set(variables) <= {%(variable)r}:
+            command = [w for w in command[1:] if not w.startswith(("--serialized-runtime-env", "--language="))]
+            environment.update(variables)
     try:
+        if os.path.basename(command[0]) != %(worker)r:
+            raise OSError
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-            link.settimeout(30)
+            link.settimeout(%(patience_s)r)
             link.connect(%(address)r)
-            told = json.dumps({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+            told = json.dumps({"argv": command, "env": environment, "cwd": os.getcwd()}).encode()
             socket.send_fds(link, [told], [0, 1, 2])
             if link.recv(1) == b"+":
                 os._exit(0)
@@ -138,10 +188,14 @@ class ForkServer:
     blank in its name) or the socket not be made: Ray's workers would not start then.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, with_torch: bool = False, patience_s: float = 30.0) -> None:
+        """``with_torch``: workers that need torch (:func:`torch_workers`) are forked with it. ``patience_s``: how long
+        a launcher waits; Ray waits for a worker twice as long.
+        """
         address = str(folder / "fork-server")
         self._launcher = folder / "python"
-        self._launcher.write_text(_LAUNCHER % {"python": sys.executable, "worker": WORKER, "address": address})
+        words = {"python": sys.executable, "worker": WORKER, "setup": SETUP, "address": address}
+        self._launcher.write_text(_LAUNCHER % {**words, "variable": WITH_TORCH, "patience_s": patience_s})
         self._launcher.chmod(0o700)
         if subprocess.run([self._launcher, "-V"], capture_output=True, timeout=30).returncode:
             raise OSError(f"{self._launcher} does not start {sys.executable}")
@@ -152,7 +206,13 @@ class ForkServer:
             listener.bind(address)
             listener.listen(64)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "serve_app.ray_private.fork_server", str(listener.fileno())],
+                [
+                    sys.executable,
+                    "-m",
+                    "serve_app.ray_private.fork_server",
+                    str(listener.fileno()),
+                    *["torch"] * with_torch,
+                ],
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -176,13 +236,24 @@ class ForkServer:
         self._process.wait()
 
 
-def serve_first(listener: socket.socket) -> Birth | None:
-    """Accepts launchers and passes each on to the server of its kind, which it forks. Returns None once the process
-    that started it has ended, and in the end of each line of forks what that process shall be.
-    """
+def torch_workers() -> dict[str, Any]:
+    """Options of an actor that computes on a CPU: it is forked with torch where there is a server for that."""
+    return {"runtime_env": {"env_vars": {WITH_TORCH: "1"}}} if os.environ.get(TORCH_FORKS) else {}
+
+
+class Forked(BaseException):
+    """Raised in a fork, to leave the server's code behind: what it shall be."""
+
+    def __init__(self, birth: Birth) -> None:
+        self.birth = birth
+
+
+def serve_first(listener: socket.socket, with_torch: bool) -> None:
+    """Accepts launchers and passes each on to the server of its kind, until the process that started it has ended."""
     servers: dict[tuple[str, ...], socket.socket] = {}
     with listener, selectors.DefaultSelector() as selector:
         _load(FIRST)
+        torch = _server(serve_torch, listener) if with_torch else None
         selector.register(0, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
         while 0 not in {key.fd for key, _ in selector.select()}:
@@ -192,50 +263,90 @@ def serve_first(listener: socket.socket) -> Birth | None:
                 link.close()
                 continue
             birth.files.append(link.detach())
-            if birth.kind not in servers:
-                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                if os.fork() == 0:
-                    birth.close()
-                    for inherited in (ours, listener, *servers.values()):
-                        inherited.close()
-                    return serve(theirs, dict(zip(DISTINCT, birth.kind, strict=True)))
-                theirs.close()
-                servers[birth.kind] = ours
-            try:
-                birth.send(servers[birth.kind])
-            except OSError:  # that server has ended: its launcher does without, the next one gets another
-                servers.pop(birth.kind).close()
-            birth.close()
-    return None
+            if torch is not None and WITH_TORCH in birth.env:
+                with contextlib.suppress(OSError):  # that server has ended: its launchers do without
+                    birth.send(torch)
+                birth.close()
+            else:
+                _pass_on(birth, servers, THEN, listener, *([torch] if torch else []))
 
 
-def serve(link: socket.socket, distinct: dict[str, str]) -> Birth | None:
-    """A server with Ray in it. Returns None once the first server has ended, and in each fork what it shall be."""
+def serve_torch(link: socket.socket) -> None:
+    """Imports torch, and forks a server for each kind of worker that it gets. Ends with the first server."""
+    servers: dict[tuple[str, ...], socket.socket] = {}
+    _load(TORCH)
+    while (birth := Birth.receive(link)) is not None:
+        _pass_on(birth, servers, TORCH_THEN, link)
+
+
+def serve(link: socket.socket, distinct: dict[str, str], modules: tuple[str, ...]) -> None:
+    """A server with Ray in it. Ends with the server that forked it; raises :class:`Forked` in each of its forks."""
     os.environ.update(distinct)
     with _fixed_class_ids():
-        _load(THEN)
+        _load(modules)
     if not _forks_differ():
-        return None  # launchers do without
+        return  # launchers do without
     while (birth := Birth.receive(link)) is not None:
         if birth.given_up:
             birth.close()
             continue
         if os.fork() == 0:
             link.close()
-            return birth
+            raise Forked(birth)
         with contextlib.suppress(OSError), socket.socket(fileno=birth.files.pop()) as launcher:
             launcher.send(b"+")
         birth.close()
-    return None
+
+
+def _pass_on(
+    birth: Birth, servers: dict[tuple[str, ...], socket.socket], modules: tuple[str, ...], *links: socket.socket
+) -> None:
+    """Gives ``birth`` to the server of its kind, which is forked if there is none. ``links``: what a fork does not
+    inherit.
+    """
+    if birth.kind not in servers:
+        distinct = dict(zip(DISTINCT, birth.kind, strict=True))
+        servers[birth.kind] = _server(
+            lambda link: serve(link, distinct, modules), *links, *servers.values(), files=birth.files
+        )
+    try:
+        birth.send(servers[birth.kind])
+    except OSError:  # that server has ended: its launcher does without, the next one gets another
+        servers.pop(birth.kind).close()
+    birth.close()
+
+
+def _server(run: Callable[[socket.socket], None], *links: socket.socket, files: Sequence[int] = ()) -> socket.socket:
+    """Forks a server that does ``run(its link)`` without ``links`` and ``files``; returns this side of the link."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        for link in (ours, *links):
+            link.close()
+        for file in files:
+            os.close(file)
+        run(theirs)
+        os._exit(0)
+    theirs.close()
+    return ours
 
 
 def _load(modules: tuple[str, ...]) -> None:
-    for name in modules:
+    for pattern in modules:
         with contextlib.suppress(ImportError):  # who needs it says so itself
-            importlib.import_module(name)
+            for name in _named(pattern):
+                importlib.import_module(name)
     # Collections in the forks leave alone, hence shared, what is there by now.
     gc.collect()
     gc.freeze()
+
+
+def _named(pattern: str) -> list[str]:
+    """A module's name; with ``.*.`` in it that module of every package below the first part."""
+    package, star, module = pattern.partition(".*.")
+    if not star:
+        return [pattern]
+    below = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return [f"{package}.{found.name}.{module}" for found in below if found.ispkg]
 
 
 @contextlib.contextmanager
@@ -293,12 +404,16 @@ def become(birth: Birth) -> None:
     runpy.run_path(birth.argv[0], run_name="__main__")
 
 
-def main(listener: int) -> None:
+def main(listener: int, with_torch: bool) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks: the kernel shall forget them
-    birth = serve_first(socket.socket(fileno=listener))
-    if birth is not None:
-        become(birth)
+    try:
+        serve_first(socket.socket(fileno=listener), with_torch)
+    except Forked as forked:
+        birth = forked.birth
+    else:
+        return
+    become(birth)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), "torch" in sys.argv[2:])

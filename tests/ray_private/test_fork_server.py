@@ -9,29 +9,33 @@ import textwrap
 
 import pytest
 
-from serve_app.ray_private.fork_server import WORKER, Birth, ForkServer
+from serve_app.ray_private.fork_server import SETUP, WITH_TORCH, WORKER, Birth, ForkServer
 
 # A worker that says what it is. "forked": the server's imports are there before it has imported anything.
 SCRIPT = """
     import sys
-    forked = "ray.serve._private.replica" in sys.modules
+    forked = "ray._private.workers.default_worker" in sys.modules
+    threads = len(__import__("os").listdir("/proc/self/task"))
     import json, os, random
     import ray, numpy
     from ray._raylet import UniqueID
     print(json.dumps({
         "forked": forked, "argv": sys.argv, "variable": os.environ.get("MINE"), "cwd": os.getcwd(), "pid": os.getpid(),
         "torch": "torch" in sys.modules, "name": __name__, "parent": os.getppid(),
-        "group": os.getpgrp(),
+        "group": os.getpgrp(), "threads": threads,
         "drawn": [UniqueID.from_random().hex(), random.random(), float(numpy.random.rand()), os.urandom(8).hex()],
     }), flush=True)
     print("an error", file=sys.stderr, flush=True)
 """
 
 
+PATIENCE_S = 240.0
+
+
 @pytest.fixture
 def server(tmp_path):
     # The path of a socket is short.
-    running = ForkServer(tmp_path)
+    running = ForkServer(tmp_path, patience_s=PATIENCE_S)
     yield running
     running.stop()
 
@@ -45,7 +49,7 @@ def launch(server, script, *arguments, job="01000000", **options):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
         **options,
     )
@@ -78,6 +82,33 @@ def test_forks_draw_different_numbers(server, worker):
 def test_what_ray_reads_when_it_is_loaded_makes_another_server(server, worker):
     first, again, other = (json.loads(launch(server, worker, job=job).stdout) for job in ("1", "1", "2"))
     assert first["parent"] == again["parent"] != other["parent"]
+
+
+@pytest.mark.parametrize(
+    ("context", "forked"),
+    [
+        ({"env_vars": {WITH_TORCH: "1"}, "py_executable": sys.executable}, True),
+        ({"env_vars": {WITH_TORCH: "1", "ANOTHER": "x"}, "py_executable": sys.executable}, False),
+        ({"env_vars": {WITH_TORCH: "1"}, "py_executable": "/another/python"}, False),
+        ({"env_vars": {WITH_TORCH: "1"}, "command_prefix": ["nice"]}, False),
+    ],
+)
+def test_a_worker_that_computes_is_forked_with_torch(tmp_path, worker, context, forked):
+    """Nothing but the variable may be asked for: all else is done by the program that Ray has for it."""
+    setup = tmp_path / SETUP
+    setup.write_text("import sys; print(sys.argv[1:])")
+    context = {"command_prefix": [], "java_jars": [], "override_worker_entrypoint": None, **context}
+    arguments = [f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON", str(worker), "--an"]
+    server = ForkServer(tmp_path, with_torch=forked, patience_s=PATIENCE_S)
+    try:
+        told = launch(server, setup, *arguments).stdout
+    finally:
+        server.stop()
+    if not forked:
+        assert told == f"{arguments}\n"
+        return
+    told = json.loads(told)
+    assert told["argv"] == [str(worker), "--an"] and told["forked"] and told["torch"] and told["threads"] == 1
 
 
 def test_without_a_server_the_worker_is_executed(server, worker):
@@ -129,3 +160,15 @@ def test_a_launcher_that_cannot_be_executed_is_known_at_once(tmp_path, monkeypat
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(OSError):
         ForkServer(tmp_path)
+
+
+def test_servers_without_ray_import_none_of_it():
+    """Its library reads what differs between kinds of workers when it is loaded."""
+    program = (
+        "import sys\n"
+        "from serve_app.ray_private import fork_server\n"
+        "fork_server._load(fork_server.FIRST + fork_server.TORCH)\n"
+        "print('ray' in sys.modules, *(name in sys.modules for name in fork_server.TORCH))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    assert told[0] == "False" and set(told[1:]) == {"True"}

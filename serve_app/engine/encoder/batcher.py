@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from serve_app.engine.encoder.types import (
     EncodeBatch,
@@ -157,6 +158,7 @@ class EncodeBatcher:
                 raise EncodeError(f"input {i} has {len(ids)} tokens but {len(kinds)} type_ids")
 
     def _run(self) -> None:
+        torch.set_num_threads(torch.get_num_threads())  # each thread has an OpenMP setting of its own
         picked: list[tuple[_Call, int]] | None = []
         try:
             while (picked := self._next()) is not None:
