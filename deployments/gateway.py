@@ -36,7 +36,7 @@ class Gateway:
     def __del__(self) -> None:
         # Serve calls this when the replica has ended its requests, Python perhaps again.
         if (core := getattr(self, "_core", None)) is not None:
-            core.state.close()
+            core.close()
 
     async def __serve_build_asgi_app__(self) -> Any:
         return build_http(self._core)

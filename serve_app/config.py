@@ -38,6 +38,8 @@ ENVIRONMENT = {
     "SERVE_APP_KV_DISK_BYTES": "kv_disk_bytes",
     "SERVE_APP_KV_DISK_DIR": "kv_disk_dir",
     "SERVE_APP_KV_GUARANTEED": "kv_guaranteed",
+    "SERVE_APP_RESUME_MAX_S": "resume_max_s",
+    "SERVE_APP_RESUME_BYTES": "resume_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
     **{variable: setting for setting, variable in PORTS.items()},
 }
@@ -103,6 +105,9 @@ class Settings(BaseModel):
     # None: a file in home, for the gateways of one node.
     database: str | None = Field(default=None, repr=False)
     files: str | None = None  # a directory or s3://BUCKET/PREFIX; None: home/files
+    # Streams that go on without a client: for how long at most, and bytes kept of each account's.
+    resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
+    resume_bytes: Bytes = 64 << 20
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
     haproxy_metrics_port: PortNumber = 9101
     haproxy_stats_port: PortNumber = 8404

@@ -59,7 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # What a gateway has in memory knows no database.
     "serve_app.state.accounts": {"serve_app.state.errors"},
-    "serve_app.state.protocols": {"serve_app.state.accounts"},
+    "serve_app.state.protocols": {"serve_app.state.accounts", "serve_app.state.streams"},
+    "serve_app.state.streams": set(),
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},
     "serve_app.ray_private.environment": set(),
@@ -74,6 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.sampling_params",
         "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",
     },
+    # Running streams again needs no HTTP.
+    "serve_app.gateway.resume": {"msgspec", "serve_app.api", "serve_app.state", "serve_app.wire"},
     "serve_app.gateway.dispatch": {
         "msgspec", "numpy", "serve_app.api", "serve_app.catalog", "serve_app.channel", "serve_app.costs",
         "serve_app.gateway.models", "serve_app.routing", "serve_app.state", "serve_app.tasks", "serve_app.wire",

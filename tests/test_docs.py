@@ -193,11 +193,13 @@ ALIASES = re.compile(
     r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/client/v4/accounts/\{account\}/ai(/v1)*|/v1)"
     r"(?=/(chat/completions|completions|embeddings|models|responses|messages)(/|$))(?!/models/(search|schema))"
 )
+OWN = re.compile(r"^/v1(?=/requests/)")
 
 
 def canonical(path: str) -> str:
     path = re.sub(r"^/(v1/|v2/)?(rerank|score)$", lambda m: f"{ACCOUNT}/ai/{m[1] or 'v1/'}{m[2]}", path)
-    return ALIASES.sub(f"{ACCOUNT}/ai/v1", path)
+    path = ALIASES.sub(f"{ACCOUNT}/ai/v1", path)
+    return OWN.sub(f"{ACCOUNT}/ai", path)
 
 
 def test_the_routes_are_those_of_the_gateway(tmp_path: Path) -> None:

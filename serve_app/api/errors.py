@@ -182,6 +182,12 @@ class NotFound(ApiError):
         return "model_not_found" if self.param == "model" else ""
 
 
+class Gone(ApiError):
+    """A named thing that was here."""
+
+    code, status, type = 5007, 410, "not_found_error"
+
+
 class OutOfCapacity(ApiError):
     code, status, type = 3040, 429, "rate_limit_error"
 
@@ -222,6 +228,15 @@ class StoreAway(ApiError):
         super().__init__(
             "The server's store cannot be reached at the moment, please try again. Generation goes on.", retry_after=2.0
         )
+
+
+class Stopped(ApiError):
+    """The request was ended before its answer was complete, because its client said so or stayed away."""
+
+    code, status, type = 3040, 409, "cancelled"
+
+    def __init__(self, message: str = "The request was cancelled."):
+        super().__init__(message)
 
 
 class Timeout(ApiError):

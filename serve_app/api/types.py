@@ -45,12 +45,14 @@ class Asked:
 
     ``session`` is an opaque name that requests with the same beginning share: a hint of where to run. ``deadline_s``:
     seconds from arrival in which the answer must have begun. ``reject_if_busy``: refuse at once rather than wait.
+    ``resumable_s``: seconds for which a stream goes on without a client, and is kept after its end.
     ``service_tier`` and ``metadata`` are what the client wrote.
     """
 
     session: str | None = None
     reject_if_busy: bool = False
     deadline_s: float | None = None
+    resumable_s: float | None = None
     service_tier: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 
@@ -93,6 +95,8 @@ class GenerateRequest(Asked):
     stop: tuple[str, ...] = ()
     n: int = 1
     stream: bool = False
+    # Which of several prompts of one body this is.
+    number: int = 0
     include_usage: bool = True
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -24,6 +24,7 @@ from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models
+from serve_app.gateway.resume.streams import Streams, settling
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.tally import Tally
 from serve_app.state.accounts import Caller
@@ -88,7 +89,10 @@ class Gateway:
             salt=settings.tenant_salt,
             traces=self.state.traces,
             request_id=request_id.current.get,
+            settling=settling,
         )
+        self.state.streams.max_bytes = settings.resume_bytes
+        self.streams = Streams(self.state.streams, settings.resume_max_s)
         self._subscriptions = None
         if ask_all is not None:
             self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan)
@@ -103,8 +107,14 @@ class Gateway:
         await self.state.start()
         await self.inbox.start()
         self.health.start()
+        self.streams.start()
         if self._subscriptions is not None:
             self._subscriptions.start()
+
+    def close(self) -> None:
+        """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""
+        self.streams.close()
+        self.state.close()
 
     def _plan(self, model: ServedModel) -> Wanted:
         dispatcher = self.engine.dispatcher(model)

@@ -4,11 +4,12 @@ be reached: they belong on threads of their own, never on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serve_app.state.accounts import Account, Priority
+from serve_app.state.streams import Part, Running, Shown, Taken
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,6 +59,26 @@ class TraceStore(Protocol):
     def body(self, account: str, request_id: str) -> bytes | None: ...
 
 
+class StreamStore(Protocol):
+    max_bytes: int
+
+    def write(self, owner: str, parts: Sequence[Part], now: float, until: float) -> set[str]: ...
+
+    def beat(self, owner: str, until: float, watched: Collection[str], now: float) -> list[Running]: ...
+
+    def orphans(self, now: float, limit: int) -> list[str]: ...
+
+    def take(self, owner: str, stream_id: str, now: float) -> Taken | None: ...
+
+    def release(self, owner: str) -> None: ...
+
+    def shown(self, account: str, stream_id: str, after: int) -> Shown | None: ...
+
+    def cancel(self, account: str, stream_id: str) -> str | None: ...
+
+    def trim(self, now: float) -> None: ...
+
+
 class Store(Protocol):
     """``away``: why it cannot be reached, and for how many seconds."""
 
@@ -72,6 +93,9 @@ class Store(Protocol):
 
     @property
     def traces(self) -> TraceStore: ...
+
+    @property
+    def streams(self) -> StreamStore: ...
 
     @property
     def name(self) -> str: ...

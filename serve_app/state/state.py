@@ -72,6 +72,7 @@ class State:
         self.accounts = AccountBook(account, key_hashes)
         self.limiter = RateLimiter(rate_limits, self._wake)
         self.responses = Responses(self._store.responses, self._writer, self._reader)
+        self.streams = self._store.streams
         self.traces = Traces(self._store.traces, self._writer, self._reader)
 
     @property

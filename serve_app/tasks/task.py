@@ -39,13 +39,15 @@ class Answer:
 class Streamed:
     """An answer of events: ``frames`` writes them as server-sent events, ``values`` as one dict each.
 
-    ``waiting()`` says what the first event waits for if that takes long, "" for nothing.
+    ``waiting()`` says what the first event waits for if that takes long, "" for nothing. ``resumable_s``: see
+    :class:`~serve_app.api.types.Asked`.
     """
 
     events: AsyncIterator[Any]
     frames: Callable[[AsyncIterator[Any]], AsyncIterator[bytes]]
     values: Callable[[AsyncIterator[Any]], AsyncIterator[dict[str, Any]]]
     waiting: Callable[[], str] = lambda: ""
+    resumable_s: float | None = None
 
 
 class BodyLimits(Protocol):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -92,7 +93,8 @@ class Work:
 class Runtime:
     """What a gateway lends to tasks.
 
-    ``call`` reaches a replica of a model. ``salt(account)`` keeps tenants' caches apart.
+    ``call`` reaches a replica of a model. ``salt(account)`` keeps tenants' caches apart. ``settling(settle)`` has
+    the work at hand settled, once that is this gateway's to do.
     """
 
     call: Call
@@ -102,6 +104,7 @@ class Runtime:
     salt: Callable[[str], bytes] = lambda account: b""
     traces: Traces | None = None
     request_id: Callable[[], str] = lambda: ""
+    settling: Callable[[Callable[[], None]], None] = lambda settle: settle()
 
     @contextmanager
     def work(
@@ -144,7 +147,8 @@ class Runtime:
                 tokens = {"cached_tokens": usage.cached_tokens, "completion_tokens": usage.completion_tokens}
                 self.traces.end(work.trace, status, **tokens)
             seconds = time.monotonic() - began
-            self.settlement.settle(caller, model, usage, status, request_id=own_id, seconds=seconds)
+            settle = partial(self.settlement.settle, caller, model, usage, status)
+            self.settling(partial(settle, request_id=own_id, seconds=seconds))
 
     async def call_retried(self, model: ServedModel, method: Method[C, R], call: C) -> R:
         """:attr:`call` of work that may be done twice: a lost worker costs time and nothing else."""

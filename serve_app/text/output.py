@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from serve_app.api import identity
 from serve_app.api.types import (
     ChoiceDone,
     Event,
@@ -168,10 +169,16 @@ class OutputStream:
                 continue
             if self._one_call and item.call:
                 break
-            events.append(ToolCallDelta(self._index, item.call, item.id, item.name, item.arguments, item.last))
+            call_id = self._call_id(item)
+            events.append(ToolCallDelta(self._index, item.call, call_id, item.name, item.arguments, item.last))
             self._calls += item.last
         self._tell_tokens(events, shown, last)
         return events
+
+    def _call_id(self, piece: CallPiece) -> str:
+        """The parser's own, or where the request may be run again one that is the same then."""
+        known = identity.current.get() is not None
+        return f"call_{identity.part_id('call', self._index, piece.call)}" if known else piece.id
 
     def _parsed(self, answer: str, last: bool) -> list[str | CallPiece]:
         if self._tools is None:

@@ -138,7 +138,7 @@ BAD = [
     ({"reasoning": "high"}, "reasoning"),
     ({"text": "plain"}, "text must be"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type must be"),
-    ({"background": True}, "background"),
+    ({"background": True, "store": False}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
 ]

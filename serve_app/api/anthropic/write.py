@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from serve_app.api import sse
+from serve_app.api import identity, sse
 from serve_app.api.errors import ApiError, as_api_error, status_of
 from serve_app.api.fields.body import parse_inner
 from serve_app.api.openai.write import close
@@ -55,7 +54,7 @@ class _Message:
 
     def __init__(self, request: GenerateRequest, prompt_tokens: int) -> None:
         self.body: dict[str, Any] = {
-            "id": f"msg_{uuid.uuid4().hex}",
+            "id": f"msg_{identity.answer_id()}",
             "type": "message",
             "role": "assistant",
             "model": request.model,

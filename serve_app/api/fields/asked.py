@@ -1,7 +1,8 @@
 """How a request asks to be treated, in its body and in its headers: where to run, how long to wait, in which tier.
 
 Names: Cloudflare's `options`, `x-session-affinity` and `cf-aig-request-timeout`; OpenAI's `prompt_cache_key`,
-`service_tier` and `metadata`. None of them is a claim of identity or priority: those come from the key alone.
+`service_tier` and `metadata`; our own `resumable` in `options` and `x-resumable`. None of them is a claim of identity
+or priority: those come from the key alone.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.ranges import DEADLINE_MS
+from serve_app.api.fields.ranges import DEADLINE_MS, RESUMABLE_S
 from serve_app.api.fields.values import boolean, refuse, string, text
 from serve_app.api.types import Asked
 
@@ -34,6 +35,7 @@ def parse_asked(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "reject_if_busy": bool(boolean(options, "rejectIfBusy")),
         "deadline_s": _deadline(options),
+        "resumable_s": RESUMABLE_S.read(options, "resumable"),
         "session": string(body, "prompt_cache_key", limit=MAX_SESSION_CHARS) or None,
         "service_tier": None if tier in ("", "auto", "default") else tier,
         "metadata": parse_metadata(body.get("metadata")),
@@ -52,6 +54,9 @@ def with_headers(request: _Request, headers: Mapping[str, str]) -> _Request:
         milliseconds = min(int(timeout[:12]), int(DEADLINE_MS.high))
         if milliseconds:
             changes["deadline_s"] = milliseconds / 1000
+    resumable = headers.get("x-resumable", "").strip()
+    if request.resumable_s is None and resumable.isascii() and resumable.isdigit():
+        changes["resumable_s"] = min(float(resumable[:12]), RESUMABLE_S.high) or None
     return replace(request, **changes) if changes else request
 
 

@@ -44,6 +44,7 @@ DIMENSIONS = Range(1, 65536)
 # Tokens to keep of a text; -1: what the model takes.
 KEPT_TOKENS = Range(-1, 2**31 - 1)
 DEADLINE_MS = Range(1, 24 * 3600 * 1000)
+RESUMABLE_S = Range(1, 24 * 3600)
 # How many of the best contexts to return, and how much each of a text's readings counts.
 BEST = Range(1, 2**31 - 1)
 # The same where 0 stands for all of them.

@@ -3,9 +3,9 @@ little wider."""
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
+from serve_app.api import identity
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields import ranges
 from serve_app.api.fields.body import json_type
@@ -41,7 +41,7 @@ def parse_sampling(
         # nearest one.
         top_p=limits.top_p if top_p is None else min(max(top_p, MIN_TOP_P), 1.0),
         min_p=_or(ranges.MIN_P.read(body, "min_p"), limits.min_p),
-        seed=secrets.randbits(32) if seed is None else seed,
+        seed=identity.seed() if seed is None else seed,
         # The schemas allow 0, by which nothing can be divided: it means "off", like 1.
         repetition_penalty=limits.repetition_penalty if repetition is None else repetition or 1.0,
         frequency_penalty=_or(ranges.PENALTY.read(body, "frequency_penalty"), 0.0),

@@ -122,7 +122,7 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
     if len(prompts) * base.n > MAX_ANSWERS:
         message = f"prompt and n ask for {len(prompts) * base.n} answers; one request gives at most {MAX_ANSWERS}."
         raise InvalidInput(message, param="n")
-    return [replace(base, prompt=prompt, prompt_ids=ids) for prompt, ids in prompts]
+    return [replace(base, prompt=prompt, prompt_ids=ids, number=i) for i, (prompt, ids) in enumerate(prompts)]
 
 
 def _of_prompt(body: dict[str, Any], stream: bool) -> int | None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import base64
 import logging
-import time
-import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from serve_app.api import sse
+from serve_app.api import identity, sse
 from serve_app.api.collect import Choice, collect
 from serve_app.api.errors import ApiError, as_api_error, openai_body
 from serve_app.api.openai.prompt import echoed, joined, prompt_part, told_of_prompt
@@ -109,7 +107,7 @@ def chat_choices(request: GenerateRequest, choices: list[Choice]) -> list[dict[s
 
 
 def _head(kind: str, prefix: str, model: str) -> dict[str, Any]:
-    return {"id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model}
+    return {"id": f"{prefix}-{identity.answer_id()}", "object": kind, "created": identity.created(), "model": model}
 
 
 def render_chat(request: GenerateRequest, events: Iterable[Event]) -> dict[str, Any]:

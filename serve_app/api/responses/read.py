@@ -34,7 +34,6 @@ LOGPROBS = "message.output_text.logprobs"
 ID_PATTERN = "^resp_[0-9a-f]{32}$"
 # Known fields that change what is asked for and that this server does not do.
 _UNSUPPORTED = {
-    "background": "answering in the background",
     "conversation": "conversations",
     "prompt": "stored prompts",
 }
@@ -52,6 +51,7 @@ class ResponsesRequest:
     instructions: str | None = None
     previous: str | None = None
     store: bool = True
+    background: bool = False
     shown: dict[str, Any] = field(default_factory=dict)
 
     def messages(self, before: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -85,6 +85,9 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
     effort = (reasoning or {}).get("effort")
     parallel = boolean(body, "parallel_tool_calls")
     asked = parse_asked(body)
+    background, store = bool(boolean(body, "background")), boolean(body, "store") is not False
+    if background and not store:
+        raise InvalidInput("background needs store: the response is fetched when it is done.", param="background")
     request = ResponsesRequest(
         generate=GenerateRequest(
             model=model,
@@ -105,7 +108,8 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
         turn=parse_input(body.get("input"), (limits or ModelLimits()).takes),
         instructions=string(body, "instructions"),
         previous=previous,
-        store=boolean(body, "store") is not False,
+        store=store,
+        background=background,
         shown={
             "metadata": asked["metadata"],
             "parallel_tool_calls": parallel is not False,
@@ -117,7 +121,7 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             "max_output_tokens": sampling.max_tokens if given else None,
             # Counts calls of tools that run on the server, of which there are none.
             "max_tool_calls": BEST.read(body, "max_tool_calls"),
-            "background": False,
+            "background": background,
             "service_tier": asked["service_tier"] or "default",
             "safety_identifier": string(body, "safety_identifier", limit=MAX_SESSION_CHARS),
             "prompt_cache_key": string(body, "prompt_cache_key", limit=MAX_SESSION_CHARS),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-from serve_app.api import sse
-from serve_app.api.errors import ApiError, as_api_error
+import orjson
+
+from serve_app.api import identity, sse
+from serve_app.api.errors import ApiError, Stopped, as_api_error
 from serve_app.api.fields.content import content_text
 from serve_app.api.openai.write import chat_logprobs, close
 from serve_app.api.responses.items import item_id
@@ -38,9 +39,9 @@ class _Response:
 
     def __init__(self, request: ResponsesRequest) -> None:
         self.body: dict[str, Any] = {
-            "id": f"resp_{uuid.uuid4().hex}",
+            "id": f"resp_{identity.answer_id()}",
             "object": "response",
-            "created_at": int(time.time()),
+            "created_at": identity.created(),
             "completed_at": None,
             "status": "in_progress",
             "error": None,
@@ -98,6 +99,10 @@ class _Response:
         return self._event(f"response.{self.body['status']}", response=self.body)
 
     def fail(self, error: ApiError) -> bytes:
+        if isinstance(error, Stopped):
+            # OpenAI's own word for a response that was told to stop; its items stay as far as they came.
+            self.body["status"] = "cancelled"
+            return self.end()
         self.body["status"] = "failed"
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         self.body["error"] = {"code": code, "message": error.message}
@@ -218,10 +223,26 @@ async def stream_response(request: ResponsesRequest, events: AsyncIterator[Event
         shown = as_api_error(error)
         if not isinstance(error, ApiError):
             log.error("a stream failed: %s", shown.message, exc_info=error)
-        yield response.fail(shown)
+        last = response.fail(shown)
+        if request.background:
+            await keep(response.body)
+        yield last
         yield sse.DONE
     finally:
         await close(events)
+
+
+def render_queued(request: ResponsesRequest) -> dict[str, Any]:
+    """A response that is made in the background, before it has begun."""
+    return {**_Response(request).body, "status": "queued"}
+
+
+def shown_in(frame: bytes) -> dict[str, Any] | None:
+    """The response in a frame of its stream, None if it tells of a part only."""
+    for line in frame.splitlines():
+        if line.startswith(b"data: {"):
+            return orjson.loads(line.removeprefix(b"data: ")).get("response")
+    return None
 
 
 def render_input_items(messages: list[dict[str, Any]], response_id: str) -> dict[str, Any]:

@@ -74,6 +74,10 @@ def asked_fields() -> Schema:
         "deadlineMs": ranged(
             ranges.DEADLINE_MS, "Milliseconds in which the answer must have begun; refused with 3007 otherwise."
         ),
+        "resumable": ranged(
+            ranges.RESUMABLE_S,
+            "Seconds a stream goes on without a client, and is kept after its end; like the header x-resumable.",
+        ),
     }
     return {
         "options": object_(options),

@@ -19,6 +19,8 @@ from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.gateway.backends.structure import Structure
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
+from serve_app.gateway.resume import log as resume
+from serve_app.gateway.resume.log import ChoiceTokens
 from serve_app.kv.cached_tokens import SOURCES
 from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
 from serve_app.routing.types import RouteRequest
@@ -148,8 +150,8 @@ class EngineBackend:
                 yield event
         finally:
             usage = work.usage
-            usage.prompt_tokens = len(ids) if ticket.started else 0
             usage.completion_tokens = sum(u.completion_tokens for u in usages)
+            usage.prompt_tokens = len(ids) if ticket.started or usage.completion_tokens else 0
             usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
             usage.cached_tokens = usages[0].cached_tokens
             dispatcher.finish(ticket, cached=usage.cached_tokens, output=usage.completion_tokens)
@@ -166,7 +168,9 @@ class EngineBackend:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
         call = GenerateCall("", b"", salt, sampling, self._inbox.address, job.ticket.request.priority)
         told: list[PromptLogprobs] = []
-        items = self._tokens(job, call, ids, told)
+        resumable = resume.current.get()
+        kept = None if resumable is None else resumable.tokens(request.number, index)
+        items = self._tokens(job, call, ids, told, kept)
         finish = "stop"
         generated: list[int] = []
         prompted = not request.tells_prompt
@@ -196,13 +200,21 @@ class EngineBackend:
             await items.aclose()
 
     async def _tokens(
-        self, job: _Job, call: GenerateCall, prompt: np.ndarray, told: list[PromptLogprobs]
+        self, job: _Job, call: GenerateCall, prompt: np.ndarray, told: list[PromptLogprobs], kept: ChoiceTokens | None
     ) -> AsyncGenerator[TokenItem, None]:
-        """The request's tokens in order, each exactly once, across the loss of workers. Where something is to be told
-        of the prompt it comes at the end, into ``told``; the tokens wait for it, and a worker's loss begins anew.
+        """The request's tokens in order, each exactly once, across the loss of workers and, where they are ``kept``, of
+        the gateway. Where something is to be told of the prompt it comes at the end, into ``told``; the tokens wait
+        for it, and a loss begins anew.
         """
         produced: list[int] = []
         whole = call.sampling.prompt_logprobs is not None
+        if whole:
+            kept = None
+        for item in kept.restored if kept is not None else ():
+            produced += item.ids
+            yield item
+            if item.finish is not None:
+                return
         for attempt in range(MAX_ATTEMPTS):
             resumed = np.concatenate([prompt, np.array(produced, np.int32)]).astype(np.int32)
             request_id = secrets.token_hex(16)
@@ -216,9 +228,13 @@ class EngineBackend:
                     if whole:
                         waiting.append(item)
                         continue
-                    produced += item.ids
                     # The client's prompt is charged as the first attempt found it.
-                    yield replace(item, cached=None) if attempt else item
+                    if attempt or sent.resumed:
+                        item = replace(item, cached=None)
+                    produced += item.ids
+                    if kept is not None:
+                        kept.add(item)
+                    yield item
                     if item.finish is not None:
                         return
                 if whole:

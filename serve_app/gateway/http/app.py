@@ -18,11 +18,13 @@ from serve_app.api.schema.openapi import document
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import request_id
 from serve_app.gateway.http.exchange import Endpoint, ErrorBody, Exchange, error_answer, log
+from serve_app.gateway.http.resumable import runs_again
 from serve_app.gateway.http.routes import about as routes_about
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import openai as routes_openai
+from serve_app.gateway.http.routes import requests as routes_requests
 from serve_app.gateway.http.routes import rerank as routes_rerank
 from serve_app.gateway.http.routes import responses as routes_responses
 
@@ -33,6 +35,7 @@ DIALECTS = (
     routes_responses.endpoints,
     routes_anthropic.endpoints,
     routes_rerank.endpoints,
+    routes_requests.endpoints,
     routes_ai_gateway.endpoints,
 )
 
@@ -55,6 +58,8 @@ def build_http(gateway: Gateway) -> Starlette:
     exchange = Exchange(gateway)
     listed = endpoints(gateway)
     routes = [Route(e.path, exchange.guarded(e), methods=[e.method]) for e in listed]
+    if gateway is not None:  # as where only the routes are looked at
+        gateway.streams.again = runs_again(routes, [e.handler for e in listed])
     request_id.tag(log)
 
     async def not_routed(request: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ _Found = TypeVar("_Found")
 async def read_body(request: Request, limit: int, kinds: Collection[BodyKind] = frozenset({"json"})) -> Body:
     """The body as one of ``kinds``, by its label; where only JSON is taken, labels do not count. Raises `ApiError`."""
     raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
+    request.state.raw_body = raw
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if "multipart" in kinds and media_type == "multipart/form-data":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,14 +11,17 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from serve_app.api import identity
 from serve_app.api.errors import ApiError, HeadersTooLarge, InvalidInput, as_api_error, envelope, status_of
 from serve_app.api.fields.values import string
 from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
-from serve_app.api.types import Asked
+from serve_app.api.types import Asked, Event
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.auth import authenticate
 from serve_app.gateway.http.bodies import read_body
+from serve_app.gateway.http.resumable import resumable
+from serve_app.gateway.http.streams import streamed
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import taking, tasks
 from serve_app.tasks.task import Answer, Body
@@ -92,7 +95,9 @@ class Exchange:
         """
         fitting = () if takes is None else tuple(task.declaration.name for task in taking(takes))
         model = self.gateway.models.find(name, fitting)
-        request.state.rate = self.gateway.state.limiter.take(request.state.account, model.record.task)
+        # A request that is run again has been counted.
+        if not identity.again():
+            request.state.rate = self.gateway.state.limiter.take(request.state.account, model.record.task)
         return model
 
     def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked]) -> ServedModel:
@@ -107,6 +112,21 @@ class Exchange:
                 raise InvalidInput(f"model is missing; name one of the models here: {listed}.", param="model")
             name = found[0]
         return self.model(request, name, takes)
+
+    async def streamed(
+        self,
+        request: Request,
+        events: AsyncIterator[Event],
+        frames: Callable[[AsyncIterator[Event]], AsyncIterator[bytes]],
+        waiting: Callable[[], str] = lambda: "",
+        resumable_s: float | None = None,
+    ) -> Response:
+        """The answer that streams ``frames`` of ``events``: see :func:`~serve_app.gateway.http.streams.streamed`. With
+        ``resumable_s`` it goes on for so long without its client.
+        """
+        if resumable_s is None:
+            return await streamed(events, frames, waiting)
+        return await resumable(self.gateway.streams, request, events, frames, waiting, resumable_s)
 
 
 def json_answer(body: Any) -> Response:

@@ -8,6 +8,7 @@ import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.api import identity
 from serve_app.api.errors import current_request as current
 
 # Cloudflare's name, and the one that Anthropic's clients read.
@@ -28,6 +29,7 @@ class RequestId:
             return
         request_id = uuid.uuid4().hex
         current.set(request_id)
+        identity.current.set(identity.Identity(request_id, time.time()))
         started = time.monotonic()
 
         async def tagged(message: Message) -> None:

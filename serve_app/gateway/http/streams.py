@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -42,11 +43,21 @@ async def streamed(
         await close(events)
         raise
 
+    return progressing(frames(primed), primed, waiting)
+
+
+def progressing(frames: AsyncIterator[bytes], events: Closing, waiting: Callable[[], str]) -> EventStream:
+    """An answer that begins at once and repeats what it waits for."""
+
     def say() -> bytes:
         text = waiting()
         return sse.comment(text) if text else sse.KEEP_ALIVE
 
-    return EventStream(frames(primed), primed, every_s=PROGRESS_S, say=say, opening=say())
+    return EventStream(frames, events, every_s=PROGRESS_S, say=say, opening=say())
+
+
+class Closing(Protocol):
+    async def aclose(self) -> None: ...
 
 
 class Primed:
@@ -94,7 +105,7 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         frames: AsyncIterator[bytes],
-        events: Primed,
+        events: Closing,
         patience_s: float = SLOW_CLIENT_S,
         every_s: float = sse.KEEP_ALIVE_SECONDS,
         say: Callable[[], bytes] = lambda: sse.KEEP_ALIVE,

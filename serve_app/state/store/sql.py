@@ -14,6 +14,7 @@ from serve_app.state.store.database import Database
 from serve_app.state.store.migrate import upgrade
 from serve_app.state.store.rates import RateTable
 from serve_app.state.store.responses import ResponseTable
+from serve_app.state.store.streams import StreamTable
 from serve_app.state.store.takeover import take_over
 from serve_app.state.store.traces import TraceTable
 
@@ -29,6 +30,7 @@ class SqlStore:
         self.rates = RateTable(self.database)
         self.responses = ResponseTable(self.database)
         self.traces = TraceTable(self.database)
+        self.streams = StreamTable(self.database)
         # What is written in groups: a kind of row, and who takes it.
         self._rooms: dict[str, RowRoom] = {room.KIND: room for room in (self.responses, self.traces)}
 

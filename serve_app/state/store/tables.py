@@ -66,3 +66,58 @@ traces = Table(
     Column("body", LargeBinary, nullable=False),
     Index("traces_by_age", "ended"),
 )
+
+# Streams that can be resumed. `owner`: the gateway that runs it, for the `epoch`-th time; a gateway of an earlier epoch
+# can write nothing more. `keep_s`: how long it goes on without a client, and is kept after its end; None: to its end.
+# `seen`: when a client was last there. `frames`: how many there are. `ended`, `expires`: unix seconds, None while it
+# runs. `request`: msgpack, empty once expired.
+streams = Table(
+    "streams",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("account", String, nullable=False, index=True),
+    Column("created", Double, nullable=False),
+    Column("keep_s", Double),
+    Column("owner", String, nullable=False, index=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("status", String, nullable=False),
+    Column("seen", Double, nullable=False),
+    Column("frames", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("expires", Double, index=True),
+    Column("request", LargeBinary, nullable=False),
+)
+
+# What a stream has shown, in parts: `frames`, the last of which is frame `upto`, and the tokens behind them (`trail`).
+stream_parts = Table(
+    "stream_parts",
+    metadata,
+    Column("id", String, ForeignKey("streams.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("upto", BigInteger, nullable=False),
+    Column("frames", LargeBinary, nullable=False),
+    Column("trail", LargeBinary, nullable=False),
+)
+
+# Gateways that run streams, and until when each says that it lives (unix seconds).
+stream_owners = Table(
+    "stream_owners",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("until", Double, nullable=False),
+)
+
+# Whole answers by `Idempotency-Key`. `print`: SHA-256 of the request. `answer`: msgpack, None while it is computed by
+# `owner`.
+answers = Table(
+    "answers",
+    metadata,
+    Column("account", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("created", Double, nullable=False),
+    Column("print", String, nullable=False),
+    Column("owner", String, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("answer", LargeBinary),
+    Index("answers_by_age", "account", "created"),
+)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
+from serve_app.api import identity
 from serve_app.api.collect import begun_within
 from serve_app.api.openai.write import close
 from serve_app.api.types import Event, GenerateRequest
@@ -17,6 +19,9 @@ async def generate(
     runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
 ) -> tuple[AsyncIterator[Event], int]:
     """The request's events, and how many tokens its prompt has; the prompt has been checked when this returns."""
+    if identity.again():
+        # It has been let in, and begun in time.
+        request = replace(request, deadline_s=None, reject_if_busy=False)
     backend = runtime.backend(model)
     prepared = await backend.prepare(model, request)
     events = _events(runtime, backend, model, prepared, caller, runtime.request_id())

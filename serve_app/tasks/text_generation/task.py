@@ -50,6 +50,7 @@ class TextGeneration(Task):
             frames=lambda primed: stream_generate(request, primed),
             values=lambda primed: frames(request, primed),
             waiting=lambda: backend.waiting(model),
+            resumable_s=request.resumable_s,
         )
 
 

@@ -26,7 +26,6 @@ def endpoints(exchange: Exchange, document: Callable[[], dict[str, Any]]) -> lis
         Endpoint("GET", "/health", routes.health, Operation("Which models are ready", _TAG), scope="open"),
         Endpoint("GET", "/openapi.json", routes.openapi, Operation("This API as OpenAPI 3.1", _TAG), scope="open"),
         Endpoint("GET", "/docs", routes.docs, page, scope="open"),
-        Endpoint("GET", "/v1/requests/{id}", routes.trace, Operation("The path that one of your requests took", _TAG)),
         Endpoint("GET", "/v1/status", routes.status, Operation("Counters of every model's workers", _TAG)),
     ]
 
@@ -47,10 +46,6 @@ class AboutRoutes:
 
     async def status(self, request: Request) -> Response:
         return json_answer(await self._exchange.gateway.status(request.state.account))
-
-    async def trace(self, request: Request) -> Response:
-        gateway, wanted = self._exchange.gateway, request.path_params["id"]
-        return json_answer(await gateway.state.traces.get(request.state.account, wanted))
 
     async def openapi(self, request: Request) -> Response:
         if self._written is None:

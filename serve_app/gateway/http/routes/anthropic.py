@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,7 +15,6 @@ from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest
 from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
-from serve_app.gateway.http.streams import streamed
 
 # Anthropic's clients add /v1/messages to their base URL: with the one that Cloudflare's pages give, /v1 doubles.
 PREFIXES = ("/v1", ACCOUNT + "/ai/v1", ACCOUNT + "/ai/v1/v1", ACCOUNT + "/ai")
@@ -57,7 +58,8 @@ class AnthropicRoutes:
         events, prompt_tokens = await self._exchange.gateway.perform(model, parsed, request.state.caller)
         if parsed.stream:
             waiting = self._exchange.gateway.waiting(model)
-            return await streamed(events, lambda e: anthropic_answers.stream_message(parsed, e, prompt_tokens), waiting)
+            frames = partial(anthropic_answers.stream_message, parsed, prompt_tokens=prompt_tokens)
+            return await self._exchange.streamed(request, events, frames, waiting, parsed.resumable_s)
         return json_answer(anthropic_answers.render_message(parsed, [e async for e in events]))
 
     async def count(self, request: Request) -> Response:

@@ -10,7 +10,6 @@ from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation, Schema
 from serve_app.api.workers_ai import read as workers_ai
 from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer, written
-from serve_app.gateway.http.streams import streamed
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.task import Answer, Body
 
@@ -101,7 +100,7 @@ class NativeRoutes:
         )
         if isinstance(result, Answer):
             return written(result)
-        return await streamed(result.events, result.frames, result.waiting)
+        return await self._exchange.streamed(request, result.events, result.frames, result.waiting, result.resumable_s)
 
     async def search(self, request: Request) -> Response:
         return json_answer(self._exchange.gateway.search(dict(request.query_params)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,7 +16,6 @@ from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import EmbedRequest, GenerateRequest
 from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
-from serve_app.gateway.http.streams import streamed
 
 PREFIXES = (ACCOUNT + "/ai/v1", "/v1")
 _CHAT_MODEL, _EMBED_MODEL = "@cf/pico/pico-instruct", "@cf/sentence-transformers/all-minilm-l6-v2"
@@ -74,7 +75,8 @@ class OpenAIRoutes:
         events = await self._exchange.gateway.generate(model, parsed, request.state.caller)
         if parsed.stream:
             waiting = self._exchange.gateway.waiting(model)
-            return await streamed(events, lambda primed: openai_answers.stream_chat(parsed, primed), waiting)
+            frames = partial(openai_answers.stream_chat, parsed)
+            return await self._exchange.streamed(request, events, frames, waiting, parsed.resumable_s)
         return json_answer(openai_answers.render_chat(parsed, [e async for e in events]))
 
     async def completions(self, request: Request) -> Response:
@@ -89,7 +91,8 @@ class OpenAIRoutes:
         events = merge(streams, choices_each=parsed[0].n)
         if parsed[0].stream:
             waiting = self._exchange.gateway.waiting(model)
-            return await streamed(events, lambda primed: openai_answers.stream_completion(parsed, primed), waiting)
+            frames = partial(openai_answers.stream_completion, parsed)
+            return await self._exchange.streamed(request, events, frames, waiting, parsed[0].resumable_s)
         return json_answer(openai_answers.render_completion(parsed, [e async for e in events]))
 
     async def embeddings(self, request: Request) -> Response:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import openai_body
+from serve_app.api.errors import Gone, NotFound, openai_body
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
@@ -18,8 +19,11 @@ from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest
 from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
+from serve_app.gateway.http.resumable import launch
 from serve_app.gateway.http.routes.openai import PREFIXES
-from serve_app.gateway.http.streams import streamed
+from serve_app.gateway.http.routes.requests import replay, seen
+from serve_app.gateway.resume.log import split
+from serve_app.state.streams import CANCELLING, RUNNING
 
 _TAG = "OpenAI Responses"
 CREATE = Operation(
@@ -37,8 +41,15 @@ COUNT = Operation(
     schemas.responses_input(),
     CREATE.example,
 )
-GET = Operation("A stored response", _TAG, schemas.response_output())
+GET = Operation(
+    "A stored response",
+    _TAG,
+    schemas.response_output(),
+    query={"stream": {"type": "string", "enum": ["true", "false"]}, "starting_after": {"type": "integer"}},
+    streams=True,
+)
 ITEMS = Operation("What a stored response was an answer to", _TAG, schemas.openai_list())
+CANCEL = Operation("End a response that is made in the background", _TAG, schemas.response_output())
 DELETE = Operation("Forget a stored response", _TAG)
 
 
@@ -55,6 +66,7 @@ def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
         Endpoint("POST", prefix + "/responses/input_tokens", routes.count, COUNT, openai_body),
         Endpoint("GET", one, routes.get, GET, openai_body),
         Endpoint("GET", one + "/input_items", routes.input_items, ITEMS, openai_body),
+        Endpoint("POST", one + "/cancel", routes.cancel, CANCEL, openai_body),
         Endpoint("DELETE", one, routes.delete, DELETE, openai_body),
     ]
 
@@ -78,9 +90,15 @@ class ResponsesRoutes:
                 turn = [*parsed.turn, *responses_answers.as_messages(response)]
                 await gateway.state.responses.put(account, response, turn)
 
+        frames = partial(responses_answers.stream_response, parsed, keep=keep)
+        if parsed.background:
+            stream_id = await launch(gateway.streams, request, events, frames, None)
+            if parsed.generate.stream:
+                return await replay(self._exchange, request, stream_id, 0)
+            return json_answer(responses_answers.render_queued(parsed))
         if parsed.generate.stream:
-            frames = partial(responses_answers.stream_response, parsed, keep=keep)
-            return await streamed(events, frames, gateway.waiting(model))
+            resumable_s = parsed.generate.resumable_s
+            return await self._exchange.streamed(request, events, frames, gateway.waiting(model), resumable_s)
         response = responses_answers.render_response(parsed, [e async for e in events])
         await keep(response)
         return json_answer(response)
@@ -98,16 +116,52 @@ class ResponsesRoutes:
 
     async def get(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
-        return json_answer(await self._exchange.gateway.state.responses.get(request.state.account, response_id))
+        if request.query_params.get("stream", "").lower() in ("true", "1"):
+            # Events are numbered from 0, and frames from 1.
+            after = seen(request, "starting_after", -1) + 1
+            return await replay(self._exchange, request, _stream_of(response_id), after)
+        try:
+            return json_answer(await self._exchange.gateway.state.responses.get(request.state.account, response_id))
+        except NotFound as unknown:
+            try:
+                return json_answer(await self._unfinished(request.state.account, response_id))
+            except (NotFound, Gone):
+                raise unknown from None
+
+    async def _unfinished(self, account: str, response_id: str) -> dict[str, Any]:
+        """The response as far as its stream tells, which is its beginning or its end."""
+        streams, stream_id = self._exchange.gateway.streams, _stream_of(response_id)
+        running = await streams.status(account, stream_id) in (RUNNING, CANCELLING)
+        shown = None
+        async with aclosing(await streams.frames(account, stream_id, 0)) as reading:
+            async for frames in reading:
+                for frame in split(frames):
+                    shown = responses_answers.shown_in(frame) or shown
+                if running and shown is not None:
+                    break
+        if shown is None:
+            raise NotFound(f"No response {response_id[:64]} is stored here.")
+        return shown
+
+    async def cancel(self, request: Request) -> Response:
+        response_id, account = request.path_params["response_id"], request.state.account
+        await self._exchange.gateway.streams.cancel(account, _stream_of(response_id))
+        return json_answer(await self._exchange.gateway.state.responses.get(account, response_id))
 
     async def input_items(self, request: Request) -> Response:
         response_id, account = request.path_params["response_id"], request.state.account
         store = self._exchange.gateway.state.responses
         answered = responses_answers.as_messages(await store.get(account, response_id))
-        asked = (await store.conversation(account, response_id))[: -len(answered)]
+        turns = await store.conversation(account, response_id)
+        asked = turns[: len(turns) - len(answered)]
         return json_answer(responses_answers.render_input_items(asked, response_id))
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         await self._exchange.gateway.state.responses.delete(request.state.account, response_id)
         return json_answer({"id": response_id, "object": "response", "deleted": True})
+
+
+def _stream_of(response_id: str) -> str:
+    """A response that is made in the background is a request's stream, and has its id."""
+    return response_id.removeprefix("resp_")

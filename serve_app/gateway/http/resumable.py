@@ -1,0 +1,136 @@
+"""Streams that can be resumed, between HTTP and :mod:`serve_app.gateway.resume`: begun by a request, and run again from
+what was kept of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Message
+
+from serve_app.api import identity
+from serve_app.api.errors import NoRoute
+from serve_app.api.openai.write import close
+from serve_app.api.types import Event
+from serve_app.gateway.http import request_id
+from serve_app.gateway.http.streams import EventStream, Primed, progressing
+from serve_app.gateway.resume.log import StreamLog, current
+from serve_app.gateway.resume.streams import Streams
+from serve_app.state.accounts import Caller, Priority
+from serve_app.state.streams import Head, Taken
+
+Frames = Callable[[AsyncIterator[Event]], AsyncIterator[bytes]]
+# What says who asks, or how the body came.
+_DROPPED = frozenset(
+    b"authorization cf-aig-authorization x-api-key x-auth-key cookie host content-length content-encoding".split()
+)
+
+
+class _Kept(msgspec.Struct, array_like=True, frozen=True):
+    """A request as it is run again."""
+
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    weight: float
+    priority: Priority
+
+
+async def resumable(
+    streams: Streams,
+    request: Request,
+    events: AsyncIterator[Event],
+    frames: Frames,
+    waiting: Callable[[], str],
+    keep_s: float,
+) -> Response:
+    """The answer that streams ``frames`` of ``events``, which go on for ``keep_s`` seconds without its client; an error
+    before the first event becomes an HTTP status.
+    """
+    keep_s = min(keep_s, streams.keep_max_s)
+    wait = waiting()
+    stream_id = await launch(streams, request, events, frames, keep_s, first=not wait)
+    reading = await streams.frames(request.state.account, stream_id, 0)
+    return progressing(reading, reading, waiting) if wait else EventStream(reading, reading)
+
+
+async def launch(
+    streams: Streams,
+    request: Request,
+    events: AsyncIterator[Event],
+    frames: Frames,
+    keep_s: float | None,
+    *,
+    first: bool = False,
+) -> str:
+    """Begins a stream that nobody needs to read, or goes on with the one at hand; its id. ``first``: not before the
+    first event is there. ``keep_s`` None: it goes on to its end in any case.
+    """
+    again = current.get()
+    stream = again
+    try:
+        stream = again or _begin(streams, request, keep_s)
+        before = current.set(stream)
+        try:
+            ordered = stream.ordered(events)
+            await streams.run(stream, frames(await Primed.of(ordered) if first and again is None else ordered))
+        finally:
+            current.reset(before)
+    except BaseException:
+        if again is None:
+            await close(events)
+            if stream is not None:
+                stream.settle()
+        raise
+    return stream.id
+
+
+def _begin(streams: Streams, request: Request, keep_s: float | None) -> StreamLog:
+    known, caller = identity.current.get(), request.state.caller
+    assert known is not None
+    streams.check_room(caller.account)
+    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in _DROPPED]
+    kept = _Kept(
+        request.scope["path"],
+        request.scope.get("query_string", b""),
+        headers,
+        request.state.raw_body,
+        caller.weight,
+        caller.priority,
+    )
+    return StreamLog(Head(known.id, caller.account, known.created, keep_s, msgspec.msgpack.encode(kept)))
+
+
+def runs_again(
+    routes: Sequence[Route], handlers: Sequence[Callable[[Request], Awaitable[Response]]]
+) -> Callable[[Taken, StreamLog], Awaitable[None]]:
+    """What runs a stream's request again, up to :meth:`Streams.run`. ``handlers``: of the ``routes``, unguarded."""
+
+    async def again(taken: Taken, stream: StreamLog) -> None:
+        head = taken.head
+        kept = msgspec.msgpack.decode(head.request, type=_Kept)
+        scope = {"type": "http", "method": "POST", "path": kept.path, "root_path": "", "query_string": kept.query}
+        scope |= {"headers": [*kept.headers, (b"content-length", b"%d" % len(kept.body))]}
+        fitting = ((route.matches(scope), handler) for route, handler in zip(routes, handlers, strict=True))
+        found = next(((child, handler) for (match, child), handler in fitting if match == Match.FULL), None)
+        if found is None:
+            raise NoRoute("POST", kept.path)
+        child, handler = found
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": kept.body, "more_body": False}
+
+        request = Request({**scope, **child}, receive)
+        request.state.caller = Caller(head.account, kept.weight, kept.priority)
+        request.state.account = head.account
+        request_id.current.set(head.id)
+        identity.current.set(identity.Identity(head.id, head.created, again=True))
+        current.set(stream)
+        await handler(request)
+
+    return again

@@ -1,0 +1,252 @@
+"""Streams that go on without their client and without their gateway, in every dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import orjson
+
+from serve_app.gateway.resume import streams
+from serve_app.state.store.sql import SqlStore
+from tests.gateway.resume.conftest import CHAT, TEXT, Lost, Worker
+
+NATIVE = f"/client/v4/accounts/local/ai/run/{CHAT}"
+TURN = [{"role": "user", "content": "hi"}]
+CALL = """Let me see what the weather is like there.
+<tool_call>
+{"name": "weather", "arguments": {"city": "Paris"}}
+</tool_call>"""
+WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": WEATHER}]
+DIALECTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "native": (NATIVE, {"messages": TURN}, (TEXT,)),
+    "native tools": (NATIVE, {"messages": TURN, "tools": TOOLS}, (CALL,)),
+    "chat": ("/v1/chat/completions", {"messages": TURN, "stream_options": {"include_usage": True}}, (TEXT,)),
+    "chat of two": ("/v1/chat/completions", {"messages": TURN, "n": 2}, (TEXT, TEXT[9:])),
+    "chat tools": ("/v1/chat/completions", {"messages": TURN, "tools": TOOLS}, (CALL,)),
+    "completions": ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, (TEXT, TEXT[9:])),
+    "messages": ("/v1/messages", {"messages": TURN, "max_tokens": 100}, (TEXT,)),
+    "responses": ("/v1/responses", {"input": "hi"}, (TEXT,)),
+    "responses tools": ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **WEATHER}]}, (CALL,)),
+}
+
+
+TEXTS = [texts for _, _, texts in DIALECTS.values()]
+
+
+def asked(number: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {"model": CHAT, "stream": True, "seed": 1000 * number, "options": {"resumable": 60}, **body}
+
+
+async def post_all(gateway: Lost) -> list[asyncio.Task[httpx.Response]]:
+    """Every dialect's request; its id is in the order of :data:`DIALECTS`."""
+    bodies = enumerate(DIALECTS.values())
+    return [asyncio.ensure_future(gateway.http.post(path, json=asked(n, body))) for n, (path, body, _) in bodies]
+
+
+def numbers(body: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb"^id: (\d+)$", body, re.M)]
+
+
+def said(body: bytes) -> str:
+    """Text and calls of all choices, one choice after the other."""
+    found: dict[int, list[str]] = {}
+
+    def look(value: Any, index: int) -> None:
+        for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if name in ("content", "text", "response", "delta", "arguments", "partial_json") and isinstance(inner, str):
+                found.setdefault(index, []).append(inner)
+            elif isinstance(inner, dict | list):
+                choice = isinstance(inner, dict) and "finish_reason" in inner
+                look(inner, inner["index"] if choice else index)
+
+    for line in body.splitlines():
+        if line.startswith(b"data: {"):
+            look(orjson.loads(line[6:]), 0)
+    return "|".join("".join(found[index]) for index in sorted(found))
+
+
+def outline(body: bytes) -> tuple[str, list[int], bytes]:
+    """A stream without its ids: what it says, in how many frames, and how it ends."""
+    return said(body), numbers(body), body[-14:]
+
+
+def beyond(body: bytes, after: int) -> bytes:
+    """The frames behind the first ``after``."""
+    return b"".join(frame + b"\n\n" for frame in body.split(b"\n\n")[after:-1])
+
+
+async def test_another_gateway_goes_on_frame_by_frame_in_every_dialect(start):
+    calm = await start(Worker(TEXTS))
+    alone = [(await task).content for task in await post_all(calm)]
+    undisturbed = sorted(str(settled.usage) for settled in calm.settled)
+    calm.settled.clear()
+    worker = Worker(TEXTS, let=9)
+    one, other = await start(worker), await start(worker)
+    reading = await post_all(one)
+    await worker.holds(13, one)
+    # In the order in which they were sent, as their requests' seeds are.
+    ids = {stream.id: stream.frames[:] for stream in one.streams._running.values()}
+    await one.kill()
+    for task in reading:
+        task.cancel()
+    worker.on.set()
+    answers = [await other.http.get(f"/v1/requests/{stream_id}/stream") for stream_id in ids]
+    for answer, shown in zip(answers, ids.values(), strict=True):
+        # What was shown stands, and what follows is what would have followed.
+        assert answer.content.startswith(b"".join(shown)) and numbers(answer.content)[-1] > len(shown)
+    assert sorted(map(outline, alone)) == sorted(outline(answer.content) for answer in answers)
+    # Tokens that were had were not made again, and each piece of work was settled once.
+    assert all(call.resumed for call in worker.calls[13:])
+    # Whichever of the others went on.
+    assert not one.settled and sorted(str(s.usage) for s in other.settled + calm.settled) == undisturbed
+    assert {s.status for s in other.settled + calm.settled} == {"done"}
+    # Whoever has lost the connection reads on where that was, at any gateway.
+    whole, stream_id = answers[0].content, next(iter(ids))
+    for after in (0, 4, len(numbers(whole))):
+        for gateway in (other, calm):
+            found = await gateway.http.get(f"/v1/requests/{stream_id}/stream", headers={"Last-Event-ID": str(after)})
+            assert found.content == beyond(whole, after)
+            assert (await gateway.http.get(f"/v1/requests/{stream_id}/stream?after={after}")).content == found.content
+
+
+async def test_a_gateway_that_was_thought_dead_adds_nothing(start):
+    worker = Worker(let=9)
+    one, other = await start(worker), await start(worker)
+    reading = asyncio.ensure_future(one.http.post("/v1/chat/completions", json=asked(0, {"messages": TURN})))
+    await worker.holds(1, one)
+    (stream,) = one.streams._running.values()
+    # It says nothing for too long, and does not know.
+    one.streams._loops[1].cancel()
+    one.streams._release()
+    whole = asyncio.ensure_future(other.http.get(f"/v1/requests/{stream.id}/stream"))
+    async with asyncio.timeout(20):
+        while stream.id not in other.streams._running:
+            await asyncio.sleep(0.005)
+    worker.on.set()
+    assert (await whole).content == (await reading).content
+    assert stream.lost and said((await reading).content) == TEXT
+    assert len(one.settled) + len(other.settled) == 1
+
+
+async def test_a_request_nobody_waits_for_ends_after_its_time_and_is_kept_for_as_long(start, monkeypatch):
+    worker = Worker(let=9)
+    gateway = await start(worker)
+    reading = asyncio.ensure_future(
+        gateway.http.post("/v1/messages", json=asked(0, {"messages": TURN, "max_tokens": 99}))
+    )
+    await worker.holds(1, gateway)
+    (stream,) = gateway.streams._running.values()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    clock = time.time
+    monkeypatch.setattr(streams, "time", SimpleNamespace(time=lambda: clock() + 61, monotonic=time.monotonic))
+    async with asyncio.timeout(20):
+        while not stream.complete:
+            await asyncio.sleep(0.005)
+    frames = (await gateway.http.get(f"/v1/requests/{stream.id}/stream")).content
+    assert b"No client was there for 60 seconds" in frames and b"event: error" in frames
+    assert [s.status for s in gateway.settled] == ["left"] and gateway.settled[0].usage.completion_tokens == 9
+    found = await gateway.http.get(f"/v1/requests/{stream.id}/stream")
+    assert found.content == frames
+    gateway.streams._store.trim(time.time() + 122)
+    gone = await gateway.http.get(f"/v1/requests/{stream.id}/stream")
+    assert gone.status_code == 410 and "expired" in gone.json()["errors"][0]["message"]
+    gateway.streams._store.trim(time.time() + 122 + 86_400)
+    assert (await gateway.http.get(f"/v1/requests/{stream.id}/stream")).status_code == 404
+
+
+async def test_a_request_is_cancelled_through_any_gateway_by_its_account_alone(start):
+    worker = Worker(let=9)
+    one, other = await start(worker), await start(worker)
+    reading = asyncio.ensure_future(one.http.post(NATIVE, json=asked(0, {"messages": TURN})))
+    await worker.holds(1, one)
+    (stream,) = one.streams._running.values()
+    with SqlStore(Path(one.settings.home)) as store:
+        stranger = {"Authorization": f"Bearer {store.accounts.add('stranger')}"}
+    one.state._revisions = other.state._revisions = None
+    await asyncio.gather(*(asyncio.to_thread(gateway.state._look) for gateway in (one, other)))
+    for method, path in (("GET", "/stream"), ("POST", "/cancel"), ("DELETE", "")):
+        refused = await other.http.request(method, f"/v1/requests/{stream.id}{path}", headers=stranger)
+        unknown = await other.http.request(method, f"/v1/requests/{'0' * 32}{path}")
+        assert refused.status_code == unknown.status_code == 404 and refused.json() == unknown.json()
+    ended = await other.http.delete(f"/client/v4/accounts/local/ai/requests/{stream.id}")
+    assert ended.json() == {"id": stream.id, "status": "cancelled"}
+    assert b"was cancelled" in (await reading).content and worker.calls[0].id not in one.inbox._streams
+    assert [s.status for s in one.settled] == ["left"]
+    # Once more changes nothing.
+    assert (await one.http.post(f"/v1/requests/{stream.id}/cancel")).json()["status"] == "cancelled"
+
+
+async def test_what_goes_wrong_before_the_first_token_is_still_a_status(start):
+    worker = Worker([(TEXT,), ("",)], let=9)
+    gateway = await start(worker, max_inflight=1)
+    first = asyncio.ensure_future(gateway.http.post(NATIVE, json=asked(0, {"messages": TURN})))
+    await worker.holds(1, gateway)
+    refused = await gateway.http.post("/v1/chat/completions", json=asked(0, {"messages": TURN}))
+    assert refused.status_code == 429 and len(gateway.streams._running) == 1
+    assert [settled.status for settled in gateway.settled] == ["refused"]
+    worker.on.set()
+    assert said((await first).content) == TEXT
+    bad = {"messages": TURN, "options": {"resumable": 0}}
+    assert (await gateway.http.post("/v1/chat/completions", json=asked(0, bad))).status_code == 400
+
+
+async def test_streams_that_are_not_to_be_resumed_are_as_they_were(start):
+    gateway = await start(Worker())
+    body = {"model": CHAT, "stream": True, "messages": TURN, "seed": 0}
+    answer = await gateway.http.post("/v1/chat/completions", json=body)
+    assert said(answer.content) == TEXT and not numbers(answer.content)
+    assert (await gateway.http.get(f"/v1/requests/{answer.headers['cf-ray']}/stream")).status_code == 404
+    by_header = await gateway.http.post("/v1/chat/completions", json=body, headers={"x-resumable": "5"})
+    assert numbers(by_header.content)
+
+
+async def test_responses_in_the_background(start):
+    worker = Worker(let=9)
+    one, other = await start(worker), await start(worker)
+    body = {"model": CHAT, "input": "hi", "seed": 0, "background": True}
+    queued = (await one.http.post("/v1/responses", json=body)).json()
+    assert queued["status"] == "queued" and queued["background"] is True and queued["output"] == []
+    await worker.holds(1, one)
+    path = f"/v1/responses/{queued['id']}"
+    running = (await other.http.get(path)).json()
+    assert running == {**queued, "status": "in_progress"}
+    # Nobody reads it, and its gateway dies.
+    await one.kill()
+    worker.on.set()
+    events = (await other.http.get(path, params={"stream": "true"})).content
+    done = (await other.http.get(path)).json()
+    assert done["status"] == "completed" and done["output"][0]["content"][0]["text"] == TEXT == said_by(events)
+    shown = [orjson.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: {")]
+    assert [event["sequence_number"] for event in shown] == list(range(len(shown))) and shown[-1]["response"] == done
+    later = (await other.http.get(path, params={"stream": "true", "starting_after": 7})).content
+    assert orjson.loads(later.splitlines()[2][6:])["sequence_number"] == 8 and events.endswith(later)
+    refused = await other.http.post("/v1/responses", json={**body, "store": False})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "background"
+
+
+async def test_responses_in_the_background_are_cancelled(start):
+    worker = Worker(let=9)
+    one, other = await start(worker), await start(worker)
+    body = {"model": CHAT, "input": "hi", "seed": 0, "background": True, "stream": True}
+    reading = asyncio.ensure_future(one.http.post("/v1/responses", json=body))
+    await worker.holds(1, one)
+    (stream,) = one.streams._running.values()
+    cancelled = (await other.http.post(f"/v1/responses/resp_{stream.id}/cancel")).json()
+    assert cancelled["status"] == "cancelled" and TEXT.startswith(cancelled["output"][0]["content"][0]["text"])
+    assert (await reading).content.endswith(b"data: [DONE]\n\n")
+    assert (await one.http.get(f"/v1/responses/resp_{stream.id}")).json() == cancelled
+    unknown = await other.http.post(f"/v1/responses/resp_{'0' * 32}/cancel")
+    assert unknown.status_code == 404
+
+
+def said_by(events: bytes) -> str:
+    shown = [orjson.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: {")]
+    return "".join(event["delta"] for event in shown if event["type"] == "response.output_text.delta")
