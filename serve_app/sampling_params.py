@@ -5,7 +5,8 @@ it imports nothing but the standard library.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,6 +31,8 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    # No token that ends the answer is drawn before it has so many.
+    min_tokens: int = 0
     # What the output must look like, in llguidance's Lark; compiled by `serve_app.grammar.matcher`.
     grammar: str | None = None
     # Log-probabilities of the prompt's own tokens are wanted, and of so many likeliest ones beside each.
@@ -41,8 +44,15 @@ class SamplingParams:
                 raise ValueError(f"{name} must be a finite number")
         if self.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
+        if not 0 <= self.min_tokens <= self.max_tokens:
+            raise ValueError("min_tokens must lie between 0 and max_tokens")
         if self.temperature < 0:
             raise ValueError("temperature must not be negative; 0 means greedy")
+
+    def going_on(self, ends: Iterable[int]) -> SamplingParams:
+        """The same for a token before ``min_tokens``: neither its stop tokens nor the model's ``ends`` are drawn."""
+        forbidden = dict.fromkeys((*self.stop_token_ids, *ends), -math.inf)
+        return replace(self, logit_bias={**(self.logit_bias or {}), **forbidden})
 
     @property
     def greedy(self) -> bool:

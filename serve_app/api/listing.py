@@ -16,6 +16,7 @@ from serve_app.api.errors import InvalidInput, NotFound, success
 Record = Mapping[str, Any]
 PER_PAGE = 100
 MAX_PER_PAGE = 1000
+CHATS = "Text Generation"
 
 
 def search(records: Sequence[Record], query: Mapping[str, str]) -> dict[str, Any]:
@@ -136,7 +137,8 @@ def _openrouter(record: Record) -> dict[str, Any]:
 
 def openai_models(records: Iterable[Record]) -> dict[str, Any]:
     """The answer to `GET /v1/models`, for OpenAI's clients and (``has_more`` and the like) Anthropic's."""
-    data = [_openai(record) for record in records]
+    # Those that chat come first: clients that ask nobody take the first one.
+    data = [_openai(record) for record in sorted(records, key=lambda record: record["task"]["name"] != CHATS)]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return {"object": "list", "data": data, "has_more": False, **ends}
 
@@ -149,6 +151,12 @@ def openai_model(records: Iterable[Record], name: str) -> dict[str, Any]:
     raise NotFound(f"No such model {name[:120]}. GET /v1/models lists the models.", param="model")
 
 
+def _window(record: Record) -> int | None:
+    """Tokens of a prompt with its answer, or of a text."""
+    window = property_value(record, "context_window") or property_value(record, "max_input_tokens")
+    return int(window) if window else None
+
+
 def _openai(record: Record) -> dict[str, Any]:
     created = _created(record)
     return {
@@ -156,6 +164,8 @@ def _openai(record: Record) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": _author(record),
+        # As vLLM's clients look for it.
+        "max_model_len": _window(record),
         # The same in Anthropic's words.
         "type": "model",
         "display_name": record["name"].rsplit("/", 1)[-1],

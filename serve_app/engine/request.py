@@ -70,6 +70,8 @@ class Request:
     # A prefill-only request wants K/V and no token: it finishes once `tokens` are computed.
     prefill_only: bool = False
     finish_reason: str | None = None
+    # How tokens before `sampling.min_tokens` are drawn; the scheduler sets it where there is such a minimum.
+    early: SamplingParams | None = None
     # The compiled `sampling.grammar`, which has read the output so far.
     constraint: Constraint | None = None
     # Longer than the context that the model was trained with first, so that all its positions are rotated otherwise.

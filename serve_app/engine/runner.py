@@ -99,7 +99,8 @@ def sample_rows(item: Scheduled) -> list[SampleRow]:
     params = request.sampling
     rows = []
     for j in range(item.samples):
-        row = SampleRow(params, len(request.tokens) + j)
+        early = request.early is not None and request.output_len + j < params.min_tokens
+        row = SampleRow(request.early if early else params, len(request.tokens) + j)  # type: ignore[arg-type]
         if params.has_penalties:
             row.prompt = request.tokens[: request.prompt_len]
             row.output = request.tokens[request.prompt_len :] + request.draft[:j]

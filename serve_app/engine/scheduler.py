@@ -70,6 +70,8 @@ class Scheduler:
             prefix = None
         if prefix is not None:
             self._prefixes[request.id] = prefix
+        if request.sampling.min_tokens:
+            request.early = request.sampling.going_on(self.eos_token_ids)
         self.waiting.append(request)
 
     def remove(self, request_id: str) -> Request | None:

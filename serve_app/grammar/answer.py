@@ -54,6 +54,9 @@ def answer_grammar(
     are those of the model's reasoning, which begins ``inside`` it where the prompt has opened it. Takes up to some tens
     of milliseconds: not for an event loop.
     """
+    if request.sampling.min_tokens and needs_grammar(request):
+        message = "min_tokens can't be combined with a format or forced tool calls, which say themselves when they end."
+        raise InvalidInput(message, param="min_tokens")
     rules: dict[str, str] = {}
     answer = request.answer_format
     names, forced = _callable(request)

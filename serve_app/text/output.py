@@ -49,6 +49,7 @@ def open_output(
         tokenizer,
         index=index,
         stop=request.stop,
+        min_tokens=request.sampling.min_tokens,
         tools=PARSERS[tool_parser](tools) if tools and tool_parser != "none" else None,
         reasoning=reasoning,
         keep=keep,
@@ -78,6 +79,7 @@ class OutputStream:
         "_told",
         "_tokenizer",
         "_tools",
+        "_unstoppable",
         "done",
         "reasoning_tokens",
     )
@@ -88,6 +90,7 @@ class OutputStream:
         *,
         index: int = 0,
         stop: Sequence[str] = (),
+        min_tokens: int = 0,
         tools: ToolParser | None = None,
         reasoning: ReasoningSplitter | None = None,
         keep: Sequence[str] = (),
@@ -100,6 +103,8 @@ class OutputStream:
         markers = (tokenizer.token_id(marker) for marker in (*keep, *(tools.markers if tools else ())))
         self._detokenizer = Detokenizer(tokenizer, keep=[marker for marker in markers if marker is not None])
         self._stop = StopMatcher(stop)
+        # Tokens for which stop strings end nothing yet.
+        self._unstoppable = min_tokens
         # (characters of text after this token, id, logprob) of tokens whose text has not been given out.
         self._pending: deque[tuple[int, int, TokenLogprob | None]] = deque()
         self._read = 0
@@ -128,6 +133,10 @@ class OutputStream:
             )
             more, answer = self._split(text)
             thought += more
+            if self._unstoppable:
+                self._unstoppable -= 1
+                shown += answer
+                continue
             shown += self._stop.feed(answer)
             if self._stop.matched is not None:
                 return self._end(thought, shown, "stop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,8 @@ def fit_context(request: GenerateRequest, prompt_tokens: int, context_window: in
         return request
     if request.max_tokens_given or room < 1:
         raise ContextTooLong(prompt_tokens, _asked_tokens(request), context_window)
-    return replace(request, sampling=replace(request.sampling, max_tokens=room))
+    least = min(request.sampling.min_tokens, room)
+    return replace(request, sampling=replace(request.sampling, max_tokens=room, min_tokens=least))
 
 
 def _refuse_huge(tokenizer: Tokenizer, text: str, request: GenerateRequest, context_window: int | None) -> None:
@@ -74,14 +76,21 @@ def render(
     tokenizer: Tokenizer,
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None = None,
+    *,
+    continue_final_message: bool = False,
     **switches: Any,
 ) -> str:
     """The conversation as a prompt for `Tokenizer.encode_prompt`, with stand-ins for control tokens in
-    people's text."""
+    people's text. With ``continue_final_message`` it ends where the last message's text does."""
     template = tokenizer.chat_template(with_tools=bool(tools))
     if template is None:
         raise InvalidInput("This model has no chat template; send prompt instead of messages.", param="messages")
     ready = [_for_template(tokenizer, message, template.source) for message in messages]
+    end = ""
+    if continue_final_message:
+        # As transformers does it: whatever the template writes behind this mark belongs to the turn's end.
+        end = secrets.token_hex(16)
+        ready[-1]["content"] += end
     edgy = False
 
     def safe(text: str) -> str:
@@ -93,7 +102,10 @@ def render(
         # Roles are from our own list; templates compare them, so they stay as they are.
         changed = [{**map_strings(m, change), "role": m["role"]} for m in ready]
         kinds = [{**map_strings(tool, change), "type": "function"} for tool in tools or ()]
-        return template.render(changed, kinds or None, **switches)
+        rendered = template.render(changed, kinds or None, **switches)
+        if end and end not in rendered:
+            raise TemplateFailed("it does not show the last message, which is to be continued")
+        return rendered[: rendered.rindex(end)] if end else rendered
 
     try:
         text = fill(safe)

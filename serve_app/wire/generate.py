@@ -22,7 +22,7 @@ class PrefillAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 HERE = PrefillAt("")
 
 
-class GenerateCall(Message, tag="generate:3", frozen=True):
+class GenerateCall(Message, tag="generate:4", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where

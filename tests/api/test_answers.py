@@ -280,6 +280,15 @@ def test_the_fields_words_for_errors_that_clients_look_for():
     assert status_of(OutOfCapacity(), native=False) == 429
 
 
+def test_the_sampled_token_is_among_the_legacy_alternatives():
+    item = TokenLogprob("No", 7, -4.5, [("Li", 1, -0.5)])
+    asked = openai.parse_completions({"model": MODEL, "prompt": "x", "logprobs": 1})
+    events: list[Event] = [TextDelta(0, "No", (7,), [item]), ChoiceDone(0, "stop"), USAGE]
+    body = openai_answers.render_completion(asked, events)
+    found = Completion.model_validate(body, strict=True).choices[0].logprobs
+    assert found is not None and found.top_logprobs == [{"Li": -0.5, "No": -4.5}]
+
+
 def test_a_context_that_is_too_long_blames_max_tokens_only_where_it_was_sent():
     assert "max_tokens is 50" in ContextTooLong(60, 50, 100).message
     for error in (ContextTooLong(100, None, 100), ContextTooLong(200, 50, 100)):

@@ -22,6 +22,7 @@ from serve_app.api.errors import (
     NotFound,
     OutOfCapacity,
 )
+from serve_app.api.fields.content import content_text
 from serve_app.api.types import ChoiceDone, Event, ModelLimits, TextDelta, ToolCallDelta, Usage
 from tests.api.clients import MODEL
 from tests.api.test_answers import stream
@@ -59,6 +60,45 @@ def parse(**fields: Any):
     seen: list[httpx2.Request] = []
     client(httpx2.Response(200, json=whole), seen).messages.create(**asked)
     return anthropic.parse_messages_request(seen[0].content, ModelLimits(temperature=0.5))
+
+
+def test_a_last_assistant_message_goes_on():
+    prefilled = parse(messages=[*ASK, {"role": "assistant", "content": "The answer is"}])
+    assert prefilled.template_kwargs["continue_final_message"] and prefilled.messages[-1]["role"] == "assistant"
+    assert "continue_final_message" not in parse().template_kwargs
+    call = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
+    assert (
+        "continue_final_message" not in parse(messages=[*ASK, {"role": "assistant", "content": [call]}]).template_kwargs
+    )
+
+
+def test_turns_of_one_role_in_a_row_are_one():
+    said = [{"type": "text", "text": "b"}, {"type": "tool_use", "id": "c", "name": "add", "input": {}}]
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "2"}
+    found = parse(
+        messages=[
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": "a"},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": [result]},
+            {"role": "user", "content": "c"},
+        ]
+    ).messages
+    assert [m["role"] for m in found] == ["user", "assistant", "tool", "user"]
+    assert [content_text(m["content"]) for m in found] == ["a\nb", "a\nb", "2", "c"]
+    assert len(found[1]["tool_calls"]) == 1
+
+
+def test_no_tokens_at_all_fill_the_cache():
+    found = parse(max_tokens=0)
+    assert found.prompt_only and found.sampling.max_tokens == 1 and not parse().prompt_only
+    body = anthropic_answers.render_message(found, [ChoiceDone(0, "length"), Usage(prompt_tokens=21)])
+    read = Message.model_validate(body, strict=True)
+    assert (read.stop_reason, read.content, read.usage.output_tokens) == ("max_tokens", [], 0)
+    for wrong in (False, -1):
+        with pytest.raises(InvalidInput, match="max_tokens"):
+            anthropic.parse_messages_request({"model": MODEL, "max_tokens": wrong, "messages": ASK})
 
 
 def test_what_the_client_sends():
@@ -129,7 +169,7 @@ def test_a_conversation_with_tools():
 
 BAD = [
     ({"max_tokens": None}, "max_tokens is missing"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": "5"}, "quotes"),
     ({"model": None}, "model is missing"),
     ({"messages": None}, "messages must be an array"),
@@ -172,7 +212,7 @@ def test_counting_needs_no_limit_of_tokens():
     request = anthropic.parse_count({"model": MODEL, "messages": ASK})
     assert request.messages == ASK
     with pytest.raises(InvalidInput, match="max_tokens"):
-        anthropic.parse_count({"model": MODEL, "messages": ASK, "max_tokens": 0})
+        anthropic.parse_count({"model": MODEL, "messages": ASK, "max_tokens": -1})
     assert anthropic_answers.render_count(7) == {"input_tokens": 7}
 
 
@@ -231,6 +271,7 @@ async def test_a_failing_stream_raises_in_the_client():
 
 def test_the_list_of_models_reads_as_anthropics_too():
     record = {"name": "@cf/a/m", "created_at": "2026-01-02 00:00:00.000", "properties": [], "description": ""}
+    record["task"] = {"name": "Text Generation"}
     answer = httpx2.Response(200, json=models.openai_models([record]))
     [found] = list(client(answer).models.list())
     assert (found.id, found.type, found.display_name, found.created_at.year) == ("@cf/a/m", "model", "m", 2026)

@@ -80,8 +80,14 @@ def test_the_cloudflare_client_reads_all_pages_and_ends():
 
 def test_openai_and_openrouter():
     listed = models.openai_models(RECORDS)
-    assert [Model.model_validate(item, strict=True).id for item in listed["data"]] == [r["name"] for r in RECORDS]
+    names = [Model.model_validate(item, strict=True).id for item in listed["data"]]
+    # Those that chat come first, as clients that ask nobody take the first one.
+    chats = [r["name"] for r in RECORDS if r["task"]["name"] == "Text Generation"]
+    assert names == chats + [r["name"] for r in RECORDS if r["name"] not in chats]
+    backwards = models.openai_models(RECORDS[::-1])["data"]
+    assert {item["id"] for item in backwards[: len(chats)]} == set(chats)
     assert models.openai_model(RECORDS, "@cf/meta/model-6")["owned_by"] == "meta"
+    assert models.openai_model(RECORDS, "@cf/meta/model-6")["max_model_len"] == 24000
     with pytest.raises(NotFound) as caught:
         models.openai_model(RECORDS, "nope")
     assert caught.value.status == 404
@@ -97,7 +103,7 @@ INPUTS = [
     ("text-generation", {"prompt": ""}, False),
     ("text-generation", {"prompt": "x", "temperature": 6}, False),
     ("text-generation", {"prompt": "x", "max_tokens": 0}, False),
-    ("text-generation", {"prompt": "x", "n": 17}, False),
+    ("text-generation", {"prompt": "x", "n": 129}, False),
     ("text-generation", {"prompt": "x", "stop": ["a"] * 17}, False),
     ("text-generation", {"messages": []}, False),
     ("text-embeddings", {"text": ["a"]}, True),

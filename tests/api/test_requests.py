@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import httpx
 import numpy as np
+import pytest
 
+from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.content import content_text
 from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
@@ -160,3 +162,60 @@ def test_bge_m3_forms():
     vectors = np.array([[1, 0], [0, 2], [3, 0]], dtype=np.float32)
     answer = render_embed(scored, Reading(vectors), USAGE)["result"]["response"]
     assert answer == [{"id": 1, "score": 1.0}, {"id": 0, "score": 0.0}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"guided_grammar": ""}, "guided_grammar is empty"),
+        ({"guided_regex": ""}, "guided_regex is empty"),
+        ({"guided_json": ""}, "guided_json"),
+        ({"structured_outputs": {}}, "holds no constraint"),
+        ({"structured_outputs": {"regex": None}}, "holds no constraint"),
+        ({"structured_outputs": {"regex": ""}}, "is empty"),
+        ({"structured_outputs": {"json_object": False}}, "json_object"),
+        ({"regex": ""}, "regex is empty"),
+        ({"grammar": "", "ebnf": None}, "grammar is empty"),
+        ({"regex": "a", "json_schema": {"type": "object"}}, "exclude each other"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "more than max_tokens"),
+        ({"continue_final_message": True}, "needs an assistant message"),
+        ({"continue_final_message": 1}, "true or false"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
+    ],
+)
+def test_what_would_change_the_answer_is_never_ignored(fields, words):
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], **fields}
+    for parse in (openai.parse_chat, lambda body: parse_generate(body, MODEL)):
+        with pytest.raises(InvalidInput, match=words):
+            parse(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [("regex", "a+", "regex"), ("ebnf", 'root ::= "a"', "grammar"), ("grammar", 'root ::= "a"', "grammar"),
+     ("json_schema", {"type": "object"}, "json_schema"), ("json_schema", '{"type": "object"}', "json_schema")],
+)  # fmt: skip
+def test_constraints_by_other_servers_names(name, value, kind):
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], name: value}
+    for found in (openai.parse_chat(body), openai.parse_completions({"model": MODEL, "prompt": "x", name: value})[0]):
+        assert found.answer_format is not None and found.answer_format.kind == kind
+
+
+def test_up_to_128_answers_and_the_least_number_of_tokens():
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    found = openai.parse_chat({**asked, "n": 128, "min_tokens": 7})
+    assert found.n == 128 and found.sampling.min_tokens == 7
+    with pytest.raises(InvalidInput, match="between 1 and 128"):
+        openai.parse_chat({**asked, "n": 129})
+
+
+def test_a_turn_that_goes_on():
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I"}]}
+    found = openai.parse_chat({**asked, "continue_final_message": True, "add_generation_prompt": False})
+    assert found.template_kwargs == {"add_generation_prompt": False, "continue_final_message": True}
+    assert openai.parse_chat({**asked, "add_generation_prompt": False}).template_kwargs == {
+        "add_generation_prompt": False
+    }
+    assert openai.parse_chat({**asked, "add_generation_prompt": True}).template_kwargs == {}

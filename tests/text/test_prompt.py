@@ -16,11 +16,13 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.api.anthropic.read import parse_messages_request
 from serve_app.api.errors import ContextTooLong, InvalidInput
+from serve_app.api.fields.turn import CONTINUED
 from serve_app.api.openai.read import parse_chat
 from serve_app.api.responses.read import parse_responses
 from serve_app.api.types import GenerateRequest
 from serve_app.sampling_params import SamplingParams
 from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.text.chat_template import ChatTemplate
 from serve_app.text.prompt import fit_context, prompt_ids, render
 from serve_app.text.tokenizer import Tokenizer
 
@@ -271,6 +273,34 @@ def test_a_template_that_refuses_becomes_a_400_with_its_words(tokenizers):
     with pytest.raises(InvalidInput, match="Only user and assistant roles") as caught:
         prompt_ids(tokenizers["sentencepiece"], request(messages=SYSTEM))
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize("name", ["byte_level", "sentencepiece", "pico"])
+@pytest.mark.parametrize("begun", ["The answer is", "a <|im_end|> in", "> quoted <|im_", "x"])
+def test_a_last_message_that_goes_on_ends_the_prompt_as_transformers_has_it(tokenizers, references, name, begun):
+    tokenizer = tokenizers[name]
+    messages = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": begun}]
+    ids = prompt_ids(tokenizer, request(messages=messages, template_kwargs=CONTINUED))
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    assert text.endswith(begun) and text.count("Why?") == 1
+    if "<|" not in begun:
+        assert ids.tolist() == references[name].apply_chat_template(
+            messages, tokenize=True, continue_final_message=True, return_dict=False
+        )
+    plain = prompt_ids(tokenizer, request(messages=messages[:1]))
+    closed = prompt_ids(tokenizer, request(messages=messages[:1], template_kwargs={"add_generation_prompt": False}))
+    # No turn of its own is opened, and what is said spells no control token.
+    assert count_control(tokenizer, ids) == count_control(tokenizer, plain) and len(closed) <= len(plain)
+
+
+def test_a_template_that_hides_the_last_message_cannot_go_on_with_it(tokenizers):
+    hidden = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    tokenizer = tokenizers["byte_level"]
+    template = ChatTemplate("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(tokenizer), "chat_template", lambda *_, **__: template)
+        with pytest.raises(InvalidInput, match="does not show the last message"):
+            prompt_ids(tokenizer, request(messages=hidden, template_kwargs=CONTINUED))
 
 
 def test_the_context_window(tokenizers):

@@ -53,7 +53,7 @@ FIELDS = {
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "failed:1": "error refused",
-    "generate:3": "id ids salt sampling inbox priority resumed prefill prefill_above",
+    "generate:4": "id ids salt sampling inbox priority resumed prefill prefill_above",
     "generated:3": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:1": "inbox lease_s replica role wish",
@@ -68,6 +68,7 @@ FIELDS = {
     "proposals:1": "drafts",
     "propose:1": "queries count over",
     "publish:1": "chunks",
+    "pulse:1": "pid step_s",
     "resume:1": "streams",
     "subscribe:1": "inbox lease_s needed roles",
     "subscribed:1": "replica",
@@ -82,7 +83,7 @@ INSIDE = {
     "Query": "id agreed suffix",
     "TokenItem": "stream_id offset ids finish logprobs cached",
     "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "
-    "presence_penalty logit_bias logprobs stop_token_ids ignore_eos grammar prompt_logprobs",
+    "presence_penalty logit_bias logprobs stop_token_ids ignore_eos min_tokens grammar prompt_logprobs",
 }
 
 CALL = GenerateCall(
@@ -130,8 +131,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("2", "4"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:3.*upgrade"):
+    for version in ("3", "5"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:4.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

@@ -14,7 +14,7 @@ import orjson
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.body import as_object, json_type
-from serve_app.api.fields.content import MAX_PARTS, Content, PartKind, part_kind, text_part
+from serve_app.api.fields.content import MAX_PARTS, Content, PartKind, content_text, part_kind, text_part
 from serve_app.api.fields.formats import parse_response_format
 from serve_app.api.fields.messages import (
     MAX_MESSAGES,
@@ -26,6 +26,7 @@ from serve_app.api.fields.messages import (
 )
 from serve_app.api.fields.sampling import parse_sampling, parse_stop
 from serve_app.api.fields.thinking import switched
+from serve_app.api.fields.turn import CONTINUED
 from serve_app.api.fields.values import boolean, objects, refuse, string, text
 from serve_app.api.types import GenerateRequest, ModelLimits
 
@@ -51,14 +52,20 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
         raise InvalidInput("model is missing; name one of GET /v1/models.", param="model")
     if body.get("mcp_servers"):
         raise InvalidInput("mcp_servers is not supported; leave the field out.", param="mcp_servers")
+    # Nothing to generate: the prompt is computed, so that the next request finds it in the cache.
+    prompt_only = body.get("max_tokens") == 0 and not isinstance(body["max_tokens"], bool)
     sampling, _ = parse_sampling(
-        {name: body.get(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
+        {
+            **{name: body.get(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
+            **({"max_tokens": 1} if prompt_only else {}),
+        },
         limits or ModelLimits(),
     )
     tools = _tools(body.get("tools"))
+    messages = _conversation(body, (limits or ModelLimits()).takes)
     return GenerateRequest(
         model=model,
-        messages=_conversation(body, (limits or ModelLimits()).takes),
+        messages=messages,
         prompt=None,
         raw=False,
         sampling=sampling,
@@ -67,7 +74,8 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
         tools=tools,
         tool_choice=_tool_choice(body.get("tool_choice"), tools),
         max_tokens_given=False,
-        template_kwargs=_thinking(body.get("thinking")),
+        template_kwargs={**_thinking(body.get("thinking")), **(CONTINUED if _goes_on(messages[-1]) else {})},
+        prompt_only=prompt_only,
         show_reasoning=_thinks(body.get("thinking")),
         parallel_tool_calls=not _one_call(body.get("tool_choice")),
         strict_tools=strict_tools(body.get("tools")),
@@ -86,6 +94,7 @@ def _conversation(body: dict[str, Any], takes: frozenset[PartKind]) -> list[dict
     turns = objects(body.get("messages"), "messages", limit=MAX_MESSAGES)
     if not turns:
         raise InvalidInput("messages must hold at least one message.", param="messages")
+    turns = _joined(turns)
     out: list[dict[str, Any]] = []
     if body.get("system") not in (None, "", []):
         out.append({"role": "system", "content": _plain(body["system"], "system")})
@@ -102,6 +111,28 @@ def _conversation(body: dict[str, Any], takes: frozenset[PartKind]) -> list[dict
         else:
             out.extend(_user(role, _blocks(content, f"{where}.content"), f"{where}.content", takes))
     return parse_messages(out, takes)
+
+
+def _joined(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``turns`` with those of one role that follow each other made one, as Anthropic does."""
+    out: list[dict[str, Any]] = []
+    for turn in turns:
+        role, content = turn.get("role"), turn.get("content")
+        last = out[-1] if out and role in ("user", "assistant") and out[-1].get("role") == role else None
+        if last is None or not all(isinstance(part, (str, list)) for part in (content, last["content"])):
+            out.append(turn)
+        else:
+            out[-1] = {"role": role, "content": [*_listed(last["content"]), *_listed(content)]}
+    return out
+
+
+def _listed(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [text_part(content)]
+
+
+def _goes_on(last: dict[str, Any]) -> bool:
+    """Whether the ``last`` message is an assistant's words, with which the answer goes on."""
+    return last["role"] == "assistant" and bool(content_text(last["content"])) and not last.get("tool_calls")
 
 
 def _blocks(value: Any, where: str) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """What an answer must look like, in all the ways in which clients say it.
 
 ``response_format`` (OpenAI; natively with a bare schema, contract of Workers AI's JSON mode), ``guided_json`` and its
-siblings (vLLM), ``structured_outputs`` (newer vLLM), ``text.format`` (Responses) and ``output_format`` (Anthropic).
+siblings (vLLM), ``structured_outputs`` (newer vLLM), ``regex``, ``ebnf`` and ``json_schema`` (SGLang), ``grammar``
+(llama.cpp), ``text.format`` (Responses) and ``output_format`` (Anthropic). Whoever asks for a constraint gets it or is
+refused; an empty one is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ _GUIDED: dict[str, FormatKind] = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+    "json_schema": "json_schema",
 }
 _STRUCTURED: dict[str, FormatKind] = {
     "json": "json_schema",
@@ -38,12 +44,16 @@ def parse_format(body: dict[str, Any]) -> AnswerFormat | None:
     be used is found out later, off the event loop (`serve_app.grammar.check`).
     """
     found = [parse_response_format(body.get("response_format"))]
-    found += [_value(kind, body[name], name) for name, kind in _GUIDED.items() if body.get(name) not in (None, "")]
+    found += [_value(kind, body[name], name) for name, kind in _GUIDED.items() if body.get(name) is not None]
     structured = body.get("structured_outputs")
     if structured is not None:
         if not isinstance(structured, dict):
             raise refuse("structured_outputs", "an object", structured)
-        found += [_structured(name, value) for name, value in structured.items() if value not in (None, False, "")]
+        inner = [_structured(name, value) for name, value in structured.items() if value is not None]
+        if not inner:
+            message = "structured_outputs holds no constraint; send one, or leave the field out."
+            raise InvalidInput(message, param="structured_outputs")
+        found += inner
     asked = [form for form in found if form is not None]
     if len(asked) > 1:
         names = " and ".join(form.field for form in asked)
@@ -90,7 +100,7 @@ def _structured(name: str, value: Any) -> AnswerFormat | None:
 def _value(kind: FormatKind, value: Any, name: str) -> AnswerFormat:
     if kind == "json_object":
         if value is not True:
-            raise refuse(name, "true or false", value)
+            raise refuse(name, "true, or left out", value)
         return AnswerFormat(kind, None, name)
     if kind == "json_schema":
         return AnswerFormat(kind, _schema(value, name), name)
@@ -103,7 +113,10 @@ def _value(kind: FormatKind, value: Any, name: str) -> AnswerFormat:
         if not all(choices):
             raise InvalidInput(f"{name} must not hold an empty string.", param=name)
         return AnswerFormat(kind, tuple(choices), name)
-    return AnswerFormat(kind, text(value, name, limit=MAX_TEXT_CHARS), name)
+    given = text(value, name, limit=MAX_TEXT_CHARS)
+    if not given:
+        raise InvalidInput(f"{name} is empty; send a constraint, or leave the field out.", param=name)
+    return AnswerFormat(kind, given, name)
 
 
 def _schema(value: Any, name: str) -> dict[str, Any]:

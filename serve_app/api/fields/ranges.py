@@ -38,7 +38,8 @@ REPETITION_PENALTY = Range(0, 2, whole=False)
 # Of frequency and of presence.
 PENALTY = Range(-2, 2, whole=False)
 BIAS = Range(-100, 100, whole=False)
-CHOICES = Range(1, 16)
+CHOICES = Range(1, 128)
+LEAST_TOKENS = Range(0, 2**31 - 1)
 TOP_LOGPROBS = Range(0, 20)
 DIMENSIONS = Range(1, 65536)
 # Tokens to keep of a text; -1: what the model takes.

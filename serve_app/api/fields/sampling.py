@@ -33,8 +33,13 @@ def parse_sampling(
     top_p = ranges.TOP_P.read(body, "top_p")
     seed = ranges.SEED.read(body, "seed")
     repetition = ranges.REPETITION_PENALTY.read(body, "repetition_penalty")
+    least = ranges.LEAST_TOKENS.read(body, "min_tokens") or 0
+    most = max_tokens or limits.default_max_tokens
+    if least > most:
+        raise InvalidInput(f"min_tokens is {least}, more than max_tokens, which is {most}.", param="min_tokens")
     params = SamplingParams(
-        max_tokens=max_tokens or limits.default_max_tokens,
+        max_tokens=most,
+        min_tokens=least,
         temperature=_or(ranges.TEMPERATURE.read(body, "temperature"), limits.temperature),
         top_k=_or(ranges.TOP_K.read(body, "top_k"), limits.top_k),
         # Older schemas allow 0 to 2; outside (0, 1] a nucleus has no meaning, so the ends stand for the

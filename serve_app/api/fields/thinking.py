@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.turn import parse_turn
 from serve_app.api.fields.values import refuse
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -18,8 +19,8 @@ SWITCHES = ("enable_thinking", "thinking", "clear_thinking", "low_effort", "forc
 
 def parse_thinking(body: dict[str, Any], effort: Any = None) -> dict[str, Any]:
     """The template variables that a body asks for: ``effort`` (`reasoning_effort`, or where the dialect has it), and
-    `chat_template_kwargs` over it."""
-    return {**_of_effort(effort), **_kwargs(body.get("chat_template_kwargs"))}
+    `chat_template_kwargs` over it; and how the turn begins."""
+    return {**_of_effort(effort), **_kwargs(body.get("chat_template_kwargs")), **parse_turn(body)}
 
 
 def switched(on: bool) -> dict[str, Any]:

@@ -78,7 +78,10 @@ def completion_logprobs(logprobs: list[TokenLogprob], offset: int = 0) -> dict[s
     return {
         "tokens": [item.token for item in logprobs],
         "token_logprobs": [item.logprob for item in logprobs],
-        "top_logprobs": [{token: logprob for token, _, logprob in item.top} for item in logprobs],
+        # The sampled token stands among them, whether or not it is one of the likeliest.
+        "top_logprobs": [
+            {**{token: logprob for token, _, logprob in item.top}, item.token: item.logprob} for item in logprobs
+        ],
         "text_offset": offsets,
     }
 

@@ -33,6 +33,7 @@ def sampling_fields(limits: ModelLimits) -> Schema:
     stop = {"type": "string", "minLength": 1, "maxLength": sampling.MAX_STOP_CHARS}
     return {
         "max_tokens": ranged(ranges.TOKENS, "Most tokens to generate.", default=limits.default_max_tokens),
+        "min_tokens": ranged(ranges.LEAST_TOKENS, "Tokens before which the answer does not end.", default=0),
         "temperature": ranged(
             ranges.TEMPERATURE, "Randomness; 0 always takes the likeliest token.", default=limits.temperature
         ),
