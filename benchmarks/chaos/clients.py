@@ -141,8 +141,8 @@ class Clients:
                 await answer.aread()
             answer.raise_for_status()
             async for line in answer.aiter_lines():
-                if line == ask.dialect.done:
-                    seen.finished = True
+                if line == "data: [DONE]":
+                    seen.finished = seen.finished or ask.dialect.done
                 elif line.startswith("data: "):
                     ask.dialect.event(seen, json.loads(line[6:]))
                     events += 1

@@ -50,13 +50,13 @@ class Seen:
 
 @dataclass(slots=True, frozen=True)
 class Dialect:
-    """``whole(seen, body)`` and ``event(seen, event)`` enter what a client is shown. ``done``: the last line, if it is
-    no event.
+    """``whole(seen, body)`` and ``event(seen, event)`` enter what a client is shown. ``done``: a stream ends with
+    ``[DONE]`` and not with an event of its own.
     """
 
     whole: Callable[[Seen, dict[str, Any]], None]
     event: Callable[[Seen, dict[str, Any]], None]
-    done: str | None = None
+    done: bool = False
 
 
 def _native_whole(seen: Seen, body: dict[str, Any]) -> None:
@@ -174,8 +174,8 @@ def _no_event(seen: Seen, event: dict[str, Any]) -> None:
     raise ValueError("this task does not stream")
 
 
-NATIVE = Dialect(_native_whole, _native_event, "data: [DONE]")
-CHAT = Dialect(_chat_whole, _chat_event, "data: [DONE]")
+NATIVE = Dialect(_native_whole, _native_event, True)
+CHAT = Dialect(_chat_whole, _chat_event, True)
 RESPONSES = Dialect(_response_whole, _response_event)
 MESSAGES = Dialect(_messages_whole, _messages_event)
 NUMBERS = Dialect(_numbers_whole, _no_event)
