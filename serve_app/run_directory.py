@@ -77,11 +77,18 @@ def remove_leftovers() -> list[Path]:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """This user's processes whose command line names the folder: Ray's daemons, HAProxy, launchers."""
+    """This user's processes whose command line names the folder: Ray's daemons, HAProxy, launchers. Ray's processes
+    with a title of their own (``ray::DashboardAgent``) name it in their environment only.
+    """
     wanted, found = os.fsencode(folder), []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if entry.stat().st_uid == os.getuid() and wanted + b"/" in (entry / "cmdline").read_bytes():
+            if entry.stat().st_uid != os.getuid():
+                continue
+            said = (entry / "cmdline").read_bytes()
+            if said.startswith(b"ray::"):
+                said = (entry / "environ").read_bytes()
+            if wanted + b"/" in said:
                 found.append(int(entry.name))
     return [pid for pid in found if pid != os.getpid()]
 

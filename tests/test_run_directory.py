@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from serve_app import run_directory
 from serve_app.run_directory import RunDirectory, processes_in, remove_leftovers
 
@@ -24,8 +26,20 @@ time.sleep(600)
 """
 
 
-def owner() -> tuple[subprocess.Popen[str], Path, int, int]:
-    process = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+# One that has given itself a title, as Ray's agents do: only its environment tells whose it is.
+TITLED = """
+import os, subprocess, sys, time
+from serve_app.run_directory import RunDirectory
+made = RunDirectory()
+daemon = subprocess.Popen(["ray::Agent", "600"], executable="/bin/sleep", start_new_session=True,
+                          env={**os.environ, "RAY_AUTH_TOKEN_PATH": f"{made.path}/ray_token"})
+print(made.path, daemon.pid, made._keeper.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def owner(source: str = OWNER) -> tuple[subprocess.Popen[str], Path, int, int]:
+    process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     path, daemon, keeper = process.stdout.readline().split()
     return process, Path(path), int(daemon), int(keeper)
@@ -62,8 +76,9 @@ def test_it_is_private_and_short_enough_for_sockets() -> None:
     assert not made.path.exists()
 
 
-def test_a_killed_owner_leaves_nothing_behind() -> None:
-    process, path, daemon, _ = owner()
+@pytest.mark.parametrize("source", [OWNER, TITLED])
+def test_a_killed_owner_leaves_nothing_behind(source: str) -> None:
+    process, path, daemon, _ = owner(source)
     assert until(lambda: processes_in(path) == [daemon])  # once it is executed
     end(process)
     assert until(lambda: gone(daemon) and not path.exists())

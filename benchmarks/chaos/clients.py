@@ -70,7 +70,8 @@ class Clients:
         for number, ask in enumerate(probes()):
             try:
                 if problem := (await self._whole(ask)).problem(self._wanted[number, False]):
-                    return problem
+                    self.counts["WRONG"] += 1
+                    self._weather.violation(f"WRONG: {problem}", ask=ask.name)
             except (httpx.HTTPError, ValueError) as error:
                 return repr(error)
         return None

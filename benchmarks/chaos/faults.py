@@ -106,7 +106,8 @@ def server_lost(target: Target, dice: random.Random) -> Iterator[str]:
     target.look()
     kill([target.pid] if name == "the server" else target.named(name))
     yield name
-    target.start_again()
+    if wrong := target.start_again():
+        raise RuntimeError("; ".join(wrong))
 
 
 # -- network ---------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Target:
 
     def named(self, *prefixes: str) -> list[int]:
         """Its processes whose names begin so."""
-        return [pid for pid in descendants(self.pid) if _safe_name(pid).startswith(prefixes)]
+        return named(self.pid, *prefixes)
 
     def workers(self, stage: str) -> list[int]:
         """Processes of one stage's workers of the chat model, as the gateway knows them."""
@@ -89,22 +89,22 @@ class Target:
         wrong = [f"it ended with status {code}"] if code else []
         return wrong + [f"left behind: {name}" for name in self.left()]
 
-    def start_again(self) -> float:
-        """As systemd does after a failure, once it has ended by itself; seconds until all models are ready. Raises
-        :class:`RuntimeError` for what an operator would have to mend.
+    def start_again(self) -> list[str]:
+        """As systemd does after a failure, once it has ended by itself; returns when all models are ready, with what an
+        operator would have had to mend.
         """
         assert self.server is not None
         code = self.server.wait(END_S)
+        wrong = []
         if not code:
-            raise RuntimeError(f"the server {'goes on' if code is None else 'ended with status 0'} without its Ray")
-        if left := self.left():
-            raise RuntimeError(f"left behind: {', '.join(left)}")
-        started = time.monotonic()
+            wrong.append(f"the server {'goes on' if code is None else 'ended with status 0'} without its Ray")
+            self.server.stop()
+        wrong += [f"left behind: {name}" for name in self.left()]
         self.seen.clear()
         self.folders.clear()
         self.server.start()
         self.pid = self.server.pid
-        return time.monotonic() - started
+        return wrong
 
     def wait_ready(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -113,6 +113,11 @@ class Target:
                 return False
             time.sleep(0.1)
         return True
+
+
+def named(server: int, *prefixes: str) -> list[int]:
+    """Processes below one whose names begin so."""
+    return [pid for pid in descendants(server) if _safe_name(pid).startswith(prefixes)]
 
 
 def kill(pids: list[int]) -> None:

@@ -93,12 +93,12 @@ MEASUREMENTS = (
         ),
     ),
     Measurement(
-        "soak",
-        "benchmarks soak --minutes 3 --clients 8 --kill-gateway 45",
-        "benchmarks soak --streams 12 --clients 2 --tokens 8",
+        "chaos",
+        "benchmarks chaos --faults gateway-killed --every 45 --minutes 3 --clients 8",
+        "benchmarks chaos --faults gateway-killed --every 5 --minutes 0.3 --clients 2 --recovery 60",
         (
             Row("three minutes of 8 clients that leave and gateways that are killed: answers lost, repeated or changed",
-                lambda f: f["wrong"], "{:.0f}", "none", none()),
+                lambda f: f["broken"], "{:.0f}", "none", none()),
         ),
     ),
     Measurement(

@@ -47,6 +47,9 @@ TARGETS: dict[str, tuple[Target, tuple[st.SearchStrategy[Any], ...]]] = {
     "pieces": (stored.join_pieces, (stored.PIECES,)),
     "chunk file": (stored.read_chunk, (stored.chunk_files(),)),
     "journal": (stored.read_journal, (stored.journals(),)),
+    # JSON is YAML.
+    "record": (stored.read_record, (bodies.changed(stored.RECORD),)),
+    "settings": (stored.read_settings, (bodies.changed(stored.SETTINGS),)),
 }
 
 

@@ -1,4 +1,4 @@
-"""What is read back from files and from other processes: frames, chunks, journals. Some of it is damaged."""
+"""What is read back from files and from other processes: frames, chunks, journals, records. Some of it is damaged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import yaml
 from hypothesis import strategies as st
 
+from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.load import PROJECT_ROOT, load_record
 from serve_app.channel import frames
 from serve_app.channel.frames import FrameReader
 from serve_app.channel.inbox import ChannelGap, Stream, TokenInbox
+from serve_app.config import ConfigError, load_settings
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout
 from serve_app.kv.disk import HEADER_BYTES, MAGIC, DiskTier
 from serve_app.state.journal import Journal
@@ -196,3 +200,30 @@ def read_journal(data: bytes) -> None:
             assert all(isinstance(row, Row) and isinstance(row.columns, dict) for row in rows)
         journal.close()
         assert not list(Path(folder).glob("*.journal"))
+
+
+RECORD = yaml.safe_load((PROJECT_ROOT / "serve_app/catalog/models/pico-instruct.yaml").read_text())
+SETTINGS = {
+    "port": 8001,
+    "models": [RECORD["id"]],
+    "rate_limits": {"reranking": 5},
+    "kv_disk_bytes": "1GiB",
+    "files": "x",
+}
+
+
+def read_record(text: bytes) -> None:
+    """A model's record: refused with the file and the reason, or a record."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "record.yaml"
+        path.write_bytes(text)
+        with contextlib.suppress(CatalogError):
+            assert load_record(path).id
+
+
+def read_settings(text: bytes) -> None:
+    """The operator's settings likewise."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.yaml").write_bytes(text)
+        with contextlib.suppress(ConfigError):
+            assert load_settings({"SERVE_APP_HOME": folder}).port

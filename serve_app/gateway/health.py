@@ -117,9 +117,12 @@ def can_serve(application: ApplicationState, task: TaskDeclaration, before: bool
     return any(able) and (before or application.state != "deploying")
 
 
-def _answers(deployment: Any) -> bool:
-    """While a deployment is upgraded it is not healthy, but has a running replica of the old or the new kind."""
-    return deployment.status.value == "HEALTHY" or deployment.replica_states.get("RUNNING", 0) > 0
+def has_replicas(deployment: Any) -> bool:
+    """While a deployment is upgraded it is not healthy, but has a running replica of the old or the new kind. A
+    controller that was lost and has come back calls replicas that never stopped ``RECOVERING`` until it has asked them.
+    """
+    states = deployment.replica_states
+    return deployment.status.value == "HEALTHY" or any(states.get(state, 0) for state in ("RUNNING", "RECOVERING"))
 
 
 def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
@@ -127,6 +130,6 @@ def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
 
     found = {}
     for name, application in serve.status().applications.items():
-        answering = {name: _answers(deployment) for name, deployment in application.deployments.items()}
+        answering = {name: has_replicas(deployment) for name, deployment in application.deployments.items()}
         found[name] = ApplicationState(application.status.value.lower(), application.message, answering)
     return found, read_progress()

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import ROOT
 from benchmarks.checks import Checks
-from benchmarks.serving import cancellation, fairness, from_zero, interference, serving, soak, startup, tenants
+from benchmarks.serving import cancellation, fairness, from_zero, interference, serving, startup, tenants
 from serve_app.state.store.sql import SqlStore
 
 CHAT = "@cf/pico/pico-instruct"
@@ -40,13 +40,6 @@ def test_cancellation(stack):
     done = subprocess.run([*command, "--json"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["streamed"]["p50_ms"] > 0
-
-
-def test_soak(stack, capsys):
-    few = ["--streams", "4", "--clients", "2", "--tokens", "6", "--json"]
-    assert soak.main(["--home", str(stack.home), *few]) == 0
-    found = figures(capsys)
-    assert found["counts"]["stream"] and not found["wrong"]
 
 
 @pytest.mark.parametrize(
@@ -126,19 +119,6 @@ def test_cancellation_of_a_stream_that_does_not_begin(liar, capsys):
     wrong, checks = liar(503, b"loading"), Checks()
     with pytest.raises(SystemExit, match="no figures(?s:.)*status 503"):
         asyncio.run(cancellation.cancelled(Engine(), wrong.port, "key", checks, stream=True, end="2"))
-
-
-def test_soak_whose_answers_change():
-    run = soak.Soak("http://nowhere", "key", 0, (8,))
-    body = run._chat(soak.QUESTIONS[0], 8)
-    run._expected[json.dumps(body)] = "the right answer"
-    run._check(body, "the right answer", "stream")
-    run._check_part(body, "the right")
-    assert not run.checks.wrong
-    run._check(body, "another answer", "stream")
-    run._check_part(body, "right")
-    run._broken("honest error")
-    assert run.checks.wrong.total() == 3
 
 
 def test_fairness_with_answers_that_are_too_short():

@@ -14,7 +14,8 @@ import httpx
 import pytest
 import ray
 
-from benchmarks.serving.soak import descendants, kill_gateway
+from benchmarks.chaos.target import GATEWAY, named
+from benchmarks.serving.processes import descendants
 from tests.e2e.conftest import CHAT, eos_id
 
 PROMPT = "Write something long about Python. " * 8
@@ -210,7 +211,8 @@ def test_gateway_killed_in_the_middle_of_a_stream(stack, run, undisturbed):
     ):
         lines = answer.iter_lines()
         next(lines)
-        assert kill_gateway(os.getpid())
+        [gateway] = named(os.getpid(), GATEWAY)
+        os.kill(gateway, signal.SIGKILL)
         assert "data: [DONE]" not in list(lines)
     said = set()
 

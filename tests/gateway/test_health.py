@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from ray.serve.schema import DeploymentStatus, DeploymentStatusOverview, DeploymentStatusTrigger, ReplicaState
 
 from serve_app.catalog.tasks import declared
-from serve_app.gateway.health import ApplicationState, can_serve
+from serve_app.gateway.health import ApplicationState, can_serve, has_replicas
 
 TEXT, EMBEDDINGS = declared()["text-generation"], declared()["text-embeddings"]
 ALL = {"Text": True, "Decode": True, "Prefill": True, "Draft": True}
@@ -37,3 +38,19 @@ def test_a_model_that_starts_waits_for_all_that_answers_depend_on() -> None:
 
 def test_what_is_deleted_or_not_there_does_not_serve() -> None:
     assert serves("running") and not serves("deleting") and not serves("not_started")
+
+
+@pytest.mark.parametrize(
+    ("status", "states", "there"),
+    [
+        ("HEALTHY", {}, True),
+        ("UPDATING", {"RUNNING": 1}, True),
+        ("UPDATING", {"RECOVERING": 1}, True),
+        ("UPDATING", {"STARTING": 1, "STOPPING": 1}, False),
+        ("UNHEALTHY", {}, False),
+    ],
+)
+def test_a_new_controller_has_yet_to_ask_replicas_that_never_stopped(status, states, there) -> None:
+    counted = {ReplicaState(state): count for state, count in states.items()}
+    deployment = DeploymentStatusOverview(DeploymentStatus(status), DeploymentStatusTrigger.UNSPECIFIED, counted, "")
+    assert has_replicas(deployment) is there
