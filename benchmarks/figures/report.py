@@ -45,7 +45,7 @@ def cell(row: Row, found: Found) -> tuple[str, bool]:
     """What the table shows of a measurement, and whether the target is met."""
     value = row.value(found)
     values = value if isinstance(value, list) else [value]
-    return " / ".join(row.shown.format(v) for v in values), all(row.meets(v) for v in values)
+    return " / ".join(row.shown.format(v) for v in values), row.meets(values)
 
 
 def figure(measurement: Measurement, row: Row, entry: dict[str, Any] | None) -> str:

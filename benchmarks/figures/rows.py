@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 Found = dict[str, Any]  # the JSON object that a command prints last
-Meets = Callable[[Any], bool]
+Meets = Callable[[list[float]], bool]
 
 
 @dataclass(slots=True, frozen=True)
 class Row:
     """One line of the table. ``value(found)`` is a number, or some that all have to meet the target; ``shown`` formats
-    each. A ``peer`` is one of the measurement's: without it there is nothing to compare with.
+    each, ``meets`` takes all. A ``peer`` is one of the measurement's: without it there is nothing to compare with.
     """
 
     what: str
@@ -37,16 +37,21 @@ class Measurement:
     peers: tuple[tuple[str, str], ...] = ()
 
 
-def at_least(limit: float) -> Meets:
-    return lambda value: value >= limit
+def at_least(*limits: float) -> Meets:
+    """One limit for all values, or one for each."""
+    return lambda values: all(value >= limit for value, limit in _pairs(values, limits))
 
 
-def at_most(limit: float) -> Meets:
-    return lambda value: value <= limit
+def at_most(*limits: float) -> Meets:
+    return lambda values: all(value <= limit for value, limit in _pairs(values, limits))
 
 
 def none() -> Meets:
-    return lambda value: value == 0
+    return lambda values: not any(values)
+
+
+def _pairs(values: list[float], limits: tuple[float, ...]) -> Iterator[tuple[float, float]]:
+    return zip(values, limits if len(limits) > 1 else limits * len(values), strict=True)
 
 
 def _ratios(peer: str) -> Callable[[Found], list[float]]:
@@ -169,10 +174,10 @@ MEASUREMENTS = (
     Measurement(
         "engine-0.5b",
         "benchmarks engine {0.5b} --no-transformers --no-mixed --rounds 2",
-        "benchmarks engine {7m} --no-transformers --no-mixed --batch 1 --rounds 1 --new 4",
+        "benchmarks engine {7m} --no-transformers --no-mixed --batch 1,2,4 --rounds 1 --new 4",
         (
             Row("the same at 0.5B, weights read in 12 bits without loss", _engine("vllm"), "{:.1f}x",
-                "at least 2.5x", at_least(2.5), "vllm"),
+                "at least 2.5x / 2x / 1.8x", at_least(2.5, 2.0, 1.8), "vllm"),
         ),
         (("vllm", "--vllm {vllm}"),),
     ),

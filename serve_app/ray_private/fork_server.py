@@ -21,11 +21,8 @@ Servers have one thread and no connection to Ray: neither would survive a fork.
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import json
 import os
-import pkgutil
 import runpy
 import selectors
 import signal
@@ -37,76 +34,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serve_app.ray_private.preload import FIRST, THEN, TORCH, TORCH_THEN, load
+
 # The only program that is forked; SETUP runs it in the environment that an actor asks for.
 WORKER, SETUP = "default_worker.py", "setup_worker.py"
 # In a worker's environment: it will need torch. In that of the cluster: there is a server for such workers.
 WITH_TORCH, TORCH_FORKS = "SERVE_APP_WITH_TORCH", "SERVE_APP_TORCH_FORKS"
 # Read when Ray's library is loaded: who differs in them needs a server of its own.
 DISTINCT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
-# What Serve's actors and ours import; with Ray, and what of it can be had before.
-FIRST = (
-    "asyncio",
-    "aiohttp",
-    "anyio.streams.tls",
-    "fastapi",
-    "grpc",
-    "jinja2",
-    "llguidance",
-    "numpy",
-    "opentelemetry.sdk.metrics",
-    "prometheus_client",
-    "pydantic.v1",
-    "requests",
-    "starlette.applications",
-    "tokenizers",
-    "uvicorn.lifespan.off",
-    "uvicorn.protocols.http.auto",
-    "uvicorn.protocols.websockets.auto",
-    "uvloop",
-    "yaml",
-    "serve_app.gateway.http.app",
-    "serve_app.tasks.*.task",
-)
-THEN = (
-    "ray._common.pydantic_compat",
-    "ray._private.arrow_serialization",
-    "ray._private.authentication.grpc_authentication_server_interceptor",
-    "ray._private.node",
-    "ray._private.workers.default_worker",
-    "ray.serve._private.controller",
-    "ray.serve._private.haproxy",
-    "ray.serve._private.proxy",
-    "ray.serve._private.replica",
-    "serve_app.app",
-    "deployments.decode",
-    "deployments.encoder_stage",
-    "deployments.worker",
-    "deployments.draft_worker",
-    "deployments.encoder_worker",
-    "serve_app.kv.pool",
-)
-# What workers that compute import: without Ray, and then with it.
-TORCH = (
-    "torch",
-    "transformers.generation",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-    "serve_app.engine.build",
-    "serve_app.models.encoder",
-    "serve_app.models.load",
-)
-TORCH_THEN = (
-    "ray._common.pydantic_compat",
-    "ray._private.arrow_serialization",
-    "ray._private.node",
-    "ray._private.workers.default_worker",
-    "deployments.worker",
-    "deployments.draft_worker",
-    "deployments.encoder_worker",
-    "serve_app.worker.draft_work",
-    "serve_app.worker.encoder_work",
-    "serve_app.worker.start",
-)
 MESSAGE_BYTES = 1 << 17
 # Runs in a Python without site packages, since it is started for each worker. %(...)r are literals.
 _LAUNCHER = """#!%(python)s -IS
@@ -252,7 +187,7 @@ def serve_first(listener: socket.socket, with_torch: bool) -> None:
     """Accepts launchers and passes each on to the server of its kind, until the process that started it has ended."""
     servers: dict[tuple[str, ...], socket.socket] = {}
     with listener, selectors.DefaultSelector() as selector:
-        _load(FIRST)
+        load(FIRST)
         torch = _server(serve_torch, listener) if with_torch else None
         selector.register(0, selectors.EVENT_READ)
         selector.register(listener, selectors.EVENT_READ)
@@ -274,7 +209,7 @@ def serve_first(listener: socket.socket, with_torch: bool) -> None:
 def serve_torch(link: socket.socket) -> None:
     """Imports torch, and forks a server for each kind of worker that it gets. Ends with the first server."""
     servers: dict[tuple[str, ...], socket.socket] = {}
-    _load(TORCH)
+    load(TORCH)
     while (birth := Birth.receive(link)) is not None:
         _pass_on(birth, servers, TORCH_THEN, link)
 
@@ -283,7 +218,7 @@ def serve(link: socket.socket, distinct: dict[str, str], modules: tuple[str, ...
     """A server with Ray in it. Ends with the server that forked it; raises :class:`Forked` in each of its forks."""
     os.environ.update(distinct)
     with _fixed_class_ids():
-        _load(modules)
+        load(modules)
     if not _forks_differ():
         return  # launchers do without
     while (birth := Birth.receive(link)) is not None:
@@ -328,25 +263,6 @@ def _server(run: Callable[[socket.socket], None], *links: socket.socket, files: 
         os._exit(0)
     theirs.close()
     return ours
-
-
-def _load(modules: tuple[str, ...]) -> None:
-    for pattern in modules:
-        with contextlib.suppress(ImportError):  # who needs it says so itself
-            for name in _named(pattern):
-                importlib.import_module(name)
-    # Collections in the forks leave alone, hence shared, what is there by now.
-    gc.collect()
-    gc.freeze()
-
-
-def _named(pattern: str) -> list[str]:
-    """A module's name; with ``.*.`` in it that module of every package below the first part."""
-    package, star, module = pattern.partition(".*.")
-    if not star:
-        return [pattern]
-    below = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return [f"{package}.{found.name}.{module}" for found in below if found.ispkg]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import pytest
 import ray
 
 from serve_app.config import load_settings
-from serve_app.ray_private import controller, fork_server, haproxy, haproxy_config
+from serve_app.ray_private import controller, fork_server, haproxy, haproxy_config, preload
 from serve_app.ray_private import environment as env
 
 RAY = Path(ray.__file__).parent
@@ -135,7 +135,7 @@ def test_workers_are_started_by_sys_executable_with_the_program_we_fork() -> Non
     assert command is not None, message
 
 
-@pytest.mark.parametrize("module", [name for name in fork_server.THEN if name.startswith("ray.")])
+@pytest.mark.parametrize("module", [name for name in (*preload.THEN, *preload.TORCH_THEN) if name.startswith("ray.")])
 def test_what_a_fork_server_imports_before_its_forks_exists(module: str) -> None:
     assert find_spec(module) is not None, broken(module, *FORKS)
 

@@ -166,9 +166,9 @@ def test_servers_without_ray_import_none_of_it():
     """Its library reads what differs between kinds of workers when it is loaded."""
     program = (
         "import sys\n"
-        "from serve_app.ray_private import fork_server\n"
-        "fork_server._load(fork_server.FIRST + fork_server.TORCH)\n"
-        "print('ray' in sys.modules, *(name in sys.modules for name in fork_server.TORCH))\n"
+        "from serve_app.ray_private.preload import FIRST, TORCH, load\n"
+        "load(FIRST + TORCH)\n"
+        "print('ray' in sys.modules, *(name in sys.modules for name in TORCH))\n"
     )
     told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     assert told[0] == "False" and set(told[1:]) == {"True"}
