@@ -9,8 +9,9 @@ from typing import Any
 
 import orjson
 
+MEDIA_TYPE = "text/event-stream; charset=utf-8"
 HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
+    "Content-Type": MEDIA_TYPE,
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }

@@ -63,6 +63,12 @@ class ServedModel:
         return self.record.properties.context_window
 
     @property
+    def window(self) -> int | None:
+        """Tokens that the model takes at once, whatever its task."""
+        properties = self.record.properties
+        return properties.context_window or properties.max_input_tokens
+
+    @property
     def limits(self) -> ModelLimits:
         defaults = self.record.defaults
         return ModelLimits(

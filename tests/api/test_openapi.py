@@ -56,7 +56,7 @@ def test_every_route_is_described_once():
 
 def test_every_dialect_is_described():
     described = {about["tags"][0] for _, _, about in operations()}
-    dialects = {"Workers AI", "OpenAI", "OpenAI Responses", "Anthropic", "Reranking"}
+    dialects = {"Workers AI", "OpenAI", "OpenAI Responses", "Anthropic", "Reranking", "Tokens", "Ollama"}
     assert described == {"Server", "Catalogue", "Requests", *dialects}
 
 

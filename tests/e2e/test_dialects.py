@@ -256,7 +256,8 @@ def test_every_post_route_refuses_bad_bodies_while_others_stream_on(stack, expec
         streams = pool.submit(other_client)
         try:
             for path in _post_paths():
-                for body in BODIES:
+                # Ollama has its own names for what FIELDS get wrong.
+                for body in RAW if path.startswith("/api/") else BODIES:
                     answer = client.post(path, content=body)
                     where = (path, body[:60], body[-60:], answer.text[:300])
                     assert 400 <= answer.status_code < 500, where

@@ -30,7 +30,7 @@ ERRORS = {
 
 @dataclass(slots=True, frozen=True)
 class Operation:
-    """What a route does, takes and answers. ``streams``: it also answers server-sent events."""
+    """What a route does, takes and answers. ``streams``: it also answers streams, of ``stream_type``."""
 
     summary: str
     tag: str
@@ -40,6 +40,7 @@ class Operation:
     query: Mapping[str, Schema] = field(default_factory=dict)
     streams: bool = False
     media_type: str = "application/json"
+    stream_type: str = "text/event-stream"
 
 
 def document(
@@ -74,7 +75,7 @@ def document(
 def _operation(method: str, path: str, operation: Operation, needs_key: bool, account: str) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type: {"schema": operation.answer}}
     if operation.streams:
-        content["text/event-stream"] = {}
+        content[operation.stream_type] = {}
     out: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").strip("_"),
         "summary": operation.summary,

@@ -14,6 +14,7 @@ from starlette.routing import Match, Route
 from serve_app import __version__
 from serve_app.api.anthropic.write import error_body as anthropic_body
 from serve_app.api.errors import MethodNotAllowed, NoRoute, envelope, openai_body
+from serve_app.api.ollama.write import error_body as ollama_body
 from serve_app.api.schema.openapi import document
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import request_id
@@ -23,10 +24,12 @@ from serve_app.gateway.http.routes import about as routes_about
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import native as routes_native
+from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
 from serve_app.gateway.http.routes import requests as routes_requests
 from serve_app.gateway.http.routes import rerank as routes_rerank
 from serve_app.gateway.http.routes import responses as routes_responses
+from serve_app.gateway.http.routes import tokens as routes_tokens
 
 # A dialect is one line here. The first route that fits answers: the gateway host's, which fit much, come last.
 DIALECTS = (
@@ -36,6 +39,8 @@ DIALECTS = (
     routes_anthropic.endpoints,
     routes_rerank.endpoints,
     routes_requests.endpoints,
+    routes_tokens.endpoints,
+    routes_ollama.endpoints,
     routes_ai_gateway.endpoints,
 )
 
@@ -85,4 +90,6 @@ def _dialect(path: str) -> ErrorBody:
     """The words for a path that no route has: those of the dialect it looks like."""
     if "/messages" in path:
         return anthropic_body
+    if path.startswith("/api/"):
+        return ollama_body
     return openai_body if "/v1/" in path else envelope

@@ -100,12 +100,12 @@ class Exchange:
             request.state.rate = self.gateway.state.limiter.take(request.state.account, model.record.task)
         return model
 
-    def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked]) -> ServedModel:
+    def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked] | None) -> ServedModel:
         """:meth:`model` for APIs of servers with one model, whose clients need not name it in ``body``: then it is the
-        only one here that runs such requests."""
+        only one here that runs such requests. ``takes`` None: of a model that is named, whatever it does."""
         name = string(body, "model", limit=512)
         if not name:
-            tasks_of = {task.declaration.name for task in taking(takes)}
+            tasks_of = {task.declaration.name for task in taking(takes or Asked)}
             found = [model.id for model in self.gateway.models if model.record.task in tasks_of]
             if len(found) != 1:
                 listed = ", ".join(found[:8]) or "none that would fit"

@@ -24,12 +24,17 @@ async def streamed(
     events: AsyncIterator[Event],
     frames: Callable[[AsyncIterator[Event]], AsyncIterator[bytes]],
     waiting: Callable[[], str] = lambda: "",
+    media_type: str = sse.MEDIA_TYPE,
 ) -> EventStream:
     """The answer that streams ``frames`` of ``events``; an error before the first event becomes an HTTP status.
 
     ``waiting()`` says what the first event waits for if that takes long, say that a model has to start. Then the answer
-    begins at once, with comments that repeat it, and an error comes in the stream.
+    begins at once, with comments that repeat it, and an error comes in the stream. Streams of another ``media_type``
+    have no comments, and say nothing until they have something to say.
     """
+    if media_type != sse.MEDIA_TYPE:
+        primed = await Primed.of(events)
+        return EventStream(frames(primed), primed, say=lambda: b"", media_type=media_type)
     if not waiting():
         primed = await Primed.of(events)
         return EventStream(frames(primed), primed)
@@ -110,8 +115,9 @@ class EventStream(StreamingResponse):
         every_s: float = sse.KEEP_ALIVE_SECONDS,
         say: Callable[[], bytes] = lambda: sse.KEEP_ALIVE,
         opening: bytes = b"",
+        media_type: str = sse.MEDIA_TYPE,
     ) -> None:
-        super().__init__(frames, headers=dict(sse.HEADERS))
+        super().__init__(frames, headers={**sse.HEADERS, "Content-Type": media_type})
         self._frames = frames
         self._events = events
         self._patience_s = patience_s
@@ -160,9 +166,11 @@ class EventStream(StreamingResponse):
                 limit.reschedule(asyncio.get_running_loop().time())
                 return
             else:
+                said = self._say()
                 try:
-                    async with asyncio.timeout(self._patience_s):
-                        await send({"type": "http.response.body", "body": self._say(), "more_body": True})
+                    async with asyncio.timeout(self._patience_s if said else None):
+                        if said:
+                            await send({"type": "http.response.body", "body": said, "more_body": True})
                 except TimeoutError:
                     limit.reschedule(asyncio.get_running_loop().time())
                     return
