@@ -21,6 +21,8 @@ log = logging.getLogger("ray.serve")
 
 NAMESPACE = "serve_app"
 UNCLAIMED_S = 180.0
+# Ray is told that a worker ends, and given so long for it.
+LEAVE_S = 2.0
 
 
 def available() -> bool:
@@ -56,7 +58,7 @@ class Claim:
 
     def wait(self) -> None:
         """Ends this process if no replica has come in time."""
-        timer = threading.Timer(UNCLAIMED_S, self._leave)
+        timer = threading.Timer(UNCLAIMED_S, self._unclaimed)
         timer.daemon = True
         timer.start()
 
@@ -66,12 +68,24 @@ class Claim:
             return False
         self._parent = os.pidfd_open(pid)
         # Readable once the process has ended.
-        asyncio.get_running_loop().add_reader(self._parent, os._exit, 0)
+        asyncio.get_running_loop().add_reader(self._parent, self._orphaned, asyncio.get_running_loop())
         return True
 
-    def _leave(self) -> None:
+    def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._parent)
+        _leave()
+
+    def _unclaimed(self) -> None:
         if self._parent is None:
-            os._exit(0)
+            _leave()
+
+
+def _leave() -> None:
+    """Ends this process as Ray means actors to end, whatever they are doing: Ray warns of one that just exits."""
+    me = ray.get_runtime_context().current_actor
+    for end in (threading.Timer(LEAVE_S, os._exit, (0,)), threading.Thread(target=ray.kill, args=(me,))):
+        end.daemon = True
+        end.start()
 
 
 def _name(spec: WorkerSpec) -> str:

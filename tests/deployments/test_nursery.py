@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -49,6 +51,36 @@ async def test_one_replica_gets_it_and_it_ends_with_that_replica(spec):
         replica.wait()
     wait_for(lambda: is_gone(planted), 30)
     assert await nursery.adopt(spec) is None
+
+
+@pytest.mark.slow
+async def test_its_end_is_no_accident_to_ray(spec, capfd):
+    """Ray tells the driver of workers that die: of those that nobody meant to end."""
+    pids = []
+    for name, end in (
+        ("ends", lambda pid, parent: parent.kill()),
+        ("dies", lambda pid, _: os.kill(pid, signal.SIGKILL)),
+    ):
+        spec.model = name
+        [planted] = nursery.plant([spec])
+        parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        try:
+            assert await planted.adopt.remote(spec, parent.pid)
+            pids.append(await planted.ready.remote())
+            end(pids[-1], parent)
+            wait_for(lambda planted=planted: is_gone(planted), 30)
+        finally:
+            parent.kill()
+            parent.wait()
+    told = ""
+
+    def of_the_second() -> bool:
+        nonlocal told
+        told += capfd.readouterr().out
+        return f"Worker PID: {pids[1]}" in told
+
+    wait_for(of_the_second, 30)
+    assert f"Worker PID: {pids[0]}" not in told
 
 
 async def test_one_that_could_not_load_is_nobodys(spec):
