@@ -66,14 +66,16 @@ class Claim:
         """Binds this process to the life of the replica ``pid``; False if it has one. Called in the event loop."""
         if self._parent is not None:
             return False
-        self._parent = os.pidfd_open(pid)
-        # Readable once the process has ended.
-        asyncio.get_running_loop().add_reader(self._parent, self._orphaned, asyncio.get_running_loop())
-        return True
+        self._parent = parent = os.pidfd_open(pid)
+        loop = asyncio.get_running_loop()
 
-    def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
-        loop.remove_reader(self._parent)
-        _leave()
+        def orphaned() -> None:
+            loop.remove_reader(parent)
+            _leave()
+
+        # Readable once the process has ended.
+        loop.add_reader(parent, orphaned)
+        return True
 
     def _unclaimed(self) -> None:
         if self._parent is None:
