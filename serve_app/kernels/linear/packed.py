@@ -13,13 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
+TRANSPOSED = "Conv1D"
 # Largest difference from F.linear, as a share of the largest output.
 _TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
 
@@ -79,7 +80,8 @@ def packing_available(dtype: torch.dtype) -> bool:
 
 
 def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackReport:
-    """Replaces the model's ``nn.Linear`` modules by :class:`PackedLinear` where that is possible and agrees.
+    """Replaces the model's ``nn.Linear`` modules by :class:`PackedLinear` where that is possible and agrees; GPT-2's
+    ``Conv1D`` (of transformers), a linear with its weight transposed, as well.
 
     ``exclude`` holds shell patterns over qualified names (``"*.router"``). Subclasses of nn.Linear, modules
     with hooks and tensors that are not on CPU stay. Original weights are freed unless something else holds
@@ -89,7 +91,7 @@ def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackRepo
     report, started = PackReport(), time.monotonic()
     done: dict[int, PackedLinear] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if not isinstance(module, nn.Linear):
+        if not isinstance(module, nn.Linear) and type(module).__name__ != TRANSPOSED:
             continue
         parent = model.get_submodule(name.rpartition(".")[0])
         if name and (shared := done.get(id(module))):
@@ -110,13 +112,18 @@ def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackRepo
     return report
 
 
-def _obstacle(name: str, module: nn.Linear, exclude: Collection[str]) -> str | None:
-    weight = module.weight
+def _weight_of(module: Any) -> Tensor:
+    """[out_features, in_features]"""
+    return module.weight.t() if type(module).__name__ == TRANSPOSED else module.weight
+
+
+def _obstacle(name: str, module: nn.Module, exclude: Collection[str]) -> str | None:
+    weight = _weight_of(module)
     if not name:
         return "is the model itself"
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
         return "excluded"
-    if type(module) is not nn.Linear:
+    if type(module) is not nn.Linear and type(module).__name__ != TRANSPOSED:
         return f"is a {type(module).__name__}"
     if module._forward_hooks or module._forward_pre_hooks:
         return "has hooks"
@@ -128,17 +135,18 @@ def _obstacle(name: str, module: nn.Linear, exclude: Collection[str]) -> str | N
 
 
 @torch.inference_mode()
-def _pack_checked(module: nn.Linear) -> PackedLinear | None:
+def _pack_checked(module: Any) -> PackedLinear | None:
     try:
-        packed = PackedLinear(module.weight, module.bias)
+        weight = _weight_of(module)
+        packed = PackedLinear(weight, module.bias)
         generator = torch.Generator().manual_seed(0)
         for rows in (1, 3):  # matrix-vector and matrix-matrix kernels are different code in oneDNN
-            x = torch.randn(rows, module.in_features, generator=generator).to(module.weight.dtype)
-            want, got = F.linear(x, module.weight, module.bias).float(), packed(x).float()
-            limit = _TOLERANCE[module.weight.dtype] * float(want.abs().max()) + 1e-30
+            x = torch.randn(rows, packed.in_features, generator=generator).to(weight.dtype)
+            want, got = module(x).float(), packed(x).float()
+            limit = _TOLERANCE[weight.dtype] * float(want.abs().max()) + 1e-30
             if not float((got - want).abs().max()) <= limit:
                 return None
     except RuntimeError as error:
-        log.warning("packing a %s linear failed: %s", tuple(module.weight.shape), error)
+        log.warning("packing a %s linear failed: %s", tuple(_weight_of(module).shape), error)
         return None
     return packed

@@ -63,6 +63,21 @@ def test_model_with_tied_head_and_shared_module(dtype: torch.dtype) -> None:
     assert remaining == {"embed.weight", "router.weight", "router.bias"}
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_a_linear_whose_weight_is_transposed(dtype: torch.dtype) -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    packable(dtype)
+    torch.manual_seed(0)
+    model = nn.Sequential(Conv1D(96, 32), nn.GELU(), Conv1D(32, 96)).to(dtype)
+    x = torch.randn(2, 7, 32).to(dtype)
+    want = model(x)
+    assert pack_linears(model).packed == 2 and not list(model.parameters())
+    tolerance = 1e-5 if dtype is torch.float32 else 8e-3
+    torch.testing.assert_close(model(x), want, atol=tolerance, rtol=tolerance)
+
+
 def test_what_cannot_be_packed_stays() -> None:
     packable(torch.float32)
     model = nn.Sequential(nn.Linear(8, 8).half(), nn.Linear(8, 8))
