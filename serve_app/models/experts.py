@@ -103,10 +103,11 @@ def _pack(module: Any) -> PackedExperts | None:
 
 def _linears(module: Any, name: str) -> list[PackedLinear]:
     """A linear for each expert; none where the first does not agree with the weights it was made of."""
-    weights, biases = getattr(module, name).detach(), getattr(module, f"{name}_bias", None)
+    weights = getattr(module, name).detach()
+    biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
     found = []
     for index, weight in enumerate(weights.transpose(1, 2) if module.is_transposed else weights):
-        linear = PackedLinear(weight, biases[index] if module.has_bias else None)
+        linear = PackedLinear(weight, biases[index])
         if index == 0:
             x = torch.randn(3, linear.in_features, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
             want = F.linear(x, weight.contiguous(), linear.bias).float()
