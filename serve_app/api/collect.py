@@ -79,6 +79,7 @@ async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) 
             yield event
         return
     total = Usage()
+    running = [Usage(final=False) for _ in streams]
     tasks: dict[asyncio.Task[Event | None], int] = {}
 
     async def take(number: int) -> Event | None:
@@ -95,12 +96,14 @@ async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) 
                 if found is None:
                     continue
                 tasks[asyncio.create_task(take(number))] = number
-                if isinstance(found, Usage):
-                    total.prompt_tokens += found.prompt_tokens
-                    total.completion_tokens += found.completion_tokens
-                    total.cached_tokens += found.cached_tokens
-                    total.neurons += found.neurons
-                    total.reasoning_tokens += found.reasoning_tokens
+                if isinstance(found, Usage) and not found.final:
+                    running[number] = found
+                    so_far = Usage(final=False)
+                    for one in running:
+                        _add(so_far, one)
+                    yield so_far
+                elif isinstance(found, Usage):
+                    _add(total, found)
                 else:
                     yield replace(found, index=found.index + number * choices_each)
         yield total
@@ -111,6 +114,14 @@ async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) 
         for stream in streams:
             if hasattr(stream, "aclose"):
                 await stream.aclose()
+
+
+def _add(total: Usage, more: Usage) -> None:
+    total.prompt_tokens += more.prompt_tokens
+    total.completion_tokens += more.completion_tokens
+    total.cached_tokens += more.cached_tokens
+    total.neurons += more.neurons
+    total.reasoning_tokens += more.reasoning_tokens
 
 
 async def begun_within(events: AsyncIterator[Event], seconds: float) -> AsyncIterator[Event]:

@@ -98,6 +98,10 @@ class GenerateRequest(Asked):
     # Which of several prompts of one body this is.
     number: int = 0
     include_usage: bool = True
+    # Whether each chunk of a stream tells the usage so far.
+    continuous_usage: bool = False
+    # The last tokens of the prompt that stay; -1: as many as fit the context window. None: all, or it is refused.
+    keep_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     echo: bool = False
@@ -252,18 +256,19 @@ class ChoiceDone:
 @dataclass(slots=True)
 class Usage:
     """Tokens of one request over all its choices. ``cached_tokens`` are those prompt tokens that were not
-    computed again."""
+    computed again. One that is not ``final`` counts up to the event behind it."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     neurons: float = 0.0
     reasoning_tokens: int = 0  # of the completion tokens
+    final: bool = True
 
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
 
-# A request's events: the prompt where it is asked for, any number of the next four, exactly one Usage, and the end.
+# A request's events: the prompt where it is asked for, any number of the next four, one final Usage, and the end.
 Event = PromptTokens | TextDelta | ReasoningDelta | ToolCallDelta | ChoiceDone | Usage

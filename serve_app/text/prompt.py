@@ -42,6 +42,8 @@ def prompt_ids(tokenizer: Tokenizer, request: GenerateRequest, *, context_window
         tools = None if request.tool_choice == "none" else request.tools
         text = render(tokenizer, messages, tools, **request.template_kwargs)
         ids = tokenizer.encode_prompt(text)
+    if request.keep_tokens is not None:
+        ids = ids[-_kept(request, context_window) :]
     if len(ids) == 0:
         raise InvalidInput("The prompt has no tokens; send some text.", param="prompt")
     return ids
@@ -64,8 +66,18 @@ def fit_context(request: GenerateRequest, prompt_tokens: int, context_window: in
 
 
 def _refuse_huge(tokenizer: Tokenizer, text: str, request: GenerateRequest, context_window: int | None) -> None:
+    if request.keep_tokens is not None:
+        return
     if context_window is not None and (least := tokenizer.min_tokens(text)) >= context_window:
         raise ContextTooLong(least, _asked_tokens(request), context_window, at_least=True)
+
+
+def _kept(request: GenerateRequest, context_window: int | None) -> int:
+    """How many tokens of the prompt stay, the last ones."""
+    assert request.keep_tokens is not None
+    if request.keep_tokens > 0 or context_window is None:
+        return max(request.keep_tokens, 0)
+    return max(context_window - (request.sampling.max_tokens if request.max_tokens_given else 1), 1)
 
 
 def _asked_tokens(request: GenerateRequest) -> int | None:

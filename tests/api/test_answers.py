@@ -122,7 +122,7 @@ async def test_openai_chat_answers_parse_and_stream():
         "top_logprobs": 2,
         "n": 2,
     }
-    request = openai.parse_chat({**body, "stream_options": {"include_usage": True}})
+    request = openai.parse_chat({**body, "stream": True, "stream_options": {"include_usage": True}})
     events: list[Event] = [
         TextDelta(1, "Ro"), TextDelta(0, "Li", (1,), [LOGPROB]), ChoiceDone(1, "length"), TextDelta(0, "ma"),
         ToolCallDelta(0, 0, "call_1", "add", "{}"), ChoiceDone(0, "tool_calls"), USAGE,
@@ -278,6 +278,45 @@ def test_the_fields_words_for_errors_that_clients_look_for():
         assert (found["code"], found["type"]) == ("context_length_exceeded", "invalid_request_error")
         assert anthropic_body(long)["error"]["type"] == "invalid_request_error"
     assert status_of(OutOfCapacity(), native=False) == 429
+
+
+async def test_usage_so_far_in_every_chunk():
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"model": MODEL, "stream": True, "stream_options": options}
+    chat = openai.parse_chat({**asked, "messages": [{"role": "user", "content": "x"}]})
+    [text] = openai.parse_completions({**asked, "prompt": "x"})
+    assert chat.continuous_usage and text.continuous_usage
+    events: list[Event] = [
+        Usage(21, 1, final=False),
+        TextDelta(0, "Li", (1,)),
+        Usage(21, 3, final=False),
+        TextDelta(0, "ma.", (2, 3)),
+        ChoiceDone(0, "stop"),
+        USAGE,
+    ]
+    for streamed in (
+        openai_answers.stream_chat(chat, stream(events)),
+        openai_answers.stream_completion([text], stream(events)),
+    ):
+        told = [chunk for chunk in await frames(streamed) if chunk != "[DONE]" and chunk["choices"]]
+        counted = [c["usage"]["completion_tokens"] for c in told if c["usage"]]
+        assert counted == [1, 3, 3] and {c["usage"]["prompt_tokens"] for c in told if c["usage"]} == {21}
+    plain = openai.parse_chat({**asked, "messages": [{"role": "user", "content": "x"}], "stream_options": {}})
+    assert not plain.include_usage and not plain.continuous_usage
+
+
+async def test_usage_so_far_of_several_prompts_adds_up():
+    def one() -> list[Event]:
+        return [
+            Usage(5, 1, final=False),
+            TextDelta(0, "a"),
+            Usage(5, 2),
+        ]
+
+    found = [e async for e in merge([stream(one()), stream(one())])]
+    running = [e for e in found if isinstance(e, Usage) and not e.final]
+    assert (running[-1].prompt_tokens, running[-1].completion_tokens) == (10, 2)
+    assert found[-1] == Usage(10, 4) and sum(isinstance(e, TextDelta) for e in found) == 2
 
 
 def test_the_sampled_token_is_among_the_legacy_alternatives():

@@ -44,7 +44,7 @@ BROKEN: list[Event] = [
     Usage(),
 ]
 ASK = [{"role": "user", "content": "2+2?"}]
-CHAT = openai.parse_chat({"model": MODEL, "messages": ASK, "stream_options": {"include_usage": True}})
+CHAT = openai.parse_chat({"model": MODEL, "messages": ASK, "stream": True, "stream_options": {"include_usage": True}})
 NATIVE = parse_generate({"messages": ASK}, MODEL)
 TURN = responses.parse_responses({"model": MODEL, "input": "2+2?"})
 THINKING = anthropic.parse_messages_request(

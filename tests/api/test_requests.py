@@ -179,6 +179,10 @@ def test_bge_m3_forms():
         ({"regex": "a", "json_schema": {"type": "object"}}, "exclude each other"),
         ({"json_schema": "{"}, "json_schema"),
         ({"min_tokens": -1}, "min_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens"),
+        ({"suffix": 0}, "suffix"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"min_tokens": 5, "max_tokens": 4}, "more than max_tokens"),
         ({"continue_final_message": True}, "needs an assistant message"),
         ({"continue_final_message": 1}, "true or false"),
@@ -219,3 +223,18 @@ def test_a_turn_that_goes_on():
         "add_generation_prompt": False
     }
     assert openai.parse_chat({**asked, "add_generation_prompt": True}).template_kwargs == {}
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}])
+def test_options_of_streams_need_a_stream(options):
+    asked = {"model": MODEL, "stream_options": options}
+    with pytest.raises(InvalidInput, match="stream_options needs stream"):
+        openai.parse_chat({**asked, "messages": [{"role": "user", "content": "x"}]})
+    with pytest.raises(InvalidInput, match="stream_options needs stream"):
+        openai.parse_completions({**asked, "prompt": "x", "stream": False})
+
+
+def test_logprobs_of_prompts_are_refused_where_they_are_not_told_even_none_of_them():
+    for body in ({"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}):
+        with pytest.raises(InvalidInput, match="prompt_logprobs"):
+            parse_generate({**body, "prompt_logprobs": 0}, MODEL)

@@ -130,7 +130,6 @@ HARMLESS: dict[str, Any] = {
     "web_search_options": {},
     "modalities": ["text"],
     "response_format": {"type": "text"},
-    "stream_options": {"include_usage": True, "include_obfuscation": False},
     "invented": {"by": ["somebody"]},
 }
 

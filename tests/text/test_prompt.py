@@ -313,6 +313,16 @@ def test_the_context_window(tokenizers):
         fit_context(default, 100, 100)
 
 
+def test_prompts_keep_their_last_tokens_where_asked_to(tokenizers):
+    tokenizer = tokenizers["pico"]
+    whole = prompt_ids(tokenizer, request(prompt="a b c d e f", raw=True))
+    assert prompt_ids(tokenizer, request(prompt="a b c d e f", raw=True, keep_tokens=3)).tolist() == whole[-3:].tolist()
+    assert len(prompt_ids(tokenizer, request(prompt="a b", raw=True, keep_tokens=100))) < 100
+    # As many as leave room for the answer, however long the text is.
+    fits = prompt_ids(tokenizer, request(prompt="word " * 5000, raw=True, keep_tokens=-1), context_window=64)
+    assert len(fits) == 64 - 16 and fit_context(request(), len(fits), 64)
+
+
 def test_a_huge_prompt_is_refused_before_it_is_tokenised(tokenizers, monkeypatch):
     tokenizer = tokenizers["pico"]
     monkeypatch.setattr(tokenizer, "encode_prompt", lambda *a, **k: pytest.fail("tokenised"))

@@ -154,6 +154,7 @@ _UNSUPPORTED = {
     "audio": "audio",
     "prompt_embeds": "embeddings as a prompt",
     "prompt_logprobs": "log-probabilities of the prompt",
+    "guided_whitespace_pattern": "white space of one's own in JSON",
     "suffix": "insertion before a suffix",
     "chat_template": "a chat template from the client",
     "prediction": "predicted output",
@@ -165,7 +166,9 @@ def refuse_unsupported(body: dict[str, Any], *, but: frozenset[str] = frozenset(
     """Raises `InvalidInput` for a known field that this server does not honour; null, false and empty values
     ask nothing. ``but``: fields that the dialect does honour."""
     for name, what in _UNSUPPORTED.items():
-        if name not in but and body.get(name) not in (None, False, "", [], {}):
+        # 0 equals False, and is a value.
+        asks = body.get(name) not in (None, False, "", [], {}) or type(body.get(name)) in (int, float)
+        if name not in but and asks:
             raise InvalidInput(f"{name}: {what} is not supported yet; leave the field out.", param=name)
     modalities = body.get("modalities")
     if modalities not in (None, [], ["text"]):

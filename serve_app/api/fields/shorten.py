@@ -19,14 +19,20 @@ def parse_shorten(body: dict[str, Any], default: Shorten | None = None) -> Short
     """
     side = _side(body)
     asked = [flag for flag in (_truncate(body), boolean(body, "truncate_inputs")) if flag is not None]
-    tokens = KEPT_TOKENS.read(body, "truncate_prompt_tokens")
-    if tokens == 0:
-        raise InvalidInput("truncate_prompt_tokens must be at least 1, or -1.", param="truncate_prompt_tokens")
+    tokens = parse_kept(body)
     if tokens is None and not asked:
         return None if default is None else Shorten(default.tokens, default.second, side)
     if tokens is None and not any(asked):
         return None
     return Shorten(None if tokens in (None, -1) else tokens, default.second if default else None, side)
+
+
+def parse_kept(body: dict[str, Any]) -> int | None:
+    """vLLM's ``truncate_prompt_tokens``: how many tokens stay, -1 for as many as the model takes."""
+    tokens = KEPT_TOKENS.read(body, "truncate_prompt_tokens")
+    if tokens == 0:
+        raise InvalidInput("truncate_prompt_tokens must be at least 1, or -1.", param="truncate_prompt_tokens")
+    return tokens
 
 
 def _truncate(body: dict[str, Any]) -> bool | None:

@@ -19,7 +19,7 @@ from serve_app.api.fields.sampling import (
     parse_token_ids,
     refuse_unsupported,
 )
-from serve_app.api.fields.shorten import parse_shorten
+from serve_app.api.fields.shorten import parse_kept, parse_shorten
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, choice, refuse, string, text, texts
 from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits
@@ -64,7 +64,9 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
         n=parse_n(body),
         stream=stream,
         return_token_ids=bool(boolean(body, "return_token_ids")),
-        include_usage=_include_usage(body),
+        include_usage=_usage(body, stream, "include_usage"),
+        continuous_usage=_usage(body, stream, "continuous_usage_stats") and _usage(body, stream, "include_usage"),
+        keep_tokens=parse_kept(body),
         tools=tools,
         tool_choice=parse_tool_choice(body.get("tool_choice"), tools),
         **parse_asked(body),
@@ -109,7 +111,9 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
         stop=parse_stop(body.get("stop")),
         n=parse_n(body),
         stream=stream,
-        include_usage=_include_usage(body),
+        include_usage=_usage(body, stream, "include_usage"),
+        continuous_usage=_usage(body, stream, "continuous_usage_stats") and _usage(body, stream, "include_usage"),
+        keep_tokens=parse_kept(body),
         echo=echo,
         prompt_only=prompt_only,
         prompt_logprobs=asked,
@@ -194,10 +198,14 @@ def _plain_model(model: str, body: dict[str, Any]) -> str:
     return model
 
 
-def _include_usage(body: dict[str, Any]) -> bool:
+def _usage(body: dict[str, Any], stream: bool, name: str) -> bool:
+    """What ``stream_options`` says of the usage."""
     options = body.get("stream_options")
     if options is None:
         return False
     if not isinstance(options, dict):
         raise refuse("stream_options", "an object", options)
-    return bool(boolean(options, "include_usage"))
+    asked = bool(boolean(options, name))
+    if not stream:
+        raise InvalidInput("stream_options needs stream set to true; leave it out.", param="stream_options")
+    return asked

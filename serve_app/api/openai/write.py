@@ -149,7 +149,7 @@ def render_completion(requests: Sequence[GenerateRequest], events: Iterable[Even
 async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) -> AsyncIterator[bytes]:
     """Chat completion chunks, the usage chunk if asked for, and ``[DONE]``. Errors become a last frame."""
     head = _head("chat.completion.chunk", "chatcmpl", request.model)
-    wants_usage = {"usage": None} if request.include_usage else {}
+    wants_usage: dict[str, Any] = {"usage": None} if request.include_usage else {}
 
     def chunk(index: int, delta: dict[str, Any], finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **more}
@@ -161,7 +161,9 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
         for index in range(request.n):
             yield chunk(index, {"role": "assistant", "content": ""})
         async for event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, Usage) and not event.final:
+                wants_usage["usage"] = usage_json(event)
+            elif isinstance(event, TextDelta):
                 wanted = request.sampling.logprobs is not None and event.logprobs
                 yield chunk(
                     event.index,
@@ -194,7 +196,7 @@ async def stream_completion(requests: Sequence[GenerateRequest], events: AsyncIt
     """Text completion chunks for all prompts (their events joined by `collect.merge`)."""
     first = requests[0]
     head = _head("text_completion", "cmpl", first.model)
-    wants_usage = {"usage": None} if first.include_usage else {}
+    wants_usage: dict[str, Any] = {"usage": None} if first.include_usage else {}
     offsets = [0] * (len(requests) * first.n)
 
     def chunk(index: int, text: str, finish: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
@@ -221,7 +223,9 @@ async def stream_completion(requests: Sequence[GenerateRequest], events: AsyncIt
                 yield chunk(index, text)
                 offsets[index] = len(text)
         async for event in events:
-            if isinstance(event, TextDelta):
+            if isinstance(event, Usage) and not event.final:
+                wants_usage["usage"] = usage_json(event)
+            elif isinstance(event, TextDelta):
                 wanted = first.sampling.logprobs is not None and event.logprobs
                 logprobs = completion_logprobs(event.logprobs or [], offsets[event.index]) if wanted else None
                 yield chunk(event.index, event.text, None, logprobs)

@@ -61,7 +61,12 @@ def _told() -> Schema:
 
 
 def _stream_options() -> Schema:
-    return _object({"include_usage": {"type": "boolean", "description": "Ends the stream with a chunk of usage."}})
+    return _object(
+        {
+            "include_usage": schemas.field("boolean", "Ends the stream with a chunk of usage."),
+            "continuous_usage_stats": schemas.field("boolean", "Tells the usage so far in each chunk."),
+        }
+    )
 
 
 def completion_input() -> Schema:

@@ -147,6 +147,9 @@ class EngineBackend:
             job = _Job(work, dispatcher, ticket)
             choices = [self._choice(job, request, ids, work.salt, i, usages[i]) for i in range(request.n)]
             async for event in _merge_choices(choices):
+                if request.continuous_usage:
+                    told = sum(u.completion_tokens for u in usages)
+                    yield Usage(len(ids), told, usages[0].cached_tokens, final=False)
                 yield event
         finally:
             usage = work.usage

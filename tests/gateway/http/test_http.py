@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from cloudflare import AsyncCloudflare
 
+from serve_app import __version__
 from serve_app.api.errors import OutOfCapacity
 from serve_app.config import ConfigError, cloudflare_rate_limits, load_settings
 from serve_app.gateway.core import Gateway
@@ -102,6 +104,21 @@ async def test_keys(http, headers, status):
     del http.headers["Authorization"]
     answer = await http.get("/v1/models", headers=headers)
     assert answer.status_code == status
+
+
+async def test_the_first_calls_of_tools_are_answered(http):
+    """Without a key where other servers ask for none; lists of what is not here are empty."""
+    for path in ("finetunes", "finetunes/public", "tomarkdown/supported"):
+        answer = await http.get(f"/client/v4/accounts/local/ai/{path}")
+        assert answer.status_code == 200 and answer.json()["result"] == [] and answer.json()["success"] is True
+    sdk = AsyncCloudflare(
+        api_token=KEY, base_url="http://here/client/v4", http_client=httpx.AsyncClient(transport=http._transport)
+    )
+    assert [item async for item in sdk.ai.to_markdown.supported(account_id="local")] == []
+    assert await sdk.ai.finetunes.list(account_id="local") == []
+    del http.headers["Authorization"]
+    assert (await http.get("/ping")).status_code == 200
+    assert (await http.get("/version")).json() == {"version": __version__}
 
 
 async def test_headers_have_a_limit(http):

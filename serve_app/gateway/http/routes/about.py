@@ -10,6 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app import __version__
 from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.http.docs_page import PAGE
 from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
@@ -26,6 +27,8 @@ def endpoints(exchange: Exchange, document: Callable[[], dict[str, Any]]) -> lis
         Endpoint("GET", "/health", routes.health, Operation("Which models are ready", _TAG), scope="open"),
         Endpoint("GET", "/openapi.json", routes.openapi, Operation("This API as OpenAPI 3.1", _TAG), scope="open"),
         Endpoint("GET", "/docs", routes.docs, page, scope="open"),
+        Endpoint("GET", "/ping", routes.ping, Operation("Whether the gateway answers", _TAG), scope="open"),
+        Endpoint("GET", "/version", routes.version, Operation("The version of this server", _TAG), scope="open"),
         Endpoint("GET", "/v1/status", routes.status, Operation("Counters of every model's workers", _TAG)),
     ]
 
@@ -43,6 +46,12 @@ class AboutRoutes:
         return Response(
             orjson.dumps(report), 200 if ready else 503, {} if ready else {"Retry-After": "1"}, "application/json"
         )
+
+    async def ping(self, request: Request) -> Response:
+        return json_answer({})
+
+    async def version(self, request: Request) -> Response:
+        return json_answer({"version": __version__})
 
     async def status(self, request: Request) -> Response:
         return json_answer(await self._exchange.gateway.status(request.state.account))

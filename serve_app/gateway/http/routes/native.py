@@ -74,10 +74,26 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
             routes.authors,
             Operation("Search authors", "Catalogue", listing, query=_PAGED),
         ),
+        *_empty(ai),
         Endpoint(
             "GET", ai + "/tasks/search", routes.tasks, Operation("Search tasks", "Catalogue", listing, query=_PAGED)
         ),
     ]
+
+
+def _empty(ai: str) -> list[Endpoint]:
+    """Lists of what is not here, so that clients list nothing instead of failing."""
+
+    async def nothing(request: Request) -> Response:
+        return json_answer(success([]))
+
+    listing = schemas.listing({"type": "object"})
+    lists = {
+        "/finetunes": "Fine-tunes: there are none",
+        "/finetunes/public": "Public fine-tunes: there are none",
+        "/tomarkdown/supported": "Documents that can be converted: there are none",
+    }
+    return [Endpoint("GET", ai + path, nothing, Operation(said, "Catalogue", listing)) for path, said in lists.items()]
 
 
 class NativeRoutes:
