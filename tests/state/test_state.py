@@ -142,8 +142,10 @@ async def test_the_store_goes_away_and_comes_back(gateways, open_store):
         one.limiter.take("team-a", "t")
     with pytest.raises(RateLimited):
         one.limiter.take("team-a", "t")
+    bodies = [{"id": f"resp_{n}", "previous_response_id": None} for n in range(20)]
+    # Each waits a second for the store.
+    await asyncio.gather(*(one.responses.put("team-a", body, []) for body in bodies))
     for n in range(20):
-        await one.responses.put("team-a", {"id": f"resp_{n}", "previous_response_id": None}, [])
         one.traces.end(one.traces.begin(f"r{n}", "team-a", "m"), "done")
     told = one.counters()
     assert told["waiting"] == 40 and told["lost"] == 0
