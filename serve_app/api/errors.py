@@ -239,6 +239,20 @@ class Stopped(ApiError):
         super().__init__(message)
 
 
+class KeyReused(ApiError):
+    code, status, type = 5006, 422, "invalid_request_error"
+
+    def __init__(self) -> None:
+        super().__init__("This Idempotency-Key was used for another request. Take a new key for each request.")
+
+
+class KeyInUse(ApiError):
+    code, status, type = 3040, 409, "conflict"
+
+    def __init__(self) -> None:
+        super().__init__("The request of this Idempotency-Key is still under way, please try again.", retry_after=1.0)
+
+
 class Timeout(ApiError):
     code, status, type = 3007, 408, "timeout_error"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serve_app.state.accounts import Account, Priority
-from serve_app.state.streams import Part, Running, Shown, Taken
+from serve_app.state.streams import Known, Part, Running, Shown, Taken
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,6 +79,14 @@ class StreamStore(Protocol):
     def trim(self, now: float) -> None: ...
 
 
+class AnswerStore(Protocol):
+    def claim(self, owner: str, until: float, account: str, key: str, print: str, now: float) -> Known | None: ...
+
+    def keep(self, owner: str, account: str, key: str, answer: bytes) -> None: ...
+
+    def free(self, owner: str, account: str, key: str) -> None: ...
+
+
 class Store(Protocol):
     """``away``: why it cannot be reached, and for how many seconds."""
 
@@ -93,6 +101,9 @@ class Store(Protocol):
 
     @property
     def traces(self) -> TraceStore: ...
+
+    @property
+    def answers(self) -> AnswerStore: ...
 
     @property
     def streams(self) -> StreamStore: ...

@@ -73,6 +73,7 @@ class State:
         self.limiter = RateLimiter(rate_limits, self._wake)
         self.responses = Responses(self._store.responses, self._writer, self._reader)
         self.streams = self._store.streams
+        self.answers = self._store.answers
         self.traces = Traces(self._store.traces, self._writer, self._reader)
 
     @property

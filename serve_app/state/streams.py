@@ -64,3 +64,11 @@ class Taken:
     epoch: int
     cancelling: bool
     parts: list[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True, frozen=True)
+class Known:
+    """A request that is known by its key: its ``print`` and its ``answer``, None while it is under way."""
+
+    print: str
+    answer: bytes | None

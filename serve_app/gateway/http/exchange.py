@@ -20,6 +20,7 @@ from serve_app.api.types import Asked, Event
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.auth import authenticate
 from serve_app.gateway.http.bodies import read_body
+from serve_app.gateway.http.idempotent import HEADER, once
 from serve_app.gateway.http.resumable import resumable
 from serve_app.gateway.http.streams import streamed
 from serve_app.tasks.model import ServedModel
@@ -66,7 +67,10 @@ class Exchange:
                     account = request.path_params.get("account")
                     request.state.caller = authenticate(request.headers, self.gateway.state.accounts, account)
                     request.state.account = request.state.caller.account
-                response = await endpoint.handler(request)
+                if endpoint.method == "POST" and endpoint.scope == "key" and HEADER in request.headers:
+                    response = await once(self.gateway, request, endpoint.handler)
+                else:
+                    response = await endpoint.handler(request)
             except ClientDisconnect:
                 raise
             except Exception as error:

@@ -87,6 +87,7 @@ async def launch(
             if stream is not None:
                 stream.settle()
         raise
+    request.state.stream_id = stream.id
     return stream.id
 
 

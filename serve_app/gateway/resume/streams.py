@@ -12,8 +12,9 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from serve_app.api import sse
@@ -63,10 +64,12 @@ class Streams:
         self.keep_max_s = keep_max_s
         self.again: Callable[[Taken, StreamLog], Awaitable[None]] | None = None
         self._store = store
-        self._owner = secrets.token_hex(8)
+        self.owner = secrets.token_hex(8)
         self._running: dict[str, StreamLog] = {}
         self._retried: set[str] = set()
         self._watched: Counter[str] = Counter()
+        # How many need this gateway to say that it lives.
+        self._needed = 0
         # One thread: what is asked of the store is answered in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streams")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="streams-read")
@@ -95,9 +98,19 @@ class Streams:
 
     def _release(self) -> None:
         try:
-            self._store.release(self._owner)
+            self._store.release(self.owner)
         except Away:
             log.info("the store is away: other gateways take streams over in %g s", LEASE_S)
+
+    @contextmanager
+    def living(self) -> Iterator[None]:
+        """Says to others that this gateway lives, until the block ends."""
+        self.start()
+        self._needed += 1
+        try:
+            yield
+        finally:
+            self._needed -= 1
 
     # -- running
 
@@ -171,7 +184,7 @@ class Streams:
                 parts = [part for _, part in taken]
                 now = time.time()
                 write = self._store.write
-                refused = await self._ask(self._thread, write, self._owner, parts, now, now + LEASE_S)
+                refused = await self._ask(self._thread, write, self.owner, parts, now, now + LEASE_S)
                 break
             except Away:
                 await asyncio.sleep(0.25)
@@ -207,9 +220,9 @@ class Streams:
     async def _beat(self) -> None:
         now = time.time()
         known = [stream for stream in self._running.values() if stream.begun]
-        if self._running or self._watched or self._retried:
+        if self._running or self._watched or self._retried or self._needed:
             watched = list(self._watched)
-            told = await self._ask(self._thread, self._store.beat, self._owner, now + LEASE_S, watched, now)
+            told = await self._ask(self._thread, self._store.beat, self.owner, now + LEASE_S, watched, now)
             mine = {one.id: one for one in told}
             for stream in known:
                 row = mine.get(stream.id)
@@ -233,8 +246,8 @@ class Streams:
     async def _take_over(self, stream_id: str) -> None:
         now = time.time()
         # Alive first, or another gateway would take it from us.
-        await self._ask(self._thread, self._store.beat, self._owner, now + LEASE_S, (), now)
-        taken = await self._ask(self._thread, self._store.take, self._owner, stream_id, now)
+        await self._ask(self._thread, self._store.beat, self.owner, now + LEASE_S, (), now)
+        taken = await self._ask(self._thread, self._store.take, self.owner, stream_id, now)
         if taken is not None:
             log.warning("stream %s has lost its gateway and goes on here", stream_id)
             self._retried.add(stream_id)
@@ -326,7 +339,7 @@ class Streams:
         `Gone` and `StoreAway`.
         """
         await self._shown(account, stream_id, 0)
-        status = await self._look(self._store.cancel, account, stream_id)
+        status = await self.look(self._store.cancel, account, stream_id)
         if (own := self._own(account, stream_id)) is not None:
             own.stop(Stopped())
         until = time.monotonic() + AWAY_S
@@ -345,14 +358,14 @@ class Streams:
 
     async def _shown(self, account: str, stream_id: str, after: int) -> Any:
         known = plausible(stream_id)
-        shown = await self._look(self._store.shown, account, stream_id, after) if known else None
+        shown = await self.look(self._store.shown, account, stream_id, after) if known else None
         if shown is None:
             raise NotFound("No such stream; only requests that were asked to be resumable have one.", param="id")
         if shown.status == EXPIRED:
             raise Gone("This stream has expired: it was kept for as long as was asked for. Send the request again.")
         return shown
 
-    async def _look(self, look: Callable[..., _T], *args: Any) -> _T:
+    async def look(self, look: Callable[..., _T], *args: Any) -> _T:
         try:
             async with asyncio.timeout(AWAY_S):
                 return await self._ask(self._readers, look, *args)

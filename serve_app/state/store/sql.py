@@ -10,6 +10,7 @@ from typing import Any, Self
 from serve_app.state.protocols import Row, RowRoom
 from serve_app.state.store import revisions
 from serve_app.state.store.accounts import AccountTables
+from serve_app.state.store.answers import AnswerTable
 from serve_app.state.store.database import Database
 from serve_app.state.store.migrate import upgrade
 from serve_app.state.store.rates import RateTable
@@ -31,6 +32,7 @@ class SqlStore:
         self.responses = ResponseTable(self.database)
         self.traces = TraceTable(self.database)
         self.streams = StreamTable(self.database)
+        self.answers = AnswerTable(self.database)
         # What is written in groups: a kind of row, and who takes it.
         self._rooms: dict[str, RowRoom] = {room.KIND: room for room in (self.responses, self.traces)}
 

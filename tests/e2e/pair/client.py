@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 
@@ -66,6 +67,37 @@ class Client:
                         begun.set()
         assert ended, text
         return text
+
+    async def resumed(self, gateways: list[str], request: dict, begun: asyncio.Event) -> tuple[str, int]:
+        """The text of a stream that goes on at the next gateway wherever the one is lost, and how often that was
+        in the middle of it; ``begun`` is set with its tenth frame.
+        """
+        text, stream_id, last, lost = "", "", 0, 0
+        asked = {**request, "stream": True, "options": {"resumable": 120}}
+        for turn in itertools.count():
+            gateway = gateways[min(turn, len(gateways) - 1)]
+            if stream_id:
+                after = {"Last-Event-ID": str(last)}
+                sent = self.http.stream("GET", f"{gateway}/v1/requests/{stream_id}/stream", headers=after)
+            else:
+                sent = self.http.stream("POST", f"{gateway}/v1/completions", json=asked)
+            try:
+                async with sent as answer:
+                    assert answer.status_code == 200, await answer.aread()
+                    stream_id = stream_id or answer.headers["cf-ray"]
+                    async for line in answer.aiter_lines():
+                        if line.startswith("id: "):
+                            assert int(line[4:]) == last + 1
+                            last += 1
+                        elif line == "data: [DONE]":
+                            return text, lost
+                        elif line.startswith("data: "):
+                            text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+                        if last >= 10:
+                            begun.set()
+            except httpx.TransportError:
+                lost += bool(stream_id)
+        raise AssertionError("unreachable")
 
     async def path(self, gateway: str, answer: httpx.Response) -> dict[str, dict]:
         """Its events by name, once the call behind the answer has told where it has been."""

@@ -166,6 +166,28 @@ async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
     await until_idle(pair)
 
 
+async def test_streams_go_on_at_the_other_when_one_is_killed(pair, gateways, clients):
+    client = await clients()
+    await until_idle(pair)
+    asked = [body(4000 + n, 120) for n in range(8)]
+    alone = [await client.stream(gateways[1], one) for one in asked]
+    begun = [asyncio.Event() for _ in range(64)]
+    reading = [
+        asyncio.create_task(client.resumed(gateways, asked[n % len(asked)], event)) for n, event in enumerate(begun)
+    ]
+    async with asyncio.timeout(60):
+        # Some have ended, some are in the middle and some have yet to begin.
+        while sum(event.is_set() for event in begun) < 12:
+            await asyncio.sleep(0.01)
+    await kill(process_of(gateways[0]))
+    async with asyncio.timeout(120):
+        found = await asyncio.gather(*reading)
+    assert [text for text, _ in found] == [alone[n % len(asked)] for n in range(64)]
+    assert sum(lost for _, lost in found) > 0
+    assert gateways[1] in await asyncio.to_thread(pair.wait_ready)
+    await until_idle(pair)
+
+
 async def kill(pid: int) -> None:
     """Returns when it has ended."""
     ended = asyncio.Event()

@@ -1,0 +1,115 @@
+"""`Idempotency-Key`: a request that is sent again under its key is answered with the answer that there was."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from serve_app.api.errors import InvalidInput, KeyInUse, KeyReused
+from serve_app.api.fields.body import read_bounded
+from serve_app.gateway.http.streams import EventStream
+from serve_app.gateway.resume.streams import LEASE_S, Streams
+from serve_app.state.protocols import AnswerStore
+
+if TYPE_CHECKING:
+    from serve_app.gateway.core import Gateway
+
+log = logging.getLogger("ray.serve")
+
+HEADER = "idempotency-key"
+MAX_KEY = 255
+# Larger answers are not kept: the key is free again.
+MAX_ANSWER_BYTES = 4 << 20
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class _Kept(msgspec.Struct, array_like=True, frozen=True):
+    """An answer, or the id of the resumable stream that it is."""
+
+    body: bytes
+    media_type: str
+    stream_id: str = ""
+
+
+async def once(gateway: Gateway, request: Request, handler: Handler) -> Response:
+    """``handler``'s answer, or where the request's key was used before the one that there was. Raises
+    `KeyReused` if that was another request, and `KeyInUse` while its answer is not there.
+    """
+    key, account = request.headers[HEADER].strip(), request.state.account
+    if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+        raise InvalidInput(f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters.")
+    limit = max(gateway.settings.max_body_bytes, gateway.settings.max_embedding_body_bytes)
+    raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
+    asked = b"\0".join([request.method.encode(), request.url.path.encode(), request.url.query.encode(), raw])
+    streams, store = gateway.streams, gateway.state.answers
+    printed, now = hashlib.sha256(asked).hexdigest(), time.time()
+    with streams.living():
+        claim = (streams.owner, now + LEASE_S, account, key, printed, now)
+        known = await streams.look(store.claim, *claim)
+        if known is None:
+            return await _first(streams, store, request, raw, key, handler)
+    if known.print != printed:
+        raise KeyReused
+    if known.answer is None:
+        raise KeyInUse
+    kept = msgspec.msgpack.decode(known.answer, type=_Kept)
+    if kept.stream_id:
+        reading = await streams.frames(account, kept.stream_id, 0)
+        response: Response = EventStream(reading, reading)
+    else:
+        response = Response(kept.body, media_type=kept.media_type)
+    response.headers["Idempotent-Replayed"] = "true"
+    return response
+
+
+async def _first(
+    streams: Streams, store: AnswerStore, request: Request, raw: bytes, key: str, handler: Handler
+) -> Response:
+    account = request.state.account
+    sent = False
+
+    async def receive() -> Message:
+        nonlocal sent
+        if sent:
+            return await request.receive()
+        sent = True
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    kept = None
+    try:
+        response = await handler(Request(request.scope, receive))
+        kept = _kept(request, response)
+        return response
+    finally:
+        # Also where the client leaves meanwhile.
+        await asyncio.shield(_settle(streams, store, account, key, kept))
+
+
+def _kept(request: Request, response: Response) -> _Kept | None:
+    if response.status_code != 200:
+        return None
+    if isinstance(response, StreamingResponse):
+        stream_id = getattr(request.state, "stream_id", "")
+        return _Kept(b"", "", stream_id) if stream_id else None
+    body = bytes(response.body)
+    return _Kept(body, response.media_type or "application/json") if len(body) <= MAX_ANSWER_BYTES else None
+
+
+async def _settle(streams: Streams, store: AnswerStore, account: str, key: str, kept: _Kept | None) -> None:
+    try:
+        if kept is None:
+            await streams.look(store.free, streams.owner, account, key)
+        else:
+            await streams.look(store.keep, streams.owner, account, key, msgspec.msgpack.encode(kept))
+    except Exception as error:
+        # The answer itself is right; only that it can be had again is not.
+        log.warning("the answer of an Idempotency-Key is not kept: %s", error)

@@ -1,0 +1,70 @@
+"""Whole answers by the key that their client gave them, so that a request sent twice is done once."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from serve_app.state.store.database import Database
+from serve_app.state.store.tables import answers, stream_owners
+from serve_app.state.streams import Known
+
+# What goes beyond an account's number or size, counted from the newest; what is under way stays.
+_TRIM = sa.text("""
+DELETE FROM answers WHERE answer IS NOT NULL AND (account, key) IN (
+    SELECT account, key FROM (
+        SELECT account, key, row_number() OVER newest AS number, sum(size) OVER newest AS total
+        FROM answers WHERE account = :account WINDOW newest AS (ORDER BY created DESC, key DESC)
+    ) AS counted WHERE number > :count OR total > :bytes
+)
+""")
+
+
+class AnswerTable:
+    """Keeps ``max_count`` answers and ``max_bytes`` of them per account, each for ``max_age_s`` seconds."""
+
+    TRIM_EVERY = 32
+
+    def __init__(
+        self, database: Database, *, max_age_s: float = 86_400.0, max_count: int = 10_000, max_bytes: int = 64 << 20
+    ) -> None:
+        self._database = database
+        self._max_age_s = max_age_s
+        self._max_count = max_count
+        self._max_bytes = max_bytes
+        self._claims = 0
+
+    def claim(self, owner: str, until: float, account: str, key: str, print: str, now: float) -> Known | None:
+        """None: the key is the caller's, a gateway that lives at least ``until``; otherwise who was first. A key whose
+        gateway is gone without an answer is free.
+        """
+        own = (answers.c.account == account) & (answers.c.key == key)
+        alive = sa.select(stream_owners.c.owner).where(stream_owners.c.until > now)
+        stale = answers.c.answer.is_(None) & answers.c.owner.not_in(alive)
+        lives = self._database.insert(stream_owners).values(owner=owner, until=until)
+        row = {"account": account, "key": key, "created": now, "print": print, "owner": owner, "size": len(key)}
+        with self._database.writing() as connection:
+            connection.execute(lives.on_conflict_do_update(index_elements=["owner"], set_={"until": until}))
+            if self._claims % self.TRIM_EVERY == 0:
+                bounds = {"count": self._max_count, "bytes": self._max_bytes}
+                connection.execute(_TRIM, {"account": account, **bounds})
+            self._claims += 1
+            old = answers.c.created <= now - self._max_age_s
+            connection.execute(sa.delete(answers).where(own & (stale | old)))
+            put = self._database.insert(answers).values(**row).on_conflict_do_nothing().returning(answers.c.key)
+            if connection.execute(put).first() is not None:
+                return None
+            found = connection.execute(sa.select(answers.c.print, answers.c.answer).where(own)).one_or_none()
+        # Whoever was first has just given up.
+        return Known(print, None) if found is None else Known(found.print, found.answer)
+
+    def keep(self, owner: str, account: str, key: str, answer: bytes) -> None:
+        """The answer to the request that claimed the key."""
+        own = (answers.c.account == account) & (answers.c.key == key) & (answers.c.owner == owner)
+        with self._database.writing() as connection:
+            connection.execute(sa.update(answers).where(own).values(answer=answer, size=len(answer) + len(key)))
+
+    def free(self, owner: str, account: str, key: str) -> None:
+        """There is no answer that could be given again."""
+        own = (answers.c.account == account) & (answers.c.key == key) & (answers.c.owner == owner)
+        with self._database.writing() as connection:
+            connection.execute(sa.delete(answers).where(own & answers.c.answer.is_(None)))
