@@ -19,8 +19,9 @@ from serve_app.tasks.registry import tasks
 from tests.tasks.conftest import ACCOUNT
 
 ROOT = Path(__file__).resolve().parents[2]
-# The folders themselves, and the survey of what transformers' architectures do, which a new task does not change.
-ELSEWHERE = ("serve_app/tasks", "benchmarks/families")
+# The folders themselves; the survey of what transformers' architectures do, which a new task does not change; faults
+# and noise, which are aimed at what there is.
+ELSEWHERE = ("serve_app/tasks", "benchmarks/families", "benchmarks/chaos", "benchmarks/fuzz")
 SOUND = bytes(range(256)) + b"\r\n--\r\n\n"
 
 
