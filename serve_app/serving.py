@@ -22,16 +22,41 @@ from serve_app.state.check import check as check_store
 
 # How often it is asked whether Ray still lives.
 WATCH_S = 0.5
+# A start of which nothing has been heard for so long is said to go on.
+QUIET_S = 15.0
+
+
+class Progress:
+    """Says how a start goes, and while it is entered also that it still does."""
+
+    def __init__(self, quiet_s: float = QUIET_S) -> None:
+        self._quiet_s = quiet_s
+        self._began = self._said = time.monotonic()
+        self._over = threading.Event()
+
+    def __call__(self, line: str) -> None:
+        self._said = time.monotonic()
+        print(f"  {self._said - self._began:5.1f} s  {line}", flush=True)
+
+    def __enter__(self) -> None:
+        self._over.clear()
+        self._thread = threading.Thread(target=self._go_on, name="progress", daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _go_on(self) -> None:
+        while not self._over.wait(self._quiet_s / 10):
+            if time.monotonic() - self._said > self._quiet_s:
+                self(f"still starting; the machine's load is {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
 
 
 def serve_until_interrupted(settings: Settings) -> int:
     """Blocks until SIGINT or SIGTERM, or until Ray is lost. Returns the exit status, 0 where it was asked to end."""
-    began = time.monotonic()
     stop = threading.Event()
-
-    def say(line: str) -> None:
-        print(f"  {time.monotonic() - began:5.1f} s  {line}", flush=True)
-
+    say = Progress()
     for warning in settings.warnings:
         print(f"serve-app: warning: {warning}", file=sys.stderr)
     remove_leftovers()
@@ -47,7 +72,8 @@ def serve_until_interrupted(settings: Settings) -> int:
     threading.Thread(target=_watch, args=(cluster,), name="watch-ray", daemon=True).start()
     try:
         try:
-            cluster.start()
+            with say:
+                cluster.start()
         except Exception as error:
             if stop.is_set():
                 return 0
@@ -63,7 +89,9 @@ def serve_until_interrupted(settings: Settings) -> int:
             signal.signal(number, lambda *_: stop.set())
         if not stop.is_set():
             url = f"http://{'127.0.0.1' if settings.is_loopback else settings.host}:{settings.port}"
-            if _wait_ready(url, cluster, say, stop):
+            with say:
+                ready = _wait_ready(url, cluster, say, stop)
+            if ready:
                 print(_how_to_call(url, settings, key, started), flush=True)
             while not stop.wait(1.0):
                 pass

@@ -59,7 +59,11 @@ SERVING: dict[str, str] = {
 }
 
 # On one machine, instead: it goes down as a whole, and there is nobody to drain to.
-ONE_MACHINE: dict[str, str] = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1"}
+ONE_MACHINE: dict[str, str] = {
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+    # How long Ray's GCS may take to come up; the default of 30 s is too short where everything starts at once.
+    "RAY_gcs_server_port_wait_time_s": "120",
+}
 
 # The inner ports that Serve takes from the environment, by the setting that an operator gives.
 PORTS: dict[str, str] = {
