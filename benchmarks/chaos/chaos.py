@@ -194,13 +194,21 @@ class Chaos:
 
 
 def selected(names: str) -> list[Fault]:
-    """``all``, ``none``, or names with commas. Raises :class:`SystemExit` for an unknown one."""
-    if names in ("all", "none"):
-        return list(FAULTS) if names == "all" else []
+    """``all``, ``none``, names with commas, or ``all,-NAME`` for all but some. Raises :class:`SystemExit` for an unknown
+    one.
+    """
     known = {fault.name: fault for fault in FAULTS}
-    if unknown := [name for name in names.split(",") if name not in known]:
-        raise SystemExit(f"no such fault: {unknown[0]}; --list shows all")
-    return [known[name] for name in names.split(",")]
+    chosen: dict[str, Fault] = {}
+    for word in names.split(","):
+        if word == "all":
+            chosen |= known
+        elif word.removeprefix("-") not in (*known, "none"):
+            raise SystemExit(f"no such fault: {word}; --list shows all")
+        elif word.startswith("-"):
+            chosen.pop(word[1:], None)
+        elif word != "none":
+            chosen[word] = known[word]
+    return list(chosen.values())
 
 
 @contextlib.contextmanager
@@ -301,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=12)
-    parser.add_argument("--faults", default="all", help="all, none, or names with commas")
+    parser.add_argument("--faults", default="all", help="all, none, names with commas, or all,-NAME for all but some")
     parser.add_argument("--every", type=float, default=0, metavar="S", help="seconds between faults, else by the seed")
     parser.add_argument(
         "--recovery", type=float, default=0, metavar="S", help="bound of all recoveries, on a slow machine"
