@@ -194,8 +194,8 @@ class Chaos:
 
 
 def selected(names: str) -> list[Fault]:
-    """``all``, ``none``, names with commas, or ``all,-NAME`` for all but some. Raises :class:`SystemExit` for an unknown
-    one.
+    """``all``, ``none``, names with commas, or ``all,-NAME`` for all but some. Raises :class:`SystemExit` for an
+    unknown one.
     """
     known = {fault.name: fault for fault in FAULTS}
     chosen: dict[str, Fault] = {}
