@@ -273,30 +273,19 @@ while True:
 """
 
 
-def clock(target: Target) -> Path:
-    """Where a server under libfaketime reads how far its clock is off."""
-    return target.home / "clock"
-
-
 @contextlib.contextmanager
 def clock_jumps(target: Target, dice: random.Random) -> Iterator[str]:
+    assert target.clock is not None
     offset = dice.choice(["+3600", "-3600", "+86400"])
-    clock(target).write_text(f"{offset}\n")
+    target.clock.write_text(f"{offset}\n")
     try:
         yield f"{offset} seconds"
     finally:
-        clock(target).write_text("+0\n")
-
-
-def libfaketime() -> Path | None:
-    places = (Path(place) for place in ("/usr/lib", "/usr/lib64", "/usr/local/lib"))
-    return next((path for place in places for path in place.glob("**/faketime/libfaketimeMT.so.1")), None)
+        target.clock.write_text("+0\n")
 
 
 def _no_faketime(target: Target) -> str | None:
-    if target.server is None:
-        return "only for a server that chaos has started"
-    return None if libfaketime() else "libfaketime is not installed (Debian: apt install libfaketime)"
+    return "needs --faketime with libfaketimeMT.so.1 (Debian: libfaketime)" if target.clock is None else None
 
 
 def _no_server(target: Target) -> str | None:
