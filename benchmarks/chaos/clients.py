@@ -13,11 +13,10 @@ from typing import Any
 import httpx
 
 from benchmarks.chaos.asks import Ask, asks, probes
+from benchmarks.chaos.books import Books
 from benchmarks.chaos.dialects import Seen
-from benchmarks.chaos.weather import Weather
+from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 
-# What a client may be allowed to see.
-REFUSED, BROKEN = "refused", "broken"
 LEAVES = 0.15
 PATIENCE_S = 60.0  # a request that has not ended by then hangs
 RETRY_S = 0.3
@@ -31,6 +30,7 @@ class Clients:
         headers = {"Authorization": f"Bearer {key}"}
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, limits=limits)
         self.counts: Counter[str] = Counter()
+        self.books = Books()
         self._asks = asks()
         self._wanted: dict[tuple[int, bool], Seen] = {}
         self._weather = weather
@@ -113,6 +113,7 @@ class Clients:
         self.counts["streams" if stream else "whole answers"] += 1
         if problem := seen.problem(wanted):
             self._note(f"WRONG: {problem}", "wrong", ask, since, "WRONG")
+        self.books.note(ask.name, seen)
         return True
 
     def _cut(self, seen: Seen, wanted: Seen, why: str, ask: Ask, since: float) -> None:
@@ -131,6 +132,7 @@ class Clients:
         seen = Seen() if seen is None else seen
         answer = await self.http.post(ask.path, json={k: v for k, v in ask.body.items() if k != "stream_options"})
         answer.raise_for_status()
+        seen.request = answer.headers.get("cf-ray", "")
         ask.dialect.whole(seen, answer.json())
         seen.finished = True
         return seen
@@ -141,6 +143,7 @@ class Clients:
             if answer.is_error:
                 await answer.aread()
             answer.raise_for_status()
+            seen.request = answer.headers.get("cf-ray", "")
             async for line in answer.aiter_lines():
                 if line == "data: [DONE]":
                     seen.finished = seen.finished or ask.dialect.done

@@ -13,7 +13,8 @@ TOLERANCE = 1e-3  # of numbers: what shares a batch differs, and with it their r
 @dataclass(slots=True)
 class Seen:
     """Of one answer: ``texts`` by place (a choice, a tool call), ``numbers`` of vectors and scores, tokens as the usage
-    says, and how many came with a log-probability.
+    says, how many came with a log-probability, and the ids of
+    the request and of a stored response.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
@@ -22,6 +23,8 @@ class Seen:
     logprobs: int = 0
     finished: bool = False
     error: Any = None
+    request: str = ""
+    response: str = ""
 
     def add(self, place: object, text: str | None) -> None:
         if text:
@@ -118,6 +121,7 @@ def _response_whole(seen: Seen, body: dict[str, Any]) -> None:
         elif item["type"] == "function_call":
             seen.add(at, item["name"] + item["arguments"])
     seen.usage = (body["usage"]["input_tokens"], body["usage"]["output_tokens"])
+    seen.response = body["id"]
 
 
 def _response_event(seen: Seen, event: dict[str, Any]) -> None:
@@ -129,7 +133,7 @@ def _response_event(seen: Seen, event: dict[str, Any]) -> None:
         case "response.completed" | "response.incomplete":
             at_last = Seen()
             _response_whole(at_last, event["response"])
-            seen.usage, seen.finished = at_last.usage, True
+            seen.usage, seen.response, seen.finished = at_last.usage, at_last.response, True
             if at_last.texts != seen.texts:
                 seen.error = f"the whole response differs from its deltas: {_short(at_last.texts)}"
         case "response.failed" | "error":

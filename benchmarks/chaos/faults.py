@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chaos import network
-from benchmarks.chaos.clients import BROKEN, REFUSED
 from benchmarks.chaos.network import Mode
 from benchmarks.chaos.target import GATEWAY, REPLICA, WORKERS, Target, kill
+from benchmarks.chaos.weather import BROKEN, REFUSED
 
 Inject = Callable[[Target, random.Random], AbstractContextManager[str]]
 Who = Callable[[Target], list[int]]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+# What a client may be allowed to see.
+REFUSED, BROKEN = "refused", "broken"
 LISTED = 40  # of what broke; the rest is counted
 
 

@@ -16,7 +16,7 @@ from benchmarks.serving import stack
 
 @dataclass(slots=True)
 class Liar:
-    """Answers every POST alike."""
+    """Answers every POST and GET alike."""
 
     port: int
 
@@ -46,7 +46,7 @@ def liar() -> Iterator[Callable[[int, bytes], Liar]]:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -15,14 +15,16 @@ import time
 
 import pytest
 
-from benchmarks.chaos import chaos, network
+from benchmarks.chaos import books, chaos, network
 from benchmarks.chaos.asks import asks
-from benchmarks.chaos.clients import BROKEN, REFUSED, Clients, _honest
+from benchmarks.chaos.books import Books
+from benchmarks.chaos.clients import Clients, _honest
 from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, RESPONSES, Seen
 from benchmarks.chaos.faults import FAULTS, NotHere, cache_damaged, disk_full, killed, stopped
 from benchmarks.chaos.target import Target
-from benchmarks.chaos.weather import Weather
+from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 
+USED = {"input_tokens": 3, "output_tokens": 4}
 LISTENS = """
 import socket, sys
 ours = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -139,6 +141,26 @@ async def test_a_server_that_answers_wrongly_breaks_the_run(liar, status, body):
     await clients._once(number, True, None)
     assert weather.broken
     await clients.http.aclose()
+
+
+async def test_answers_are_looked_up_in_the_books(liar, monkeypatch):
+    """Whose trace says that the client left, and whose stored response is another, breaks the run."""
+    import httpx
+
+    monkeypatch.setattr(books, "LATE_S", 0.0)
+    kept = Books()
+    kept.note("responses", Seen(texts={"0": "text"}, usage=(3, 4), request="r1", response="resp_1"))
+    for status, found, broken in ((500, {}, 2), (200, {"status": "left", "output": [], "id": "", "usage": USED}, 2)):
+        weather = Weather()
+        async with httpx.AsyncClient(base_url=liar(status, json.dumps(found).encode()).url) as http:
+            assert await kept.check(http, weather) == 1
+        assert weather.broken == broken, weather.broke
+    right = {"status": "done", "events": [{"event": "done", "completion_tokens": 4}], "id": "resp_1", "usage": USED,
+             "output": [{"type": "message", "content": [{"text": "text"}]}]}  # fmt: skip
+    weather = Weather()
+    async with httpx.AsyncClient(base_url=liar(200, json.dumps(right).encode()).url) as http:
+        await kept.check(http, weather)
+    assert not weather.broken
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
