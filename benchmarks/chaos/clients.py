@@ -7,8 +7,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import httpx
 
@@ -20,6 +20,9 @@ from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 LEAVES = 0.15
 PATIENCE_S = 60.0  # a request that has not ended by then hangs
 RETRY_S = 0.3
+AT_ONCE = 4  # requests, where nothing else runs
+
+T = TypeVar("T")
 
 
 class Clients:
@@ -39,22 +42,28 @@ class Clients:
         """Every answer of the quiet server, whole and streamed. Raises :class:`SystemExit` where they contradict each
         other: then there is nothing to hold anybody to.
         """
+        await _each(range(len(self._asks)), self._learn_one)
         texts: dict[str, str] = {}
         for number, ask in enumerate(self._asks):
-            whole = self._wanted[number, False] = await self._whole(ask)
-            if ask.streams:
-                streamed = self._wanted[number, True] = await self._stream(ask, None)
-                # Usage comes where it is asked for; all else is one answer.
-                if problem := streamed.problem(whole) if streamed.usage else streamed.part_problem(whole):
-                    raise SystemExit(f"no figures: {ask.name}, streamed: {problem}")
-            if ask.alike and texts.setdefault(ask.alike, whole.texts["0"]) != whole.texts["0"]:
-                raise SystemExit(f"no figures: {ask.name} differs from other dialects: {whole.texts['0']!r}")
+            text = self._wanted[number, False].texts.get("0", "")
+            if ask.alike and texts.setdefault(ask.alike, text) != text:
+                raise SystemExit(f"no figures: {ask.name} differs from other dialects: {text!r}")
+
+    async def _learn_one(self, number: int) -> None:
+        ask = self._asks[number]
+        whole = self._wanted[number, False] = await self._whole(ask)
+        if ask.streams:
+            streamed = self._wanted[number, True] = await self._stream(ask, None)
+            # Usage comes where it is asked for; all else is one answer.
+            if problem := streamed.problem(whole) if streamed.usage else streamed.part_problem(whole):
+                raise SystemExit(f"no figures: {ask.name}, streamed: {problem}")
 
     async def again(self) -> None:
         """Every answer once more, when all is quiet again."""
-        for number, ask in enumerate(self._asks):
-            for stream in (False, True)[: 1 + ask.streams]:
-                await self._once(number, stream, None)
+        every = [
+            (number, stream) for number, ask in enumerate(self._asks) for stream in (False, True)[: 1 + ask.streams]
+        ]
+        await _each(every, lambda pair: self._once(*pair, None))
 
     async def loop(self, dice: random.Random, go_on: Callable[[], bool]) -> None:
         """One client after another, until there is no more to do."""
@@ -153,6 +162,17 @@ class Clients:
                     if leaves is not None and events >= leaves:
                         break
         return seen
+
+
+async def _each(items: Iterable[T], work: Callable[[T], Awaitable[Any]]) -> None:
+    """Works on all items, a few at a time."""
+    left = iter(items)
+
+    async def some() -> None:
+        for item in left:
+            await work(item)
+
+    await asyncio.gather(*(some() for _ in range(AT_ONCE)))
 
 
 def _honest(answer: httpx.Response) -> bool:

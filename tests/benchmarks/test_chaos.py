@@ -304,7 +304,19 @@ LIGHT = "tokens-cut,store-locked,gateway-disk-full,tokens-lossy,pool-stopped,pre
 
 
 def test_a_short_seed(stack, capsys):
-    few = ["--home", str(stack.home), "--clients", "4", "--minutes", "0.2", "--recovery", "60", "--json"]
+    few = [
+        "--home",
+        str(stack.home),
+        "--clients",
+        "3",
+        "--minutes",
+        "0.1",
+        "--every",
+        "0.2",
+        "--recovery",
+        "60",
+        "--json",
+    ]
     code = chaos.main([*few, "--faults", LIGHT, "--seed", "1"])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0 and not found["broken"], found["broke"]
