@@ -1,42 +1,42 @@
-"""The faults: each a row of :data:`FAULTS` that says what it does and what clients may see of it.
-
-A fault is a context manager: it begins with the block, which is given what was hit, in words, and is over behind it.
-"""
+"""The faults: each a row of :data:`FAULTS` that says what it does and what clients may see of it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import resource
-import signal
-import sqlite3
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.chaos import network
-from benchmarks.chaos.network import Mode
-from benchmarks.chaos.target import GATEWAY, REPLICA, WORKERS, Target, kill
+from benchmarks.chaos.injections import (
+    BURN_CPU,
+    HOLD_MEMORY,
+    WRITE_DISK,
+    Inject,
+    beside,
+    cache_damaged,
+    clock_jumps,
+    cut,
+    disk_full,
+    home_read_only,
+    killed,
+    lossy,
+    named,
+    server_lost,
+    stopped,
+    store,
+    store_locked,
+    token_deleted,
+    workers,
+)  # fmt: skip
+from benchmarks.chaos.target import GATEWAY, REPLICA, WORKERS, Target
 from benchmarks.chaos.weather import BROKEN, REFUSED
 
-Inject = Callable[[Target, random.Random], AbstractContextManager[str]]
-Who = Callable[[Target], list[int]]
-MEMORY_BYTES = 2 << 30
-FREE_SHARE = 0.25  # of the machine's memory, which is left
 RECOVERS_S, GATEWAY_S, RESTART_S = 5.0, 60.0, 180.0
 
 # Nothing but a pause may be seen; or honest refusals; or broken connections as well.
 PAUSE: frozenset[str] = frozenset()
 REFUSALS = frozenset({REFUSED})
 ANYTHING = frozenset({REFUSED, BROKEN})
-
-
-class NotHere(Exception):
-    """Nothing can be hit at the moment, such as a worker that has none of its kind."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,233 +55,11 @@ class Fault:
     needs: Callable[[Target], str | None] = lambda target: None
 
 
-# -- who is hit ------------------------------------------------------------------------------------------------------
-
-
-def named(*prefixes: str) -> Who:
-    return lambda target: target.named(*prefixes)
-
-
-def workers(stage: str) -> Who:
-    return lambda target: target.workers(stage)
-
-
-def _one(target: Target, dice: random.Random, who: Who) -> int:
-    if not (found := sorted(who(target))):
-        raise NotHere("there is none at the moment")
-    return dice.choice(found)
-
-
-# -- processes -------------------------------------------------------------------------------------------------------
-
-
-def killed(who: Who) -> Inject:
-    @contextlib.contextmanager
-    def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        pid = _one(target, dice, who)
-        kill([pid])
-        yield f"process {pid}"
-
-    return inject
-
-
-def stopped(who: Who) -> Inject:
-    @contextlib.contextmanager
-    def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        pid = _one(target, dice, who)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            yield f"process {pid}"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    return inject
-
-
-@contextlib.contextmanager
-def server_lost(target: Target, dice: random.Random) -> Iterator[str]:
-    """One of what everything hangs on; an operator's systemd then starts the server again."""
-    name = dice.choice(["gcs_server", "raylet", "the server"])
-    target.look()
-    kill([target.pid] if name == "the server" else target.named(name))
-    yield name
-    if wrong := target.start_again():
-        raise RuntimeError("; ".join(wrong))
-
-
-# -- network ---------------------------------------------------------------------------------------------------------
-
-
-def lossy(ours: Who, theirs: Who) -> Inject:
-    @contextlib.contextmanager
-    def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        share = dice.choice([0.2, 0.5, 1.0])
-        with network.lossy(ours(target), theirs(target), share) as connections:
-            yield f"{share:.0%} of the packets of {connections} connections"
-
-    return inject
-
-
-def cut(ours: Who, theirs: Who) -> Inject:
-    @contextlib.contextmanager
-    def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        yield f"{network.cut(ours(target), theirs(target))} connections"
-
-    return inject
-
-
-# -- store and disk --------------------------------------------------------------------------------------------------
-
-
-def store(mode: Mode) -> Inject:
-    @contextlib.contextmanager
-    def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        assert target.store is not None
-        target.store.set(mode)
-        try:
-            yield mode
-        finally:
-            target.store.set("through")
-
-    return inject
-
-
-@contextlib.contextmanager
-def store_locked(target: Target, dice: random.Random) -> Iterator[str]:
-    holder = sqlite3.connect(target.home / "state.sqlite3", timeout=10, check_same_thread=False)
-    try:
-        holder.execute("BEGIN IMMEDIATE")
-        yield "nobody else can write"
-        holder.rollback()
-    finally:
-        holder.close()
-
-
-def disk_full(who: Who) -> Inject:
-    """No file can grow beyond 4 KiB, for this process alone (RLIMIT_FSIZE)."""
-
-    @contextlib.contextmanager
-    def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        pids = who(target)
-        before = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
-        for pid, (_, most) in before.items():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, most))
-        try:
-            yield f"processes {pids}"
-        finally:
-            for pid, limits in before.items():
-                with contextlib.suppress(ProcessLookupError):
-                    resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
-
-    return inject
-
-
-@contextlib.contextmanager
-def home_read_only(target: Target, dice: random.Random) -> Iterator[str]:
-    folders = [path for path in (target.home, *target.home.rglob("*")) if path.is_dir() and not path.is_symlink()]
-    before = {path: path.stat().st_mode for path in folders}
-    for path in folders:
-        path.chmod(0o500)
-    try:
-        yield f"{len(folders)} folders"
-    finally:
-        for path, mode in before.items():
-            path.chmod(mode)
+# -- why a fault cannot be had ---------------------------------------------------------------------------------------
 
 
 def _no_root(target: Target) -> str | None:
     return "root writes everywhere: run it as another user" if os.getuid() == 0 else None
-
-
-@contextlib.contextmanager
-def cache_damaged(target: Target, dice: random.Random) -> Iterator[str]:
-    """A byte changed, a file cut short, a file emptied, a file deleted: half of all chunks."""
-    hit = 0
-    for path in sorted(target.home.glob("kv/*/??/*.kv")):
-        kind = dice.randrange(8)
-        with contextlib.suppress(OSError):  # the pool deletes them, too
-            size = path.stat().st_size
-            if kind == 0:
-                path.unlink()
-            elif kind in (1, 2):
-                os.truncate(path, 0 if kind == 1 else dice.randrange(size))
-            elif kind == 3:
-                with path.open("r+b") as file:
-                    file.seek(dice.randrange(size))
-                    file.write(dice.randbytes(16))
-            hit += kind < 4
-    if not hit:
-        raise NotHere("no chunk has been written yet")
-    yield f"{hit} files"
-
-
-@contextlib.contextmanager
-def token_deleted(target: Target, dice: random.Random) -> Iterator[str]:
-    path = target.home / "ray_token"
-    kept = path.read_bytes()
-    path.unlink()
-    try:
-        yield str(path.name)
-    finally:
-        path.write_bytes(kept)
-        path.chmod(0o600)
-
-
-# -- the machine -----------------------------------------------------------------------------------------------------
-
-
-def beside(*sources: str) -> Inject:
-    """Programs that run beside the server; each begins when it has said so."""
-
-    @contextlib.contextmanager
-    def inject(target: Target, dice: random.Random) -> Iterator[str]:
-        started = []
-        try:
-            for source in sources:
-                command = [sys.executable, "-c", source, str(target.home / "beside"), str(_spare_memory())]
-                started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
-            for process in started:
-                assert process.stdout is not None
-                process.stdout.readline()
-            yield f"{len(started)} processes"
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-            (target.home / "beside").unlink(missing_ok=True)
-
-    return inject
-
-
-def _spare_memory() -> int:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
-    return max(1 << 20, min(MEMORY_BYTES, 1024 * (kib["MemAvailable"] - int(FREE_SHARE * kib["MemTotal"]))))
-
-
-HOLD_MEMORY = "import sys, time; held = b'\\1' * int(sys.argv[2]); print(flush=True); time.sleep(600)"
-BURN_CPU = "print(flush=True)\nwhile True: pass"
-WRITE_DISK = """
-import os, sys
-print(flush=True)
-while True:
-    with open(sys.argv[1], "wb", 0) as file:
-        for _ in range(16):
-            file.write(bytes(1 << 20))
-            os.fsync(file.fileno())
-"""
-
-
-@contextlib.contextmanager
-def clock_jumps(target: Target, dice: random.Random) -> Iterator[str]:
-    assert target.clock is not None
-    offset = dice.choice(["+3600", "-3600", "+86400"])
-    target.clock.write_text(f"{offset}\n")
-    try:
-        yield f"{offset} seconds"
-    finally:
-        target.clock.write_text("+0\n")
 
 
 def _no_faketime(target: Target) -> str | None:
@@ -359,3 +137,21 @@ FAULTS = (
     Fault("clock-jumps", "the wall clock jumps an hour or a day, and back", clock_jumps, hold=SHORT,
           needs=_no_faketime),
 )  # fmt: skip
+
+
+def selected(names: str) -> list[Fault]:
+    """``all``, ``none``, names with commas, or ``all,-NAME`` for all but some. Raises :class:`SystemExit` for an
+    unknown one.
+    """
+    known = {fault.name: fault for fault in FAULTS}
+    chosen: dict[str, Fault] = {}
+    for word in names.split(","):
+        if word == "all":
+            chosen |= known
+        elif word.removeprefix("-") not in (*known, "none"):
+            raise SystemExit(f"no such fault: {word}; --list shows all")
+        elif word.startswith("-"):
+            chosen.pop(word[1:], None)
+        elif word != "none":
+            chosen[word] = known[word]
+    return list(chosen.values())

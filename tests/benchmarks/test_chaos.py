@@ -20,7 +20,9 @@ from benchmarks.chaos.asks import asks
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.clients import Clients, _honest
 from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, RESPONSES, Seen
-from benchmarks.chaos.faults import FAULTS, NotHere, cache_damaged, disk_full, killed, stopped
+from benchmarks.chaos.faults import FAULTS, selected
+from benchmarks.chaos.injections import NotHere, cache_damaged, disk_full, killed, stopped
+from benchmarks.chaos.run import plan
 from benchmarks.chaos.target import Target
 from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 
@@ -167,23 +169,23 @@ async def test_answers_are_looked_up_in_the_books(liar, monkeypatch):
 
 
 def names(seed: int, count: int) -> list[str]:
-    plan = chaos.plan(seed, list(FAULTS))
-    return [next(plan)[0].name for _ in range(count)]
+    coming = plan(seed, list(FAULTS))
+    return [next(coming)[0].name for _ in range(count)]
 
 
 def test_a_seed_gives_the_same_faults_each_before_any_again():
     size = len(FAULTS)
     assert names(5, 2 * size) == names(5, 2 * size) != names(6, 2 * size)
     assert len(set(names(5, size))) == size == len({fault.name for fault in FAULTS})
-    assert list(chaos.plan(5, [])) == []
+    assert list(plan(5, [])) == []
 
 
 def test_unknown_faults_are_refused():
-    left = [fault.name for fault in chaos.selected("all,-pool-killed,-server-lost")]
+    left = [fault.name for fault in selected("all,-pool-killed,-server-lost")]
     assert len(left) == len(FAULTS) - 2 and "pool-killed" not in left
-    assert chaos.selected("none") == [] and [f.name for f in chaos.selected("pool-killed")] == ["pool-killed"]
+    assert selected("none") == [] and [f.name for f in selected("pool-killed")] == ["pool-killed"]
     with pytest.raises(SystemExit, match="no such fault: flood"):
-        chaos.selected("flood")
+        selected("flood")
 
 
 def test_a_replay_names_no_password():
