@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ SIZES = Sizes(
     original=512, context=1024,
 )  # fmt: skip
 PROMPT, NEW, ROUNDS = 128, 48, 3
+LEAST = 1.5
 
 
 @dataclass(slots=True)
@@ -47,28 +49,47 @@ class Speed:
     batch: int
     ours: float
     generate: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.generate
+    ratio: float  # the median of those of each round, in which both ran one after the other
 
 
 def measure(only: str, out: Path | None) -> int:
-    """Prints a line per family and batch; returns 1 if one is below 1.5 times ``generate``."""
-    wanted = architectures(("text-generation",), only)
-    found: list[Speed] = []
-    for architecture in wanted:
+    """Prints a line per family and batch, and at the end one JSON object; returns 1 if a family on transformers'
+    forward is below :data:`LEAST` times ``generate``, or does not load."""
+    families: dict[str, dict[str, Any]] = {}
+    for architecture in architectures(("text-generation",), only):
         if architecture.variant or (not only and architecture.name not in CHOSEN):
             continue
-        for speed in _compare(architecture):
-            found.append(speed)
+        try:
+            speeds = _compare(architecture)
+        except Exception as error:  # one family that fails is a line and not the end
+            families[architecture.name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
+            print(f"{architecture.name:32} failed: {error}"[:200], file=sys.stderr, flush=True)
+            continue
+        families[architecture.name] = {
+            "served": speeds[0].served,
+            "ratio": {str(s.batch): round(s.ratio, 2) for s in speeds},
+            "tokens_per_s": {str(s.batch): round(s.ours, 1) for s in speeds},
+        }
+        for speed in speeds:
             line = f"{speed.ours:8.0f} tok/s  generate {speed.generate:8.0f}  {speed.ratio:5.2f}x"
-            print(f"{speed.architecture:32} {speed.served:22} batch {speed.batch}: {line}", flush=True)
+            print(f"{speed.architecture:32} {speed.served:22} batch {speed.batch}: {line}", file=sys.stderr, flush=True)
+    found = summary(families)
+    print(json.dumps(found))
     if out is not None:
-        out.write_text(
-            json.dumps([{"architecture": s.architecture, "batch": s.batch, "ratio": s.ratio} for s in found])
-        )
-    return 1 if any(s.ratio < 1.5 for s in found) else 0
+        out.write_text(json.dumps(found, indent=1))
+    return 1 if found["missed"] or found["failed"] else 0
+
+
+def summary(families: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """``least``: the lowest ratio of all families on transformers' forward; ``missed``: those below :data:`LEAST`."""
+    plain = {name: f["ratio"] for name, f in families.items() if f.get("served") == "transformers' forward"}
+    return {
+        "benchmark": "families",
+        "least": min((ratio for ratios in plain.values() for ratio in ratios.values()), default=None),
+        "missed": sorted(name for name, ratios in plain.items() if min(ratios.values()) < LEAST),
+        "failed": sorted(name for name, f in families.items() if "failed" in f),
+        "families": families,
+    }
 
 
 def _compare(architecture: Architecture) -> list[Speed]:
@@ -93,7 +114,9 @@ def _compare(architecture: Architecture) -> list[Speed]:
             prompts = [[rng.randrange(3, SIZES.vocab) for _ in range(PROMPT)] for _ in range(batch)]
             own.append(_rate(batch, partial(_run, engine, prompts)))
             theirs.append(_rate(batch, partial(_generate, reference, prompts)))
-        speeds.append(Speed(architecture.name, served, batch, statistics.median(own), statistics.median(theirs)))
+        ratio = statistics.median(a / b for a, b in zip(own, theirs, strict=True))
+        rates = statistics.median(own), statistics.median(theirs)
+        speeds.append(Speed(architecture.name, served, batch, *rates, ratio))
     return speeds
 
 

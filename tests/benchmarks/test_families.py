@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from benchmarks.families.architectures import architectures
 from benchmarks.families.run import run_all
 from benchmarks.families.table import page, summary
 from benchmarks.families.work import examine
+from serve_app.models.miniature import Sizes
 
 # Most were wrong, crashed or failed with an error of their own before the checks at load.
 SERVED = [
@@ -78,6 +81,30 @@ def _crash(connection, architecture, seed):
     import os
 
     os.abort()
+
+
+def test_the_speed_of_a_family_is_one_object(monkeypatch, capsys):
+    from benchmarks.families import speed
+
+    monkeypatch.setattr(speed, "SIZES", Sizes(layers=2, window=256, chunk=256, original=512, context=1024))
+    monkeypatch.setattr(speed, "PROMPT", 5)
+    monkeypatch.setattr(speed, "NEW", 3)
+    monkeypatch.setattr(speed, "ROUNDS", 1)
+    code = speed.measure("MixtralForCausalLM", None)
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    [family] = found["families"].values()
+    assert family["served"] == "transformers' forward" and set(family["ratio"]) == {"1", "8"}
+    assert found["failed"] == [] and found["least"] == min(family["ratio"].values())
+    assert code == (1 if found["missed"] else 0)
+
+
+def test_families_that_miss_are_named():
+    from benchmarks.families.speed import summary
+
+    plain = {"served": "transformers' forward", "ratio": {"1": 1.4, "8": 2.0}}
+    found = summary({"A": plain, "B": {**plain, "ratio": {"1": 1.5, "8": 2.0}}, "C": {"failed": "x"}})
+    assert (found["least"], found["missed"], found["failed"]) == (1.4, ["A"], ["C"])
+    assert summary({"D": {**plain, "served": "fast layer"}})["missed"] == []
 
 
 @pytest.mark.slow
