@@ -27,6 +27,12 @@ def score_by_answer(module: Any, path: Path) -> None:
         raise UnsupportedModel(
             f'{path} is a causal model whose tokenizer.json has no tokens "yes" and "no" to score by'
         )
+    added = {token.get("content") for token in json.loads(file.read_text()).get("added_tokens") or ()}
+    if not {"<|im_start|>", "<|im_end|>"} <= added:
+        raise UnsupportedModel(
+            f"{path} is a causal model that is not asked as Qwen3-Reranker is (its tokenizer has no <|im_start|>); no "
+            "other prompt is known"
+        )
     head = module.get_output_embeddings()
     rows = [head.weight[vocabulary[word]].float() for word in ("yes", "no")]
     score = nn.Linear(head.in_features, 1, bias=False)

@@ -266,7 +266,12 @@ def test_a_causal_model_scores_by_the_logits_of_yes_and_no(tmp_path):
     reference = write(tmp_path, Qwen3ForCausalLM, config)
     with pytest.raises(UnsupportedModel, match='"yes" and "no"'):
         load_encoder(tmp_path, "reranker")
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"yes": 17, "no": 30}}}))
+    described = {"model": {"vocab": {"yes": 17, "no": 30}}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UnsupportedModel, match="no other prompt"):
+        load_encoder(tmp_path, "reranker")
+    described["added_tokens"] = [{"content": "<|im_start|>"}, {"content": "<|im_end|>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     model = load_encoder(tmp_path, "reranker")
     sequences = texts(7, 15)
     with torch.no_grad():

@@ -11,6 +11,7 @@ from serve_app.state.accounts import Caller
 from serve_app.tasks.encoding import encode, fitting, rows, tokenise
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
+from serve_app.text.rerank_prompt import answers_pairs, encode_questions
 from serve_app.wire.encode import EncodeCall
 
 
@@ -19,7 +20,12 @@ async def rerank(
 ) -> tuple[np.ndarray, Usage]:
     """Scores [n] in the order of the contexts, within (0, 1) unless they are to be raw."""
     shorten = fitting(model, request.shorten)
-    read = partial(model.tokenizer.encode_pairs, shorten=shorten)
+    asks = answers_pairs(model.tokenizer.folder)
+    read = (
+        partial(encode_questions, tokenizer=model.tokenizer, shorten=shorten)
+        if asks
+        else partial(model.tokenizer.encode_pairs, shorten=shorten)
+    )
     encoded = await tokenise(model, read, request.pairs, shorten)
     ids, types = [e[0] for e in encoded], [e[1] for e in encoded]
     busy, facts = request.reject_if_busy, {"prompt_tokens": sum(map(len, ids)), "contexts": len(ids)}
