@@ -16,7 +16,8 @@ PREFIX = (
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-BODY = "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: {}\n<Document>: {}"
+INSTRUCT = "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+BODY = INSTRUCT + "<Query>: {}\n<Document>: {}"
 
 
 @pytest.fixture
