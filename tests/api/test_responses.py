@@ -289,6 +289,14 @@ def test_the_resource_has_every_published_field_and_says_what_was_sent():
     assert cut["completed_at"] is None and cut["output"][0]["status"] == "incomplete"
 
 
+def test_constraints_by_other_servers_names_hold_here_too():
+    found = parse(extra_body={"guided_regex": "a+"})
+    assert found.generate.answer_format is not None and found.generate.answer_format.kind == "regex"
+    assert found.shown["text"] == {"format": {"type": "text"}}
+    with pytest.raises(InvalidInput, match="exclude each other"):
+        parse(text={"format": {"type": "json_object"}}, extra_body={"guided_regex": "a+"})
+
+
 def test_a_format_is_shown_in_this_dialects_shape():
     schema = {"type": "object"}
     for form in (

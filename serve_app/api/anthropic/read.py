@@ -246,7 +246,9 @@ def _tool_choice(value: Any, tools: list[dict[str, Any]] | None) -> str | dict[s
 def _output_format(body: dict[str, Any]) -> Any:
     """The answer's format under its older and its newer name."""
     config = body.get("output_config")
-    return body.get("output_format") or (config.get("format") if isinstance(config, dict) else None)
+    if config is not None and not isinstance(config, dict):
+        raise refuse("output_config", "an object", config)
+    return body.get("output_format") or (config or {}).get("format")
 
 
 def _thinking(value: Any) -> dict[str, Any]:

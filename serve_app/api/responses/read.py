@@ -15,7 +15,7 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.asked import MAX_SESSION_CHARS, parse_asked
 from serve_app.api.fields.body import as_object
 from serve_app.api.fields.content import MAX_PARTS, TEXT_ONLY, PartKind
-from serve_app.api.fields.formats import parse_response_format
+from serve_app.api.fields.formats import parse_format, parse_response_format
 from serve_app.api.fields.messages import (
     MAX_MESSAGES,
     parse_messages,
@@ -68,7 +68,10 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
         if body.get(name) not in (None, False, "", {}):
             raise InvalidInput(f"{name}: {what} is not supported; leave the field out.", param=name)
     form = _text_format(body)
-    answer_format = parse_response_format(form, "text.format")
+    answer_format, elsewhere = parse_response_format(form, "text.format"), parse_format(body)
+    if answer_format is not None and elsewhere is not None:
+        raise InvalidInput(f"text.format and {elsewhere.field} exclude each other.", param=elsewhere.field)
+    answer_format = answer_format or elsewhere
     refuse_unsupported(body)
     sampling, given = parse_sampling(
         {**body, **_max_tokens(body)}, (limits or ModelLimits()).of_chat, logprobs=_logprobs(body)
@@ -142,8 +145,11 @@ def _shown_tool(function: dict[str, Any], strict: tuple[str, ...]) -> dict[str, 
 
 def _shown_format(form: Any, asked: AnswerFormat | None) -> dict[str, Any]:
     """The answer's format in this dialect's own shape, however it was asked for."""
-    if asked is None or asked.kind != "json_schema":
-        return {"type": "text" if asked is None else asked.kind}
+    if asked is None or not asked.is_json:
+        return {"type": "text"}
+    if asked.kind == "json_object":
+        return {"type": "json_object"}
+    form = form if isinstance(form, dict) else {}
     inner = form["json_schema"] if isinstance(form.get("json_schema"), dict) else form
     named = {name: inner.get(name) if isinstance(inner.get(name), str) else None for name in ("name", "description")}
     return {"type": "json_schema", **named, "name": named["name"] or "answer", "schema": asked.value, "strict": True}
