@@ -12,6 +12,7 @@ import httpx
 from benchmarks.chaos.dialects import RESPONSES, Seen
 from benchmarks.chaos.weather import BROKEN, Weather
 
+AT_ONCE = 8
 KEPT = 400  # answers that are looked up in the end
 WRITTEN_S = 3.0  # an answer's trace is written behind it, and is lost with a gateway that dies meanwhile
 LATE_S = 10.0  # until what was written is found
@@ -37,14 +38,23 @@ class Books:
 
     async def check(self, http: httpx.AsyncClient, weather: Weather) -> int:
         """Looks every answer up, when all is quiet; how many were."""
-        for entry in self._entries:
-            if entry.seen.request and (problem := await _eventually(http, _trace_problem, entry)):
-                killed = any(BROKEN in w.allowed for w in weather.during(entry.ended, entry.ended + WRITTEN_S))
-                if not (killed and problem.endswith("status 404")):
-                    weather.violation(problem, ask=entry.ask, request=entry.seen.request)
-            if entry.seen.response and (problem := await _eventually(http, _response_problem, entry)):
-                weather.violation(problem, ask=entry.ask, request=entry.seen.request)
+        left = iter(self._entries)
+
+        async def some() -> None:
+            for entry in left:
+                await _check(http, weather, entry)
+
+        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
         return len(self._entries)
+
+
+async def _check(http: httpx.AsyncClient, weather: Weather, entry: Entry) -> None:
+    if entry.seen.request and (problem := await _eventually(http, _trace_problem, entry)):
+        killed = any(BROKEN in w.allowed for w in weather.during(entry.ended, entry.ended + WRITTEN_S))
+        if not (killed and problem.endswith("status 404")):
+            weather.violation(problem, ask=entry.ask, request=entry.seen.request)
+    if entry.seen.response and (problem := await _eventually(http, _response_problem, entry)):
+        weather.violation(problem, ask=entry.ask, request=entry.seen.request)
 
 
 async def _eventually(http: httpx.AsyncClient, look: object, entry: Entry) -> str | None:
@@ -62,7 +72,8 @@ async def _trace_problem(http: httpx.AsyncClient, entry: Entry) -> str | None:
     told = answer.json()
     if told["status"] != "done":
         return f"a complete answer is told as {told['status']}"
-    written = told["events"][-1].get("completion_tokens", 0)
+    # What a worker tells of its part may come behind the end.
+    written = next(event.get("completion_tokens", 0) for event in told["events"] if event["event"] == "done")
     if entry.seen.usage is not None and written != entry.seen.usage[1]:
         return f"{written} tokens are written down for an answer of {entry.seen.usage[1]}"
     return None

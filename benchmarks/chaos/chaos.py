@@ -59,13 +59,8 @@ def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target
             proxy = Proxy(database.host or "127.0.0.1", database.port or 5432)
             through = database.set(host="127.0.0.1", port=proxy.port)
             environment["SERVE_APP_DATABASE"] = through.render_as_string(hide_password=False)
-        clock = home / "clock" if options.faketime else None
-        if clock is not None:
-            clock.write_text("+0\n")
-            environment |= {"LD_PRELOAD": str(options.faketime), "FAKETIME_TIMESTAMP_FILE": str(clock)}
-            environment |= {"FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         server = Server(options.port, **environment)
-        target = Target(server.url, server.key, home, 0, server, proxy, clock)
+        target = Target(server.url, server.key, home, 0, server, proxy)
         try:
             server.start()
             target.pid = server.pid
@@ -125,7 +120,6 @@ def replay(options: argparse.Namespace) -> str:
     words += [f"--clients {options.clients}", f"--faults {options.faults}"]
     words += [f"--every {options.every:g}"] if options.every else []
     words += ["--database URL"] if options.database else []
-    words += ["--faketime LIBRARY"] if options.faketime else []
     return " ".join(words)
 
 
@@ -148,7 +142,6 @@ def main(argv: list[str] | None = None) -> int:
         "--recovery", type=float, default=0, metavar="S", help="bound of all recoveries, on a slow machine"
     )
     parser.add_argument("--database", help="URL of an empty PostgreSQL database, instead of SQLite")
-    parser.add_argument("--faketime", type=Path, metavar="LIBRARY", help="libfaketimeMT.so.1, for a clock that jumps")
     parser.add_argument("--port", type=int, default=8125)
     parser.add_argument("--home", type=Path, help="take the server that runs with this state directory")
     parser.add_argument("--list", action="store_true", help="show the faults and end")

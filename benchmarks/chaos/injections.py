@@ -242,14 +242,3 @@ while True:
             file.write(bytes(1 << 20))
             os.fsync(file.fileno())
 """
-
-
-@contextlib.contextmanager
-def clock_jumps(target: Target, dice: random.Random) -> Iterator[str]:
-    assert target.clock is not None
-    offset = dice.choice(["+3600", "-3600", "+86400"])
-    target.clock.write_text(f"{offset}\n")
-    try:
-        yield f"{offset} seconds"
-    finally:
-        target.clock.write_text("+0\n")

@@ -25,8 +25,7 @@ GONE_S = 10.0  # what a server leaves, until its keeper has ended it
 
 @dataclass(slots=True)
 class Target:
-    """``server`` is None for one that runs already, which cannot be started again. ``clock`` is where a server under
-    libfaketime reads how far its clock is off. ``seen``: every process that was
+    """``server`` is None for one that runs already, which cannot be started again. ``seen``: every process that was
     below it, with when it was started, so that no other of the same number is taken for it; ``folders``: its
     sockets'.
     """
@@ -37,7 +36,6 @@ class Target:
     pid: int
     server: Server | None = None
     store: Proxy | None = None
-    clock: Path | None = None
     seen: dict[tuple[int, str], str] = field(default_factory=dict)
     folders: set[Path] = field(default_factory=set)
 

@@ -190,7 +190,7 @@ def test_unknown_faults_are_refused():
 
 def test_a_replay_names_no_password():
     options = argparse.Namespace(
-        seed=3, minutes=2.0, clients=4, faults="all", every=0.0, database="postgresql://u:secret@h/d", faketime=None
+        seed=3, minutes=2.0, clients=4, faults="all", every=0.0, database="postgresql://u:secret@h/d"
     )
     assert chaos.replay(options).startswith("python -m benchmarks chaos --seed 3 --minutes 2 ")
     assert "secret" not in chaos.replay(options)
