@@ -55,6 +55,7 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         models=settings.models,
         max_inflight=settings.max_inflight,
         rate_limits=settings.rate_limits,
+        cors_origins=settings.cors_origins,
         max_body_bytes=settings.max_body_bytes,
         max_embedding_body_bytes=settings.max_embedding_body_bytes,
         database=settings.database,

@@ -5,6 +5,7 @@ beside them.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ ENVIRONMENT = {
     "SERVE_APP_MAX_EMBEDDING_BODY_BYTES": "max_embedding_body_bytes",
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_RATE_LIMITS": "rate_limits",
+    "SERVE_APP_CORS_ORIGINS": "cors_origins",
     "SERVE_APP_DATABASE": "database",
     "SERVE_APP_FILES": "files",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
@@ -101,6 +103,8 @@ class Settings(BaseModel):
     # Requests per minute and account, by task; a task that is not named is not limited, and by default none is: a
     # machine of one's own is limited by what it can do, which answers 429 by itself.
     rate_limits: Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(_rate_limits)] = {}
+    # Origins, such as https://chat.example.com, whose pages may call the API from a browser; * for all.
+    cors_origins: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = ()
     # What gateways share (accounts, limits, stored responses, traces): postgresql+psycopg://USER:PASSWORD@HOST/NAME.
     # None: a file in home, for the gateways of one node.
     database: str | None = Field(default=None, repr=False)
@@ -140,6 +144,16 @@ class Settings(BaseModel):
     def _files_are_somewhere(cls, value: str | None) -> str | None:
         if value is not None and "://" in value and not value.startswith("s3://"):
             raise ValueError("files lie in a directory or in S3 | Use a path or s3://BUCKET/PREFIX.")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not re.fullmatch(r"https?://[A-Za-z0-9.-]+(:\d+)?", origin):
+                raise ValueError(
+                    f"{origin!r} is no origin | Use * or scheme and host, such as https://chat.example.com."
+                )
         return value
 
     @field_validator("rate_limits")

@@ -132,6 +132,19 @@ class BodyTooLarge(ApiError):
         super().__init__(f"The request body is larger than {limit} bytes. Send less in one request.")
 
 
+class UnknownEncoding(ApiError):
+    """A body that is packed in a way that nobody unpacks here."""
+
+    code, status, type = 5006, 415, "invalid_request_error"
+
+    def __init__(self, encoding: str):
+        super().__init__(f"Content-Encoding {encoding[:64]!r} is not supported. Send the body as it is, or as gzip.")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "Accept-Encoding": "gzip"}
+
+
 class HeadersTooLarge(ApiError):
     code, status, type, generic = 3006, 431, "invalid_request_error", True
 

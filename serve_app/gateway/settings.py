@@ -24,6 +24,8 @@ class GatewaySettings:
     max_inflight: int = 512
     # Requests per minute by task; a task without an entry is not limited.
     rate_limits: dict[str, int] = field(default_factory=dict)
+    # Pages from there may call the API from a browser.
+    cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 1 << 20
     max_embedding_body_bytes: int = 10_000_000
     # See `serve_app.config.Settings`. The URL may hold a password.

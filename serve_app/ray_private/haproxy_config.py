@@ -10,6 +10,9 @@ no time for headers       10 s for a request's headers, 75 s for an idle connect
                           for long. A stream under way has neither bound
 4,096 connections         16,384, or as many as the limit on open files allows; of one address at most half of them
 ``/-/routes``             404: it tells without a key what is served
+all methods, ``*``        405 for those that HTTP servers know nothing of and for ``OPTIONS *``, 400 for WebSockets: all
+                          in the envelope
+two request ids           ``x-request-id`` is the gateway's: Serve's own is known to nobody
 500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
 404 without a backend     503 as well: the gateway is not there yet, or not there any more
 ========================  ==============================================================================================
@@ -29,6 +32,7 @@ MAX_CONNECTIONS = 16384
 # HAProxy wants five files for two connections, pipes included, and some for itself; it does not start where it may not.
 FILES_OF_ITS_OWN = 500
 RETRY_AFTER_S = 2
+METHODS = "GET, POST, DELETE"
 
 
 def _body(code: int, kind: str, message: str) -> bytes:
@@ -51,6 +55,34 @@ def unavailable() -> bytes:
 def no_route() -> bytes:
     """The body of a 404."""
     return _body(7003, "invalid_request_error", "There is no such route. /docs lists the routes.")
+
+
+def no_method() -> bytes:
+    """The body of a 405."""
+    return _body(7001, "invalid_request_error", f"This method is not available here; use {METHODS}.")
+
+
+def no_websockets() -> bytes:
+    """The body of a 400."""
+    said = 'WebSockets are not served. Send an HTTP request; with "stream": true it is answered by events.'
+    return _body(5006, "invalid_request_error", said)
+
+
+def _edge(folder: Path, most: int) -> list[str]:
+    """What is done with each connection and request before Serve's own rules, and with each answer."""
+
+    def refuse(status: int, name: str, more: str = "") -> str:
+        return f"    http-request return status {status} content-type application/json file {folder / name}{more} if "
+
+    return [
+        "    stick-table type ipv6 size 64k expire 60s store conn_cur",
+        "    tcp-request connection track-sc0 src",
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {most // 2} }}",
+        refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }",
+        refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "{ url * }",
+        refuse(400, "no_websockets.json") + "{ req.hdr(upgrade) -i -m sub websocket }",
+        "    http-response set-header x-request-id %[res.hdr(cf-ray)] if { res.hdr(cf-ray) -m found }",
+    ]
 
 
 def connections(files: int) -> int:
@@ -83,16 +115,15 @@ def corrected(config: str, folder: Path) -> str:
             # Serve has one text for all three.
             lines += [f"    errorfile {status} {folder / 'unavailable.http'}" for status in (502, 503, 504)]
         if bare == "frontend http_frontend" and "track-sc0 src" not in config:
-            lines.append("    stick-table type ipv6 size 64k expire 60s store conn_cur")
-            lines.append("    tcp-request connection track-sc0 src")
-            lines.append(f"    tcp-request connection reject if {{ sc0_conn_cur gt {most // 2} }}")
+            lines += _edge(folder, most)
     return "\n".join(lines) + "\n"
 
 
 def main(path: Path) -> None:
     folder = path.parent
     (folder / "unavailable.http").write_bytes(unavailable())
-    (folder / "no_route.json").write_bytes(no_route())
+    for name, body in (("no_route", no_route()), ("no_method", no_method()), ("no_websockets", no_websockets())):
+        (folder / f"{name}.json").write_bytes(body)
     path.write_text(corrected(path.read_text(), folder))
 
 

@@ -6,9 +6,11 @@ import http.client
 import json
 import os
 import signal
+import socket
 import stat
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 from serve_app.cluster import read_attachment
 from serve_app.run_directory import processes_in
+from tests.e2e.conftest import CHAT
 
 
 @pytest.fixture
@@ -49,6 +52,26 @@ def test_what_is_served_is_not_told_without_a_key(stack) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(f"{stack.url}/-/routes", timeout=5)
     assert refused.value.code == 404 and json.load(refused.value)["errors"][0]["code"] == 7003
+
+
+def test_an_answer_has_one_id_and_it_is_known(stack, http) -> None:
+    answer = http.post(f"/run/{CHAT}", json={"prompt": "Hi", "max_tokens": 2}, headers={"X-Request-ID": "the client's"})
+    assert answer.headers.get_list("x-request-id") == [answer.headers["cf-ray"]]
+    known = http.get(f"{stack.url}/v1/requests/{answer.headers['x-request-id']}")
+    assert known.status_code == 200 and known.json()["status"] == "done"
+
+
+def test_a_stream_to_http_1_0_has_no_chunks(stack) -> None:
+    body = json.dumps({"prompt": "Hi", "max_tokens": 3, "stream": True}).encode()
+    url = urllib.parse.urlsplit(stack.api)
+    lines = [f"POST {url.path}/run/{CHAT} HTTP/1.0", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in stack.headers.items()]
+    with socket.create_connection((url.hostname, url.port), timeout=60) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, told = answer.partition(b"\r\n\r\n")
+    assert b" 200 " in head and b"transfer-encoding" not in head.lower()
+    assert told.startswith(b"data: {") and told.endswith(b"data: [DONE]\n\n")
 
 
 def test_a_killed_haproxy_comes_back(stack, folder: Path) -> None:

@@ -21,6 +21,7 @@ ERRORS = {
     405: "Another method, or something the model cannot do.",
     408: "The body did not arrive in time.",
     413: "The body, or the prompt with its answer, is too large.",
+    415: "The body is packed in another way than gzip.",
     429: "No room at the moment, or over the rate limit; Retry-After says when to try again.",
     431: "The headers are too large.",
     500: "A failure of the server; the log has the cause under the id in cf-ray.",

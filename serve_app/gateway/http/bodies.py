@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from starlette.requests import Request
 
-from serve_app.api.errors import MissingBody
+from serve_app.api.errors import BodyTooLarge, InvalidInput, MissingBody, UnknownEncoding
 from serve_app.api.fields.body import parse_body, read_bounded
 from serve_app.api.multipart import read_multipart
 from serve_app.tasks.task import Body, BodyKind
 
 # Looking through less takes about a millisecond.
 INLINE_BYTES = 64 << 10
+# What Content-Encoding may be.
+GZIP = frozenset({"gzip", "x-gzip"})
 
 
 _Found = TypeVar("_Found")
@@ -23,6 +26,11 @@ _Found = TypeVar("_Found")
 async def read_body(request: Request, limit: int, kinds: Collection[BodyKind] = frozenset({"json"})) -> Body:
     """The body as one of ``kinds``, by its label; where only JSON is taken, labels do not count. Raises `ApiError`."""
     raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        if encoding not in GZIP:
+            raise UnknownEncoding(encoding)
+        raw = await asyncio.to_thread(unzipped, raw, limit)
     request.state.raw_body = raw
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
@@ -33,6 +41,21 @@ async def read_body(request: Request, limit: int, kinds: Collection[BodyKind] = 
             raise MissingBody
         return Body(data=raw, media_type=media_type)
     return Body(json=await _aside(parse_body, raw), media_type=media_type)
+
+
+def unzipped(raw: bytes, limit: int) -> bytes:
+    """What gzip has packed into ``raw``, at most ``limit`` bytes: more are never unpacked, however little they took.
+    Raises `BodyTooLarge`, and `InvalidInput` for what is no single, whole gzip file."""
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    try:
+        body = unpacker.decompress(raw, limit + 1)
+    except zlib.error:
+        raise InvalidInput("The body is not gzip, which its Content-Encoding says it is.") from None
+    if len(body) > limit:
+        raise BodyTooLarge(limit)
+    if not unpacker.eof or unpacker.unused_data:
+        raise InvalidInput("The body is not one whole gzip file.")
+    return body
 
 
 async def _aside(look: Callable[..., _Found], raw: bytes, *more: str) -> _Found:

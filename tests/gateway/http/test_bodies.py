@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
+import tracemalloc
 from typing import Any
 
 import pytest
 
-from serve_app.api.errors import InvalidInput
+from serve_app.api.errors import BodyTooLarge, InvalidInput
 from serve_app.api.fields import body as bodies
 from serve_app.gateway.http import bodies as http_bodies
 from tests.tasks.conftest import ACCOUNT, serve  # noqa: F401
-from tests.tasks.test_settle import CHAT, EMBED, EchoBackend, encoded
+from tests.tasks.test_settle import CHAT, EMBED, RERANK, EchoBackend, encoded
 
 SMALL = {"role": "user", "content": "one two"}
 REQUESTS = [
@@ -73,6 +75,40 @@ async def test_the_loop_goes_on_beside_ten_megabytes_of_numbers(serve, monkeypat
         ticking.cancel()
         assert answer.status_code == 400 and "text must have at most" in answer.text
         assert during >= 3
+
+
+async def test_gzip_is_read_within_bounds_and_nothing_else_is(serve) -> None:  # noqa: F811
+    body = b'{"query": "one", "contexts": [{"text": "two"}]}'
+    packed = gzip.compress(b'{"query": "' + b" " * 5_000_000 + b'"}')
+    async with serve(encoded, models=(RERANK,), max_embedding_body_bytes=100_000) as served:
+
+        async def post(content: bytes, encoding: str) -> tuple[int, str]:
+            headers = {"Content-Encoding": encoding}
+            answer = await served.http.post(f"{ACCOUNT}/run/{RERANK}", content=content, headers=headers)
+            return answer.status_code, answer.text
+
+        for encoding in ("gzip", "GZIP", "x-gzip"):
+            assert (await post(gzip.compress(body), encoding))[0] == 200
+        assert (await post(body, "identity"))[0] == 200
+        for encoding in ("br", "zstd", "deflate", "gzip, gzip"):
+            status, said = await post(body, encoding)
+            assert status == 415 and encoding in said and "gzip" in said
+        assert len(packed) < 100_000
+        status, said = await post(packed, "gzip")
+        assert status == 413 and "100000 bytes" in said
+        for broken in (body, packed[:-9], gzip.compress(body)[:-1], gzip.compress(body) * 2, b""):
+            status, said = await post(broken, "gzip")
+            assert (status, "gzip" in said) in ((400, True), (413, False))
+
+
+def test_unpacking_stops_at_the_limit(monkeypatch) -> None:
+    """However little a bomb is, no more than the limit of it ever lies in memory."""
+    packed = gzip.compress(b" " * 5_000_000)
+    tracemalloc.start()
+    with pytest.raises(BodyTooLarge):
+        http_bodies.unzipped(packed, 100_000)
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
 
 
 def test_a_body_holds_so_many_values_and_no_more() -> None:

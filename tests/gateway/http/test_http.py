@@ -121,6 +121,36 @@ async def test_the_first_calls_of_tools_are_answered(http):
     assert (await http.get("/version")).json() == {"version": __version__}
 
 
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [
+        ((), "https://a.example", None),
+        (("https://a.example",), "https://a.example", "https://a.example"),
+        (("https://a.example",), "https://b.example", None),
+        (("*",), "https://b.example", "*"),
+    ],
+)
+async def test_pages_of_other_origins_may_call_where_a_setting_says_so(tmp_path, origins, origin, allowed):
+    fields = {"account": "local", "key_hashes": (hash_key(KEY),), "cluster_secret": "s", "profile": "local"}
+    gateway = Gateway(GatewaySettings(home=str(tmp_path), cors_origins=origins, **fields), nobody)
+    asks = {"Origin": origin, "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+    transport = httpx.ASGITransport(build_http(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        asked = await client.options("/v1/chat/completions", headers=asks)
+        answer = await client.get("/v1/models", headers={**bearer(KEY), "Origin": origin})
+    gateway.state.close()
+    assert (
+        asked.headers.get("access-control-allow-origin") == answer.headers.get("access-control-allow-origin") == allowed
+    )
+    assert asked.status_code == (200 if allowed else 400 if origins else 405)
+    exposed = answer.headers.get("access-control-expose-headers", "")
+    assert answer.status_code == 200 and ("cf-ray" in exposed) == bool(origins)
+    if allowed:
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+
+
 async def test_headers_have_a_limit(http):
     answer = await http.get("/v1/models", headers={f"x-{i}": "v" * 1000 for i in range(20)})
     assert answer.status_code == 431 and answer.json()["errors"][0]["code"] == 3006
