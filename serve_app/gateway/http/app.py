@@ -65,7 +65,9 @@ def build_http(gateway: Gateway) -> Starlette:
     exchange = Exchange(gateway)
     listed = endpoints(gateway)
     routes = [Route(e.path, exchange.guarded(e), methods=[e.method]) for e in listed]
+    origins: tuple[str, ...] = ()
     if gateway is not None:  # as where only the routes are looked at
+        origins = gateway.settings.cors_origins
         gateway.streams.again = runs_again(routes, [e.handler for e in listed])
     request_id.tag(log)
 
@@ -80,11 +82,7 @@ def build_http(gateway: Gateway) -> Starlette:
 
     app = Starlette(
         routes=routes,
-        middleware=[
-            Middleware(request_id.RequestId),
-            *cross_origin(gateway.settings.cors_origins),
-            Middleware(Lengths),
-        ],
+        middleware=[Middleware(request_id.RequestId), *cross_origin(origins), Middleware(Lengths)],
         exception_handlers={HTTPException: not_routed},
     )
     # A redirect to a path with or without a slash at its end would be an answer that no client expects.
