@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
@@ -37,10 +37,7 @@ def parse_tokenize(body: dict[str, Any], model: str, limits: ModelLimits) -> Tok
     if added:
         message = "add_special_tokens: a chat template writes its own; leave the field out with messages."
         raise InvalidInput(message, param="add_special_tokens")
-    chat = parse_chat({**body, "model": model}, limits)
-    if boolean(body, "add_generation_prompt") is False:
-        chat = replace(chat, template_kwargs={**chat.template_kwargs, "add_generation_prompt": False})
-    return TokenizeRequest("", chat, False, strings)
+    return TokenizeRequest("", parse_chat({**body, "model": model}, limits), False, strings)
 
 
 def render_tokenize(ids: Sequence[int], strings: Sequence[str] | None, context_window: int | None) -> dict[str, Any]:

@@ -36,6 +36,10 @@ async def test_conversations(http, reference) -> None:
         body = {"messages": ASK, "add_generation_prompt": add}
         expected = reference.apply_chat_template(ASK, add_generation_prompt=add, tokenize=True, return_dict=False)
         assert (await http.post("/tokenize", json=body)).json()["tokens"] == expected
+    begun = [*ASK, {"role": "assistant", "content": "It"}]
+    body = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    expected = reference.apply_chat_template(begun, continue_final_message=True, tokenize=True, return_dict=False)
+    assert (await http.post("/tokenize", json=body)).json()["tokens"] == expected
 
 
 async def test_encoders_have_tokens_too(http) -> None:
