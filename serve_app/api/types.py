@@ -163,6 +163,9 @@ class EmbedRequest(Asked):
     score_weights: tuple[float, ...] = WEIGHTS
     ids: list[tuple[int, ...]] | None = None
     shorten: Shorten | None = None
+    # What the texts are, for models that write something before them, and what to write instead.
+    role: Literal["query", "document"] | None = None
+    instruction: str = ""
 
 
 @dataclass(slots=True)

@@ -218,7 +218,7 @@ class ModelRecord(Record):
     # bfloat16, fp8 on GPUs of compute capability 8.9 and up.
     quantization: Literal["none", "int8", "int4", "fp8"] = "none"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"  # fp8: e4m3, half the bytes of bfloat16
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Literal["mean", "cls", "last"] | None = None  # None: as sentence-transformers' files in the folder say
     normalize: bool = True
     matryoshka: bool = False  # trained so that the first values of a vector are a vector by themselves
     draft: Draft | None = None

@@ -103,6 +103,8 @@ def _dense(folder: Path) -> nn.Module:
 
 def _pooling_mode(file: Path) -> Pooling:
     config: dict[str, Any] = json.loads(file.read_text())
+    if config.get("include_prompt") is False:
+        raise UnsupportedModel(f"{file} leaves prompts out of the vectors (include_prompt), which is not supported")
     if isinstance(config.get("pooling_mode"), str) and config["pooling_mode"] in _NAMES:
         return _NAMES[config["pooling_mode"]]
     asked = [key for key, value in config.items() if key.startswith("pooling_mode") and value]

@@ -12,12 +12,15 @@ from serve_app.api.multi_vector import MODES, WEIGHTS
 from serve_app.api.types import EmbedRequest
 from serve_app.api.workers_ai.read import MAX_TEXTS, open_native, parse_contexts
 
+_ROLES = {"text": None, "queries": "query", "documents": "document"}
+
 
 def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> EmbedRequest:
-    """``{text}``, or the forms of bge-m3: ``{contexts}`` (vectors) and ``{query, contexts}`` (scores)."""
+    """``{text}``, with Qwen3-Embedding ``{queries}`` or ``{documents}``, or the forms of bge-m3: ``{contexts}``
+    (vectors) and ``{query, contexts}`` (scores)."""
     body, asked = open_native(body, queue_request)
     pooling = choice(body, "pooling", ("mean", "cls"))
-    asked |= _readings(body) | {"shorten": parse_shorten(body)}
+    asked |= _readings(body) | {"shorten": parse_shorten(body), "instruction": string(body, "instruction") or ""}
     if body.get("contexts") is not None:
         found = parse_contexts(body["contexts"])
         query = string(body, "query")
@@ -26,16 +29,22 @@ def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool
             asked |= {"score_mode": mode, "score_weights": _weights(body.get("score_weights")), "return_dense": True}
             asked["heads"] = {"all": ("sparse", "colbert"), "dense": ()}.get(mode, (mode,))
             return EmbedRequest(model, [query, *found], pooling, form="scores", **asked)  # type: ignore[arg-type]
+        asked["role"] = "document"
         return EmbedRequest(model, found, pooling, form="contexts", **asked)  # type: ignore[arg-type]
-    value = body.get("text")
+    given = [name for name in _ROLES if body.get(name) is not None]
+    if len(given) > 1:
+        raise InvalidInput(f"Send {' or '.join(given)}, one at a time.", param=given[1])
+    name = given[0] if given else "text"
+    value = body.get(name)
     if value is None:
         raise InvalidInput(
             "Input does not match the model's schema: required: text (a string or an array of strings).",
             param="text",
         )
-    found = texts(value, "text", limit=MAX_TEXTS)
+    found = texts(value, name, limit=MAX_TEXTS)
     if not all(found):
-        raise InvalidInput("text must not be empty.", param="text")
+        raise InvalidInput(f"{name} must not be empty.", param=name)
+    asked["role"] = _ROLES[name]
     return EmbedRequest(model, found, pooling, **asked)  # type: ignore[arg-type]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from serve_app.state.accounts import Caller
 from serve_app.tasks.encoding import encode, fitting, rows, tokenise, within
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
+from serve_app.text.embed_prompts import prompt_for
 from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens
 
 # A vector of 1024 numbers per token: what is answered as JSON, and what only travels to the gateway.
@@ -30,7 +32,8 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
         _check_vocabulary(request.ids, model)
         ids = within(model, [_cut(row, shorten) for row in request.ids])
     else:
-        ids = await tokenise(model, partial(tokenizer.encode_batch, shorten=shorten), request.texts, shorten)
+        texts = prompted(tokenizer.folder, request)
+        ids = await tokenise(model, partial(tokenizer.encode_batch, shorten=shorten), texts, shorten)
     total = sum(map(len, ids))
     if "colbert" in request.heads:
         limit = MAX_SCORED_TOKENS if request.form == "scores" else MAX_VECTOR_TOKENS
@@ -50,6 +53,15 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
         else:
             reading = _reading(results, ids, request.heads, tokenizer.special_ids)
     return reading, work.usage
+
+
+def prompted(folder: Path, request: EmbedRequest) -> list[str]:
+    """The texts with what the model in ``folder`` wants before them."""
+    if request.form == "scores":
+        first = prompt_for(folder, "query", request.instruction) + request.texts[0]
+        return [first, *(prompt_for(folder, "document") + text for text in request.texts[1:])]
+    prompt = prompt_for(folder, request.role, request.instruction)
+    return [prompt + text for text in request.texts] if prompt else request.texts
 
 
 def _dimensions(model: ServedModel, request: EmbedRequest) -> int | None:

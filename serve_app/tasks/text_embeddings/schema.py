@@ -37,8 +37,14 @@ def input_schema() -> Schema:
         **readings,
         **shorten_fields(),
     }
-    texts = {"text": text, "pooling": pooling, **readings, **shorten_fields()}
-    return {"type": "object", "oneOf": [object_(texts, ["text"]), object_(scored, ["contexts"])]}
+    more = {
+        "instruction": field("string", "What queries are for, where the model takes that."),
+        "pooling": pooling,
+        **readings,
+        **shorten_fields(),
+    }
+    forms = [object_({name: text, **more}, [name]) for name in ("text", "queries", "documents")]
+    return {"type": "object", "oneOf": [*forms, object_(scored, ["contexts"])]}
 
 
 def output_schema() -> Schema:

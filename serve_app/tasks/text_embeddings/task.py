@@ -35,7 +35,7 @@ class TextEmbeddings(Task):
     async def answer(
         self, runtime: Runtime, model: ServedModel, request: EmbedRequest, result: tuple[Reading, Usage]
     ) -> Answer:
-        return Answer(render_embed(request, *result))
+        return Answer(render_embed(request, *result, pooling=model.record.pooling))
 
 
 TASK = TextEmbeddings()

@@ -12,8 +12,11 @@ from serve_app.api.types import EmbedRequest, Usage
 from serve_app.api.workers_ai.write import input_usage, ranked
 
 
-def render_embed(request: EmbedRequest, reading: Reading, usage: Usage) -> dict[str, Any]:
-    """Vectors, and what else was asked for; the form ``scores`` gives the contexts' scores, best first."""
+def render_embed(
+    request: EmbedRequest, reading: Reading, usage: Usage, *, pooling: str | None = "mean"
+) -> dict[str, Any]:
+    """Vectors, and what else was asked for; the form ``scores`` gives the contexts' scores, best first. ``pooling`` is
+    the model's where the request names none."""
     counted = input_usage(usage)
     if request.form == "scores":
         found = scores(reading, request.score_mode, request.score_weights)
@@ -22,5 +25,7 @@ def render_embed(request: EmbedRequest, reading: Reading, usage: Usage) -> dict[
     if request.return_dense:
         key = "response" if request.form == "contexts" else "data"
         dense = np.asarray(reading.dense, dtype=np.float32)
-        answer = {"shape": list(dense.shape), key: dense.tolist(), "pooling": request.pooling or "mean"}
+        answer = {"shape": list(dense.shape), key: dense.tolist()}
+        if (named := request.pooling or pooling) in ("mean", "cls"):
+            answer["pooling"] = named
     return success({**answer, **reading.json(), "usage": counted})
