@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
+from openai.types.responses import CompactedResponse
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.fields.content import TEXT_ONLY, PartKind, content_text
@@ -105,6 +106,35 @@ async def test_openai(elsewhere) -> None:
     answer = await elsewhere.http.post("/v1/responses", json={"model": elsewhere.model, "input": WORDS})
     assert answer.json()["output"][0]["content"][0]["text"] == WORDS
     assert elsewhere.endings == [("text-generation", "done")] * 3
+
+
+async def test_compaction(elsewhere) -> None:
+    """What users said stays, and the summary stands for the rest where it is sent back."""
+    ask = {
+        "model": elsewhere.model,
+        "input": [*TURN, {"role": "assistant", "content": "four"}],
+        "instructions": "Brief.",
+    }
+    answer = await elsewhere.http.post("/v1/responses/compact", json=ask)
+    assert answer.status_code == 200, answer.text
+    # The SDK's type knows no users' messages, which its own words promise.
+    short = {**answer.json(), "output": answer.json()["output"][-1:]}
+    found = CompactedResponse.model_validate(short, strict=True)
+    assert [item["type"] for item in answer.json()["output"]] == ["message", "compaction"]
+    assert answer.json()["output"][0]["content"] == [{"type": "input_text", "text": WORDS}]
+    assert found.object == "response.compaction" and found.usage.output_tokens > 0
+    more = [*answer.json()["output"], {"role": "user", "content": "go on"}]
+    followed = await elsewhere.http.post("/v1/responses", json={"model": elsewhere.model, "input": more})
+    assert followed.status_code == 200 and followed.json()["output"][0]["content"][0]["text"] == "go on"
+    first = (await elsewhere.http.post("/v1/responses", json={"model": elsewhere.model, "input": WORDS})).json()
+    named = {"model": elsewhere.model, "previous_response_id": first["id"]}
+    short = (await elsewhere.http.post("/v1/responses/compact", json=named)).json()
+    assert short["output"][0]["content"][0]["text"] == WORDS
+    for wrong in ({"model": elsewhere.model}, {"model": elsewhere.model, "input": []}):
+        assert (await elsewhere.http.post("/v1/responses/compact", json=wrong)).status_code == 400
+    broken = [{"type": "compaction", "encrypted_content": "x"}]
+    refused = await elsewhere.http.post("/v1/responses", json={"model": elsewhere.model, "input": broken})
+    assert refused.status_code == 400 and "not of this server" in refused.text
 
 
 async def test_anthropic(elsewhere) -> None:

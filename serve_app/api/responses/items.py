@@ -1,4 +1,6 @@
-"""Ids of a response's items: each names the response and its place there, so that a reference needs no index.
+"""A response's usage, and ids of its items.
+
+Each id names the response and the item's place there, so that a reference needs no index.
 
 resp_0123...  ->  msg_0123...0000, fc_0123...0001
 """
@@ -10,11 +12,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from serve_app.api.errors import ApiError, InvalidInput
+from serve_app.api.types import Usage
 
 MAX_REFERRED = 64
 _ITEM_ID = re.compile(r"(?:msg|fc|rs)_([0-9a-f]{32})([0-9a-f]{4})", re.ASCII)
 
 Fetch = Callable[[str], Awaitable[dict[str, Any]]]
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+        "neurons": float(usage.neurons),
+    }
 
 
 def item_id(kind: str, response_id: str, index: int) -> str:

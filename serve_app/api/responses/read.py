@@ -28,6 +28,7 @@ from serve_app.api.fields.sampling import parse_sampling, refuse_unsupported
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, objects, refuse, string, text
 from serve_app.api.openai.read import model_of
+from serve_app.api.responses.compact import summary_message
 from serve_app.api.types import AnswerFormat, GenerateRequest, ModelLimits
 
 LOGPROBS = "message.output_text.logprobs"
@@ -61,8 +62,13 @@ class ResponsesRequest:
         return [*system, *before, *self.turn]
 
 
-def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = None) -> ResponsesRequest:
-    """Raises `InvalidInput` for what does not fit the schema and for known fields that this server does not honour."""
+def parse_responses(
+    body: bytes | dict[str, Any], limits: ModelLimits | None = None, *, may_be_empty: bool = False
+) -> ResponsesRequest:
+    """Raises `InvalidInput` for what does not fit the schema and for known fields that this server does not honour.
+
+    ``may_be_empty``: an empty ``input`` is no error.
+    """
     model, body = model_of(as_object(body))
     for name, what in _UNSUPPORTED.items():
         if body.get(name) not in (None, False, "", {}):
@@ -91,6 +97,7 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
     background, store = bool(boolean(body, "background")), boolean(body, "store") is not False
     if background and not store:
         raise InvalidInput("background needs store: the response is fetched when it is done.", param="background")
+    asked_input = body.get("input")
     request = ResponsesRequest(
         generate=GenerateRequest(
             model=model,
@@ -108,7 +115,7 @@ def parse_responses(body: bytes | dict[str, Any], limits: ModelLimits | None = N
             answer_format=answer_format,
             **asked,
         ),
-        turn=parse_input(body.get("input"), (limits or ModelLimits()).takes),
+        turn=[] if may_be_empty and asked_input == [] else parse_input(asked_input, (limits or ModelLimits()).takes),
         instructions=string(body, "instructions"),
         previous=previous,
         store=store,
@@ -201,6 +208,8 @@ def parse_input(value: Any, takes: frozenset[PartKind] = TEXT_ONLY) -> list[dict
             if item.get("output") is None:
                 raise InvalidInput(f"{where}.output is missing; send a string.", param=f"{where}.output")
             out.append({"role": "tool", "tool_call_id": call_id, "content": item["output"]})
+        elif kind == "compaction":
+            out.append(summary_message(item, where))
         elif kind == "reasoning":
             thought = _reasoning_text(item, where)
             continue

@@ -13,24 +13,13 @@ from serve_app.api import identity, sse
 from serve_app.api.errors import ApiError, Stopped, as_api_error
 from serve_app.api.fields.content import content_text
 from serve_app.api.openai.write import chat_logprobs, close
-from serve_app.api.responses.items import item_id
+from serve_app.api.responses.items import item_id, usage_json
 from serve_app.api.responses.read import ResponsesRequest
 from serve_app.api.types import ChoiceDone, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 log = logging.getLogger(__name__)
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
-
-
-def usage_json(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.total_tokens,
-        "neurons": float(usage.neurons),
-    }
 
 
 class _Response:

@@ -139,6 +139,17 @@ def responses_input() -> Schema:
     return _object(fields, "model", "input")
 
 
+def compact_input() -> Schema:
+    fields = responses_input()["properties"]
+    names = ("model", "input", "previous_response_id", "instructions", "prompt_cache_key")
+    return _object({name: fields[name] for name in names}, "model")
+
+
+def compaction_output() -> Schema:
+    fields = {"id": _TEXT, "object": {"const": "response.compaction"}, "output": _list(_FREE), "usage": _FREE}
+    return _object(fields, *fields)
+
+
 def _block(kind: str, **fields: Schema) -> Schema:
     return _object({"type": {"const": kind}, **fields, "cache_control": _FREE}, "type", *fields)
 

@@ -14,6 +14,7 @@ from serve_app.api.fields.asked import with_headers
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.responses import write as responses_answers
+from serve_app.api.responses.compact import render_compaction, to_summarise
 from serve_app.api.responses.items import resolve_references
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
@@ -41,6 +42,9 @@ COUNT = Operation(
     schemas.responses_input(),
     CREATE.example,
 )
+COMPACT = Operation(
+    "Make a conversation short", _TAG, schemas.compaction_output(), schemas.compact_input(), CREATE.example
+)
 GET = Operation(
     "A stored response",
     _TAG,
@@ -64,6 +68,7 @@ def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
     return [
         Endpoint("POST", prefix + "/responses", routes.create, CREATE, openai_body),
         Endpoint("POST", prefix + "/responses/input_tokens", routes.count, COUNT, openai_body),
+        Endpoint("POST", prefix + "/responses/compact", routes.compact, COMPACT, openai_body),
         Endpoint("GET", one, routes.get, GET, openai_body),
         Endpoint("GET", one + "/input_items", routes.input_items, ITEMS, openai_body),
         Endpoint("POST", one + "/cancel", routes.cancel, CANCEL, openai_body),
@@ -113,6 +118,20 @@ class ResponsesRoutes:
         parsed.generate.messages = parsed.messages(before)
         count = await gateway.count_tokens(model, parsed.generate)
         return json_answer({"object": "response.input_tokens", "input_tokens": count})
+
+    async def compact(self, request: Request) -> Response:
+        gateway, account = self._exchange.gateway, request.state.account
+        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        model = self._exchange.model(request, name, GenerateRequest)
+        body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
+        if body.get("input") is None and body.get("previous_response_id") is not None:
+            body = {**body, "input": []}
+        parsed = responses.parse_responses({**body, "stream": False}, gateway.limits(model), may_be_empty=True)
+        messages = parsed.messages(await gateway.state.responses.conversation(account, parsed.previous))
+        parsed.generate.messages = to_summarise(messages)
+        parsed.generate.tools = None
+        events = await gateway.generate(model, with_headers(parsed.generate, request.headers), request.state.caller)
+        return json_answer(render_compaction(messages, [e async for e in events]))
 
     async def get(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
