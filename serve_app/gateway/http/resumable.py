@@ -33,6 +33,8 @@ _DROPPED = frozenset(
 class _Kept(msgspec.Struct, array_like=True, frozen=True):
     """A request as it is run again."""
 
+    # What stands before the routes, where the application does not have the whole address.
+    root_path: str
     path: str
     query: bytes
     headers: list[tuple[bytes, bytes]]
@@ -97,6 +99,7 @@ def _begin(streams: Streams, request: Request, keep_s: float | None) -> StreamLo
     streams.check_room(caller.account)
     headers = [(name, value) for name, value in request.headers.raw if name.lower() not in _DROPPED]
     kept = _Kept(
+        request.scope.get("root_path", ""),
         request.scope["path"],
         request.scope.get("query_string", b""),
         headers,
@@ -115,8 +118,8 @@ def runs_again(
     async def again(taken: Taken, stream: StreamLog) -> None:
         head = taken.head
         kept = msgspec.msgpack.decode(head.request, type=_Kept)
-        scope = {"type": "http", "method": "POST", "path": kept.path, "root_path": "", "query_string": kept.query}
-        scope |= {"headers": [*kept.headers, (b"content-length", b"%d" % len(kept.body))]}
+        scope = {"type": "http", "method": "POST", "path": kept.path, "query_string": kept.query}
+        scope |= {"root_path": kept.root_path, "headers": [*kept.headers, (b"content-length", b"%d" % len(kept.body))]}
         fitting = ((route.matches(scope), handler) for route, handler in zip(routes, handlers, strict=True))
         found = next(((child, handler) for (match, child), handler in fitting if match == Match.FULL), None)
         if found is None:

@@ -92,7 +92,9 @@ class Client:
                         elif line == "data: [DONE]":
                             return text, lost
                         elif line.startswith("data: "):
-                            text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+                            frame = json.loads(line[6:])
+                            assert "error" not in frame, frame
+                            text += "".join(choice["text"] for choice in frame["choices"])
                         if last >= 10:
                             begun.set()
             except httpx.TransportError:

@@ -99,9 +99,9 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         for model in gateway.models:
             model.ready = True
         await gateway.inbox.start()
-        transport = httpx.ASGITransport(build_http(gateway))
+        transport = httpx.ASGITransport(build_http(gateway), root_path="/below")
         headers = {"Authorization": f"Bearer {keys[0]}"}
-        gateway.http = httpx.AsyncClient(transport=transport, base_url="http://here", headers=headers)
+        gateway.http = httpx.AsyncClient(transport=transport, base_url="http://here/below", headers=headers)
         gateway.settled = []
         gateway.settlement.subscribers.append(gateway.settled.append)
         gateway.streams.start()
