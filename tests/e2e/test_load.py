@@ -111,6 +111,35 @@ async def test_a_client_that_leaves_frees_its_place_at_once(stack, stream, packe
         assert workers(stack)["decode"]["generated_tokens"] - before < body["max_tokens"]
 
 
+@pytest.mark.slow
+async def test_who_cannot_wait_is_refused_while_long_answers_hold_all_places(stack):
+    """At once, and with the time until one ends: none of them has ended when the refusal is there."""
+    url = f"{stack.api}/run/{CHAT}"
+    long = {"prompt": "on and on", "raw": True, "max_tokens": 3000, "logit_bias": {eos_id(): -100}}
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(headers=stack.headers, timeout=600, limits=limits) as client:
+        streams = [asyncio.ensure_future(stream(client, url, {**long, "prompt": f"on and on {n}"})) for n in range(60)]
+        try:
+
+            def full() -> bool:
+                found = workers(stack)
+                return (
+                    found["decode"]["running"] >= 32 and found["decode"]["running"] + found["prefill"]["running"] >= 48
+                )
+
+            await asyncio.to_thread(wait_for, full, 120)
+            for options in ({"rejectIfBusy": True}, {"deadlineMs": 1000}):
+                answer = await client.post(url, json={"prompt": "now", "max_tokens": 4, "options": options})
+                assert answer.status_code == 429, answer.text
+                assert int(answer.headers["retry-after"]) >= 1 and answer.json()["errors"][0]["code"] == 3040
+            assert not any(one.done() for one in streams)
+        finally:
+            for one in streams:
+                one.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+    wait_for(lambda: idle(stack), 60)
+
+
 async def test_reject_if_busy(stack):
     url = f"{stack.api}/run/{CHAT}"
     async with httpx.AsyncClient(
