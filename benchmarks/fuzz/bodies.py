@@ -12,6 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from benchmarks.fuzz import others
 from serve_app.api.anthropic.read import parse_count, parse_messages_request
 from serve_app.api.errors import ApiError, InvalidInput
 from serve_app.api.fields.body import parse_body
@@ -86,6 +87,7 @@ READERS: Bodies = {
     "embed contexts": ({"contexts": [{"text": "a"}], "query": "b", "score_mode": "all", "score_weights": [1, 0, 0]},
                        lambda b: parse_embed(b, MODEL)),
     "rerank": ({"query": "a", "contexts": [{"text": "b"}], "top_k": 1}, lambda b: parse_rerank(b, MODEL)),
+    **others.READERS,
 }  # fmt: skip
 
 DEEP = "[" * 900 + "]" * 900
