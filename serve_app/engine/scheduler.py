@@ -196,6 +196,8 @@ class Scheduler:
 
     def _scorable(self, request: Request, start: int, count: int, step: Step) -> int:
         """How many of ``count`` tokens from ``start`` on a step computes that has room for so many scores."""
+        if request.sampling.prompt_logprobs is None:
+            return count
         left = self.score_rows - step.scores
         if _scores(request, start, count) <= left:
             return count
@@ -308,6 +310,8 @@ class Scheduler:
 
 def _scores(request: Request, start: int, count: int) -> int:
     """How many of ``count`` rows from ``start`` on have something to tell of the prompt."""
+    if request.sampling.prompt_logprobs is None:
+        return 0
     return max(0, min(start + count, request.score_end) - max(start, request.scored))
 
 
