@@ -72,8 +72,8 @@ async def _trace_problem(http: httpx.AsyncClient, entry: Entry) -> str | None:
     told = answer.json()
     if told["status"] != "done":
         return f"a complete answer is told as {told['status']}"
-    # What a worker tells of its part may come behind the end.
-    written = next(event.get("completion_tokens", 0) for event in told["events"] if event["event"] == "done")
+    # Each prompt of a request has an end of its own.
+    written = sum(event.get("completion_tokens", 0) for event in told["events"] if event["event"] == "done")
     if entry.seen.usage is not None and written != entry.seen.usage[1]:
         return f"{written} tokens are written down for an answer of {entry.seen.usage[1]}"
     return None

@@ -302,7 +302,7 @@ def test_what_a_server_leaves_behind_is_seen(tmp_path, peer, monkeypatch):
 # -- on the stack ----------------------------------------------------------------------------------------------------
 
 # What is over at once, and leaves the session's workers alone.
-LIGHT = "tokens-cut,store-locked,gateway-disk-full,tokens-lossy,pool-stopped,prefill-stopped,cpu-busy"
+LIGHT = "tokens-cut,store-locked,tokens-lossy,pool-stopped,prefill-stopped,cpu-busy"
 
 
 def test_a_short_seed(stack, capsys):
