@@ -24,7 +24,7 @@ from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
 from serve_app.ray_private.fork_server import TORCH_FORKS, ForkServer
 from serve_app.ray_private.haproxy import haproxy_environment, haproxy_files
-from serve_app.ray_private.head import ended_daemons
+from serve_app.ray_private.head import ended_daemons, one_machine
 from serve_app.run_directory import RunDirectory
 
 Say = Callable[[str], None]
@@ -104,7 +104,7 @@ class LocalCluster:
         launching = self._launching()
         import ray
 
-        with launching:
+        with launching, one_machine():
             ray.init(
                 address="local",
                 # Logical: our actors ask for fractions, and threads are bounded by the catalogue.

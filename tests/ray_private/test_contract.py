@@ -19,7 +19,7 @@ import pytest
 import ray
 
 from serve_app.config import load_settings
-from serve_app.ray_private import controller, fork_server, haproxy, haproxy_config, preload
+from serve_app.ray_private import controller, fork_server, haproxy, haproxy_config, head, preload
 from serve_app.ray_private import environment as env
 
 RAY = Path(ray.__file__).parent
@@ -41,6 +41,7 @@ class Used:
 ROUTER = "ray.serve._private.request_router"
 CHOICE = ("the gateway's choice of replicas is not followed: prompts miss their cache", "hinted_router.py")
 FORKS = ("workers are executed one by one instead of forked: a start takes seconds longer", "fork_server.py")
+DAEMONS = ("daemons that one machine has no use for start as well", "head.py")
 TESTS = ("tests only", "tests/ray_private/names.py")
 
 USED = [
@@ -63,6 +64,7 @@ USED = [
         )
     ),
     Used(f"{ROUTER}.replica_wrapper:RunningReplica.replica_id", None, *CHOICE),
+    *(Used(f"ray._private.node:Node.{name}", ("self",), *DAEMONS) for name in head.NOT_ON_ONE_MACHINE),
     Used("ray.actor:ActorClassID.from_random", None, *FORKS),
     Used("ray.actor:ActorClassID.size", None, *FORKS),
     Used("ray._raylet:UniqueID.from_random", None, *FORKS),
@@ -191,8 +193,8 @@ def test_ray_knows_every_variable_we_set() -> None:
         for path in (RAY / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8", errors="replace")
             names -= {name for name in names if f'"{name}"' in text}
-    head = (RAY / "core/src/ray/gcs/gcs_server").read_bytes()
-    names -= {name for name in names if name.encode() in head}
+    server = (RAY / "core/src/ray/gcs/gcs_server").read_bytes()
+    names -= {name for name in names if name.encode() in server}
     assert names == set(), broken(
         f"variable {sorted(names)}", "its comment says what", "environment.py and cluster.yaml"
     )
