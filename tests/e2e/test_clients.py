@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 from cloudflare import Cloudflare
-from openai import AuthenticationError, BadRequestError, OpenAI
+from openai import AuthenticationError, NotFoundError, OpenAI
 
 from tests.conftest import ACCOUNT
 from tests.e2e.conftest import CHAT, EMBED, RERANK
@@ -48,7 +48,7 @@ def test_openai_completions_embeddings_models(openai):
 
 
 def test_openai_errors(openai, stack):
-    with pytest.raises(BadRequestError, match="No such model"):
+    with pytest.raises(NotFoundError, match="No such model"):
         openai.chat.completions.create(model="@cf/no/such", messages=QUESTION)
     stranger = OpenAI(api_key="wrong-key-wrong-key", base_url=f"{stack.url}/v1", max_retries=0)
     with pytest.raises(AuthenticationError):

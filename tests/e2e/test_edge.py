@@ -28,7 +28,9 @@ def folder(stack) -> Path:
 
 
 def haproxies(folder: Path) -> set[int]:
-    return set(processes_in(folder / "haproxy"))
+    """Not Ray's own processes, which name its files in their environment."""
+    named = processes_in(folder / "haproxy")
+    return {pid for pid in named if not Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")}
 
 
 def status(url: str) -> int:

@@ -20,8 +20,8 @@ from tests.tasks.conftest import ACCOUNT
 
 ROOT = Path(__file__).resolve().parents[2]
 # The folders themselves; the survey of what transformers' architectures do, which a new task does not change; faults
-# and noise, which are aimed at what there is.
-ELSEWHERE = ("serve_app/tasks", "benchmarks/families", "benchmarks/chaos", "benchmarks/fuzz")
+# and noise, which are aimed at what there is, and the table of what its readers take.
+ELSEWHERE = ("serve_app/tasks", "benchmarks/families", "benchmarks/chaos", "benchmarks/fuzz", "benchmarks/fields.py")
 SOUND = bytes(range(256)) + b"\r\n--\r\n\n"
 
 

@@ -287,10 +287,11 @@ async def test_a_prompt_to_score_is_computed_here_whatever_is_stored_and_whoever
     """Another worker's K/V tell nothing; what is in the pool already is not given to it again."""
     ids = list(range(400, 500))
     await read(inbox, plain := call(ids, inbox, max_tokens=2), lambda: decode.generate(plain))
-    held = len(pool.chunks)
+    await decode._publisher.published(plain.id)
+    before = len(pool.chunks)
     asked = call(ids, inbox, max_tokens=2, prompt_logprobs=1, prefill_above=1)
     tokens, result = await read(inbox, asked, lambda: decode.generate(asked))
     assert len(tokens) == 2 and isinstance(result, Generated) and result.cached == 0
-    assert result.path.computed == len(ids) and len(pool.chunks) == held
+    assert result.path.computed == len(ids) and len(pool.chunks) == before
     told = result.prompt_logprobs
     assert told is not None and told.top == 1 and len(np.frombuffer(told.logprobs, np.float32)) == len(ids) - 1

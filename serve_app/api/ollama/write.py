@@ -55,7 +55,7 @@ class Clock:
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Ollama's ``error``, and the code beside it."""
-    return {"error": error.message, "errors": [{"code": error.code, "message": error.message}]}
+    return {"error": error.message, "success": False, "errors": [{"code": error.code, "message": error.message}]}
 
 
 def render_loaded(model: str, form: Form) -> dict[str, Any]:
