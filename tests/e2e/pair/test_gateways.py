@@ -169,7 +169,7 @@ async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
 async def test_streams_go_on_at_the_other_when_one_is_killed(pair, gateways, clients):
     client = await clients()
     await until_idle(pair)
-    asked = [body(4000 + n, 900) for n in range(8)]
+    asked = [body(4000 + n, 250) for n in range(8)]
     alone = [await client.stream(gateways[1], one) for one in asked]
     begun = [asyncio.Event() for _ in range(64)]
     reading = [
