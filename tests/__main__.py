@@ -1,22 +1,27 @@
-"""``python -m tests``: the whole suite in two processes at a time, and one line of counts for both.
+"""``python -m tests``: the whole suite in two processes at a time, and one line of counts for all.
 
-Tests of the Ray cluster wait for processes most of the time; all others compute. Side by side they take little more
-than the longer half. What the cluster's tests print is seen at once, the rest when that has ended.
+Tests of the Ray cluster wait for processes most of the time; all others compute. So the one process runs the cluster's
+tests, and the other the rest, in parts; whoever is done takes the next part. What the cluster's tests print is seen at
+once, the rest when all has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TextIO
 
 NO_TESTS = 5  # pytest's exit status
+PARTS = 4  # of the rest
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)\b")
 CLOSING = re.compile(rf"({COUNT.pattern}(, )?)+ in [\d.]+s( \([\d:]+\))?|no tests ran in [\d.]+s")
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
@@ -26,18 +31,34 @@ ONE = {"error": "errors", "warning": "warnings"}
 def main(arguments: list[str]) -> int:
     started = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
-    with tempfile.TemporaryFile("w+") as aside:
-        rest = subprocess.Popen(
-            [*command, "--part", "rest"], stdout=aside, stderr=subprocess.STDOUT, env=half_of_the_cores()
-        )
+    parts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
+    for number in range(PARTS):
+        parts.put(files[number::PARTS])
+    with ThreadPoolExecutor(1) as beside:
+        others = beside.submit(run_parts, command, parts)
         cluster = subprocess.Popen([*command, "--part", "cluster"], stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
         total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
-        codes = [cluster.wait(), rest.wait()]
-        aside.seek(0)
-        total += show(aside.read(), sys.stdout)
+        codes = [cluster.wait()]
+        for code, said in [*run_parts(command, parts), *others.result()]:
+            total += show(said, sys.stdout)
+            codes.append(code)
     print(summary(total, time.monotonic() - started))
     return next((code for code in codes if code not in (0, NO_TESTS)), 0 if 0 in codes else NO_TESTS)
+
+
+def run_parts(command: list[str], parts: queue.SimpleQueue[list[str]]) -> list[tuple[int, str]]:
+    """Takes parts, which are files, while there are any; the status of each and what it has printed."""
+    done = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            ran = subprocess.run(
+                [*command, "--part", "rest", *parts.get_nowait()],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
+            )  # fmt: skip
+            done.append((ran.returncode, ran.stdout))
+    return done
 
 
 def half_of_the_cores() -> dict[str, str]:

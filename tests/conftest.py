@@ -19,6 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A machine may be busy.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")):
     # Read when a Triton kernel is decorated, hence before any test module is imported: no GPU, so its interpreter.
