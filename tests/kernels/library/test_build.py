@@ -62,6 +62,7 @@ def test_a_failing_compiler_falls_back(tmp_path: Path) -> None:
     assert "kernels unavailable" in err
 
 
+@pytest.mark.slow
 def test_a_wrong_library_fails_its_self_test(tmp_path: Path) -> None:
     """A kernel that computes something else must never be used: here one that divides by one weight too
     many."""
