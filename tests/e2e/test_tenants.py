@@ -100,23 +100,35 @@ async def until_waiting(stack, tenant: Tenant) -> None:
 
 
 @contextlib.asynccontextmanager
-async def flood(stack, tenant: Tenant, tokens: int, under_way: int = MANY) -> AsyncIterator[None]:
-    """Requests of a tenant, always as many of them under way, until the block ends: however fast, some wait."""
+async def flood(
+    stack, tenant: Tenant, tokens: int, under_way: int = MANY, *, leave: bool = False
+) -> AsyncIterator[list[tuple[int, dict]]]:
+    """Requests of a tenant, always as many of them under way, until the block ends: however fast, some wait. Every
+    eighth is number 7. The numbers and results come into the list, all of them when the block has ended; with
+    ``leave`` the clients go instead of waiting for theirs.
+    """
     numbers = itertools.count()
     over = False
+    answered: list[tuple[int, dict]] = []
 
     async def ask_again_and_again() -> None:
         while not over:
-            answer = await tenant.ask(body(next(numbers), tokens))
+            count = next(numbers)
+            number = count if count % 8 else 7
+            answer = await tenant.ask(body(number, tokens))
             assert answer.status_code == 200, answer.text
+            answered.append((number, answer.json()["result"]))
 
     asking = [asyncio.create_task(ask_again_and_again()) for _ in range(under_way)]
     try:
         await until_waiting(stack, tenant)
-        yield
+        yield answered
     finally:
         over = True
-        await asyncio.gather(*asking)
+        for task in asking if leave else ():
+            task.cancel()
+        ended = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(error, asyncio.CancelledError) for error in ended if error is not None), ended
 
 
 async def test_a_light_tenant_passes_a_hostile_ones_queue(stack, tenants):
@@ -172,14 +184,11 @@ async def test_who_would_be_late_is_refused_at_once(stack, tenants):
 async def test_waiting_requests_survive_the_loss_of_their_workers(stack, tenants):
     tenant = await tenants("patient")
     alone = (await tenant.ask(body(7, 60))).json()["result"]["response"]
-    asked = [asyncio.create_task(tenant.ask(body(7 if i % 8 == 0 else i, 60))) for i in range(2 * MANY)]
-    await until_waiting(stack, tenant)
-    killed = await asyncio.to_thread(kill, stack, "decode")
-    answers = await asyncio.gather(*asked)
-    assert [a.status_code for a in answers] == [200] * len(answers), [a.text for a in answers if a.is_error][:3]
-    results = [a.json()["result"] for a in answers]
-    assert all(r["usage"]["completion_tokens"] == 60 for r in results)
-    assert {r["response"] for r in results[::8]} == {alone}
+    async with flood(stack, tenant, 60, under_way=2 * MANY) as answered:
+        killed = await asyncio.to_thread(kill, stack, "decode")
+    assert len(answered) >= 2 * MANY
+    assert all(result["usage"]["completion_tokens"] == 60 for _, result in answered)
+    assert {result["response"] for number, result in answered if number == 7} == {alone}
     await asyncio.to_thread(replaced, stack, "decode", killed)
 
     def reports_again() -> bool:
@@ -190,11 +199,8 @@ async def test_waiting_requests_survive_the_loss_of_their_workers(stack, tenants
 
 async def test_clients_that_leave_leave_the_queue(stack, tenants):
     tenant = await tenants("restless")
-    asked = [asyncio.create_task(tenant.ask(body(i, 150))) for i in range(MANY + 20)]
-    await until_waiting(stack, tenant)
-    for task in asked:
-        task.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
+    async with flood(stack, tenant, 150, under_way=MANY + 20, leave=True):
+        pass
 
     def gone() -> bool:
         return not waiting(stack) and idle(stack)
