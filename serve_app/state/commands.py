@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from serve_app.config import load_settings
 from serve_app.state.accounts import PRIORITIES
-from serve_app.state.errors import Away, StateError
+from serve_app.state.errors import Away, Damaged, StateError
 
 if TYPE_CHECKING:
     from serve_app.state.store.sql import SqlStore
@@ -59,6 +59,8 @@ def _store(*, opened: bool = True) -> Iterator[SqlStore]:
             if opened:
                 store.open()
             yield store
+        except Damaged as damaged:
+            raise StateError(f"{damaged}.") from None
         except Away as away:
             raise StateError(f"The database cannot be reached: {away}. Start it, or correct the setting.") from None
 

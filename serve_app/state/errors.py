@@ -13,3 +13,7 @@ class AccountsError(StateError):
 
 class Away(Exception):
     """The store cannot be reached at the moment."""
+
+
+class Damaged(Away):
+    """The store is there and must not be used; the text says what to do."""

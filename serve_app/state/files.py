@@ -30,6 +30,13 @@ class NoFile(Exception):
     """There is no blob of this name."""
 
 
+class Replaced(OSError):
+    """The blob was replaced while it was read, and the rest of the old one is gone. What was read is to be dropped."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(errno.EBUSY, f"{name} was replaced while it was read; read it again from its beginning")
+
+
 class Files(Protocol):
     """``name``: up to 16 parts of letters, digits and ``_.=@+-``, joined by slashes; others raise ValueError."""
 
@@ -37,11 +44,13 @@ class Files(Protocol):
         """Writes a blob, replacing one of this name in one step; its length. An error on the way leaves what was."""
 
     def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
-        """The bytes from ``start`` up to ``end``. Raises :class:`NoFile`."""
+        """The bytes from ``start`` up to ``end``, all of one version. Raises :class:`NoFile`, and :class:`Replaced` if
+        the blob is replaced faster than it can be read.
+        """
 
     def stream(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The same in pieces of up to :data:`CHUNK` bytes. Raises OSError if the blob is replaced meanwhile, where
-        the old one cannot be read to its end.
+        """The same in pieces of up to :data:`CHUNK` bytes. Raises :class:`Replaced` if the blob is replaced behind the
+        first piece, where the old one cannot be read to its end: in a bucket.
         """
 
     def size(self, name: str) -> int:
@@ -78,26 +87,38 @@ class _FsspecFiles:
 
     def get(self, name: str, start: int = 0, end: int | None = None) -> bytes:
         for _ in range(_TRIES - 1):
-            try:
+            with suppress(Replaced):
                 return b"".join(self.stream(name, start, end))
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise
         return b"".join(self.stream(name, start, end))
 
     def stream(self, name: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        try:
-            with self._system.open(self._path(name), "rb", block_size=CHUNK) as file:
-                file.seek(start)
-                at = start
-                while end is None or at < end:
-                    piece = file.read(CHUNK if end is None else min(CHUNK, end - at))
-                    if not piece:
-                        return
-                    at += len(piece)
+        for left in reversed(range(_TRIES)):
+            begun = False
+            try:
+                for piece in self._pieces(name, start, end):
+                    begun = True
                     yield piece
-        except FileNotFoundError:
-            raise NoFile(name) from None
+                return
+            except FileNotFoundError:
+                if begun:
+                    raise Replaced(name) from None
+                raise NoFile(name) from None
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                if begun or not left:
+                    raise Replaced(name) from error
+
+    def _pieces(self, name: str, start: int, end: int | None) -> Iterator[bytes]:
+        with self._system.open(self._path(name), "rb", block_size=CHUNK) as file:
+            file.seek(start)
+            at = start
+            while end is None or at < end:
+                piece = file.read(CHUNK if end is None else min(CHUNK, end - at))
+                if not piece:
+                    return
+                at += len(piece)
+                yield piece
 
     def size(self, name: str) -> int:
         try:

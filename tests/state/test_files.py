@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.state.errors import StateError
-from serve_app.state.files import CHUNK, Files, NoFile, open_files
+from serve_app.state.files import CHUNK, Files, NoFile, Replaced, open_files
 
 BUCKET = "blobs"
 
@@ -109,6 +110,45 @@ def test_readers_see_the_old_or_the_new(files):
     stop.set()
     reader.join()
     assert seen and all(len(data) == size and len(set(data)) == 1 for data in seen)
+
+
+def test_a_reader_whose_blob_is_replaced_gets_one_version_or_a_word(files):
+    """A directory keeps the old one open; a bucket has it no more."""
+    size = 8 * CHUNK
+    files.put("f", b"1" * size)
+    reading = files.stream("f")
+    first = next(reading)
+    files.put("f", b"2" * size)
+    try:
+        assert first + b"".join(reading) == b"1" * size
+    except Replaced as told:
+        assert "read it again" in str(told)
+    # Where nothing has been read yet, the new one is.
+    assert b"".join(files.stream("f")) == b"2" * size
+
+
+def test_what_is_replaced_before_its_first_piece_is_read_anew(tmp_path, monkeypatch):
+    """As a bucket says it: the object that was opened is no more."""
+    files = open_files(str(tmp_path / "files"))
+    files.put("f", b"12345")
+    tries, pieces = [], files._pieces
+
+    def expired(*asked):
+        tries.append(asked)
+        if len(tries) < 3:
+            raise OSError(errno.EBUSY, "no longer exists")
+        yield from pieces(*asked)
+
+    monkeypatch.setattr(files, "_pieces", expired)
+    assert b"".join(files.stream("f", 1)) == b"2345" and len(tries) == 3
+
+    def always(*asked):
+        yield b"1"
+        raise OSError(errno.EBUSY, "no longer exists")
+
+    monkeypatch.setattr(files, "_pieces", always)
+    with pytest.raises(Replaced, match="f was replaced"):
+        files.get("f")
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../b", "a//b", ".hidden", "a/.b", "a\0b", "a\\b", "é"])

@@ -15,11 +15,12 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from serve_app.state.errors import Away, StateError
+from serve_app.state.errors import Away, Damaged, StateError
 from serve_app.state.names import FILE
+from serve_app.state.store.failures import REMEDIES, meaning
 
 # How long others may hold an SQLite file, or a server may leave a message unanswered.
 TIMEOUT_S = 5.0
@@ -48,6 +49,8 @@ class Database:
         # Which file is open, and how many have been: an SQLite file can be removed or replaced while it is.
         self._file: tuple[int, int] | None = None
         self._gone = False
+        # What is written into a damaged file makes it worse.
+        self._damaged = False
         self.opened = 0
 
     @property
@@ -111,6 +114,8 @@ class Database:
         if self._file is not None:
             with self._noting():
                 self._follow_file()
+            if self._damaged:
+                raise Damaged(self._reason)
         if not self._prepared:
             with self._preparing, self._noting():
                 if not self._prepared:
@@ -134,26 +139,29 @@ class Database:
                     Path(f"{self.url.database}{suffix}").unlink(missing_ok=True)
             self._gone = True
             raise FileNotFoundError("the file is gone; put it back, or start again with an empty one")
-        self._gone = self._prepared = False
+        self._gone = self._prepared = self._damaged = False
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Turns what the driver says of a lost connection into :class:`Away`, and remembers it."""
+        """Turns what the driver says of a database that cannot be used into :class:`Away`, and remembers it."""
         try:
             yield
-        except (OperationalError, InterfaceError, PoolTimeout, OSError) as error:
-            self._lost(error)
-            raise Away(self._reason) from error
-        except DBAPIError as error:
-            if not error.connection_invalidated:
+        except (DBAPIError, PoolTimeout, OSError) as error:
+            found = meaning(error)
+            if found == "wrong":
                 raise
-            self._lost(error)
-            raise Away(self._reason) from error
-        self._away_since = None
+            self._prepared = self._prepared and found != "foreign"
+            self._damaged = self.is_sqlite and found == "damaged"
+            self._lost(error, REMEDIES.get(found, ""))
+            raise (Damaged if found in REMEDIES else Away)(self._reason) from error
+        if not self._damaged:
+            self._away_since = None
 
-    def _lost(self, error: Exception) -> None:
+    def _lost(self, error: Exception, remedy: str) -> None:
         told = str(getattr(error, "orig", None) or error).strip().splitlines()
         self._reason = f"{self.name}: {told[0] if told else type(error).__name__}"
+        if remedy:
+            self._reason += f"; {remedy}"
         now = time.monotonic()
         self._try_at = now + RETRY_S
         if self._away_since is None:
