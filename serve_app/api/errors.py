@@ -8,6 +8,7 @@ these where the cause is known; `envelope` and `openai_body` turn it into JSON i
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -164,6 +165,48 @@ class AccountForbidden(ApiError):
 
     def __init__(self, account: str):
         super().__init__(f"Authentication error: this key does not belong to account {account[:64]}.")
+
+
+class ScopeMissing(ApiError):
+    """A key that may not do this. ``needed``: scopes, any of which would do."""
+
+    code, status, type, generic = 10000, 403, "permission_error", True
+
+    def __init__(self, needed: Sequence[str], has: Sequence[str]):
+        asked = " or ".join(needed)
+        super().__init__(
+            f"Authentication error: this key lacks the scope {asked}; it has {', '.join(has) or 'none'}. "
+            "Use another key, or have the account's admin add the scope."
+        )
+
+
+class OperatorOnly(ApiError):
+    """What only an admin of the account of the settings may do."""
+
+    code, status, type, generic = 10000, 403, "permission_error", True
+
+    def __init__(self, what: str, operator: str):
+        super().__init__(
+            f"Authentication error: only keys of account {operator} with the scope admin may {what}. Ask the operator."
+        )
+
+
+class BadChange(ApiError):
+    """An account, a key or a member that cannot be as asked."""
+
+    code, status, type, generic = 5006, 400, "invalid_request_error", True
+
+
+class NoSuchObject(ApiError):
+    """An account, a key or a member that is not there, or not for this key to see."""
+
+    code, status, type, generic = 7003, 404, "not_found_error", True
+
+
+class AlreadyThere(ApiError):
+    """An account or a member of this name is there already."""
+
+    code, status, type, generic = 5006, 409, "conflict", True
 
 
 class NoRoute(ApiError):

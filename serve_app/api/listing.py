@@ -31,27 +31,28 @@ def search(records: Sequence[Record], query: Mapping[str, str]) -> dict[str, Any
         return {"data": [_openrouter(record) for record in found]}
     if form:
         raise InvalidInput('format must be "openrouter" or left out.', param="format")
-    return _page([dict(record) for record in found], query)
+    return paged([dict(record) for record in found], query)
 
 
 def search_authors(records: Sequence[Record], query: Mapping[str, str]) -> dict[str, Any]:
     """The answer to `GET /ai/authors/search`: who made the models, by name; ``search`` filters."""
     names = sorted({_author(record) for record in records})
-    return _page([{"id": name, "name": name} for name in names if _names(name, query)], query)
+    return paged([{"id": name, "name": name} for name in names if _names(name, query)], query)
 
 
 def search_tasks(records: Sequence[Record], query: Mapping[str, str]) -> dict[str, Any]:
     """The answer to `GET /ai/tasks/search`: ``{id, name, description}`` of every task that some model does."""
     tasks = {record["task"]["id"]: record["task"] for record in records}
     found = sorted(tasks.values(), key=lambda task: task["name"])
-    return _page([dict(task) for task in found if _names(task["name"], query)], query)
+    return paged([dict(task) for task in found if _names(task["name"], query)], query)
 
 
 def _names(name: str, query: Mapping[str, str]) -> bool:
     return all(word in name.lower() for word in query.get("search", "").lower().split())
 
 
-def _page(found: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+def paged(found: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """The envelope around the page of ``found`` that ``query`` asks for by ``page`` and ``per_page``."""
     page = _positive(query, "page", 1, 10**9)
     per_page = _positive(query, "per_page", PER_PAGE, MAX_PER_PAGE)
     shown = found[(page - 1) * per_page : page * per_page]

@@ -202,7 +202,7 @@ class Gateway:
 
     def _own(self) -> Caller:
         """Whoever can call the handle holds the cluster's token, and acts for the account of the settings."""
-        return Caller(self.settings.account, self.state.accounts.weight(self.settings.account))
+        return self.state.accounts.own()
 
     def _failure(self, error: Exception, request_id: str) -> dict[str, Any]:
         shown = as_api_error(error, request_id)

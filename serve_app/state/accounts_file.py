@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from serve_app.state.accounts import PRIORITIES, Account, Key, check_name, check_weight
+from serve_app.state.accounts import ID_CHARS, PRIORITIES, Account, Key, check_name, check_weight
 from serve_app.state.errors import AccountsError
 
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -51,5 +51,5 @@ def _account(path: Path, name: str, entry: Any) -> Account:
         priority = key.get("priority", "realtime")
         if priority not in PRIORITIES:
             raise AccountsError(f"{where}: priority is one of {', '.join(PRIORITIES)}, not {str(priority)[:40]!r}.")
-        keys.append(Key(key["hash"], priority, str(key.get("created", ""))))
+        keys.append(Key(key["hash"][:ID_CHARS], key["hash"], priority, str(key.get("created", ""))))
     return Account(name, check_weight(where, entry.get("weight", 1.0)), tuple(keys))

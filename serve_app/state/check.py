@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from serve_app.state.errors import Away, Damaged, StateError
+from serve_app.state.errors import Away, unreachable
 from serve_app.state.migrations import HEAD
 from serve_app.state.names import FILE, OLD_FILES
 
@@ -23,10 +23,8 @@ def check(home: Path, database: str | None) -> None:
     with SqlStore(home, database) as store:
         try:
             store.open()
-        except Damaged as damaged:
-            raise StateError(f"{damaged}.") from None
         except Away as away:
-            raise StateError(f"The database cannot be reached: {away}. Start it, or correct the setting.") from None
+            raise unreachable(away) from None
 
 
 def _nothing_to_do(home: Path) -> bool:

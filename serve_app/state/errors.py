@@ -11,9 +11,24 @@ class AccountsError(StateError):
     """An account or a key cannot be read or changed; the text says what to do."""
 
 
+class Missing(AccountsError):
+    """There is no such account, key or member."""
+
+
+class Taken(AccountsError):
+    """There is one of this name already."""
+
+
 class Away(Exception):
     """The store cannot be reached at the moment."""
 
 
 class Damaged(Away):
     """The store is there and must not be used; the text says what to do."""
+
+
+def unreachable(away: Away) -> StateError:
+    """The same for somebody who waits for it on a terminal."""
+    if isinstance(away, Damaged):
+        return StateError(f"{away}.")
+    return StateError(f"The database cannot be reached: {away}. Start it, or correct the setting.")

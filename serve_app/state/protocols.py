@@ -4,11 +4,12 @@ be reached: they belong on threads of their own, never on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serve_app.state.accounts import Account, Priority
+from serve_app.state.accounts import Account, Key, Member, Scope
+from serve_app.state.audit import Actor, Change
 from serve_app.state.streams import Known, Part, Running, Shown, Taken
 
 
@@ -33,14 +34,78 @@ class RowRoom(Protocol):
         """Within a transaction. Writing a row twice is writing it once."""
 
 
+class KeyStore(Protocol):
+    def create(self, account: str, *, by: Actor | None = None, **fields: Any) -> tuple[Key, str]: ...
+
+    def change(self, account: str, key_id: str, *, by: Actor | None = None, **fields: Any) -> Key: ...
+
+    def roll(self, account: str, key_id: str, *, by: Actor | None = None) -> str: ...
+
+    def remove(self, account: str, key_id: str, *, by: Actor | None = None) -> None: ...
+
+    def used(self, when: Mapping[str, float]) -> None: ...
+
+
+class MemberStore(Protocol):
+    def create(self, account: str, email: str, scopes: Iterable[Scope], *, by: Actor | None = None) -> Member: ...
+
+    def change(self, account: str, member_id: str, scopes: Iterable[Scope], *, by: Actor | None = None) -> Member: ...
+
+    def remove(self, account: str, member_id: str, *, by: Actor | None = None) -> None: ...
+
+
+class AuditStore(Protocol):
+    def read(
+        self,
+        account: str | None = None,
+        *,
+        since: float | None = None,
+        before: float | None = None,
+        after: str = "",
+        limit: int = 100,
+        oldest_first: bool = False,
+    ) -> list[Change]: ...
+
+
 class AccountStore(Protocol):
     NAME: str
 
-    def all(self) -> dict[str, Account]: ...
+    @property
+    def keys(self) -> KeyStore: ...
 
-    def add(self, name: str, *, weight: float | None = None, priority: Priority = "realtime") -> str: ...
+    @property
+    def members(self) -> MemberStore: ...
 
-    def remove(self, name: str, key_id: str | None = None) -> None: ...
+    @property
+    def audit(self) -> AuditStore: ...
+
+    def all(self, name: str | None = None) -> dict[str, Account]: ...
+
+    def get(self, name: str) -> Account: ...
+
+    def create(
+        self,
+        name: str,
+        *,
+        label: str = "",
+        weight: float = 1.0,
+        limits: Mapping[str, Any] | None = None,
+        by: Actor | None = None,
+    ) -> Account: ...
+
+    def ensure(self, name: str, *, by: Actor | None = None) -> None: ...
+
+    def change(
+        self,
+        name: str,
+        *,
+        label: str | None = None,
+        weight: float | None = None,
+        limits: Mapping[str, Any] | None = None,
+        by: Actor | None = None,
+    ) -> Account: ...
+
+    def remove(self, name: str, key_id: str | None = None, *, by: Actor | None = None) -> None: ...
 
 
 class RateStore(Protocol):

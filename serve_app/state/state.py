@@ -11,12 +11,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from serve_app.state.accounts import AccountBook
+from serve_app.state.book import AccountBook
 from serve_app.state.errors import Away, StateError
 from serve_app.state.files import Files, open_files
 from serve_app.state.journal import Journal
@@ -38,6 +39,8 @@ GROUP_S = 0.02
 ADOPT_S = 5.0
 # How long an ending gateway tries to bring to the store what waits.
 CLOSE_S = 2.0
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class State:
@@ -66,10 +69,13 @@ class State:
         self._writer = GroupWriter(self._store, Journal(home / "journal"), self._wake)
         self._revisions: dict[str, int] | None = None
         self._adopted_at = float("-inf")
+        self._filling = threading.Lock()
         self._trouble: str | None = None
         self._files: Files | None = None
         self._files_at = files or str(home / "files")
         self.accounts = AccountBook(account, key_hashes)
+        # What is asked of the store itself about accounts, by :meth:`look` and :meth:`change`.
+        self.admin = self._store.accounts
         self.limiter = RateLimiter(rate_limits, self._wake)
         self.responses = Responses(self._store.responses, self._writer, self._reader)
         self.streams = self._store.streams
@@ -91,6 +97,24 @@ class State:
         # However long another program takes to bring the schema up to date.
         await asyncio.to_thread(self._first)
         self._begin()
+
+    async def look(self, look: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Asks the store, off the event loop. Raises `StoreAway`."""
+        return await self._reader.run(look, *args, **kwargs)
+
+    async def change(self, change: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Changes accounts, keys or members. This gateway goes by it when it returns, the others within a second.
+        Raises `StoreAway`.
+        """
+
+        def changed() -> _T:
+            done = change(*args, **kwargs)
+            # What is done is done: where the store has gone meanwhile, it is read when it is back.
+            with suppress(Away):
+                self._fill()
+            return done
+
+        return await self._reader.run(changed)
 
     def close(self) -> None:
         """Writes what waits; what the store does not take stays in the journal. Blocks for two seconds at most. Once is
@@ -161,6 +185,7 @@ class State:
             if poll:
                 self._look()
                 self._adopt()
+                self._tell_uses(all=self._ends.is_set())
             self._trouble = None
         except Away as away:
             if before is None:
@@ -184,9 +209,20 @@ class State:
         told = {name: found.get(name) for name in (self._store.accounts.NAME, "database")}
         if self._revisions is None or any(self._revisions.get(name) != now for name, now in told.items()):
             # The revision was read first: a change in between is read twice, and never missed.
+            self._fill()
+        self._revisions = found
+
+    def _fill(self) -> None:
+        """Reads the accounts again; who reads later also fills later."""
+        with self._filling:
             self.accounts.fill(self._store.accounts.all())
             self.accounts.blind = False
-        self._revisions = found
+
+    def _tell_uses(self, *, all: bool = False) -> None:
+        """When keys were last used."""
+        if used := self.accounts.untold(all=all):
+            self._store.accounts.keys.used(used)
+            self.accounts.told(used)
 
     def _adopt(self) -> None:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Every case of the store runs on both databases: a file, and a server that the tests start."""
+"""Every case of the store runs on both databases: see `database` in `tests/conftest.py`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,6 @@ from pathlib import Path
 import pytest
 
 from serve_app.state.store.sql import SqlStore
-from tests.state.postgres import Server, programs
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    folder = programs()
-    if folder is None:
-        pytest.skip("no PostgreSQL here: `make install-dev` brings one, and so do the system's packages")
-    running = Server(folder)
-    try:
-        yield running
-    finally:
-        running.remove()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'shared' / 'state.sqlite3'}"
-        return
-    running = request.getfixturevalue("server")
-    url = running.create()
-    yield url
-    running.drop(url)
 
 
 @pytest.fixture

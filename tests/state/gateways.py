@@ -10,7 +10,7 @@ from typing import Any, Self
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from serve_app.state.accounts import hash_key
+from serve_app.state.accounts import Caller, hash_key
 from serve_app.state.state import State
 
 OWN = "the-key-of-the-settings-0123456789"
@@ -52,6 +52,11 @@ class Gateways:
     def __exit__(self, *_: object) -> None:
         for state in self.made:
             state.close()
+
+
+def who(caller: Caller | None) -> tuple[str, float, str] | None:
+    """What the store says of the caller's account and key."""
+    return None if caller is None else (caller.account, caller.weight, caller.priority)
 
 
 async def until(true: Callable[[], bool], seconds: float = 30) -> None:

@@ -11,10 +11,10 @@ import pytest
 from serve_app.api.errors import AccountForbidden, AuthError, StoreAway
 from serve_app.cli import main
 from serve_app.gateway.http.auth import authenticate
-from serve_app.state.accounts import Account, AccountBook, Caller, Key, hash_key
+from serve_app.state.accounts import Account, Caller, Key, hash_key
+from serve_app.state.book import AccountBook
 from serve_app.state.errors import AccountsError
-
-OWN = "the-key-of-the-settings-0123456789"
+from tests.state.gateways import OWN, who
 
 
 class Filled:
@@ -40,16 +40,16 @@ def bearer(key: str) -> dict[str, str]:
 
 def test_a_key_is_good_once_it_is_added_and_no_more_once_it_is_removed(store, book):
     accounts = store.accounts
-    assert book.find(OWN) == Caller("local")
+    assert who(book.find(OWN)) == ("local", 1.0, "realtime")
     key = accounts.add("team-a", weight=3)
     other = accounts.add("team-a", priority="batch")
-    assert book.find(key) == Caller("team-a", 3.0, "realtime")
-    assert book.find(other) == Caller("team-a", 3.0, "batch")
+    assert who(book.find(key)) == ("team-a", 3.0, "realtime")
+    assert who(book.find(other)) == ("team-a", 3.0, "batch")
     assert book.find(key + "x") is None and book.find("") is None
     accounts.remove("team-a", hash_key(key)[:12])
     assert book.find(key) is None and book.find(other) is not None
     accounts.remove("team-a")
-    assert book.find(other) is None and book.find(OWN) == Caller("local")
+    assert book.find(other) is None and who(book.find(OWN)) == ("local", 1.0, "realtime")
     assert accounts.all() == {}
 
 
@@ -75,14 +75,14 @@ def test_every_change_has_a_revision_of_its_own(store):
 
 def test_the_account_of_the_settings_may_have_a_weight_and_more_keys(store, book):
     key = store.accounts.add("local", weight=5, priority="batch")
-    assert book.find(OWN) == Caller("local", 5.0, "realtime")
-    assert book.find(key) == Caller("local", 5.0, "batch")
+    assert who(book.find(OWN)) == ("local", 5.0, "realtime")
+    assert who(book.find(key)) == ("local", 5.0, "batch")
 
 
 def test_what_another_store_had_leaves_what_is_here(store):
     store.accounts.add("team-a", weight=2)
-    foreign = Key("0" * 64, "batch", "2026-01-02")
-    store.accounts.take([Account("team-a", 7.0, (foreign,)), Account("team-b", 7.0, ())])
+    foreign = Key("0" * 12, "0" * 64, "batch", "2026-01-02")
+    store.accounts.take([Account("team-a", 7.0, (foreign,)), Account("team-b", 7.0)])
     found = store.accounts.all()
     assert (found["team-a"].weight, found["team-b"].weight) == (2.0, 7.0)
     assert foreign in found["team-a"].keys and len(found["team-a"].keys) == 2
@@ -147,7 +147,7 @@ def test_the_command_line(store, database, book, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SERVE_APP_DATABASE", database)
     assert main(["accounts", "add", "team-a", "--weight", "2", "--priority", "batch"]) == 0
     key = capsys.readouterr().out.strip()
-    assert book.find(key) == Caller("team-a", 2.0, "batch")
+    assert who(book.find(key)) == ("team-a", 2.0, "batch")
     assert main(["accounts", "list"]) == 0
     listed = capsys.readouterr().out
     assert "team-a" in listed and hash_key(key)[:12] in listed and key not in listed

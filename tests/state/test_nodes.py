@@ -27,10 +27,10 @@ async def nobody(*_):
 
 
 @pytest.fixture
-def url(server) -> str:
-    made = server.create()
+def url(postgres_server) -> str:
+    made = postgres_server.create()
     yield made
-    server.drop(made)
+    postgres_server.drop(made)
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def test_a_key_of_one_node_opens_the_other_until_it_is_revoked(url, tmp_pa
     assert not list(tmp_path.rglob("*.sqlite3"))
 
 
-async def test_the_server_stops_and_starts_under_use(server, url, tmp_path):
+async def test_the_server_stops_and_starts_under_use(postgres_server, url, tmp_path):
     async with node(tmp_path / "one", url) as (gateway, one), node(tmp_path / "two", url) as (_, two):
         state = gateway.state
         key = await asyncio.to_thread(state._store.accounts.add, "team-a")
@@ -110,7 +110,7 @@ async def test_the_server_stops_and_starts_under_use(server, url, tmp_path):
 
         using = asyncio.create_task(use())
         await until(lambda: len(stored) > 5)
-        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(postgres_server.stop)
         try:
             await until(lambda: state.health()["status"] == "away")
             before = len(stored)
@@ -124,7 +124,7 @@ async def test_the_server_stops_and_starts_under_use(server, url, tmp_path):
             elsewhere = await two.get(f"/v1/responses/{stored[-1]}", headers={"Authorization": f"Bearer {key}"})
             assert elsewhere.status_code == 503 and elsewhere.headers["retry-after"]
         finally:
-            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(postgres_server.start)
         await until(lambda: state.health()["status"] == "ready")
         before = len(stored)
         await until(lambda: len(stored) > before + 5)

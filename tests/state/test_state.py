@@ -12,10 +12,10 @@ from contextlib import closing
 import pytest
 
 from serve_app.api.errors import RateLimited
-from serve_app.state.accounts import Caller, hash_key
+from serve_app.state.accounts import hash_key
 from serve_app.state.errors import StateError
 from serve_app.state.store.sql import SqlStore
-from tests.state.gateways import OWN, Gateways, until
+from tests.state.gateways import OWN, Gateways, until, who
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ async def test_a_key_is_added_on_one_and_used_and_revoked_on_the_other(gateways,
     store = open_store("elsewhere")
     key = store.accounts.add("team-a", weight=2)
     for state in (one, two):
-        await until(lambda state=state: state.accounts.find(key) == Caller("team-a", 2.0))
+        await until(lambda state=state: who(state.accounts.find(key)) == ("team-a", 2.0, "realtime"))
     store.accounts.remove("team-a", hash_key(key)[:12])
     for state in (one, two):
         await until(lambda state=state: state.accounts.find(key) is None)
-    assert one.accounts.find(OWN) == Caller("local")
+    assert who(one.accounts.find(OWN)) == ("local", 1.0, "realtime")
 
 
 async def test_a_gateway_asks_often_enough_for_a_change_to_be_known_in_a_second(gateways):
@@ -115,14 +115,15 @@ async def test_a_file_that_is_removed_is_waited_for_and_another_one_is_opened(tm
         await until(lambda: one.health()["status"] == two.health()["status"] == "away")
         assert "put it back" in one.counters()["problem"]
         # What is known is served, and what is written waits.
-        assert one.accounts.find(key) == Caller("team-a") and two.accounts.find(later) == Caller("team-b")
+        assert who(one.accounts.find(key)) == ("team-a", 1.0, "realtime")
+        assert who(two.accounts.find(later)) == ("team-b", 1.0, "realtime")
         await one.responses.put("team-a", {"id": "resp_1", "previous_response_id": None}, [])
         assert one.counters()["waiting"] == 1 and not file.exists()
         os.replace(copy, file)
         await gateways.settled()
         # As the copy has it, which may have counted as many changes as the file that is gone.
         await until(lambda: one.accounts.find(later) is None and two.accounts.find(later) is None)
-        assert two.accounts.find(key) == Caller("team-a")
+        assert who(two.accounts.find(key)) == ("team-a", 1.0, "realtime")
         assert (await two.responses.get("team-a", "resp_1"))["id"] == "resp_1"
 
 
@@ -137,7 +138,7 @@ async def test_the_store_goes_away_and_comes_back(gateways, open_store):
     await until(lambda: one.health()["status"] == two.health()["status"] == "away")
     assert one.counters()["problem"].endswith("the test took it away")
     # Keys, limits and weights go on as they were known.
-    assert one.accounts.find(key) == Caller("team-a")
+    assert who(one.accounts.find(key)) == ("team-a", 1.0, "realtime")
     for _ in range(5):
         one.limiter.take("team-a", "t")
     with pytest.raises(RateLimited):
@@ -166,10 +167,11 @@ async def test_a_gateway_that_starts_without_the_store_serves_the_key_of_the_set
     state = gateways.make("one")
     gateways.lose()
     await state.start()
-    assert state.accounts.find(OWN) == Caller("local") and state.accounts.find(key) is None and state.accounts.blind
+    assert who(state.accounts.find(OWN)) == ("local", 1.0, "realtime")
+    assert state.accounts.find(key) is None and state.accounts.blind
     gateways.find()
     await until(lambda: not state.accounts.blind)
-    assert state.accounts.find(key) == Caller("team-a")
+    assert who(state.accounts.find(key)) == ("team-a", 1.0, "realtime")
 
 
 async def test_a_gateway_that_ends_leaves_nothing_behind(gateways):

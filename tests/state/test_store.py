@@ -7,20 +7,24 @@ import stat
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from serve_app.cli import main
+from serve_app.state.accounts import USUAL_SCOPES, hash_key
+from serve_app.state.book import AccountBook
 from serve_app.state.errors import StateError
 from serve_app.state.migrations import HEAD
 from serve_app.state.protocols import Row
 from serve_app.state.store import migrate
-from serve_app.state.store.database import parse_url
+from serve_app.state.store.database import Database, parse_url
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import metadata
 from tests.state.postgres import programs
@@ -35,6 +39,31 @@ def test_migrations_lead_to_the_tables_that_are_declared(store):
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     assert migrate.version(store.database) == HEAD == ScriptDirectory.from_config(migrate._config()).get_current_head()
     assert migrate.upgrade(store.database) is False
+
+
+@pytest.mark.parametrize("before", ["0001", "0002"])
+def test_a_store_of_an_earlier_version_is_upgraded_with_its_keys(database, tmp_path, before):
+    """As `before` had it: rows go on, and keys do what they could."""
+    key = "a key that was made before there were scopes"
+    with closing(Database(tmp_path / "old", database, lambda _: None)) as old, old.unprepared() as connection:
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, before)
+        connection.execute(sa.text("INSERT INTO accounts (name, weight) VALUES ('team-a', 2.5)"))
+        columns = {"hash": hash_key(key), "created": "2026-11-21"}
+        row = sa.text("INSERT INTO keys (hash, account, priority, created) VALUES (:hash, 'team-a', 'batch', :created)")
+        connection.execute(row, columns)
+        connection.execute(sa.text("INSERT INTO traces VALUES ('team-a', 'r1', 1.0, :body)"), {"body": b"{}"})
+    with SqlStore(tmp_path / "new", database) as store:
+        store.open()
+        [account] = store.accounts.all().values()
+        [known] = account.keys
+        assert (account.weight, known.id, known.created) == (2.5, hash_key(key)[:12], "2026-11-21")
+        assert known.scopes == USUAL_SCOPES and known.enabled and known.expires is None
+        book = AccountBook("local", ())
+        book.fill(store.accounts.all())
+        assert book.find(key).priority == "batch" and store.traces.body("team-a", "r1") == b"{}"
+        assert migrate.version(store.database) == HEAD
 
 
 def test_processes_that_start_at_once_make_the_schema_once(database, tmp_path):

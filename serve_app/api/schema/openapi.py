@@ -16,10 +16,11 @@ _EXAMPLES = {"model": "@cf/pico/pico-instruct", "gateway": "default"}
 ERRORS = {
     400: "The input is not right; the message says what is.",
     401: "No valid API key.",
-    403: "The key belongs to another account.",
+    403: "The key belongs to another account, or lacks a scope.",
     404: "No such route or thing.",
     405: "Another method, or something the model cannot do.",
     408: "The body did not arrive in time.",
+    409: "There is one of this name already, or it is under way.",
     413: "The body, or the prompt with its answer, is too large.",
     415: "The body is packed in another way than gzip.",
     429: "No room at the moment, or over the rate limit; Retry-After says when to try again.",

@@ -23,6 +23,8 @@ from serve_app.gateway.http.exchange import Endpoint, ErrorBody, Exchange, error
 from serve_app.gateway.http.old_clients import Lengths
 from serve_app.gateway.http.resumable import runs_again
 from serve_app.gateway.http.routes import about as routes_about
+from serve_app.gateway.http.routes import account_tokens as routes_account_tokens
+from serve_app.gateway.http.routes import accounts as routes_accounts
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import native as routes_native
@@ -43,6 +45,8 @@ DIALECTS = (
     routes_requests.endpoints,
     routes_tokens.endpoints,
     routes_ollama.endpoints,
+    routes_accounts.endpoints,
+    routes_account_tokens.endpoints,
     routes_ai_gateway.endpoints,
 )
 
@@ -52,7 +56,7 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
     exchange = Exchange(gateway)
 
     def describe() -> dict[str, Any]:
-        described = ((e.method, e.path, e.about, e.scope == "key") for e in listed)
+        described = ((e.method, e.path, e.about, e.scopes is not None) for e in listed)
         return document(described, __version__, gateway.settings.account)
 
     listed = routes_about.endpoints(exchange, describe)
@@ -95,7 +99,7 @@ def cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
     if not origins:
         return []
     exposed = ("cf-ray", "request-id", "x-request-id", "retry-after", "ratelimit", "ratelimit-policy")
-    methods = ("GET", "POST", "DELETE")
+    methods = ("GET", "POST", "PUT", "DELETE")
     return [
         Middleware(
             CORSMiddleware,

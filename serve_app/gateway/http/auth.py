@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from serve_app.api.errors import AccountForbidden, AuthError, StoreAway
-from serve_app.state.accounts import AccountBook, Caller
+from serve_app.api.errors import AccountForbidden, AuthError, ScopeMissing, StoreAway
+from serve_app.state.accounts import Caller, Scope, sorted_scopes
+from serve_app.state.book import AccountBook
 
 _MAX_KEY = 512
 
 
-def authenticate(headers: Mapping[str, str], book: AccountBook, account: str | None = None) -> Caller:
-    """Whose key is in ``headers``. Raises :class:`AuthError`, :class:`AccountForbidden` for another's account, or
-    :class:`StoreAway` while the store has not told yet which keys there are.
+def authenticate(
+    headers: Mapping[str, str],
+    book: AccountBook,
+    account: str | None = None,
+    scopes: Collection[Scope] = (),
+    *,
+    operator: str | None = None,
+) -> Caller:
+    """Whose key is in ``headers``. Raises :class:`AuthError`, :class:`AccountForbidden` for another's account,
+    :class:`ScopeMissing` for a key with none of ``scopes``, of which any will do, or :class:`StoreAway` while the store
+    has not told yet which keys there are. An admin of the account ``operator`` may name any account.
 
     Clients of Cloudflare's gateway host carry a second key (``cf-aig-authorization``); either may be ours.
     """
@@ -23,12 +32,23 @@ def authenticate(headers: Mapping[str, str], book: AccountBook, account: str | N
     if not callers:
         if book.blind:
             raise StoreAway
-        raise AuthError("Authentication error: this API key is not valid here.")
+        why = next((why for key in presented if (why := book.why_not(key))), "this API key is not valid here")
+        raise AuthError(f"Authentication error: {why}.")
     if account is not None:
-        callers = [caller for caller in callers if caller.account == account]
+        callers = [caller for caller in callers if caller.account == account or is_operator(caller, operator)]
         if not callers:
             raise AccountForbidden(account)
+    if scopes:
+        able = [caller for caller in callers if not caller.scopes.isdisjoint(scopes)]
+        if not able:
+            raise ScopeMissing(sorted_scopes(scopes), sorted_scopes(callers[0].scopes))
+        callers = able
     return callers[0]
+
+
+def is_operator(caller: Caller, operator: str | None) -> bool:
+    """Whether the caller is an admin of the account ``operator``, that of the settings."""
+    return caller.account == operator and "admin" in caller.scopes
 
 
 def _presented(headers: Mapping[str, str]) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +23,7 @@ from serve_app.gateway.http.bodies import read_body
 from serve_app.gateway.http.idempotent import HEADER, once
 from serve_app.gateway.http.resumable import resumable
 from serve_app.gateway.http.streams import streamed
+from serve_app.state.accounts import Scope
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import taking, tasks
 from serve_app.tasks.task import Answer, Body
@@ -33,11 +34,17 @@ Handler = Callable[[Request], Awaitable[Response]]
 ErrorBody = Callable[[ApiError], dict[str, Any]]
 ACCOUNT = "/client/v4/accounts/{account}"
 MAX_HEADER_BYTES = 16 * 1024
+# What keys need, by what a route does. Lists and what belongs to running models are for both.
+RUN: tuple[Scope, ...] = ("inference",)
+USE: tuple[Scope, ...] = ("inference", "read")
+READ: tuple[Scope, ...] = ("read",)
+ADMIN: tuple[Scope, ...] = ("admin",)
 
 
 @dataclass(slots=True, frozen=True)
 class Endpoint:
-    """One route. ``scope``: "key" asks for a key of the account in the path, "open" answers anybody.
+    """One route. ``scopes``: what a key of the account in the path needs, any of them; none: any key; None: no key.
+    ``operated``: admins of the account of the settings may name any account.
 
     ``error_body`` writes errors as the dialect's clients read them.
     """
@@ -47,7 +54,8 @@ class Endpoint:
     handler: Handler
     about: Operation
     error_body: ErrorBody = envelope
-    scope: Literal["key", "open"] = "key"
+    scopes: Collection[Scope] | None = RUN
+    operated: bool = False
 
 
 class Exchange:
@@ -63,11 +71,15 @@ class Exchange:
             try:
                 if sum(len(name) + len(value) for name, value in request.headers.raw) > MAX_HEADER_BYTES:
                     raise HeadersTooLarge(MAX_HEADER_BYTES)
-                if endpoint.scope == "key":
+                if endpoint.scopes is not None:
                     account = request.path_params.get("account")
-                    request.state.caller = authenticate(request.headers, self.gateway.state.accounts, account)
-                    request.state.account = request.state.caller.account
-                if endpoint.method == "POST" and endpoint.scope == "key" and HEADER in request.headers:
+                    operator = self.gateway.settings.account if endpoint.operated else None
+                    book = self.gateway.state.accounts
+                    caller = authenticate(request.headers, book, account, endpoint.scopes, operator=operator)
+                    request.state.caller, request.state.account = caller, caller.account
+                # Answers that hold a new key are kept nowhere.
+                runs = endpoint.method == "POST" and "inference" in (endpoint.scopes or ())
+                if runs and HEADER in request.headers:
                     response = await once(self.gateway, request, endpoint.handler)
                 else:
                     response = await endpoint.handler(request)

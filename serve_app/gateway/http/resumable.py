@@ -20,7 +20,7 @@ from serve_app.gateway.http import request_id
 from serve_app.gateway.http.streams import EventStream, Primed, progressing
 from serve_app.gateway.resume.log import StreamLog, current
 from serve_app.gateway.resume.streams import Streams
-from serve_app.state.accounts import Caller, Priority
+from serve_app.state.accounts import Caller, Priority, Scope, sorted_scopes
 from serve_app.state.streams import Head, Taken
 
 Frames = Callable[[AsyncIterator[Event]], AsyncIterator[bytes]]
@@ -41,6 +41,9 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True):
     body: bytes
     weight: float
     priority: Priority
+    # Streams of versions before there were scopes have neither.
+    key: str = ""
+    scopes: tuple[Scope, ...] = ("inference", "read")
 
 
 async def resumable(
@@ -106,6 +109,8 @@ def _begin(streams: Streams, request: Request, keep_s: float | None) -> StreamLo
         request.state.raw_body,
         caller.weight,
         caller.priority,
+        caller.key,
+        tuple(sorted_scopes(caller.scopes)),
     )
     return StreamLog(Head(known.id, caller.account, known.created, keep_s, msgspec.msgpack.encode(kept)))
 
@@ -130,7 +135,7 @@ def runs_again(
             return {"type": "http.request", "body": kept.body, "more_body": False}
 
         request = Request({**scope, **child}, receive)
-        request.state.caller = Caller(head.account, kept.weight, kept.priority)
+        request.state.caller = Caller(head.account, kept.weight, kept.priority, kept.key, frozenset(kept.scopes))
         request.state.account = head.account
         request_id.current.set(head.id)
         identity.current.set(identity.Identity(head.id, head.created, again=True))

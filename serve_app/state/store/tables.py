@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, LargeBinary, MetaData, String, Table
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    true,
+)
 
 metadata = MetaData()
 
@@ -11,6 +23,24 @@ accounts = Table(
     metadata,
     Column("name", String, primary_key=True),
     Column("weight", Double, nullable=False),
+    # What people call it.
+    Column("label", String, nullable=False, server_default=""),
+    # A time of UTC in ISO 8601; "" before there was this column.
+    Column("created", String, nullable=False, server_default=""),
+    # JSON of `serve_app.state.limits.Limits`.
+    Column("limits", String, nullable=False, server_default="{}"),
+)
+
+# People whose keys end with their membership. `scopes`: as in `keys`.
+members = Table(
+    "members",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("account", String, ForeignKey("accounts.name", ondelete="CASCADE"), nullable=False),
+    Column("email", String, nullable=False),
+    Column("scopes", String, nullable=False),
+    Column("created", String, nullable=False),
+    Index("members_by_email", "account", "email", unique=True),
 )
 
 keys = Table(
@@ -20,8 +50,41 @@ keys = Table(
     Column("hash", String, primary_key=True),
     Column("account", String, ForeignKey("accounts.name", ondelete="CASCADE"), nullable=False, index=True),
     Column("priority", String, nullable=False),
-    # A date, YYYY-MM-DD.
+    # A date, or a time of UTC in ISO 8601.
     Column("created", String, nullable=False),
+    # How people and the ledger name it; stays when the key is rolled.
+    Column("id", String, nullable=False, server_default=""),
+    Column("name", String, nullable=False, server_default=""),
+    # Joined by commas.
+    Column("scopes", String, nullable=False, server_default="inference,read"),
+    # Unix seconds.
+    Column("starts", Double),
+    Column("expires", Double),
+    Column("used", Double),
+    Column("enabled", Boolean, nullable=False, server_default=true()),
+    # The id of the member whose key it is, or "".
+    Column("member", String, nullable=False, server_default=""),
+    Column("limits", String, nullable=False, server_default="{}"),
+    Index("keys_by_id", "id", unique=True),
+)
+
+# Who changed what, never changed itself. `actor`: the id of a key or the name of a user; `via`: api, cli or python.
+# `request`: the id of the request. `changes`: JSON, {field: [before, after]}.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("account", String, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("via", String, nullable=False),
+    Column("request", String, nullable=False),
+    Column("action", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("target", String, nullable=False),
+    Column("changes", String, nullable=False),
+    Index("audit_by_time", "at"),
+    Index("audit_by_account", "account", "at"),
 )
 
 # Which state of a room this is: whoever changes the room adds one in the same transaction.

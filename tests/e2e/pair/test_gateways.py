@@ -72,6 +72,27 @@ async def test_paths_and_responses_are_found_at_either(pair, gateways, clients):
         assert (await one.http.get(f"{first}/v1/responses/{stored['id']}")).status_code == 404
 
 
+async def test_a_key_that_one_revokes_is_refused_by_both(pair, gateways, clients):
+    client = await clients()
+    tokens = "/client/v4/user/tokens"
+    policy = {"effect": "allow", "permission_groups": [{"id": "read"}]}
+    made = await client.http.post(gateways[0] + tokens, json={"name": "x", "policies": [policy]})
+    bearer = {"Authorization": f"Bearer {made.json()['result']['value']}"}
+
+    async def until(status: int, gateway: str) -> None:
+        async with asyncio.timeout(30):
+            while (await client.http.get(f"{gateway}/v1/models", headers=bearer)).status_code != status:
+                await asyncio.sleep(0.05)
+
+    await until(200, gateways[1])
+    assert (await client.ask(gateways[1], body(1, 4), **bearer)).status_code == 403
+    gone = await client.http.delete(f"{gateways[1]}{tokens}/{made.json()['result']['id']}")
+    assert gone.status_code == 200
+    # Where it is revoked at once, at the other by its next look at the store.
+    assert (await client.http.get(f"{gateways[1]}/v1/models", headers=bearer)).status_code == 401
+    await until(401, gateways[0])
+
+
 async def test_a_session_meets_the_same_worker_at_either(pair, gateways, clients):
     client = await clients()
     await until_idle(pair)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from serve_app import __version__
 from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.http.docs_page import PAGE
-from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import READ, Endpoint, Exchange, json_answer
 
 _TAG = "Server"
 _HTML = {"type": "string"}
@@ -24,12 +24,12 @@ def endpoints(exchange: Exchange, document: Callable[[], dict[str, Any]]) -> lis
     routes = AboutRoutes(exchange, document)
     page = Operation("This API as a page to try it on", _TAG, _HTML, media_type="text/html")
     return [
-        Endpoint("GET", "/health", routes.health, Operation("Which models are ready", _TAG), scope="open"),
-        Endpoint("GET", "/openapi.json", routes.openapi, Operation("This API as OpenAPI 3.1", _TAG), scope="open"),
-        Endpoint("GET", "/docs", routes.docs, page, scope="open"),
-        Endpoint("GET", "/ping", routes.ping, Operation("Whether the gateway answers", _TAG), scope="open"),
-        Endpoint("GET", "/version", routes.version, Operation("The version of this server", _TAG), scope="open"),
-        Endpoint("GET", "/v1/status", routes.status, Operation("Counters of every model's workers", _TAG)),
+        Endpoint("GET", "/health", routes.health, Operation("Which models are ready", _TAG), scopes=None),
+        Endpoint("GET", "/openapi.json", routes.openapi, Operation("This API as OpenAPI 3.1", _TAG), scopes=None),
+        Endpoint("GET", "/docs", routes.docs, page, scopes=None),
+        Endpoint("GET", "/ping", routes.ping, Operation("Whether the gateway answers", _TAG), scopes=None),
+        Endpoint("GET", "/version", routes.version, Operation("The version of this server", _TAG), scopes=None),
+        Endpoint("GET", "/v1/status", routes.status, Operation("Counters of every model's workers", _TAG), scopes=READ),
     ]
 
 

@@ -9,7 +9,7 @@ from serve_app.api.errors import success
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation, Schema
 from serve_app.api.workers_ai import read as workers_ai
-from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer, written
+from serve_app.gateway.http.exchange import ACCOUNT, USE, Endpoint, Exchange, json_answer, written
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.task import Answer, Body
 
@@ -60,23 +60,33 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
         Endpoint("POST", ai + "/run/{model:path}", routes.run, run),
         Endpoint("POST", ai + "/run", routes.run_generic, generic),
         Endpoint(
-            "GET", ai + "/models/search", routes.search, Operation("Search models", "Catalogue", found, query=models)
+            "GET",
+            ai + "/models/search",
+            routes.search,
+            Operation("Search models", "Catalogue", found, query=models),
+            scopes=USE,
         ),
         Endpoint(
             "GET",
             ai + "/models/schema",
             routes.schema,
             Operation("JSON Schemas of a model", "Catalogue", both, query={"model": {"type": "string"}}),
+            scopes=USE,
         ),
         Endpoint(
             "GET",
             ai + "/authors/search",
             routes.authors,
             Operation("Search authors", "Catalogue", listing, query=_PAGED),
+            scopes=USE,
         ),
         *_empty(ai),
         Endpoint(
-            "GET", ai + "/tasks/search", routes.tasks, Operation("Search tasks", "Catalogue", listing, query=_PAGED)
+            "GET",
+            ai + "/tasks/search",
+            routes.tasks,
+            Operation("Search tasks", "Catalogue", listing, query=_PAGED),
+            scopes=USE,
         ),
     ]
 
@@ -93,7 +103,10 @@ def _empty(ai: str) -> list[Endpoint]:
         "/finetunes/public": "Public fine-tunes: there are none",
         "/tomarkdown/supported": "Documents that can be converted: there are none",
     }
-    return [Endpoint("GET", ai + path, nothing, Operation(said, "Catalogue", listing)) for path, said in lists.items()]
+    return [
+        Endpoint("GET", ai + path, nothing, Operation(said, "Catalogue", listing), scopes=USE)
+        for path, said in lists.items()
+    ]
 
 
 class NativeRoutes:

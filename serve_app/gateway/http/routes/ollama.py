@@ -12,7 +12,7 @@ from serve_app.api.ollama import listing, read, write
 from serve_app.api.schema import ollama as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import EmbedRequest, GenerateRequest, Usage
-from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import RUN, USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.streams import streamed
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import taking
@@ -68,8 +68,10 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
         ("GET", "ps", routes.running, Operation("The models that are ready, as Ollama lists them", _TAG, models)),
         ("GET", "version", routes.version, Operation("The version of Ollama's API", _TAG)),
     ]
+    looks = {"show", "tags", "ps", "version"}
     return [
-        Endpoint(method, f"/api/{name}", handler, about, write.error_body) for method, name, handler, about in listed
+        Endpoint(method, f"/api/{name}", handler, about, write.error_body, USE if name in looks else RUN)
+        for method, name, handler, about in listed
     ]
 
 

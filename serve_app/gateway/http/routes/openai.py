@@ -15,7 +15,7 @@ from serve_app.api.openai import write as openai_answers
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import EmbedRequest, GenerateRequest
-from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import ACCOUNT, USE, Endpoint, Exchange, json_answer
 
 PREFIXES = (ACCOUNT + "/ai/v1", "/v1")
 _CHAT_MODEL, _EMBED_MODEL = "@cf/pico/pico-instruct", "@cf/sentence-transformers/all-minilm-l6-v2"
@@ -59,8 +59,8 @@ def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
         Endpoint("POST", prefix + "/chat/completions", routes.chat, CHAT, openai_body),
         Endpoint("POST", prefix + "/completions", routes.completions, COMPLETION, openai_body),
         Endpoint("POST", prefix + "/embeddings", routes.embeddings, EMBEDDINGS, openai_body),
-        Endpoint("GET", prefix + "/models", routes.models, MODELS, openai_body),
-        Endpoint("GET", prefix + "/models/{model:path}", routes.model, MODEL, openai_body),
+        Endpoint("GET", prefix + "/models", routes.models, MODELS, openai_body, USE),
+        Endpoint("GET", prefix + "/models/{model:path}", routes.model, MODEL, openai_body, USE),
     ]
 
 

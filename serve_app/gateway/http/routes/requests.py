@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.schema.openapi import Operation
-from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import ACCOUNT, READ, USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.streams import EventStream
 
 PREFIXES = ("/v1", ACCOUNT + "/ai")
@@ -30,8 +30,8 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     for prefix in PREFIXES:
         one = prefix + "/requests/{id}"
         found += [
-            Endpoint("GET", one, routes.trace, TRACE),
-            Endpoint("GET", one + "/stream", routes.stream, STREAM),
+            Endpoint("GET", one, routes.trace, TRACE, scopes=READ),
+            Endpoint("GET", one + "/stream", routes.stream, STREAM, scopes=USE),
             Endpoint("POST", one + "/cancel", routes.cancel, CANCEL),
             Endpoint("DELETE", one, routes.cancel, CANCEL),
         ]

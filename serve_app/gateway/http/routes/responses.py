@@ -19,7 +19,7 @@ from serve_app.api.responses.items import resolve_references
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest
-from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.resumable import launch
 from serve_app.gateway.http.routes.openai import PREFIXES
 from serve_app.gateway.http.routes.requests import replay, seen
@@ -69,8 +69,8 @@ def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
         Endpoint("POST", prefix + "/responses", routes.create, CREATE, openai_body),
         Endpoint("POST", prefix + "/responses/input_tokens", routes.count, COUNT, openai_body),
         Endpoint("POST", prefix + "/responses/compact", routes.compact, COMPACT, openai_body),
-        Endpoint("GET", one, routes.get, GET, openai_body),
-        Endpoint("GET", one + "/input_items", routes.input_items, ITEMS, openai_body),
+        Endpoint("GET", one, routes.get, GET, openai_body, USE),
+        Endpoint("GET", one + "/input_items", routes.input_items, ITEMS, openai_body, USE),
         Endpoint("POST", one + "/cancel", routes.cancel, CANCEL, openai_body),
         Endpoint("DELETE", one, routes.delete, DELETE, openai_body),
     ]

@@ -14,7 +14,7 @@ from serve_app.api.errors import openai_body
 from serve_app.api.schema import tokens as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest
-from serve_app.gateway.http.exchange import Endpoint, Exchange, json_answer
+from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
 from serve_app.tasks.model import ServedModel
 from serve_app.text.prompt import prompt_ids
 
@@ -42,7 +42,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     return [
         Endpoint("POST", "/tokenize", routes.tokenize, TOKENIZE, openai_body),
         Endpoint("POST", "/detokenize", routes.detokenize, DETOKENIZE, openai_body),
-        Endpoint("GET", "/tokenizer_info", routes.info, INFO, openai_body),
+        Endpoint("GET", "/tokenizer_info", routes.info, INFO, openai_body, USE),
     ]
 
 

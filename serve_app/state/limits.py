@@ -1,0 +1,81 @@
+"""Limits of an account or of one key, as they are stored and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from serve_app.state.errors import AccountsError
+
+# Of the two that are not counted in ones.
+MICRO, NANO = 1_000_000, 1_000_000_000
+_UNITS = {"neurons_per_day": MICRO, "money_per_month": NANO}
+_MOST = 2**62
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """None: no limit of this kind. ``requests_per_minute``, ``tokens_per_minute``; ``streams`` at once;
+    ``neurons_per_day`` in micro-neurons, of a day of UTC; ``money_per_month`` in billionths of the currency, of a
+    calendar month of UTC.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    streams: int | None = None
+    neurons_per_day: int | None = None
+    money_per_month: int | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, each.name) is not None for each in fields(self))
+
+    def shown(self) -> dict[str, int | str]:
+        """As people write them: whole numbers, and neurons and money as decimal text."""
+        found = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: _decimal(value, _UNITS[name]) if name in _UNITS else value for name, value in found.items()}
+
+    def stored(self) -> str:
+        return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
+
+    @classmethod
+    def of_stored(cls, text: str) -> Limits:
+        """Whatever a newer program has written beside what this one knows is left out."""
+        return cls(**{name: value for name, value in json.loads(text or "{}").items() if name in KINDS})
+
+
+NO_LIMITS = Limits()
+KINDS = tuple(each.name for each in fields(Limits))
+
+
+def read_limits(given: Mapping[str, Any], before: Limits = NO_LIMITS) -> Limits:
+    """``before`` with what is ``given`` as :meth:`Limits.shown` has it; None takes a limit away. Raises
+    :class:`AccountsError`.
+    """
+    changed = {name: getattr(before, name) for name in KINDS}
+    for name, value in given.items():
+        if name not in KINDS:
+            raise AccountsError(f"There is no limit {str(name)[:60]!r}. Limits: {', '.join(KINDS)}.")
+        changed[name] = None if value is None else _number(name, value)
+    return Limits(**changed)
+
+
+def _number(name: str, value: Any) -> int:
+    unit = _UNITS.get(name, 1)
+    try:
+        # Text and whole numbers are exact; a float is what its shortest text says.
+        number = Decimal(str(value)) * unit
+        good = not isinstance(value, bool) and number == number.to_integral_value() and 0 <= number <= _MOST
+    except (InvalidOperation, ValueError):
+        good = False
+    if not good:
+        kind = "a whole number from 0" if unit == 1 else f"a number from 0 with at most {len(str(unit)) - 1} decimals"
+        raise AccountsError(f"{name} is {kind}, not {str(value)[:40]!r}.")
+    return int(number)
+
+
+def _decimal(value: int, unit: int) -> str:
+    whole = format(Decimal(value) / unit, "f")
+    return whole.rstrip("0").rstrip(".") if "." in whole else whole
