@@ -60,6 +60,11 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         max_embedding_body_bytes=settings.max_embedding_body_bytes,
         database=settings.database,
         files=settings.files,
+        prices=None if settings.prices is None else str(settings.prices.expanduser().resolve()),
+        ledger_days=settings.ledger_days,
+        give_away=settings.ledger_full == "serve",
+        resume_max_s=settings.resume_max_s,
+        resume_bytes=settings.resume_bytes,
         several_nodes=settings.several_nodes,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}

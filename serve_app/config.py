@@ -40,6 +40,9 @@ ENVIRONMENT = {
     "SERVE_APP_KV_DISK_BYTES": "kv_disk_bytes",
     "SERVE_APP_KV_DISK_DIR": "kv_disk_dir",
     "SERVE_APP_KV_GUARANTEED": "kv_guaranteed",
+    "SERVE_APP_PRICES": "prices",
+    "SERVE_APP_LEDGER_DAYS": "ledger_days",
+    "SERVE_APP_LEDGER_FULL": "ledger_full",
     "SERVE_APP_RESUME_MAX_S": "resume_max_s",
     "SERVE_APP_RESUME_BYTES": "resume_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
@@ -109,6 +112,10 @@ class Settings(BaseModel):
     # None: a file in home, for the gateways of one node.
     database: str | None = Field(default=None, repr=False)
     files: str | None = None  # a directory or s3://BUCKET/PREFIX; None: home/files
+    prices: Path | None = None  # the operator's price list; None: home/prices.yaml where it is
+    ledger_days: float = Field(default=90, gt=0, allow_inf_nan=False)  # entries are kept so long, their sums for ever
+    # What happens to requests while nothing can be written down of them.
+    ledger_full: Literal["refuse", "serve"] = "refuse"
     # Streams that go on without a client: for how long at most, and bytes kept of each account's.
     resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
     resume_bytes: Bytes = 64 << 20

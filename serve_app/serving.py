@@ -61,8 +61,10 @@ def serve_until_interrupted(settings: Settings) -> int:
         print(f"serve-app: warning: {warning}", file=sys.stderr)
     remove_leftovers()
     _refuse_taken_port(settings)
-    # A wrong record stops us here, before Ray starts.
-    started = [record for record, _ in load_catalog(settings.home).started(settings.profile, settings.models)]
+    # A wrong record or price stops us here, before Ray starts.
+    catalog = load_catalog(settings.home)
+    catalog.prices(settings.home, settings.prices)
+    started = [record for record, _ in catalog.started(settings.profile, settings.models)]
     key = api_key(settings)
     check_store(settings.home, settings.database)
     print(f"serve-app: starting (profile {settings.profile}, state in {settings.home})", flush=True)

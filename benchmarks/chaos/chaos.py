@@ -11,8 +11,10 @@ whatever happens. A request must end within a minute, with its answer or, where 
 refusal (429 or 503 with Retry-After) or a broken connection; what had been shown by then must be its beginning. After
 each fault every model must answer within 5 seconds, but for the gateway and for what needs a new start. In the
 end nothing may hold a place, every answer must come once more, the newest answers must be in the books (their traces
-with their tokens, stored responses with their texts), memory must not have grown (runs of 10 minutes and more) and
-the server must leave no process and no folder behind.
+with their tokens, stored responses with their texts), the ledger must have an entry for each complete answer with the
+tokens and neurons that its client was told, none for what nobody asked, and for a broken answer no more than the whole
+one has; memory must not have grown (runs of 10 minutes and more) and the server must leave no process and no folder
+behind.
 
 A seed gives the same faults in the same order. It starts a server with a state directory of its own, or takes the one
 with ``--home``, without the faults that end it. ``--database`` is an empty PostgreSQL database; it is reached through

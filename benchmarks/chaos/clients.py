@@ -15,6 +15,7 @@ import httpx
 from benchmarks.chaos.asks import Ask, asks, probes
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.dialects import Seen
+from benchmarks.chaos.ledger import Receipts
 from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 
 LEAVES = 0.15
@@ -34,6 +35,7 @@ class Clients:
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, limits=limits)
         self.counts: Counter[str] = Counter()
         self.books = Books()
+        self.receipts = Receipts()
         self._asks = asks()
         self._wanted: dict[tuple[int, bool], Seen] = {}
         self._weather = weather
@@ -137,22 +139,29 @@ class Clients:
         self.counts[count] += 1
         self._weather.saw(what, kind, ask.name, since)
 
-    async def _whole(self, ask: Ask, seen: Seen | None = None) -> Seen:
+    def _begun(self, ask: Ask, seen: Seen | None) -> Seen:
+        """What will be seen of a request, which is held against the ledger in the end."""
         seen = Seen() if seen is None else seen
+        learned = self._wanted.get((self._asks.index(ask), False)) if ask in self._asks else None
+        self.receipts.note(ask.name, seen, None if learned is None else learned.usage)
+        return seen
+
+    async def _whole(self, ask: Ask, seen: Seen | None = None) -> Seen:
+        seen = self._begun(ask, seen)
         answer = await self.http.post(ask.path, json={k: v for k, v in ask.body.items() if k != "stream_options"})
+        seen.request, seen.refused = answer.headers.get("cf-ray", ""), answer.is_error
         answer.raise_for_status()
-        seen.request = answer.headers.get("cf-ray", "")
         ask.dialect.whole(seen, answer.json())
         seen.finished = True
         return seen
 
     async def _stream(self, ask: Ask, leaves: int | None, seen: Seen | None = None) -> Seen:
-        seen, events = Seen() if seen is None else seen, 0
+        seen, events = self._begun(ask, seen), 0
         async with self.http.stream("POST", ask.path, json={**ask.body, "stream": True}) as answer:
+            seen.request, seen.refused = answer.headers.get("cf-ray", ""), answer.is_error
             if answer.is_error:
                 await answer.aread()
             answer.raise_for_status()
-            seen.request = answer.headers.get("cf-ray", "")
             async for line in answer.aiter_lines():
                 if line == "data: [DONE]":
                     seen.finished = seen.finished or ask.dialect.done

@@ -21,7 +21,11 @@ class Seen:
     numbers: list[float] = field(default_factory=list)
     usage: tuple[int, int] | None = None
     logprobs: int = 0
+    # Micro-neurons that the client was told.
+    neurons: int | None = None
     finished: bool = False
+    # The request was answered with an error instead of an answer.
+    refused: bool = False
     error: Any = None
     request: str = ""
     response: str = ""
@@ -66,7 +70,7 @@ def _native_whole(seen: Seen, body: dict[str, Any]) -> None:
     result = body["result"]
     for choice in result["choices"]:
         _message(seen, choice["index"], choice["message"])
-    seen.usage = _openai_usage(result["usage"])
+    _openai_usage(seen, result["usage"])
 
 
 def _native_event(seen: Seen, event: dict[str, Any]) -> None:
@@ -75,7 +79,7 @@ def _native_event(seen: Seen, event: dict[str, Any]) -> None:
         return
     seen.add(event.get("index", 0), event.get("response"))
     if usage := event.get("usage"):
-        seen.usage = _openai_usage(usage)
+        _openai_usage(seen, usage)
 
 
 def _chat_whole(seen: Seen, body: dict[str, Any]) -> None:
@@ -85,7 +89,7 @@ def _chat_whole(seen: Seen, body: dict[str, Any]) -> None:
         else:
             _message(seen, choice["index"], choice["message"])
             seen.logprobs += len((choice.get("logprobs") or {}).get("content") or ())
-    seen.usage = _openai_usage(body["usage"])
+    _openai_usage(seen, body["usage"])
 
 
 def _chat_event(seen: Seen, event: dict[str, Any]) -> None:
@@ -99,7 +103,7 @@ def _chat_event(seen: Seen, event: dict[str, Any]) -> None:
             _message(seen, choice["index"], choice["delta"])
             seen.logprobs += len((choice.get("logprobs") or {}).get("content") or ())
     if usage := event.get("usage"):
-        seen.usage = _openai_usage(usage)
+        _openai_usage(seen, usage)
 
 
 def _message(seen: Seen, index: int, message: dict[str, Any]) -> None:
@@ -110,8 +114,14 @@ def _message(seen: Seen, index: int, message: dict[str, Any]) -> None:
         seen.add(place, call["function"].get("arguments"))
 
 
-def _openai_usage(usage: dict[str, Any]) -> tuple[int, int]:
-    return usage["prompt_tokens"], usage.get("completion_tokens", 0)
+def _openai_usage(seen: Seen, usage: dict[str, Any]) -> None:
+    _used(seen, usage, usage["prompt_tokens"], usage.get("completion_tokens", 0))
+
+
+def _used(seen: Seen, usage: dict[str, Any], read: int, written: int) -> None:
+    seen.usage = read, written
+    if "neurons" in usage:
+        seen.neurons = round(usage["neurons"] * 10**6)
 
 
 def _response_whole(seen: Seen, body: dict[str, Any]) -> None:
@@ -120,7 +130,7 @@ def _response_whole(seen: Seen, body: dict[str, Any]) -> None:
             seen.add(at, "".join(part["text"] for part in item["content"]))
         elif item["type"] == "function_call":
             seen.add(at, item["name"] + item["arguments"])
-    seen.usage = (body["usage"]["input_tokens"], body["usage"]["output_tokens"])
+    _used(seen, body["usage"], body["usage"]["input_tokens"], body["usage"]["output_tokens"])
     seen.response = body["id"]
 
 
@@ -134,6 +144,7 @@ def _response_event(seen: Seen, event: dict[str, Any]) -> None:
             at_last = Seen()
             _response_whole(at_last, event["response"])
             seen.usage, seen.response, seen.finished = at_last.usage, at_last.response, True
+            seen.neurons = at_last.neurons
             if at_last.texts != seen.texts:
                 seen.error = f"the whole response differs from its deltas: {_short(at_last.texts)}"
         case "response.failed" | "error":
@@ -143,7 +154,7 @@ def _response_event(seen: Seen, event: dict[str, Any]) -> None:
 def _messages_whole(seen: Seen, body: dict[str, Any]) -> None:
     for at, block in enumerate(body["content"]):
         seen.add(at, block["text"] if block["type"] == "text" else block["name"] + json.dumps(block["input"]))
-    seen.usage = _messages_usage(body["usage"])
+    _messages_usage(seen, body["usage"])
 
 
 def _messages_event(seen: Seen, event: dict[str, Any]) -> None:
@@ -152,15 +163,16 @@ def _messages_event(seen: Seen, event: dict[str, Any]) -> None:
             delta = event["delta"]
             seen.add(event["index"], delta.get("text") or delta.get("partial_json"))
         case "message_delta":
-            seen.usage = _messages_usage(event["usage"])
+            _messages_usage(seen, event["usage"])
         case "message_stop":
             seen.finished = True
         case "error":
             seen.error = event["error"]
 
 
-def _messages_usage(usage: dict[str, Any]) -> tuple[int, int]:
-    return usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0), usage["output_tokens"]
+def _messages_usage(seen: Seen, usage: dict[str, Any]) -> None:
+    read = usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
+    _used(seen, usage, read, usage["output_tokens"])
 
 
 def _numbers_whole(seen: Seen, body: dict[str, Any]) -> None:
@@ -171,7 +183,7 @@ def _numbers_whole(seen: Seen, body: dict[str, Any]) -> None:
             seen.numbers += item
         else:
             seen.numbers += item["embedding"] if "embedding" in item else [item["id"], item["score"]]
-    seen.usage = _openai_usage(result["usage"])
+    _openai_usage(seen, result["usage"])
 
 
 def _no_event(seen: Seen, event: dict[str, Any]) -> None:

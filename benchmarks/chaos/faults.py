@@ -124,7 +124,7 @@ FAULTS = (
     Fault("store-refuses", "PostgreSQL's port hangs up", store("refuse"), hold=LONG, needs=_no_postgres),
     Fault("store-silent", "PostgreSQL does not answer", store("silent"), hold=LONG, needs=_no_postgres),
     Fault("store-slow", "every packet from and to PostgreSQL is late", store("slow"), hold=SHORT, needs=_no_postgres),
-    Fault("gateway-disk-full", "the gateway can write no file", disk_full(GATEWAYS), hold=SHORT),
+    Fault("gateway-disk-full", "the gateway can write no file", disk_full(GATEWAYS), REFUSALS, SHORT, True),
     Fault("pool-disk-full", "the KV pool can write no file", disk_full(POOL), hold=SHORT),
     Fault("home-read-only", "the state directory is read-only", home_read_only, hold=SHORT, needs=_no_root),
     Fault("cache-damaged", "files of the KV cache are changed, cut and deleted", cache_damaged),

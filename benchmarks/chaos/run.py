@@ -17,6 +17,7 @@ from benchmarks.chaos.injections import NotHere
 from benchmarks.chaos.target import Target
 from benchmarks.chaos.weather import Weather
 from benchmarks.serving.processes import SHARED, memory_mib
+from serve_app.state.store.sql import SqlStore
 
 CALM_S = (0.5, 2.5)  # between two faults
 GRACE_S = 1.0  # what had begun to fail when the service was back
@@ -66,7 +67,13 @@ class Chaos:
         await self._settled()
         await self.clients.again()
         self.clients.counts["looked up"] = await self.clients.books.check(self.clients.http, self.weather)
+        self.clients.counts["entries"] = await asyncio.to_thread(self._check_ledger)
         await self.clients.http.aclose()
+
+    def _check_ledger(self) -> int:
+        target = self.target
+        with SqlStore(target.home, self._options.database) as store:
+            return self.clients.receipts.check(store, self.weather, alone=target.server is not None)
 
     async def _faults(self, until: float) -> None:
         chosen = []

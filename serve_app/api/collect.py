@@ -95,7 +95,6 @@ async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) 
                 found = task.result()
                 if found is None:
                     continue
-                tasks[asyncio.create_task(take(number))] = number
                 if isinstance(found, Usage) and not found.final:
                     running[number] = found
                     so_far = Usage(final=False)
@@ -106,6 +105,8 @@ async def merge(streams: Sequence[AsyncIterator[Event]], choices_each: int = 1) 
                     _add(total, found)
                 else:
                     yield replace(found, index=found.index + number * choices_each)
+                # Not before: a stream that is asked for more knows that what it gave has been taken.
+                tasks[asyncio.create_task(take(number))] = number
         yield total
     finally:
         for task in tasks:
@@ -120,7 +121,9 @@ def _add(total: Usage, more: Usage) -> None:
     total.prompt_tokens += more.prompt_tokens
     total.completion_tokens += more.completion_tokens
     total.cached_tokens += more.cached_tokens
-    total.neurons += more.neurons
+    total.micro_neurons += more.micro_neurons
+    if more.nano_cost is not None:
+        total.nano_cost, total.currency = (total.nano_cost or 0) + more.nano_cost, more.currency
     total.reasoning_tokens += more.reasoning_tokens
 
 

@@ -286,6 +286,19 @@ class StoreAway(ApiError):
         )
 
 
+class BooksClosed(ApiError):
+    """What a request uses cannot be written down, so that it could not be charged."""
+
+    code, status = 3040, 503
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server cannot write down what requests use, so it answers none; please try again. Its operator finds "
+            "the cause in the server's log and in GET /health.",
+            retry_after=5.0,
+        )
+
+
 class Stopped(ApiError):
     """The request was ended before its answer was complete, because its client said so or stayed away."""
 

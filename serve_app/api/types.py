@@ -259,14 +259,20 @@ class ChoiceDone:
 @dataclass(slots=True)
 class Usage:
     """Tokens of one request over all its choices. ``cached_tokens`` are those prompt tokens that were not
-    computed again. One that is not ``final`` counts up to the event behind it."""
+    computed again. One that is not ``final`` counts up to the event behind it, and has no price yet.
+
+    ``micro_neurons`` and ``nano_cost`` (1e-9 of ``currency``; None: the model has no price in money) are those of the
+    ledger's entries.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
-    neurons: float = 0.0
     reasoning_tokens: int = 0  # of the completion tokens
     final: bool = True
+    micro_neurons: int = 0
+    nano_cost: int | None = None
+    currency: str = ""
 
     @property
     def total_tokens(self) -> int:

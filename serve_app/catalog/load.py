@@ -10,7 +10,8 @@ import yaml
 from pydantic import ValidationError
 
 from serve_app.catalog.errors import CatalogError, from_validation
-from serve_app.catalog.pricing import neurons
+from serve_app.catalog.price_list import FILE, Prices, read_price_list
+from serve_app.catalog.price_list import built_in as built_in_prices
 from serve_app.catalog.records import ModelRecord, Profile, ProfileName, Weights
 
 BUILT_IN = Path(__file__).resolve().parent / "models"
@@ -50,8 +51,13 @@ class Catalog:
         """The file a record came from."""
         return self.entries[model].source
 
-    def neurons(self, model: str, prompt: int, cached: int, completion: int) -> float:
-        return neurons(self[model].price, prompt, cached, completion)
+    def prices(self, home: Path | None = None, listed: Path | None = None) -> Prices:
+        """What the models cost: by their records, by Cloudflare's table, and before both by the operator's price list,
+        the file ``listed`` or `home`/prices.yaml. Raises CatalogError.
+        """
+        path = listed or (home / FILE if home is not None and (home / FILE).exists() else None)
+        known = {record.id: record.price for record in self}
+        return Prices(known, None if path is None else read_price_list(path))
 
     def started(self, profile: ProfileName, only: Iterable[str] = ()) -> list[tuple[ModelRecord, Profile]]:
         """What a profile starts: every record that has it, or just those in `only`.
@@ -81,10 +87,17 @@ class Catalog:
 
 
 def load_catalog(home: Path | None = None, built_in: Path = BUILT_IN) -> Catalog:
-    """Built-in records, then `home`/models/*.yaml, which may replace a built-in id. Raises CatalogError."""
+    """Built-in records, then `home`/models/*.yaml, which may replace a built-in id. One without a price has the one of
+    Cloudflare's table. Raises CatalogError.
+    """
     catalog = Catalog(_read_folder(built_in))
     if home is not None and (home / "models").is_dir():
         catalog.entries |= _read_folder(home / "models")
+    table = built_in_prices()
+    for model, entry in catalog.entries.items():
+        if entry.record.price is None and model in table:
+            priced = entry.record.model_copy(update={"price": table[model]})
+            catalog.entries[model] = Entry(priced, entry.source)
     return catalog
 
 

@@ -12,12 +12,9 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 ROOM = "serve_app.tasks"
-
-# Fields of `pricing.Price`.
-Unit = Literal["input", "cached", "output"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,8 +31,8 @@ class TaskDeclaration:
     description: str
     # A native body, shown at start and in the API's description.
     example: Mapping[str, Any]
-    # What its usage is counted and priced in.
-    units: tuple[Unit, ...] = ("input", "cached")
+    # What its usage is counted and priced in: keys of `pricing.UNITS`.
+    units: tuple[str, ...] = ("input", "cached")
     # Requests per minute and account that Workers AI allows.
     rate_limit: int | None = None
     # Stages without which a model answers as well, only more slowly.

@@ -20,11 +20,12 @@ from serve_app.catalog.load import load_catalog
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.backends.engine import EngineBackend
+from serve_app.gateway.booking import Booking
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models
-from serve_app.gateway.resume.streams import Streams, settling
+from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.tally import Tally
 from serve_app.state.accounts import Caller
@@ -67,8 +68,11 @@ class Gateway:
             database=settings.database,
             files=settings.files,
             rate_limits=settings.rate_limits,
+            ledger_days=settings.ledger_days,
+            give_away=settings.give_away,
         )
         self.catalog = load_catalog(home)
+        self.prices = self.catalog.prices(home, Path(settings.prices) if settings.prices else None)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
         self.health = HealthMonitor(self.models, lambda m: call(m, PROBE, Nothing()))
@@ -89,7 +93,9 @@ class Gateway:
             salt=settings.tenant_salt,
             traces=self.state.traces,
             request_id=request_id.current.get,
-            settling=settling,
+            prices=self.prices,
+            check=self.state.ledger.check,
+            book=Booking(self.settlement, self.state.ledger),
         )
         self.state.streams.max_bytes = settings.resume_bytes
         self.streams = Streams(self.state.streams, settings.resume_max_s)

@@ -31,6 +31,10 @@ class GatewaySettings:
     # See `serve_app.config.Settings`. The URL may hold a password.
     database: str | None = field(default=None, repr=False)
     files: str | None = None
+    prices: str | None = None
+    ledger_days: float = 90.0
+    # Answer although nothing can be written down.
+    give_away: bool = False
     resume_max_s: float = 3600.0
     resume_bytes: int = 64 << 20
     # With several nodes, workers on other nodes must reach this gateway's token inbox.

@@ -26,6 +26,7 @@ from serve_app.state.protocols import Row
 log = logging.getLogger("ray.serve")
 
 _HEAD = struct.Struct("<II")
+_PROBE_BYTES = 4096
 
 
 class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -51,17 +52,34 @@ class Journal:
 
     def append(self, rows: Iterable[Row]) -> None:
         """Returns when the rows outlive this process, if not a loss of power. Raises :class:`OSError`."""
+        packed = b"".join(_pack(row) for row in rows)
+        self._write(packed)
+        self.bytes += len(packed)
+
+    def probe(self) -> None:
+        """Whether something could be written now. Raises :class:`OSError`."""
+        os.ftruncate(self._write(bytes(_PROBE_BYTES)), self.bytes)
+
+    def _write(self, data: bytes) -> int:
+        """All of ``data`` or nothing; the file."""
         if self._descriptor is None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            # Held as long as this process lives: a file that is not locked is an orphan.
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        packed = b"".join(_pack(row) for row in rows)
-        if os.write(self._descriptor, packed) < len(packed):
+            self._descriptor = self._open()
+        if os.write(self._descriptor, data) < len(data):
             # A part of a record would hide all that come after it.
             os.ftruncate(self._descriptor, self.bytes)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.bytes += len(packed)
+        return self._descriptor
+
+    def _open(self) -> int:
+        while True:
+            descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            # Held as long as this process lives: a file that is not locked is an orphan.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+            # Somebody took it for one before it was locked.
+            os.close(descriptor)
 
     def clear(self) -> None:
         """All that was written is in the store."""
@@ -80,7 +98,7 @@ class Journal:
     @contextmanager
     def orphan(self) -> Iterator[list[Row]]:
         """The rows of a process that has ended, none if there is no such process. They are forgotten when the block
-        ends without an error.
+        ends without an error. A file that is damaged in its midst is kept as `*.damaged`.
         """
         for path in sorted(self._folder.glob("*.journal")):
             if path == self._path:
@@ -95,9 +113,11 @@ class Journal:
                 os.close(descriptor)
                 continue
             try:
-                rows = list(_unpack(os.pread(descriptor, os.fstat(descriptor).st_size, 0), path))
+                rows, damaged = _unpack(os.pread(descriptor, os.fstat(descriptor).st_size, 0), path)
                 if rows:
                     yield rows
+                if damaged:
+                    path.rename(path.with_suffix(".damaged"))
                 path.unlink(missing_ok=True)
             finally:
                 os.close(descriptor)
@@ -111,17 +131,28 @@ def _pack(row: Row) -> bytes:
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def _unpack(data: bytes, path: Path) -> Iterator[Row]:
+def _unpack(data: bytes, path: Path) -> tuple[list[Row], bool]:
+    """The rows, and whether something behind them cannot be read although it was written as a whole."""
+    rows: list[Row] = []
     at = 0
     while at + _HEAD.size <= len(data):
         length, checksum = _HEAD.unpack_from(data, at)
         body = data[at + _HEAD.size : at + _HEAD.size + length]
-        if len(body) < length or zlib.crc32(body) != checksum:
-            return
+        if len(body) < length:
+            break
         try:
+            if zlib.crc32(body) != checksum:
+                raise ValueError("its checksum is another")
             record = _RECORDS.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            log.error("%s: what stands behind byte %d is none of our records and is lost: %s", path.name, at, error)
-            return
-        yield Row(record.kind, record.key, record.columns, record.size)
+            log.error(
+                "%s: what stands behind byte %d is none of our records (%s); it is kept as %s.damaged",
+                path.name,
+                at,
+                error,
+                path.stem,
+            )
+            return rows, True
+        rows.append(Row(record.kind, record.key, record.columns, record.size))
         at += _HEAD.size + length
+    return rows, False

@@ -21,6 +21,7 @@ from serve_app.state.book import AccountBook
 from serve_app.state.errors import Away, StateError
 from serve_app.state.files import Files, open_files
 from serve_app.state.journal import Journal
+from serve_app.state.ledger_writer import LedgerWriter
 from serve_app.state.protocols import Store
 from serve_app.state.rates import RateLimiter
 from serve_app.state.reader import Reader
@@ -37,6 +38,8 @@ POLL_S = 0.25
 GROUP_S = 0.02
 # How often journals of processes that have ended are looked for.
 ADOPT_S = 5.0
+# How often entries of the ledger that are old enough are dropped.
+TRIM_S = 60.0
 # How long an ending gateway tries to bring to the store what waits.
 CLOSE_S = 2.0
 _P = ParamSpec("_P")
@@ -44,8 +47,9 @@ _T = TypeVar("_T")
 
 
 class State:
-    """``home``: the state directory. ``database``, ``files``: see :class:`serve_app.config.Settings`. ``account`` and
-    ``key_hashes`` are those of the settings.
+    """``home``: the state directory. ``database``, ``files``, ``ledger_days``: see
+    :class:`serve_app.config.Settings`; ``give_away``: see :class:`LedgerWriter`. ``account`` and ``key_hashes`` are
+    those of the settings.
 
     The thread begins with :meth:`start`, or with the first request that leaves something to tell.
     """
@@ -59,6 +63,8 @@ class State:
         database: str | None = None,
         files: str | None = None,
         rate_limits: Mapping[str, int] = MappingProxyType({}),
+        ledger_days: float = 90.0,
+        give_away: bool = False,
     ) -> None:
         self._store: Store = SqlStore(home, database)
         self._wakes = threading.Event()
@@ -68,7 +74,8 @@ class State:
         self._reader = Reader()
         self._writer = GroupWriter(self._store, Journal(home / "journal"), self._wake)
         self._revisions: dict[str, int] | None = None
-        self._adopted_at = float("-inf")
+        self._adopted_at = self._trimmed_at = float("-inf")
+        self._ledger_days = ledger_days
         self._filling = threading.Lock()
         self._trouble: str | None = None
         self._files: Files | None = None
@@ -78,6 +85,7 @@ class State:
         self.admin = self._store.accounts
         self.limiter = RateLimiter(rate_limits, self._wake)
         self.responses = Responses(self._store.responses, self._writer, self._reader)
+        self.ledger = LedgerWriter(self._store, home / "ledger", give_away=give_away)
         self.streams = self._store.streams
         self.answers = self._store.answers
         self.traces = Traces(self._store.traces, self._writer, self._reader)
@@ -122,26 +130,35 @@ class State:
         """
         if self._ends.is_set():
             return
+        self.ledger.finish()
         self._ends.set()
         self._wakes.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+        self.ledger.close()
         self._writer.close()
         self._reader.close()
         self._store.close()
 
     def health(self) -> dict[str, Any]:
-        """For ``GET /health``: whether the store can be reached, and for how long it could not."""
+        """For ``GET /health``: whether the store can be reached, for how long it could not, and how many entries of the
+        ledger wait for it; and whether nothing can be written at all.
+        """
         away = self._store.away
         if away is None and self._trouble is None:
-            return {"status": "ready"}
-        return {"status": "away", "seconds": round(self._store.away_s, 1)}
+            told: dict[str, Any] = {"status": "ready"}
+        else:
+            told = {"status": "away", "seconds": round(self._store.away_s, 1), "entries": self.ledger.waiting}
+        return told | ({"ledger": "closed"} if self.ledger.problem is not None else {})
 
     def counters(self) -> dict[str, Any]:
         """For the operator."""
         found = {**self.health(), "name": self._store.name, "waiting": self._writer.rows, "lost": self._writer.lost}
         found |= {"waiting_bytes": self._writer.bytes, "journal_bytes": self._writer.journal_bytes}
-        problem = self._trouble or self._store.away
+        ledger = self.ledger
+        found["ledger"] = {"written": ledger.written, "waiting": ledger.waiting, "lost": ledger.lost}
+        found["ledger"]["waiting_bytes"] = ledger.waiting_bytes
+        problem = ledger.problem or self._trouble or self._store.away
         return found | ({"problem": problem} if problem else {})
 
     def _wake(self) -> None:
@@ -184,8 +201,10 @@ class State:
             self._writer.flush()
             if poll:
                 self._look()
+                self.ledger.flush()
                 self._adopt()
                 self._tell_uses(all=self._ends.is_set())
+                self._trim()
             self._trouble = None
         except Away as away:
             if before is None:
@@ -229,3 +248,10 @@ class State:
         if now - self._adopted_at > ADOPT_S:
             self._adopted_at = now
             self._writer.adopt()
+        self.ledger.adopt()
+
+    def _trim(self) -> None:
+        now = time.monotonic()
+        if now - self._trimmed_at > TRIM_S:
+            self._trimmed_at = now
+            self._store.ledger.trim(time.time() - self._ledger_days * 86_400)

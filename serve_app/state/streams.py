@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Ending = Literal["done", "failed", "cancelled"]
 # The other states. Lost: it has ended too many gateways.
@@ -24,7 +24,8 @@ class Head:
 @dataclass(slots=True, frozen=True)
 class Part:
     """The ``number``-th part of stream ``id``: frames, each with its own number and the last of them ``upto``, and the
-    tokens behind them. ``head``: with the first part. ``ending``: with the last, and until when it is kept.
+    tokens behind them. ``head``: with the first part. ``ending``: with the last, and until when it is kept, and the
+    columns of the ``entries`` of the ledger that are due with it.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Part:
     head: Head | None = None
     ending: Ending | None = None
     expires: float | None = None
+    entries: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

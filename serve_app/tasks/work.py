@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
+from serve_app.api import identity
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import Usage
-from serve_app.catalog.pricing import neurons
+from serve_app.catalog.price_list import Prices, Quote
 from serve_app.state.accounts import Caller
+from serve_app.state.ledger import Entry
 from serve_app.state.traces import Trace, Traces
 from serve_app.tasks.backend import Backend
 from serve_app.tasks.calls import Call
@@ -37,7 +39,9 @@ class WorkerGone(RuntimeError):
 
 @dataclass(slots=True, frozen=True)
 class Settled:
-    """A piece of work that has ended."""
+    """A piece of work that has ended. ``usage``: what it took. ``entry``: what is charged for it, None for nothing.
+    ``shown``: the client has seen some of it.
+    """
 
     caller: Caller
     model: str
@@ -46,30 +50,37 @@ class Settled:
     status: Status
     request_id: str
     seconds: float
+    entry: Entry | None = None
+    shown: bool = False
 
 
 class Settlement:
-    """Where every piece of work ends, exactly once. ``subscribers`` hear of it: counters, and whoever keeps books."""
+    """Where every piece of work ends, exactly once. ``subscribers`` hear of it: counters, and who holds limits."""
 
     def __init__(self, *subscribers: Callable[[Settled], None]) -> None:
         self.subscribers = list(subscribers)
 
-    def settle(
-        self, caller: Caller, model: ServedModel, usage: Usage, status: Status, *, request_id: str, seconds: float
-    ) -> None:
+    def tell(self, settled: Settled) -> None:
         """A subscriber that fails keeps the others from nothing."""
-        settled = Settled(caller, model.id, model.record.task, usage, status, request_id, seconds)
         for subscriber in self.subscribers:
             try:
                 subscriber(settled)
             except Exception:
                 log.exception("a settled request could not be counted")
 
+    def book(self, settled: Settled) -> Awaitable[None] | None:
+        """Settles, and has the entry written; the result is there when it is safe. Here nothing is written down."""
+        self.tell(settled)
+        return None
+
 
 @dataclass(slots=True)
 class Work:
     """One piece of work under way. Whoever runs it keeps ``usage`` up to date, since its client may leave at any time,
     and sets ``placed`` once a worker has been chosen for it.
+
+    ``sent``: output tokens whose text has been taken by whoever sends it; None: all that are in ``usage``. ``units``:
+    what was used beside tokens, by the names of `catalog.pricing.UNITS`. ``adapter``, ``batch``: of the entry.
     """
 
     caller: Caller
@@ -79,6 +90,10 @@ class Work:
     usage: Usage = field(default_factory=Usage)
     placed: bool = False
     traces: Traces | None = None
+    sent: int | None = None
+    units: dict[str, int] = field(default_factory=dict)
+    adapter: str = ""
+    batch: str = ""
 
     def hold(self) -> None:
         """Keeps the trace open beyond the settlement, for who still has something to tell; :meth:`release` is due."""
@@ -93,8 +108,9 @@ class Work:
 class Runtime:
     """What a gateway lends to tasks.
 
-    ``call`` reaches a replica of a model. ``salt(account)`` keeps tenants' caches apart. ``settling(settle)`` has
-    the work at hand settled, once that is this gateway's to do.
+    ``call`` reaches a replica of a model. ``salt(account)`` keeps tenants' caches apart. ``prices``: of models at a
+    time. ``check()`` raises what keeps any work from being begun. ``book(settled)`` settles, and has the entry written;
+    its result, if any, is there when the client may be told of the end.
     """
 
     call: Call
@@ -104,10 +120,12 @@ class Runtime:
     salt: Callable[[str], bytes] = lambda account: b""
     traces: Traces | None = None
     request_id: Callable[[], str] = lambda: ""
-    settling: Callable[[Callable[[], None]], None] = lambda settle: settle()
+    prices: Prices = field(default_factory=Prices)
+    check: Callable[[], None] = lambda: None
+    book: Callable[[Settled], Awaitable[None] | None] | None = None
 
-    @contextmanager
-    def work(
+    @asynccontextmanager
+    async def work(
         self,
         model: ServedModel,
         caller: Caller,
@@ -115,19 +133,26 @@ class Runtime:
         streams: int = 1,
         reject_if_busy: bool = False,
         request_id: str | None = None,
+        number: int = 0,
+        shown: bool = False,
         facts: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Iterator[Work]:
-        """A piece of work that holds ``streams`` places of the model; ``facts`` begin its trace.
+    ) -> AsyncIterator[Work]:
+        """A piece of work that holds ``streams`` places of the model; ``facts`` begin its trace. ``number``: which one
+        of its request. ``shown``: its client sees it as it is made, and not only as a whole.
 
         It is settled when the block ends, in whatever way: an exception means failed, or refused where it had not
-        started; a block that is left without one of its own (a cancelled task, a closed generator) means left.
+        started; a block that is left without one of its own (a cancelled task, a closed generator) means left. What is
+        behind the block may tell the client of the end: its entry is safe.
         """
+        self.check()
         own_id = self.request_id() if request_id is None else request_id
         began = time.monotonic()
         work = Work(caller, model, self.salt(caller.account), traces=self.traces)
         if self.traces is not None:
             work.trace = self.traces.begin(own_id, caller.account, model.id)
         work.trace.event("received", **facts)
+        # A request costs what it cost when it came, so that running it again elsewhere changes nothing.
+        quote = self.prices.price_of(model.id, _came())
         status: Status = "left"
         try:
             with model.place(caller, self.max_inflight, streams=streams, reject_if_busy=reject_if_busy):
@@ -141,14 +166,18 @@ class Runtime:
             status = "failed"
             raise
         finally:
-            usage, price = work.usage, model.record.price
-            usage.neurons = neurons(price, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+            usage, seconds = work.usage, time.monotonic() - began
             if self.traces is not None:
                 tokens = {"cached_tokens": usage.cached_tokens, "completion_tokens": usage.completion_tokens}
                 self.traces.end(work.trace, status, **tokens)
-            seconds = time.monotonic() - began
-            settle = partial(self.settlement.settle, caller, model, usage, status)
-            self.settling(partial(settle, request_id=own_id, seconds=seconds))
+            entry = _entry(work, quote, status, own_id, number, seconds, shown)
+            settled = Settled(
+                caller, model.id, model.record.task, usage, status, own_id, seconds, entry, shown and entry is not None
+            )
+            safe = (self.book or self.settlement.book)(settled)
+            # Who has left is told of nothing.
+            if safe is not None and status != "left":
+                await safe
 
     async def call_retried(self, model: ServedModel, method: Method[C, R], call: C) -> R:
         """:attr:`call` of work that may be done twice: a lost worker costs time and nothing else."""
@@ -158,3 +187,54 @@ class Runtime:
             except WorkerGone:
                 await asyncio.sleep(0.2 * attempt)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
+
+
+def _came() -> float:
+    """Unix seconds of the request at hand."""
+    known = identity.current.get()
+    return time.time() if known is None else known.created
+
+
+def _entry(
+    work: Work, quote: Quote, status: Status, request_id: str, number: int, seconds: float, shown: bool
+) -> Entry | None:
+    """What is charged: all that was used for an answer that is complete; of a stream that broke its prompt and the
+    tokens that were sent; nothing where the client has seen nothing. The usage is told the price.
+    """
+    usage = work.usage
+    usage.currency = quote.tariff.currency
+    usage.nano_cost = 0 if quote.priced else None
+    if status == "done":
+        written = usage.completion_tokens
+    else:
+        written = usage.completion_tokens if work.sent is None else work.sent
+        if not (shown and written):
+            return None
+    units = {
+        **work.units,
+        "input_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "output_tokens": written,
+    }
+    if "requests" in quote.tariff.rates:
+        units["requests"] = 1
+    cost = quote.cost(units, batch=bool(work.batch))
+    usage.micro_neurons = cost.neurons
+    if quote.priced:
+        usage.nano_cost = cost.money
+    return Entry(
+        id=(request_id or secrets.token_hex(16)) + (f".{number}" if number else ""),
+        account=work.caller.account,
+        key=work.caller.key,
+        at=time.time(),
+        seconds=seconds,
+        model=work.model.id,
+        task=work.model.record.task,
+        status="failed" if status == "refused" else status,
+        units=units,
+        neurons=cost.neurons,
+        money=cost.money,
+        currency=cost.currency,
+        adapter=work.adapter,
+        batch=work.batch,
+    )

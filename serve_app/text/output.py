@@ -119,6 +119,11 @@ class OutputStream:
         # Output tokens that were reasoning.
         self.reasoning_tokens = 0
 
+    @property
+    def held(self) -> int:
+        """Tokens that were fed and whose text has not been given out, because it may be the beginning of something."""
+        return len(self._pending)
+
     def feed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None) -> list[Event]:
         """Events of the tokens of one step; ``logprobs`` parallel to ``token_ids`` where the request wants
         them."""

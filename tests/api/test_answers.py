@@ -41,7 +41,7 @@ from serve_app.tasks.text_generation.read import parse_generate
 from serve_app.tasks.text_generation.write import render_generate, stream_generate
 from tests.api.clients import MODEL, client, cloudflare
 
-USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)
+USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, micro_neurons=250_000)
 TEXT: list[Event] = [TextDelta(0, "Li", (1,)), TextDelta(0, "ma.", (2, 3)), ChoiceDone(0, "stop"), USAGE]
 CALLS: list[Event] = [
     ToolCallDelta(0, 0, "call_1", "add", '{"a": 1}'),
@@ -160,7 +160,7 @@ async def test_completions_answers():
     requests = openai.parse_completions({"model": MODEL, "prompt": ["a", "b"], "logprobs": 2, "stream": True})
     streams = [stream([TextDelta(0, "Li", (1,), [LOGPROB]), ChoiceDone(0, "stop"), USAGE]) for _ in requests]
     events = [event async for event in merge(streams, requests[0].n)]
-    assert events[-1] == Usage(42, 6, 32, 0.5)
+    assert events[-1] == Usage(42, 6, 32, micro_neurons=500_000)
     whole = Completion.model_validate(openai_answers.render_completion(requests, events), strict=True)
     assert [(c.index, c.text, c.finish_reason) for c in whole.choices] == [
         (0, "Li", "stop"),

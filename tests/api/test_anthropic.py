@@ -29,7 +29,7 @@ from tests.api.test_answers import stream
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
 TOOL: Any = {"name": "add", "description": "Adds.", "input_schema": {"type": "object", "properties": {}}}
-USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)
+USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, micro_neurons=250_000)
 EVENTS: list[Event] = [
     TextDelta(0, "Li"),
     TextDelta(0, "ma."),

@@ -18,7 +18,7 @@ from serve_app.tasks.text_embeddings.write import render_embed
 from serve_app.tasks.text_generation.read import parse_generate
 from tests.api.clients import MODEL, client, cloudflare, sent_by
 
-USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)
+USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, micro_neurons=250_000)
 
 
 def test_cloudflare_prompt_and_messages():

@@ -22,7 +22,7 @@ TOOL: Any = {
     "parameters": {"type": "object"},
     "strict": True,
 }
-USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, neurons=0.25)
+USAGE = Usage(prompt_tokens=21, completion_tokens=3, cached_tokens=16, micro_neurons=250_000)
 EVENTS: list[Event] = [
     TextDelta(0, "Li"),
     TextDelta(0, "ma."),

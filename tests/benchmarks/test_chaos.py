@@ -14,17 +14,22 @@ import sys
 import time
 
 import pytest
+import sqlalchemy as sa
 
-from benchmarks.chaos import books, chaos, network
+from benchmarks.chaos import books, chaos, ledger, network
 from benchmarks.chaos.asks import asks
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.clients import Clients, _honest
 from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, RESPONSES, Seen
 from benchmarks.chaos.faults import FAULTS, selected
 from benchmarks.chaos.injections import NotHere, cache_damaged, disk_full, killed, stopped
+from benchmarks.chaos.ledger import Receipts
 from benchmarks.chaos.run import plan
 from benchmarks.chaos.target import Target
 from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
+from serve_app.state.ledger import Entry
+from serve_app.state.store.sql import SqlStore
+from serve_app.state.store.tables import ledger_days
 
 USED = {"input_tokens": 3, "output_tokens": 4}
 LISTENS = """
@@ -163,6 +168,52 @@ async def test_answers_are_looked_up_in_the_books(liar, monkeypatch):
     async with httpx.AsyncClient(base_url=liar(200, json.dumps(right).encode()).url) as http:
         await kept.check(http, weather)
     assert not weather.broken
+
+
+# -- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def entry(request: str, **changes: object) -> Entry:
+    fields = {"status": "done", "units": {"input_tokens": 3, "output_tokens": 4}, "neurons": 700, **changes}
+    return Entry(request, "a", "k", 86_400.0, 0.1, "m", "t", money=5, currency="USD", **fields)
+
+
+def wrong(store: SqlStore, *told: Seen, alone: bool = True) -> list[str]:
+    receipts, weather = Receipts(), Weather()
+    for one in told:
+        receipts.note("chat", one, (3, 4))
+    receipts.check(store, weather, alone=alone)
+    return [found["what"] for found in weather.broke]
+
+
+def test_the_ledger_is_held_against_what_clients_were_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "LATE_S", 0.0)
+
+    def told(request: str = "r1", **changes: object) -> Seen:
+        return Seen(**{"usage": (3, 4), "neurons": 700, "finished": True, "request": request, **changes})
+
+    with SqlStore(tmp_path) as store:
+        store.open()
+        store.write([entry("r1").row()])
+        assert wrong(store, told()) == []
+        assert "no entry" in wrong(store, told(), told("r2"))[0]
+        assert "told (3, 5) tokens" in wrong(store, told(usage=(3, 5)))[0]
+        assert "701 micro-neurons" in wrong(store, told(neurons=701))[0]
+        assert "was refused" in wrong(store, told(refused=True, finished=False))[0]
+        assert "only 0 can have made" in wrong(store)[0] and wrong(store, alone=False) == []
+        # Its connection broke before its id was known: it may be the one that has the entry.
+        assert wrong(store, told("", finished=False)) == []
+        # Cut off by its client or a fault: never more than there is.
+        assert wrong(store, told(finished=False)) == []
+        store.write([entry("r1.1").row(), entry("r2", status="left").row()])
+        assert "charged for [6, 8]" in wrong(store, told(finished=False), told("r2", finished=False))[0]
+        assert wrong(store, told(usage=(6, 8), neurons=1400), told("r2", finished=False)) == []
+        assert "says {'left'}" in wrong(store, told(usage=(6, 8), neurons=1400), told("r2"))[0]
+        with store.database.writing() as connection:
+            connection.execute(sa.update(ledger_days).values(neurons=1))
+        assert (
+            "the day's sum of neurons" in wrong(store, told(usage=(6, 8), neurons=1400), told("r2", finished=False))[0]
+        )
 
 
 # -- the plan --------------------------------------------------------------------------------------------------------
@@ -323,6 +374,8 @@ def test_a_short_seed(stack, capsys):
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0 and not found["broken"], found["broke"]
     assert found["faults"] and found["counts"]["streams"] and not found["wrong"]
+    # Every complete answer has its entry, with what its client was told.
+    assert found["counts"]["entries"] >= found["counts"]["streams"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import pytest
 
 from serve_app.catalog import load_catalog
-from serve_app.catalog.pricing import Price, Rates, neurons
 from serve_app.catalog.search import search_record
 
 CATALOG = load_catalog()
@@ -58,23 +57,3 @@ def test_gpu_text_models_have_latencies_to_keep_to() -> None:
         targets = record.serving["gpu"].targets
         assert targets.ttft_s is not None and targets.itl_s is not None, record.id
         assert targets.itl_s < targets.ttft_s
-
-
-def test_neurons_follow_from_dollars_as_cloudflare_rounds_them() -> None:
-    # Dollar and neuron columns of Cloudflare's table, models whose dollar column is not rounded.
-    for dollars, stated in ((0.11, 10000), (0.66, 60000), (0.20, 18182), (0.35, 31818), (1.4, 127273)):
-        assert Price(input=dollars).neuron_rates.input == stated
-
-
-def test_cached_tokens_cost_their_own_rate_or_the_full_one() -> None:
-    price = Price(input=1.4, cached=0.26, output=4.4)
-    assert neurons(price, 1000, 600, 10) == pytest.approx((400 * 127273 + 600 * 23636 + 10 * 400000) / 1e6)
-    assert neurons(Price(input=1.4), 1000, 600, 0) == neurons(Price(input=1.4), 1000, 0, 0)
-    assert neurons(None, 1000, 0, 1000) == 0.0
-
-
-def test_stated_neurons_win_over_derived_ones() -> None:
-    # One output token of llama-3.3-70b is 0.204805 neurons, though its dollar price alone would say 0.204818.
-    price = Price(input=0.293, output=2.253, neurons=Rates(input=26668.0, output=204805.0))
-    assert neurons(price, 0, 0, 1) == pytest.approx(0.204805)
-    assert CATALOG.neurons("@cf/meta/llama-3.2-1b-instruct", 1_000_000, 0, 1_000_000) == 2457 + 18252

@@ -10,6 +10,7 @@ from serve_app.api import identity, sse
 from serve_app.api.errors import ApiError, as_api_error, status_of
 from serve_app.api.fields.body import parse_inner
 from serve_app.api.openai.write import close
+from serve_app.api.receipt import receipt
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
-        "neurons": float(usage.neurons),
+        **receipt(usage),
     }
 
 

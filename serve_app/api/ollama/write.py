@@ -15,6 +15,7 @@ import orjson
 from serve_app.api.collect import collect, join_call
 from serve_app.api.errors import ApiError, as_api_error
 from serve_app.api.openai.write import close
+from serve_app.api.receipt import receipt
 from serve_app.api.types import (
     ChoiceDone,
     Event,
@@ -69,7 +70,13 @@ def render_answer(model: str, form: Form, events: Iterable[Event], clock: Clock)
     body = _part(model, form, first.text, first.reasoning, first.tool_calls)
     if first.logprobs:
         body["logprobs"] = _logprobs(first.logprobs)
-    return {**body, "done": True, "done_reason": _reason(first.finish_reason), **clock.durations(usage)}
+    return {
+        **body,
+        "done": True,
+        "done_reason": _reason(first.finish_reason),
+        **clock.durations(usage),
+        "usage": receipt(usage),
+    }
 
 
 async def stream_answer(model: str, form: Form, events: AsyncIterator[Event], clock: Clock) -> AsyncIterator[bytes]:
@@ -93,7 +100,7 @@ async def stream_answer(model: str, form: Form, events: AsyncIterator[Event], cl
             elif isinstance(event, TextDelta) and (event.text or event.logprobs):
                 told = {"logprobs": _logprobs(event.logprobs)} if event.logprobs else {}
                 yield _line({**_part(model, form, event.text), "done": False, **told})
-        last = {"done": True, "done_reason": _reason(reason), **clock.durations(usage)}
+        last = {"done": True, "done_reason": _reason(reason), **clock.durations(usage), "usage": receipt(usage)}
         yield _line({**_part(model, form, ""), **last})
     except Exception as error:
         shown = as_api_error(error)
@@ -113,11 +120,13 @@ def render_embed(model: str, vectors: np.ndarray | None, usage: Usage, clock: Cl
         "total_duration": time.monotonic_ns() - clock.began,
         "load_duration": 0,
         "prompt_eval_count": usage.prompt_tokens,
+        "usage": receipt(usage),
     }
 
 
-def render_embedding(vectors: np.ndarray | None) -> dict[str, Any]:
-    return {"embedding": [] if vectors is None else np.asarray(vectors, np.float32)[0].tolist()}
+def render_embedding(vectors: np.ndarray | None, usage: Usage) -> dict[str, Any]:
+    found = [] if vectors is None else np.asarray(vectors, np.float32)[0].tolist()
+    return {"embedding": found, "usage": receipt(usage)}
 
 
 def _part(model: str, form: Form, text: str, thinking: str = "", calls: Iterable[ToolCallDelta] = ()) -> dict[str, Any]:

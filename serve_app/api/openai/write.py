@@ -14,6 +14,7 @@ from serve_app.api import identity, sse
 from serve_app.api.collect import Choice, collect
 from serve_app.api.errors import ApiError, as_api_error, openai_body
 from serve_app.api.openai.prompt import echoed, joined, prompt_part, told_of_prompt
+from serve_app.api.receipt import receipt
 from serve_app.api.types import (
     ChoiceDone,
     EmbedRequest,
@@ -39,7 +40,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "neurons": float(usage.neurons),
+        **receipt(usage),
     }
 
 
@@ -271,6 +272,6 @@ def render_embeddings(request: EmbedRequest, vectors: np.ndarray, usage: Usage) 
     counted = {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens,
-        "neurons": float(usage.neurons),
+        **receipt(usage),
     }
     return {"object": "list", "data": data, "model": request.model, "usage": counted}

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from serve_app.api.errors import ApiError, openai_body
+from serve_app.api.receipt import receipt
 from serve_app.api.types import RerankRequest, Usage
 
 # Cohere counts a query with up to so many documents as one.
@@ -69,5 +70,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens,
-        "neurons": float(usage.neurons),
+        **receipt(usage),
     }

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from serve_app.api.errors import ApiError, InvalidInput
+from serve_app.api.receipt import receipt
 from serve_app.api.types import Usage
 
 MAX_REFERRED = 64
@@ -27,7 +28,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
-        "neurons": float(usage.neurons),
+        **receipt(usage),
     }
 
 

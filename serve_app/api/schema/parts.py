@@ -176,7 +176,10 @@ def usage_schema(*, output: bool = True) -> Schema:
     fields: Schema = {"prompt_tokens": integer, "completion_tokens": integer, "total_tokens": integer}
     if output:
         fields["prompt_tokens_details"] = object_({"cached_tokens": integer})
-    return object_({**fields, "neurons": field("number", "Price in neurons.")}, ["prompt_tokens", "total_tokens"])
+    text = {"type": "string"}
+    cost = object_({"amount": text, "currency": text}, ["amount", "currency"])
+    fields |= {"neurons": field("number", "Price in neurons."), "cost": cost}
+    return object_(fields, ["prompt_tokens", "total_tokens"])
 
 
 def format_fields() -> Schema:

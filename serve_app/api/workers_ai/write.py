@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from serve_app.api.receipt import receipt
 from serve_app.api.types import Usage
 
 
@@ -19,5 +20,5 @@ def input_usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": 0,
         "total_tokens": usage.prompt_tokens,
-        "neurons": float(usage.neurons),
+        **receipt(usage),
     }

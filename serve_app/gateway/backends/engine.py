@@ -141,11 +141,12 @@ class EngineBackend:
         route = _route_request(dispatcher, request, ids, work.salt, work.caller)
         ticket = Ticket(route, work.caller.weight, work.trace)
         usages = [Usage() for _ in range(request.n)]
+        sent = [0] * request.n
         try:
             await dispatcher.enter(ticket)
             work.placed = True
             job = _Job(work, dispatcher, ticket)
-            choices = [self._choice(job, request, ids, work.salt, i, usages[i]) for i in range(request.n)]
+            choices = [self._choice(job, request, ids, i, usages[i], sent) for i in range(request.n)]
             async for event in _merge_choices(choices):
                 if request.continuous_usage:
                     told = sum(u.completion_tokens for u in usages)
@@ -157,11 +158,13 @@ class EngineBackend:
             usage.prompt_tokens = len(ids) if ticket.started or usage.completion_tokens else 0
             usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
             usage.cached_tokens = usages[0].cached_tokens
+            work.sent = sum(sent)
             dispatcher.finish(ticket, cached=usage.cached_tokens, output=usage.completion_tokens)
 
     async def _choice(
-        self, job: _Job, request: GenerateRequest, ids: np.ndarray, salt: bytes, index: int, usage: Usage
+        self, job: _Job, request: GenerateRequest, ids: np.ndarray, index: int, usage: Usage, sent: list[int]
     ) -> AsyncIterator[Event]:
+        """Counts its tokens in ``usage``, and in ``sent[index]`` those whose events were taken."""
         model = job.model
         record = model.record
         parsers = {"tool_parser": record.tool_parser, "reasoning_parser": record.reasoning_parser}
@@ -169,7 +172,7 @@ class EngineBackend:
         sampling = request.sampling
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
-        call = GenerateCall("", b"", salt, sampling, self._inbox.address, job.ticket.request.priority)
+        call = GenerateCall("", b"", job.work.salt, sampling, self._inbox.address, job.ticket.request.priority)
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
         kept = None if resumable is None else resumable.tokens(request.number, index)
@@ -192,8 +195,12 @@ class EngineBackend:
                 finish = item.finish or finish
                 if request.return_token_ids:
                     generated += item.ids
-                for event in output.feed(item.ids, item.logprobs):
+                events = output.feed(item.ids, item.logprobs)
+                for event in events:
                     yield _with_ids(event, generated)
+                if events:
+                    # Who asks for more has taken these.
+                    sent[index] = usage.completion_tokens - output.held
                 if output.done:
                     return
             for event in output.finish(finish):

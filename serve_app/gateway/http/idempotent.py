@@ -16,9 +16,10 @@ from starlette.types import Message
 
 from serve_app.api.errors import InvalidInput, KeyInUse, KeyReused
 from serve_app.api.fields.body import read_bounded
+from serve_app.gateway.booking import kept_with_answer
 from serve_app.gateway.http.streams import EventStream
-from serve_app.gateway.resume.streams import LEASE_S, Streams
-from serve_app.state.protocols import AnswerStore
+from serve_app.gateway.resume.streams import LEASE_S
+from serve_app.state.ledger import Entry
 
 if TYPE_CHECKING:
     from serve_app.gateway.core import Gateway
@@ -56,7 +57,7 @@ async def once(gateway: Gateway, request: Request, handler: Handler) -> Response
         claim = (streams.owner, now + LEASE_S, account, key, printed, now)
         known = await streams.look(store.claim, *claim)
         if known is None:
-            return await _first(streams, store, request, raw, key, handler)
+            return await _first(gateway, request, raw, key, handler)
     if known.print != printed:
         raise KeyReused
     if known.answer is None:
@@ -71,10 +72,7 @@ async def once(gateway: Gateway, request: Request, handler: Handler) -> Response
     return response
 
 
-async def _first(
-    streams: Streams, store: AnswerStore, request: Request, raw: bytes, key: str, handler: Handler
-) -> Response:
-    account = request.state.account
+async def _first(gateway: Gateway, request: Request, raw: bytes, key: str, handler: Handler) -> Response:
     sent = False
 
     async def receive() -> Message:
@@ -85,13 +83,16 @@ async def _first(
         return {"type": "http.request", "body": raw, "more_body": False}
 
     kept = None
+    entries: list[Entry] = []
+    before = kept_with_answer.set(entries)
     try:
         response = await handler(Request(request.scope, receive))
         kept = _kept(request, response)
         return response
     finally:
+        kept_with_answer.reset(before)
         # Also where the client leaves meanwhile.
-        await asyncio.shield(_settle(streams, store, account, key, kept))
+        await asyncio.shield(_settle(gateway, request.state.account, key, kept, entries))
 
 
 def _kept(request: Request, response: Response) -> _Kept | None:
@@ -104,12 +105,20 @@ def _kept(request: Request, response: Response) -> _Kept | None:
     return _Kept(body, response.media_type or "application/json") if len(body) <= MAX_ANSWER_BYTES else None
 
 
-async def _settle(streams: Streams, store: AnswerStore, account: str, key: str, kept: _Kept | None) -> None:
+async def _settle(gateway: Gateway, account: str, key: str, kept: _Kept | None, entries: list[Entry]) -> None:
+    """Keeps the answer with what it costs, so that a key is charged once. Raises `BooksClosed`."""
+    streams, store = gateway.streams, gateway.state.answers
     try:
         if kept is None:
             await streams.look(store.free, streams.owner, account, key)
         else:
-            await streams.look(store.keep, streams.owner, account, key, msgspec.msgpack.encode(kept))
+            rows = [entry.row() for entry in entries]
+            packed = msgspec.msgpack.encode(kept)
+            if not await streams.look(store.keep, streams.owner, account, key, packed, rows):
+                log.warning("the answer of an Idempotency-Key came after another gateway's and is not charged")
+            return
     except Exception as error:
         # The answer itself is right; only that it can be had again is not.
         log.warning("the answer of an Idempotency-Key is not kept: %s", error)
+    for entry in entries:
+        await gateway.state.ledger.enter(entry)

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -86,7 +87,9 @@ class StreamLog:
         self.complete = False
         # Why it is to end early.
         self.stopping: Stopped | None = None
-        # What is due when the end is in the store.
+        # What its work has cost (columns of the ledger), which goes to the store with its end; and who hears of the
+        # work's end then, since until then another gateway may have it.
+        self.entries: list[dict[str, Any]] = []
         self.settlements: list[Callable[[], None]] = []
         self.readers = 0
         self.seen = 0.0
@@ -189,7 +192,8 @@ class StreamLog:
         frames = b"".join(self.frames[before:])
         head = None if self.begun else self.head
         kept = None if self.ending is None else expires
-        return Part(self.id, self.epoch, self._parts, self._taken, frames, trail, head, self.ending, kept)
+        due = tuple(self.entries) if self._ending_taken else ()
+        return Part(self.id, self.epoch, self._parts, self._taken, frames, trail, head, self.ending, kept, due)
 
     def stored(self, part: Part) -> None:
         self.begun = True

@@ -29,11 +29,11 @@ from serve_app.api.errors import (
     as_api_error,
     openai_body,
 )
-from serve_app.gateway.resume.log import NotNow, StreamLog, current, number_of, split
+from serve_app.gateway.resume.log import NotNow, StreamLog, number_of, split
 from serve_app.state.errors import Away
 from serve_app.state.protocols import StreamStore
 from serve_app.state.reader import plausible
-from serve_app.state.streams import CANCELLING, EXPIRED, LOST, RUNNING, Part, Taken
+from serve_app.state.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Part, Taken
 
 log = logging.getLogger("ray.serve")
 
@@ -141,13 +141,15 @@ class Streams:
             raise StoreAway from None
 
     async def _pump(self, stream: StreamLog, frames: AsyncIterator[bytes]) -> None:
+        ending: Ending | None = None
+        last = b""
         try:
             async for made in frames:
                 stream.append(made)
                 self._dirty.set()
             if stream.behind:
                 raise RuntimeError(f"stream {stream.id} ended before what was shown of it")
-            stream.end("done" if stream.stopping is None else "cancelled")
+            ending = "done" if stream.stopping is None else "cancelled"
         except NotNow as later:
             # Whoever had it taken over tries again.
             self._running.pop(stream.id, None)
@@ -155,15 +157,18 @@ class Streams:
         except asyncio.CancelledError:
             if stream.stopping is None or stream.lost:
                 raise
-            stream.end("cancelled")
+            ending = "cancelled"
         except Exception as error:
             if not isinstance(error, ApiError):
                 log.error("stream %s failed", stream.id, exc_info=error)
-            stream.end("failed", sse.frame(openai_body(as_api_error(error))))
+            ending, last = "failed", sse.frame(openai_body(as_api_error(error)))
         finally:
-            self._dirty.set()
+            # The work behind it ends here at the latest, and what it costs goes to the store with the stream's end.
             if hasattr(frames, "aclose"):
                 await frames.aclose()
+            if ending is not None:
+                stream.end(ending, last)
+            self._dirty.set()
 
     async def _writing(self) -> None:
         while True:
@@ -375,12 +380,3 @@ class Streams:
     @staticmethod
     def _ask(pool: ThreadPoolExecutor, ask: Callable[..., _T], *args: Any) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(pool, ask, *args)
-
-
-def settling(settle: Callable[[], None]) -> None:
-    """Settles the work at hand; of a stream when its end is stored, since until then another gateway may have it."""
-    stream = current.get()
-    if stream is None:
-        settle()
-    else:
-        stream.settlements.append(settle)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 
+from serve_app.state.protocols import Row
 from serve_app.state.store.database import Database
+from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.tables import answers, stream_owners
 from serve_app.state.streams import Known
 
@@ -25,9 +29,16 @@ class AnswerTable:
     TRIM_EVERY = 32
 
     def __init__(
-        self, database: Database, *, max_age_s: float = 86_400.0, max_count: int = 10_000, max_bytes: int = 64 << 20
+        self,
+        database: Database,
+        ledger: LedgerTable,
+        *,
+        max_age_s: float = 86_400.0,
+        max_count: int = 10_000,
+        max_bytes: int = 64 << 20,
     ) -> None:
         self._database = database
+        self._ledger = ledger
         self._max_age_s = max_age_s
         self._max_count = max_count
         self._max_bytes = max_bytes
@@ -57,11 +68,18 @@ class AnswerTable:
         # Whoever was first has just given up.
         return Known(print, None) if found is None else Known(found.print, found.answer)
 
-    def keep(self, owner: str, account: str, key: str, answer: bytes) -> None:
-        """The answer to the request that claimed the key."""
+    def keep(self, owner: str, account: str, key: str, answer: bytes, entries: Sequence[Row] = ()) -> bool:
+        """The answer to the request that claimed the key, and what it costs, in one transaction: so a key is charged
+        once. False: the key is no longer the owner's, and nothing was written.
+        """
         own = (answers.c.account == account) & (answers.c.key == key) & (answers.c.owner == owner)
+        kept = sa.update(answers).where(own).values(answer=answer, size=len(answer) + len(key))
         with self._database.writing() as connection:
-            connection.execute(sa.update(answers).where(own).values(answer=answer, size=len(answer) + len(key)))
+            if not connection.execute(kept).rowcount:
+                return False
+            if entries:
+                self._ledger.write(connection, [row.columns for row in entries])
+        return True
 
     def free(self, owner: str, account: str, key: str) -> None:
         """There is no answer that could be given again."""

@@ -12,6 +12,7 @@ from serve_app.state.store import revisions
 from serve_app.state.store.accounts import AccountTables
 from serve_app.state.store.answers import AnswerTable
 from serve_app.state.store.database import Database
+from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.migrate import upgrade
 from serve_app.state.store.rates import RateTable
 from serve_app.state.store.responses import ResponseTable
@@ -31,10 +32,12 @@ class SqlStore:
         self.rates = RateTable(self.database)
         self.responses = ResponseTable(self.database)
         self.traces = TraceTable(self.database)
-        self.streams = StreamTable(self.database)
-        self.answers = AnswerTable(self.database)
+        self.ledger = LedgerTable(self.database)
+        self.streams = StreamTable(self.database, self.ledger)
+        self.answers = AnswerTable(self.database, self.ledger)
         # What is written in groups: a kind of row, and who takes it.
-        self._rooms: dict[str, RowRoom] = {room.KIND: room for room in (self.responses, self.traces)}
+        rooms: tuple[RowRoom, ...] = (self.responses, self.traces, self.ledger)
+        self._rooms = {room.KIND: room for room in rooms}
 
     def __enter__(self) -> Self:
         return self

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from serve_app.state.store.database import Database
+from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.tables import stream_owners, stream_parts, streams
 from serve_app.state.streams import CANCELLING, EXPIRED, LOST, RUNNING, Head, Part, Running, Shown, Taken
 
@@ -29,23 +31,31 @@ UPDATE streams SET expires = :now WHERE expires > :now AND id IN (
 class StreamTable:
     """Keeps ``max_bytes`` per account, of streams that have ended; the oldest go first."""
 
-    def __init__(self, database: Database, *, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, database: Database, ledger: LedgerTable, *, max_bytes: int = 64 << 20) -> None:
         self._database = database
+        self._ledger = ledger
         self.max_bytes = max_bytes
 
     def write(self, owner: str, parts: Sequence[Part], now: float, until: float) -> set[str]:
         """Writes parts, all or none; writing one twice is writing it once. ``until``: see :meth:`beat`. Answers with
         the ids of streams that are no longer this gateway's, of which nothing was written.
+
+        A stream's end and what it costs are written in one transaction: whoever ends it has charged it, once.
         """
-        refused = set()
+        refused: set[str] = set()
+        entries: list[dict[str, Any]] = []
         with self._database.writing() as connection:
             if any(part.head is not None for part in parts):
                 self._alive(connection, owner, until)
             for part in parts:
                 if part.head is not None:
                     self._begin(connection, owner, part.head, now)
-                if not self._grow(connection, owner, part):
+                if self._grow(connection, owner, part):
+                    entries += part.entries
+                else:
                     refused.add(part.id)
+            if entries:
+                self._ledger.write(connection, entries)
         return refused
 
     def _begin(self, connection: Connection, owner: str, head: Head, now: float) -> None:

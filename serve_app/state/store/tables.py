@@ -184,3 +184,67 @@ answers = Table(
     Column("answer", LargeBinary),
     Index("answers_by_age", "account", "created"),
 )
+
+# What work is counted in; the names of `serve_app.catalog.pricing.UNITS`.
+UNIT_COLUMNS = (
+    "input_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "audio_ms",
+    "streamed_audio_ms",
+    "characters",
+    "images",
+    "image_tiles",
+    "image_steps",
+    "input_tiles",
+    "image_tile_steps",
+    "input_tile_steps",
+    "first_pixels",
+    "further_pixels",
+    "requests",
+)
+# What sums are kept by.
+SUMMED_BY = ("account", "key", "model", "task", "adapter", "batch", "status", "currency")
+
+# One piece of work each, see `serve_app.state.ledger.Entry`. `at`: unix seconds. `units`: JSON. `neurons`: millionths.
+# `money`: 1e-9 of `currency`.
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("account", String, nullable=False),
+    Column("key", String, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("model", String, nullable=False),
+    Column("task", String, nullable=False),
+    Column("adapter", String, nullable=False),
+    Column("batch", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("units", String, nullable=False),
+    Column("neurons", BigInteger, nullable=False),
+    Column("money", BigInteger, nullable=False),
+    Column("currency", String, nullable=False),
+    Index("ledger_by_age", "at"),
+    Index("ledger_by_account", "account", "at"),
+)
+
+
+def _sums(name: str, period: str) -> Table:
+    """Sums of the ledger, changed in the transaction that writes an entry. ``period``: unix seconds // its length.
+    `entries`: how many; `seconds`: of all of them.
+    """
+    return Table(
+        name,
+        metadata,
+        Column(period, BigInteger, primary_key=True, autoincrement=False),
+        *(Column(column, String, primary_key=True) for column in SUMMED_BY),
+        Column("entries", BigInteger, nullable=False),
+        Column("seconds", Double, nullable=False),
+        *(Column(column, BigInteger, nullable=False) for column in (*UNIT_COLUMNS, "neurons", "money")),
+        Index(f"{name}_by_account", "account", period),
+    )
+
+
+ledger_hours = _sums("ledger_hours", "hour")
+ledger_days = _sums("ledger_days", "day")

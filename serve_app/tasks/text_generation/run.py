@@ -33,14 +33,23 @@ async def generate(
 async def _events(
     runtime: Runtime, backend: Backend, model: ServedModel, prepared: Prepared, caller: Caller, request_id: str
 ) -> AsyncIterator[Event]:
-    """The backend's events and the usage. Closing the iterator ends the request wherever it is."""
+    """The backend's events and the usage, which comes when the ledger's entry is safe. Closing the iterator ends the
+    request wherever it is.
+    """
     request = prepared.request
     facts = {"prompt_tokens": prepared.prompt_tokens, "max_tokens": request.sampling.max_tokens}
     # Each choice is a stream of its own to the engine, and takes a place like one.
     places = runtime.work(
-        model, caller, streams=request.n, reject_if_busy=request.reject_if_busy, request_id=request_id, facts=facts
+        model,
+        caller,
+        streams=request.n,
+        reject_if_busy=request.reject_if_busy,
+        request_id=request_id,
+        number=request.number,
+        shown=request.stream,
+        facts=facts,
     )
-    with places as work:
+    async with places as work:
         events = backend.events(prepared, work)
         try:
             async for event in events:

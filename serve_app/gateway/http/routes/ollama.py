@@ -106,8 +106,8 @@ class OllamaRoutes:
         return json_answer(write.render_embed(model.id, vectors, usage, clock))
 
     async def embeddings(self, request: Request) -> Response:
-        _, vectors, _ = await self._vectors(request, read.parse_ollama_embeddings)
-        return json_answer(write.render_embedding(vectors))
+        _, vectors, usage = await self._vectors(request, read.parse_ollama_embeddings)
+        return json_answer(write.render_embedding(vectors, usage))
 
     async def _vectors(self, request: Request, parse: Any) -> tuple[ServedModel, Any, Usage]:
         body = await self._exchange.body(request, EmbedRequest)

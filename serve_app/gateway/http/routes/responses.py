@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -88,7 +89,9 @@ class ResponsesRoutes:
         parsed = responses.parse_responses(body, gateway.limits(model))
         parsed.generate = with_headers(parsed.generate, request.headers)
         parsed.generate.messages = parsed.messages(await gateway.state.responses.conversation(account, parsed.previous))
-        events = await gateway.generate(model, parsed.generate, request.state.caller)
+        # What is made in the background is shown as it is made, to whoever asks for it.
+        asked = replace(parsed.generate, stream=True) if parsed.background else parsed.generate
+        events = await gateway.generate(model, asked, request.state.caller)
 
         async def keep(response: dict[str, Any]) -> None:
             if parsed.store:

@@ -42,7 +42,7 @@ class Echo(Task):
         return EchoRequest(parts["sound"].data, int(parts["times"].text) if "times" in parts else 1)
 
     async def run(self, runtime: Runtime, model: ServedModel, request: EchoRequest, caller: Caller) -> list[bytes]:
-        with runtime.work(model, caller, facts={"bytes": len(request.sound)}) as work:
+        async with runtime.work(model, caller, facts={"bytes": len(request.sound)}) as work:
             work.placed = True
             heard = [await runtime.call_retried(model, "repeat", request.sound) for _ in range(request.times)]
             work.usage = Usage(prompt_tokens=len(request.sound))

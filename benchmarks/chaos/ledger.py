@@ -1,0 +1,113 @@
+"""The ledger against what clients were told, entry by entry: nothing twice, nothing missing, nothing beyond."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from benchmarks.chaos.dialects import Seen
+from benchmarks.chaos.weather import Weather
+from serve_app.state.ledger import DAY_S, Entry
+from serve_app.state.store.sql import SqlStore
+from serve_app.state.store.tables import ledger, ledger_days
+
+# A killed gateway's journal is looked for every five seconds; then what it holds has to be written.
+LATE_S = 20.0
+
+
+@dataclass(slots=True, frozen=True)
+class Told:
+    """One request: what its client saw of it. ``most``: tokens of the whole answer, in and out."""
+
+    ask: str
+    seen: Seen
+    most: tuple[int, int] | None
+
+
+class Receipts:
+    """Every request of a run, until :meth:`check`."""
+
+    def __init__(self) -> None:
+        self._told: list[Told] = []
+
+    def note(self, ask: str, seen: Seen, most: tuple[int, int] | None) -> None:
+        self._told.append(Told(ask, seen, most))
+
+    def check(self, store: SqlStore, weather: Weather, *, alone: bool) -> int:
+        """Compares all of them with the ledger; how many entries there are. ``alone``: nobody else asked anything of
+        this store. Blocks until everything agrees, or for :data:`LATE_S` seconds.
+        """
+        until = time.monotonic() + LATE_S
+        while True:
+            entries = _entries(store)
+            problems = list(self._problems(entries, alone))
+            if not problems or time.monotonic() > until:
+                break
+            time.sleep(0.5)
+        for told, problem in problems:
+            weather.violation(f"ledger: {problem}", ask=told.ask, request=told.seen.request)
+        if problem := _sums_problem(store):
+            weather.violation(f"ledger: {problem}")
+        return len(entries)
+
+    def _problems(self, entries: list[Entry], alone: bool) -> Iterator[tuple[Told, str]]:
+        found: dict[str, list[Entry]] = {}
+        for entry in entries:
+            found.setdefault(entry.id.partition(".")[0], []).append(entry)
+        for told in self._told:
+            if told.seen.request and (problem := _problem(told, found.pop(told.seen.request, []))):
+                yield told, problem
+        # Of a request whose connection broke before its first byte nobody knows the id.
+        nameless = [told for told in self._told if not told.seen.request]
+        if alone and len(found) > len(nameless):
+            unknown = [f"{entry.id} ({entry.model}, {entry.status})" for made in found.values() for entry in made]
+            first = Told("any", Seen(), None)
+            yield first, f"{len(found)} requests have entries that only {len(nameless)} can have made: {unknown[:5]}"
+
+
+def _problem(told: Told, entries: list[Entry]) -> str | None:
+    """What is wrong with the entries of one request."""
+    seen = told.seen
+    used = [sum(entry.units.get(name, 0) for entry in entries) for name in ("input_tokens", "output_tokens")]
+    if seen.refused:
+        return f"{len(entries)} entries for a request that was refused" if entries else None
+    if seen.finished and seen.error is None:
+        if not entries:
+            return "no entry for a complete answer"
+        if states := {entry.status for entry in entries} - {"done"}:
+            return f"the entry of a complete answer says {states}"
+        if seen.usage is not None and used != [*seen.usage]:
+            return f"the client was told {seen.usage} tokens and is charged for {used}"
+        neurons = sum(entry.neurons for entry in entries)
+        if seen.neurons is not None and neurons != seen.neurons:
+            return f"the client was told {seen.neurons} micro-neurons and is charged for {neurons}"
+    elif told.most is not None and any(count > most for count, most in zip(used, told.most, strict=True)):
+        return f"a broken answer is charged for {used} tokens, and the whole one has {told.most}"
+    return None
+
+
+def _entries(store: SqlStore) -> list[Entry]:
+    with store.database.reading() as connection:
+        return [Entry.of(dict(row)) for row in connection.execute(sa.select(ledger)).mappings()]
+
+
+def _sums_problem(store: SqlStore) -> str | None:
+    """Sums that are not those of the entries, of days whose entries are all there."""
+    names: tuple[str, ...] = ("entries", "neurons", "money", "input_tokens", "cached_tokens", "output_tokens")
+    by_hand: dict[int, Counter[str]] = {}
+    with store.database.reading() as connection:
+        rows = connection.execute(sa.select(ledger)).mappings().all()
+        days = connection.execute(sa.select(ledger_days)).mappings().all()
+    for entry in (Entry.of(dict(row)) for row in rows):
+        counts = {**entry.units, "entries": 1, "neurons": entry.neurons, "money": entry.money}
+        by_hand.setdefault(int(entry.at // DAY_S), Counter()).update(counts)
+    for day, total in by_hand.items():
+        for name in names:
+            summed = sum(row[name] for row in days if row["day"] == day)
+            if summed != total[name]:
+                return f"the day's sum of {name} is {summed} and its entries have {total[name]}"
+    return None

@@ -1,0 +1,57 @@
+"""What is written down of each piece of work: whose it was, what it used, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from serve_app.state.protocols import Row
+
+KIND = "ledger"
+Status = Literal["done", "failed", "left"]
+HOUR_S, DAY_S = 3600, 86_400
+# What a row takes in a journal and in memory, about.
+_ROW_BYTES = 400
+
+
+@dataclass(slots=True, frozen=True)
+class Entry:
+    """One piece of work that has used something.
+
+    ``id``: the request's, with a number behind a point for the further prompts of one request; it counts once. ``key``:
+    the id of the key. ``at``: unix seconds of its end; ``seconds``: how long it took. ``adapter``, ``batch``: "" for
+    none. ``units``: by the names of `catalog.pricing.UNITS`; of a stream that broke, what was sent. ``neurons``:
+    micro-neurons; ``money``: nano-units of ``currency``.
+    """
+
+    id: str
+    account: str
+    key: str
+    at: float
+    seconds: float
+    model: str
+    task: str
+    status: Status
+    units: Mapping[str, int]
+    neurons: int
+    money: int
+    currency: str
+    adapter: str = ""
+    batch: str = ""
+
+    def row(self) -> Row:
+        """For journal and store."""
+        columns: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        columns["units"] = msgspec.json.encode({name: count for name, count in self.units.items() if count}).decode()
+        return Row(KIND, (self.id,), columns, _ROW_BYTES)
+
+    @classmethod
+    def of(cls, columns: Mapping[str, Any]) -> Entry:
+        """From the columns of its row."""
+        return cls(units=msgspec.json.decode(columns["units"]), **{name: columns[name] for name in _PLAIN})
+
+
+_PLAIN = tuple(name for name in Entry.__dataclass_fields__ if name != "units")

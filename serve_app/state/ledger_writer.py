@@ -1,0 +1,287 @@
+"""Entries of the ledger on their way: into a journal on disk before the client is told, and to the store behind it.
+
+::
+
+    event loop -> queue -> one thread -> journal (a group at a time) -> the loop: these are safe
+                                     \\-> waiting -> the state's thread -> store -> journal emptied
+
+A journal is a row of files of some :data:`SEGMENT_BYTES`. One whose entries are all in the store is emptied. While the
+store is away files are let go unread, but for the newest: nothing but the disk holds what waits in them. They are found
+again like the files of a process that has ended, by any gateway of the node. An entry is counted once by its id,
+whoever sends it, and however often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from serve_app.api.errors import BooksClosed
+from serve_app.state.errors import Away, StateError
+from serve_app.state.journal import Journal
+from serve_app.state.ledger import Entry
+from serve_app.state.protocols import Row, Store
+
+log = logging.getLogger("ray.serve")
+
+SEGMENT_BYTES = 1 << 20
+# Files that keep their entries in memory as well; an older one is let go.
+MAX_SEGMENTS = 8
+# What may wait on disk, of all gateways of the node.
+MAX_BYTES = 4 << 30
+GROUP = 1000
+# How often a journal that could not be written is tried again, and how often files of others are looked for.
+TRY_S = 1.0
+ADOPT_S = 5.0
+# Entries that wait in memory alone, where requests are served although nothing can be written.
+MAX_UNWRITTEN = 100_000
+
+
+@dataclass(slots=True)
+class _Asked:
+    """An entry that has just been made, and who waits until it is safe. ``shown``: the client has been shown what it
+    charges for, so that it is charged even if it cannot be written now.
+    """
+
+    row: Row
+    shown: bool
+    loop: asyncio.AbstractEventLoop
+    safe: asyncio.Future[None]
+
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """One file of the journal. ``waiting``: its entries that the store does not have."""
+
+    journal: Journal
+    waiting: dict[str, Row] = field(default_factory=dict)
+
+
+class LedgerWriter:
+    """``folder``: journals of all gateways that share a state directory. :meth:`flush` and :meth:`adopt` are to be
+    called again and again, by one other thread. ``give_away``: answer although nothing can be written.
+    """
+
+    def __init__(self, store: Store, folder: Path, *, give_away: bool = False) -> None:
+        self._store = store
+        self._folder = folder
+        self._give_away = give_away
+        self._queue: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        # Guards the segments; never taken by an event loop.
+        self._lock = threading.Lock()
+        self._segments = [_Segment(Journal(folder))]
+        # What could be written nowhere yet, although clients have seen it.
+        self._unwritten: list[Row] = []
+        self._closed: str | None = None
+        self._adopt_at = 0.0
+        self.written = 0
+        self.lost = 0
+
+    # -- for the event loop
+
+    def check(self) -> None:
+        """Raises `BooksClosed` while nothing can be written down: work that could not be charged is not begun."""
+        if self._closed is not None and not self._give_away:
+            raise BooksClosed
+
+    def enter(self, entry: Entry, *, shown: bool = False) -> asyncio.Future[None]:
+        """Has the entry written. The result is there when it outlives this process; raises `BooksClosed` where it can
+        be written nowhere. Then it is forgotten, unless it was ``shown``.
+        """
+        loop = asyncio.get_running_loop()
+        asked = _Asked(entry.row(), shown, loop, loop.create_future())
+        self._queue.put(asked)
+        if self._thread is None:
+            self._begin()
+        return asked.safe
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be written at the moment."""
+        return self._closed
+
+    @property
+    def waiting(self) -> int:
+        """Entries in memory that the store does not have."""
+        return len(self._unwritten) + sum(len(segment.waiting) for segment in self._segments)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits on disk, of all gateways of the node."""
+        return sum(path.stat().st_size for path in self._folder.glob("*.journal"))
+
+    # -- the thread that writes the journal
+
+    def _begin(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            group: list[_Asked] = []
+            # What comes while a group is written is the next one.
+            with suppress(Empty):
+                asked = self._queue.get(timeout=None if self._closed is None else TRY_S)
+                while asked is not None and len(group) < GROUP:
+                    group.append(asked)
+                    asked = self._queue.get_nowait()
+                ends = asked is None
+            self._write(group)
+
+    def _write(self, group: list[_Asked]) -> None:
+        rows = [*self._unwritten, *(asked.row for asked in group)]
+        try:
+            self._keep(rows)
+        except Exception as error:
+            self._refuse(group, error)
+            return
+        self._unwritten = []
+        if self._closed is not None:
+            log.warning("the ledger can be written again")
+            self._closed = None
+        _tell(group, None)
+
+    def _keep(self, rows: list[Row]) -> None:
+        """Into the journal, or where that cannot be written straight into the store."""
+        with self._lock:
+            segment = self._segments[-1]
+            if segment.journal.bytes > SEGMENT_BYTES:
+                segment = self._turn_over()
+            try:
+                if rows:
+                    segment.journal.append(rows)
+                else:
+                    segment.journal.probe()
+                segment.waiting.update((row.key[0], row) for row in rows)
+                self.written += len(rows)
+                return
+            except OSError as error:
+                problem = error
+        if rows:
+            try:
+                self._store.write(rows)
+                self.written += len(rows)
+                return
+            except (Away, StateError):
+                pass
+        raise problem
+
+    def _turn_over(self) -> _Segment:
+        """Begins a new file. With too many of them the oldest is let go, and read again later."""
+        if len(self._segments) >= MAX_SEGMENTS:
+            self._segments.pop(0).journal.close()
+            if (held := self.waiting_bytes) > MAX_BYTES:
+                raise OSError(f"{held} bytes of entries wait for the store")
+        self._segments.append(_Segment(Journal(self._folder)))
+        return self._segments[-1]
+
+    def _refuse(self, group: list[_Asked], error: Exception) -> None:
+        if self._closed is None:
+            what = "requests go on without being safe" if self._give_away else "requests are refused"
+            log.error("the ledger cannot be written (%s): %s", error, what)
+        self._closed = str(error)
+        kept = [asked.row for asked in group if asked.shown or self._give_away]
+        self._unwritten += kept
+        if (more := len(self._unwritten) - MAX_UNWRITTEN) > 0:
+            self.lost += more
+            del self._unwritten[:more]
+        _tell(group, None if self._give_away else BooksClosed())
+
+    # -- the state's thread
+
+    def flush(self) -> None:
+        """Brings what waits to the store, of very much only a part. Raises :class:`Away` and :class:`StateError`."""
+        for segment in list(self._segments):
+            while rows := self._some(segment):
+                self._send(rows)
+                with self._lock:
+                    for row in rows:
+                        segment.waiting.pop(row.key[0], None)
+            with self._lock:
+                if not segment.waiting and segment in self._segments:
+                    segment.journal.clear()
+                    if segment is not self._segments[-1]:
+                        self._segments.remove(segment)
+                        segment.journal.close()
+
+    def _some(self, segment: _Segment) -> list[Row]:
+        with self._lock:
+            return list(islice(segment.waiting.values(), GROUP))
+
+    def adopt(self) -> None:
+        """Brings to the store one file of a process that has ended, or that was let go. Raises like :meth:`flush`."""
+        now = time.monotonic()
+        if now < self._adopt_at:
+            return
+        with self._segments[-1].journal.orphan() as rows:
+            for at in range(0, len(rows), GROUP):
+                self._send(rows[at : at + GROUP])
+        if rows:
+            log.info("took over %d entries of the ledger that another process could not bring to the store", len(rows))
+        else:
+            self._adopt_at = now + ADOPT_S
+
+    def _send(self, rows: list[Row]) -> None:
+        try:
+            self._store.write(rows)
+        except (Away, StateError):
+            raise
+        except Exception as error:
+            if len(rows) > 1:
+                # One bad entry must not keep the others.
+                for row in rows:
+                    self._send([row])
+                return
+            log.error("an entry of the ledger cannot be stored and is lost: %r", rows[0].columns, exc_info=error)
+            self.lost += 1
+
+    def finish(self) -> None:
+        """Returns when all that was entered is in the journal; nothing more can be."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+
+    def close(self) -> None:
+        """What the store does not have stays in the journal, for the next process."""
+        with self._lock:
+            for segment in self._segments:
+                if not segment.waiting:
+                    segment.journal.clear()
+                segment.journal.close()
+
+
+def _tell(group: Iterable[_Asked], error: Exception | None) -> None:
+    """Wakes who waits, one call for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for asked in group:
+        by_loop.setdefault(asked.loop, []).append(asked.safe)
+    for loop, futures in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_settle, futures, error)
+        except RuntimeError:  # the loop has ended: nobody waits any more
+            continue
+
+
+def _settle(futures: list[asyncio.Future[None]], error: Exception | None) -> None:
+    for future in futures:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            # Who has left asks no more.
+            future.exception()
