@@ -47,8 +47,10 @@ async def test_what_failed_or_lost_its_gateway_may_be_sent_again(start):
     await worker.holds(1)
     await one.kill()
     one.streams._release()
+    sending = asyncio.ensure_future(other.http.post(path, json=ASK, headers=KEYED))
+    await worker.holds(2)
     worker.on.set()
-    again = await other.http.post(path, json=ASK, headers=KEYED)
+    again = await sending
     assert again.status_code == 200 and "idempotent-replayed" not in again.headers
     # What the dead one had to say changes nothing.
     await first
