@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import timeit
 
 import pytest
@@ -13,7 +14,7 @@ from serve_app.state.accounts import ALL_SCOPES, USUAL_SCOPES, hash_key
 from serve_app.state.audit import Actor
 from serve_app.state.book import AccountBook
 from serve_app.state.errors import AccountsError, Missing, Taken
-from serve_app.state.limits import Limits, read_limits
+from serve_app.state.limits import KINDS, Limits, read_limits
 from tests.state.gateways import OWN, Gateways, until
 
 ANN = Actor("0123456789ab", "api", "r1")
@@ -168,6 +169,26 @@ def test_every_change_has_an_entry_of_who_made_it_and_no_key_is_in_it(store):
     with pytest.raises(Missing):
         accounts.change("team-a", weight=5)
     assert len(accounts.audit.read()) == 10
+
+
+def test_changes_of_one_key_at_the_same_time_lose_nothing(store, open_store):
+    store.accounts.create("team-a")
+    key, _ = store.accounts.keys.create("team-a")
+    stores = [store, open_store("elsewhere")]
+
+    def change(n: int) -> None:
+        stores[n % 2].accounts.keys.change("team-a", key.id, limits={KINDS[n % 5]: n})
+        stores[n % 2].accounts.change("team-a", limits={KINDS[n % 5]: n})
+
+    threads = [threading.Thread(target=change, args=(n,)) for n in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    account = store.accounts.get("team-a")
+    wanted = read_limits({kind: n for n, kind in enumerate(KINDS)})
+    assert account.keys[0].limits == account.limits == wanted
+    assert len(store.accounts.audit.read("team-a")) == 12
 
 
 async def test_the_last_use_reaches_the_store_from_the_background(database, tmp_path, open_store):

@@ -99,7 +99,7 @@ class AccountTables:
     ) -> Account:
         """Changes what is given. ``limits`` are added to those there are; None in them takes one away."""
         with self._database.writing() as connection:
-            row = connection.execute(sa.select(accounts).where(accounts.c.name == name)).first()
+            row = connection.execute(sa.select(accounts).where(accounts.c.name == name).with_for_update()).first()
             if row is None:
                 raise _missing(name)
             before = Limits.of_stored(row.limits)
@@ -122,7 +122,7 @@ class AccountTables:
             self.keys.remove(name, key_id, by=by)
             return
         with self._database.writing() as connection:
-            row = connection.execute(sa.select(accounts).where(accounts.c.name == name)).first()
+            row = connection.execute(sa.select(accounts).where(accounts.c.name == name).with_for_update()).first()
             if row is None:
                 raise _missing(name)
             gone = connection.scalars(sa.select(keys.c.id).where(keys.c.account == name))

@@ -116,7 +116,7 @@ class KeyTable:
         return made, value
 
     def _find(self, connection: Connection, account: str, key_id: str) -> Key:
-        query = sa.select(keys).where(keys.c.account == account, keys.c.id == key_id)
+        query = sa.select(keys).where(keys.c.account == account, keys.c.id == key_id).with_for_update()
         row = connection.execute(query).first()
         if row is None:
             raise Missing(f"Account {account[:80]} has no key {key_id[:80]!r}. The list of accounts has its keys.")

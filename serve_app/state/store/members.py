@@ -62,7 +62,7 @@ class MemberTable:
             revisions.bump(self._database, connection, "accounts")
 
     def _find(self, connection: Connection, account: str, member_id: str) -> Member:
-        query = sa.select(members).where(members.c.account == account, members.c.id == member_id)
+        query = sa.select(members).where(members.c.account == account, members.c.id == member_id).with_for_update()
         row = connection.execute(query).first()
         if row is None:
             raise Missing(f"Account {account[:80]} has no member {member_id[:80]!r}.")
