@@ -27,6 +27,20 @@ const authors = [];
 for await (const author of client.ai.authors.list(where)) authors.push(author);
 assert.ok(authors.length);
 
+assert.equal((await client.user.tokens.verify()).status, "active");
+const accounts = [];
+for await (const one of client.accounts.list()) accounts.push(one.id);
+assert.ok(accounts.includes(account));
+const policies = [{ effect: "allow", permission_groups: [{ id: "read" }], resources: { [`com.cloudflare.api.account.${account}`]: "*" } }];
+const made = await client.accounts.tokens.create({ ...where, name: "node", policies });
+const reader = new Cloudflare({ apiToken: made.value, baseURL: `${url}/client/v4`, maxRetries: 0 });
+assert.equal((await reader.user.tokens.verify()).id, made.id);
+await assert.rejects(reader.ai.run(chat, { ...where, prompt: "x" }), Cloudflare.PermissionDeniedError);
+const rolled = await client.accounts.tokens.value.update(made.id, { ...where, body: {} });
+assert.ok(rolled && rolled !== made.value);
+await assert.rejects(reader.user.tokens.verify(), Cloudflare.AuthenticationError);
+await client.accounts.tokens.delete(made.id, where);
+
 await assert.rejects(client.ai.run("@cf/no/such", { ...where, prompt: "x" }), (error) => {
   assert.equal(error.status, 400);
   assert.equal(error.errors[0].code, 5007);
