@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from serve_app.ray_private.fork_server import torch_workers
+from serve_app.ray_private.fork_server import forked
 from serve_app.worker.spec import WorkerSpec
 
 log = logging.getLogger("ray.serve")
@@ -35,7 +35,7 @@ def plant(specs: list[WorkerSpec]) -> list[Any]:
     from deployments.worker import EngineWorker
 
     options = EngineWorker.options  # type: ignore[attr-defined]
-    return [options(name=_name(s), namespace=NAMESPACE, **torch_workers()).remote(s, Claim()) for s in specs]
+    return [options(name=_name(s), namespace=NAMESPACE, **forked(with_torch=True)).remote(s, Claim()) for s in specs]
 
 
 async def adopt(spec: WorkerSpec) -> Any | None:

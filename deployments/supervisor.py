@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments import pulse
-from serve_app.ray_private.fork_server import torch_workers
+from serve_app.ray_private.fork_server import forked
 from serve_app.wire.replicas import Counters, Pulse, read_counters, read_pulse
 
 log = logging.getLogger("ray.serve")
@@ -35,7 +35,7 @@ def beside(num_gpus: float) -> dict[str, Any]:
     if num_gpus:
         return {"num_gpus": num_gpus}
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return {"num_gpus": 0, "scheduling_strategy": here, **torch_workers()}
+    return {"num_gpus": 0, "scheduling_strategy": here, **forked(with_torch=True)}
 
 
 class WorkerLost(RuntimeError):

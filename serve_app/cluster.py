@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
@@ -19,6 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from serve_app.catalog.load import Catalog, load_catalog
+from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import Settings
 from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
@@ -65,9 +67,11 @@ class LocalCluster:
     ``import ray`` happens here and not before, since Ray and Serve read their environment when they are imported.
     """
 
-    def __init__(self, settings: Settings, say: Say = lambda line: None) -> None:
+    def __init__(self, settings: Settings, say: Say = lambda line: None, catalog: Catalog | None = None) -> None:
+        """``catalog``: where it has been read already."""
         self._settings = settings
         self._say = say
+        self._given = catalog
         self._folder = RunDirectory()
         self._started = False
         self._waiting: dict[str, Any] = {}
@@ -127,20 +131,25 @@ class LocalCluster:
         """Has Ray's workers forked where that works: elsewhere system libraries do not survive it."""
         if sys.platform != "linux":
             return nullcontext()
+        with_torch = compute_on_cpus(self._catalog.started(self._settings.profile, self._settings.models))
         try:
-            self._fork_server = ForkServer(self._folder.path, with_torch=True)
+            self._fork_server = ForkServer(self._folder.path, with_torch=with_torch)
         except OSError as error:  # such as a path too long for a socket
             logging.getLogger(__name__).warning("workers start one by one, without a fork server: %s", error)
             return nullcontext()
-        os.environ[TORCH_FORKS] = "1"
+        if with_torch:
+            os.environ[TORCH_FORKS] = "1"
         return self._fork_server.launching()
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return self._given or load_catalog(self._settings.home)
 
     def start_serving(self) -> None:
         """Serve and the applications on a running Ray."""
         from ray import serve
 
         from serve_app.app import applications, plant_workers, urgent
-        from serve_app.catalog.load import load_catalog
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         settings = self._settings
@@ -155,9 +164,8 @@ class LocalCluster:
                 },
                 logging_config={"log_level": "WARNING", "enable_access_log": False},
             )
-            catalog = load_catalog(settings.home)
-            self._planted = plant_workers(settings, catalog)
-            built, first_names = applications(settings, catalog), urgent(settings, catalog)
+            self._planted = plant_workers(settings, self._catalog)
+            built, first_names = applications(settings, self._catalog), urgent(settings, self._catalog)
             _wait_for_controller(serving)
             self._waiting = {name: app for name, app in built.items() if name not in first_names}
             _deploy({name: app for name, app in built.items() if name in first_names})
@@ -239,6 +247,11 @@ class LocalCluster:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as stream:
             json.dump(asdict(found), stream)
+
+
+def compute_on_cpus(started: Iterable[tuple[ModelRecord, Profile]]) -> bool:
+    """Whether a stage of these models does: a worker with a GPU is not forked with torch."""
+    return any(not stage.num_gpus for _, profile in started for stage in profile.stages.values())
 
 
 def _free_port_from(port: int) -> int:

@@ -68,7 +68,7 @@ def serve_until_interrupted(settings: Settings) -> int:
     key = api_key(settings)
     check_store(settings.home, settings.database)
     print(f"serve-app: starting (profile {settings.profile}, state in {settings.home})", flush=True)
-    cluster = LocalCluster(settings, say)
+    cluster = LocalCluster(settings, say, catalog)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     threading.Thread(target=_watch, args=(cluster,), name="watch-ray", daemon=True).start()

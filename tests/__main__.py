@@ -1,8 +1,8 @@
 """``python -m tests``: the whole suite in two processes at a time, and one line of counts for all.
 
 Tests of the Ray cluster wait for processes most of the time; all others compute. So the one process runs the cluster's
-tests, and the other the rest, in parts; whoever is done takes the next part. What the cluster's tests print is seen at
-once, the rest when all has ended.
+tests, and the other the rest, in parts, large ones first; whoever is done takes the next part. Each loads only the
+files that may have tests for it. What the cluster's tests print is seen at once, the rest when all has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import TextIO
 
 NO_TESTS = 5  # pytest's exit status
-PARTS = 4  # of the rest
+# Of the rest, in shares of its files: the smaller the last ones, the sooner both processes are done.
+PARTS = (4, 3, 2, 2, 1)
+# All tests of this folder are the cluster's, of others those that take its fixtures.
+OF_THE_CLUSTER = Path(__file__).parent / "e2e"
+FIXTURES = re.compile(r"(?<![.\w])(ray_cluster|stack)\b")
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)\b")
 CLOSING = re.compile(rf"({COUNT.pattern}(, )?)+ in [\d.]+s( \([\d:]+\))?|no tests ran in [\d.]+s")
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
@@ -31,13 +35,12 @@ ONE = {"error": "errors", "warning": "warnings"}
 def main(arguments: list[str]) -> int:
     started = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
-    parts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
-    for number in range(PARTS):
-        parts.put(files[number::PARTS])
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    parts = shared_out([path for path in files if OF_THE_CLUSTER not in path.parents])
     with ThreadPoolExecutor(1) as beside:
         others = beside.submit(run_parts, command, parts)
-        cluster = subprocess.Popen([*command, "--part", "cluster"], stdout=subprocess.PIPE, text=True)
+        theirs = [str(path) for path in files if may_need_the_cluster(path)]
+        cluster = subprocess.Popen([*command, "--part", "cluster", *theirs], stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
         total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
         codes = [cluster.wait()]
@@ -46,6 +49,21 @@ def main(arguments: list[str]) -> int:
             codes.append(code)
     print(summary(total, time.monotonic() - started))
     return next((code for code in codes if code not in (0, NO_TESTS)), 0 if 0 in codes else NO_TESTS)
+
+
+def may_need_the_cluster(file: Path) -> bool:
+    """Whether a file may have tests of the cluster."""
+    return OF_THE_CLUSTER in file.parents or FIXTURES.search(file.read_text()) is not None
+
+
+def shared_out(files: list[Path]) -> queue.SimpleQueue[list[str]]:
+    """The files in parts, each from all folders alike."""
+    parts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+    at = 0
+    for share in PARTS:
+        parts.put([str(path) for n, path in enumerate(files) if at <= n % sum(PARTS) < at + share])
+        at += share
+    return parts
 
 
 def run_parts(command: list[str], parts: queue.SimpleQueue[list[str]]) -> list[tuple[int, str]]:

@@ -23,6 +23,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.__main__ import OF_THE_CLUSTER, may_need_the_cluster
+
 # A machine may be busy.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -128,8 +130,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if part := config.getoption("--part"):
-        items[:] = [i for i in items if ("ray_cluster" in getattr(i, "fixturenames", ())) == (part == "cluster")]
+    part = config.getoption("--part")
+    if not part:
+        return
+    needing = [item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())]
+    if lost := sorted({item.path.name for item in needing if not may_need_the_cluster(item.path)}):
+        raise pytest.UsageError(f"tests of the cluster that nothing in their files tells of: {', '.join(lost)}")
+    needing += [item for item in items if OF_THE_CLUSTER in item.path.parents]
+    items[:] = [item for item in items if (item in needing) == (part == "cluster")]
 
 
 @pytest.hookimpl(trylast=True)

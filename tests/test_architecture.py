@@ -50,7 +50,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
         "serve_app.models", "serve_app.text",
     },
-    "serve_app.kv": {"msgspec", "numpy", "ray", "serve_app.costs", "serve_app.wire"},
+    "serve_app.kv": {
+        "msgspec", "numpy", "ray", "serve_app.costs", "serve_app.ray_private.fork_server", "serve_app.wire",
+    },
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy", "serve_app.costs"},
     "serve_app.state": {

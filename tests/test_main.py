@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.__main__ import show, summary
+from tests.__main__ import OF_THE_CLUSTER, shared_out, show, summary
 from tests.conftest import pytest_collection_modifyitems
 
 
@@ -32,11 +33,42 @@ def test_one_line_for_both():
     assert summary(total, 148.47) == "1 failed, 42 passed, 2 warnings in 148.47s (0:02:28)"
 
 
-def test_every_test_is_in_one_of_the_parts():
-    names = {"computes": [], "asks the cluster": ["ray_cluster"], "asks the stack": ["stack", "ray_cluster"]}
+def items_of(tmp_path):
+    """Tests by name, in files that tell of their fixtures, and one of the cluster's folder."""
+    taken = {"computes": [], "asks the cluster": ["ray_cluster"], "asks the stack": ["stack", "ray_cluster"]}
+    found = [SimpleNamespace(name="has a client of its own", fixturenames=[], path=OF_THE_CLUSTER / "test_x.py")]
+    for name, fixtures in taken.items():
+        path = tmp_path / f"test_{name.split()[-1]}.py"
+        path.write_text(f"def test_it({', '.join(fixtures)}): ...")
+        found.append(SimpleNamespace(name=name, fixturenames=fixtures, path=path))
+    return found
+
+
+def parts_of(items):
     found = {}
     for part in ("cluster", "rest", None):
-        items = [SimpleNamespace(name=name, fixturenames=fixtures) for name, fixtures in names.items()]
-        pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _, part=part: part), items)
-        found[part] = [item.name for item in items]
-    assert found == {"cluster": ["asks the cluster", "asks the stack"], "rest": ["computes"], None: list(names)}
+        left = list(items)
+        pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _, part=part: part), left)
+        found[part] = [item.name for item in left]
+    return found
+
+
+def test_every_test_is_in_one_of_the_parts(tmp_path):
+    items = items_of(tmp_path)
+    names = [item.name for item in items]
+    assert parts_of(items) == {"cluster": [names[0], *names[2:]], "rest": ["computes"], None: names}
+
+
+def test_a_test_of_the_cluster_that_would_not_be_found_is_an_error(tmp_path):
+    items = items_of(tmp_path)
+    items[-1].path.write_text("def test_it(by_another_name): ...")
+    with pytest.raises(pytest.UsageError, match="test_stack"):
+        parts_of(items)
+
+
+def test_the_files_are_shared_out():
+    files = [Path(f"test_{n}.py") for n in range(100)]
+    parts = shared_out(files)
+    found = [parts.get() for _ in range(parts.qsize())]
+    assert sorted(path for part in found for path in part) == sorted(map(str, files))
+    assert [len(part) for part in found] == sorted(map(len, found), reverse=True)

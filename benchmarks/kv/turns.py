@@ -94,10 +94,11 @@ async def measure(arguments: argparse.Namespace, checkpoint: Path) -> dict[str, 
     from deployments.worker import EngineWorker, WorkerHandle
     from serve_app.channel.inbox import TokenInbox
     from serve_app.kv.keys import CHUNK_TOKENS
+    from serve_app.ray_private.fork_server import forked
     from serve_app.worker.spec import WorkerSpec
 
     def start(stage: str) -> Any:
-        return WorkerHandle(EngineWorker.remote(  # type: ignore[attr-defined]
+        return WorkerHandle(EngineWorker.options(**forked(with_torch=True)).remote(  # type: ignore[attr-defined]
             WorkerSpec(
                 model="benchmark", stage=stage, weights={"path": str(checkpoint)}, source=str(checkpoint),
                 home=str(checkpoint.parent), dtype="bfloat16", cpu_threads=arguments.threads, max_model_len=8192,

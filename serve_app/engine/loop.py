@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from serve_app.engine.engine import Engine
+from serve_app.engine.meter import StepClock
 from serve_app.engine.request import FINISH_ERROR, FINISH_REFUSED, Request
 from serve_app.engine.step import Prefix, StepOutput
 
@@ -44,8 +44,7 @@ class EngineLoop:
         self._failures = 0
         self.failed: BaseException | None = None
         self.steps = 0
-        # When the step in hand began (monotonic); None between two steps.
-        self._step_began: float | None = None
+        self.clock = StepClock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -78,12 +77,6 @@ class EngineLoop:
 
         self._submit(command)
         return future
-
-    @property
-    def step_s(self) -> float:
-        """For how long the step in hand has lasted; 0 between two steps."""
-        began = self._step_began
-        return 0.0 if began is None else time.monotonic() - began
 
     def stop(self, timeout: float = 10.0) -> None:
         """Ends the thread after the step in hand; requests still in the engine end with an error."""
@@ -123,9 +116,9 @@ class EngineLoop:
 
     def _step_until_stopped(self) -> None:
         while self._drain():
-            self._step_began = time.monotonic()
             try:
-                outputs = self._engine.step()
+                with self.clock:
+                    outputs = self._engine.step()
                 self._failures = 0
             except Exception as error:
                 log.exception("a step failed and ends all requests in the engine")
@@ -134,7 +127,6 @@ class EngineLoop:
                 if self._failures >= self.MAX_FAILURES:
                     self.failed = error
             self.steps += 1
-            self._step_began = None
             if outputs:
                 self._on_outputs(outputs)
             if self.failed is not None:

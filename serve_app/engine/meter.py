@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import astuple
 from typing import Any
@@ -14,6 +15,27 @@ SMOOTHING = 0.1
 KEPT = 16
 # A step with fewer prompt tokens says nothing about prefill.
 MEASURED_TOKENS = 32
+
+
+class StepClock:
+    """For how long the step in hand has lasted: ``with clock:`` is a step of one thread, others read it."""
+
+    __slots__ = ("_began",)
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        self._began = None
+
+    @property
+    def seconds(self) -> float:
+        """0 between two steps."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
 
 
 class StepMeter:

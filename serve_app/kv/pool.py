@@ -27,6 +27,7 @@ from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
 from serve_app.kv.spill import COLD_S, Spill
+from serve_app.ray_private.fork_server import forked
 from serve_app.wire.publish import read_publish_call
 
 log = logging.getLogger(__name__)
@@ -365,5 +366,6 @@ def get_or_create_pool(node_id: str, options: PoolOptions = PoolOptions()) -> An
         max_restarts=-1,
         max_concurrency=1000,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        **forked(with_torch=False),
     )
     return actor.remote(node_id, limit_bytes, options)

@@ -12,8 +12,8 @@ runs. So there is a first server without Ray, and from it one is forked for ever
     raylet ──exec──> launcher ──command, environment, files──> server ──same──> server with Ray ──fork──> worker
 
 Workers that compute need torch and transformers as well, which take longer to import than all the rest, and which
-replicas must not pay for. A worker says so by :data:`WITH_TORCH` in its environment (:func:`torch_workers`); it is
-forked from another line of servers, whose first one imports them while Ray is still starting.
+replicas must not pay for. A worker says so by :data:`WITH_TORCH` in its environment (:func:`forked`); it is forked from
+another line of servers, whose first one imports them while Ray is still starting.
 
 Servers have one thread and no connection to Ray: neither would survive a fork.
 """
@@ -38,7 +38,8 @@ from serve_app.ray_private.preload import FIRST, THEN, TORCH, TORCH_THEN, load
 
 # The only program that is forked; SETUP runs it in the environment that an actor asks for.
 WORKER, SETUP = "default_worker.py", "setup_worker.py"
-# In a worker's environment: it will need torch. In that of the cluster: there is a server for such workers.
+# In a worker's environment: it will need torch, unless it is empty. In that of the cluster: there is a server for such
+# workers.
 WITH_TORCH, TORCH_FORKS = "SERVE_APP_WITH_TORCH", "SERVE_APP_TORCH_FORKS"
 # Read when Ray's library is loaded: who differs in them needs a server of its own.
 DISTINCT = ("RAY_JOB_ID", "RAY_RAYLET_PID")
@@ -124,7 +125,7 @@ class ForkServer:
     """
 
     def __init__(self, folder: Path, *, with_torch: bool = False, patience_s: float = 30.0) -> None:
-        """``with_torch``: workers that need torch (:func:`torch_workers`) are forked with it. ``patience_s``: how long
+        """``with_torch``: workers that need torch (:func:`forked`) are forked with it. ``patience_s``: how long
         a launcher waits; Ray waits for a worker twice as long.
         """
         address = str(folder / "fork-server")
@@ -171,9 +172,13 @@ class ForkServer:
         self._process.wait()
 
 
-def torch_workers() -> dict[str, Any]:
-    """Options of an actor that computes on a CPU: it is forked with torch where there is a server for that."""
-    return {"runtime_env": {"env_vars": {WITH_TORCH: "1"}}} if os.environ.get(TORCH_FORKS) else {}
+def forked(*, with_torch: bool) -> dict[str, Any]:
+    """Options of an actor: whether it is forked with torch, as who computes on a CPU should be. An actor inherits the
+    environment of whoever starts it, so one that a worker starts says that it needs none.
+    """
+    if not os.environ.get(TORCH_FORKS):
+        return {}
+    return {"runtime_env": {"env_vars": {WITH_TORCH: "1" if with_torch else ""}}}
 
 
 class Forked(BaseException):
@@ -198,7 +203,7 @@ def serve_first(listener: socket.socket, with_torch: bool) -> None:
                 link.close()
                 continue
             birth.files.append(link.detach())
-            if torch is not None and WITH_TORCH in birth.env:
+            if torch is not None and birth.env.get(WITH_TORCH):
                 with contextlib.suppress(OSError):  # that server has ended: its launchers do without
                     birth.send(torch)
                 birth.close()

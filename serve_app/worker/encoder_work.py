@@ -58,7 +58,7 @@ class EncoderWork:
 
     def pulse(self) -> Pulse:
         """That this process is there, and how long its step has lasted."""
-        return Pulse(os.getpid(), self._batcher.step_s)
+        return Pulse(os.getpid(), self._batcher.clock.seconds)
 
     def stats(self) -> Counters:
         return Counters(self._stage, os.getpid(), asdict(self._batcher.stats()))

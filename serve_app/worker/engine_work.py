@@ -207,7 +207,7 @@ class EngineWork:
 
     def pulse(self) -> Pulse:
         """That this process is there, and how long its step has lasted."""
-        return Pulse(os.getpid(), self._engine_loop.step_s)
+        return Pulse(os.getpid(), self._engine_loop.clock.seconds)
 
     def needs_draft(self) -> bool:
         """Whether the draft model is wanted but out of reach. Raises if the engine's thread has ended."""

@@ -11,10 +11,9 @@ from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 from tests.conftest import ACCOUNT
 from tests.e2e.conftest import CHAT, EMBED, RERANK
+from tests.weather import WEATHER
 
 QUESTION = "What does math.sqrt do?"
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = {"name": "get_weather", "description": "Get the current weather of a city", "parameters": CITY}
 CLIENTS = ["openai", "responses", "native", "compatible"]
 
 
@@ -52,7 +51,7 @@ def test_whole_streamed_and_cut(model):
 
 def test_tools(model, request):
     question = HumanMessage("What is the weather in Paris?")
-    armed = model.bind_tools([{"type": "function", "function": WEATHER}])
+    armed = model.bind_tools([WEATHER])
     answer = armed.invoke([question])
     [call] = answer.tool_calls
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})

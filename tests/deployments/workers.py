@@ -11,6 +11,7 @@ import numpy as np
 
 from deployments.worker import EngineWorker, WorkerHandle
 from serve_app.channel.inbox import TokenInbox
+from serve_app.ray_private.fork_server import forked
 from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.generate import (
@@ -47,7 +48,7 @@ def start(path: Path, stage: str, *, node_id: str | None = None, **options: Any)
         }
     )
     placed = {} if node_id is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
-    return WorkerHandle(EngineWorker.options(**placed).remote(spec))  # type: ignore[attr-defined]
+    return WorkerHandle(EngineWorker.options(**placed, **forked(with_torch=True)).remote(spec))  # type: ignore[attr-defined]
 
 
 class Caller:

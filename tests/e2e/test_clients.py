@@ -79,8 +79,11 @@ def test_python_handle_and_command_line(stack):
     script = textwrap.dedent(
         f"""
         import asyncio
+        import sys
+
         from serve_app import AI, AsyncAI
         from serve_app.binding import AIError
+        from serve_app.cli import main
 
         ai = AI()
         inputs = {{"prompt": "What does math.sqrt do?", "temperature": 0}}
@@ -104,17 +107,14 @@ def test_python_handle_and_command_line(stack):
 
         asyncio.run(twin())
         print("all right")
+        sys.exit(main(["run", "@cf/no/such", "hi"]))
         """
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     environment["SERVE_APP_HOME"] = str(stack.home)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "all right" in done.stdout, done.stderr
+    assert done.returncode == 1 and "all right" in done.stdout and "No such model" in done.stderr, done.stderr
 
     command = [sys.executable, "-m", "serve_app.cli", "run", CHAT, "What does math.sqrt do?", "--temperature", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "square root" in done.stdout, done.stderr
-    done = subprocess.run(
-        [*command[:4], "@cf/no/such", "hi"], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 1 and "No such model" in done.stderr

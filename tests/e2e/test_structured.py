@@ -13,6 +13,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.e2e.conftest import CHAT
+from tests.weather import WEATHER
 
 PERSON = {
     "type": "object",
@@ -25,14 +26,6 @@ PERSON = {
     "additionalProperties": False,
 }
 ASK = [{"role": "user", "content": "Tell me about Anna, who is 31."}]
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 TIME = {
     "type": "function",
     "function": {

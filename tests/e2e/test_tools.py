@@ -7,15 +7,8 @@ import json
 from openai import OpenAI
 
 from tests.e2e.conftest import CHAT
+from tests.weather import WEATHER
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 

@@ -6,10 +6,13 @@ import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+from benchmarks.serving.processes import descendants
 from serve_app.ray_private.fork_server import SETUP, WITH_TORCH, WORKER, Birth, ForkServer
+from serve_app.ray_private.preload import TORCH
 
 # A worker that says what it is. "forked": the server's imports are there before it has imported anything.
 SCRIPT = """
@@ -21,7 +24,7 @@ SCRIPT = """
     from ray._raylet import UniqueID
     print(json.dumps({
         "forked": forked, "argv": sys.argv, "variable": os.environ.get("MINE"), "cwd": os.getcwd(), "pid": os.getpid(),
-        "torch": "torch" in sys.modules, "name": __name__, "parent": os.getppid(),
+        "modules": list(sys.modules), "name": __name__, "parent": os.getppid(),
         "group": os.getpgrp(), "threads": threads,
         "drawn": [UniqueID.from_random().hex(), random.random(), float(numpy.random.rand()), os.urandom(8).hex()],
     }), flush=True)
@@ -32,10 +35,10 @@ SCRIPT = """
 PATIENCE_S = 240.0
 
 
-@pytest.fixture
-def server(tmp_path):
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
     # The path of a socket is short.
-    running = ForkServer(tmp_path, patience_s=PATIENCE_S)
+    running = ForkServer(tmp_path_factory.mktemp("s"), patience_s=PATIENCE_S)
     yield running
     running.stop()
 
@@ -69,7 +72,7 @@ def test_a_worker_is_forked_with_what_it_would_have_inherited(server, worker, tm
     assert told["forked"] and told["argv"] == [str(worker), "--an", "argument"] and told["name"] == "__main__"
     assert told["variable"] == "a value" and told["cwd"] == str(tmp_path) and done.stderr == "an error\n"
     assert told["group"] == told["pid"], "raylet kills the process group of a worker that has ended"
-    assert not told["torch"], "who forks replicas must not import torch"
+    assert "torch" not in told["modules"], "who forks replicas must not import torch"
 
 
 def test_forks_draw_different_numbers(server, worker):
@@ -84,34 +87,60 @@ def test_what_ray_reads_when_it_is_loaded_makes_another_server(server, worker):
     assert first["parent"] == again["parent"] != other["parent"]
 
 
-@pytest.mark.parametrize(
-    ("context", "forked"),
-    [
-        ({"env_vars": {WITH_TORCH: "1"}, "py_executable": sys.executable}, True),
-        ({"env_vars": {WITH_TORCH: "1", "ANOTHER": "x"}, "py_executable": sys.executable}, False),
-        ({"env_vars": {WITH_TORCH: "1"}, "py_executable": "/another/python"}, False),
-        ({"env_vars": {WITH_TORCH: "1"}, "command_prefix": ["nice"]}, False),
-    ],
-)
-def test_a_worker_that_computes_is_forked_with_torch(tmp_path, worker, context, forked):
-    """Nothing but the variable may be asked for: all else is done by the program that Ray has for it."""
+@pytest.fixture
+def set_up(worker, tmp_path):
+    """``set_up(server, context)``: what is printed where Ray sets an actor's environment up before the worker runs."""
     setup = tmp_path / SETUP
     setup.write_text("import sys; print(sys.argv[1:])")
-    context = {"command_prefix": [], "java_jars": [], "override_worker_entrypoint": None, **context}
-    arguments = [f"--serialized-runtime-env-context={json.dumps(context)}", "--language=PYTHON", str(worker), "--an"]
-    server = ForkServer(tmp_path, with_torch=forked, patience_s=PATIENCE_S)
+
+    def launched(server, context):
+        context = {"command_prefix": [], "java_jars": [], "override_worker_entrypoint": None, **context}
+        told = f"--serialized-runtime-env-context={json.dumps(context)}"
+        return launch(server, setup, told, "--language=PYTHON", str(worker), "--an").stdout, told
+
+    return launched
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"env_vars": {WITH_TORCH: "1", "ANOTHER": "x"}, "py_executable": sys.executable},
+        {"env_vars": {WITH_TORCH: "1"}, "py_executable": "/another/python"},
+        {"env_vars": {WITH_TORCH: "1"}, "command_prefix": ["nice"]},
+    ],
+)
+def test_whoever_asks_for_more_than_the_variable_is_set_up_by_ray(server, set_up, worker, context):
+    printed, told = set_up(server, context)
+    assert printed == f"{[told, '--language=PYTHON', str(worker), '--an']}\n"
+
+
+def loaded(pids, library):
+    """Those of the processes that have a library loaded."""
+    return {pid for pid in pids if library in Path(f"/proc/{pid}/maps").read_text()}
+
+
+def test_a_worker_that_computes_is_forked_with_torch_and_others_are_not(tmp_path, worker, set_up):
+    server = ForkServer(tmp_path, with_torch=True, patience_s=PATIENCE_S)
     try:
-        told = launch(server, setup, *arguments).stdout
+        with_torch, without = (
+            json.loads(set_up(server, {"env_vars": {WITH_TORCH: value}, "py_executable": sys.executable})[0])
+            for value in ("1", "")
+        )
+        servers = set(descendants(server._process.pid)) - {with_torch["pid"], without["pid"]}
+        torch, ray = loaded(servers, "libtorch_cpu"), loaded(servers, "_raylet")
     finally:
         server.stop()
-    if not forked:
-        assert told == f"{arguments}\n"
-        return
-    told = json.loads(told)
-    assert told["argv"] == [str(worker), "--an"] and told["forked"] and told["torch"] and told["threads"] == 1
+    for told in (with_torch, without):
+        assert told["argv"] == [str(worker), "--an"] and told["forked"] and told["threads"] == 1
+    assert set(TORCH) <= set(with_torch["modules"]) and "torch" not in without["modules"]
+    # Ray's library reads what differs between kinds of workers when it is loaded: the first of either line has none.
+    assert server._process.pid not in torch | ray
+    assert len(torch - ray) == len(torch & ray) == len(ray - torch) == 1
 
 
-def test_without_a_server_the_worker_is_executed(server, worker):
+def test_without_a_server_the_worker_is_executed(worker, tmp_path):
+    server = ForkServer(tmp_path)
+    server._process.kill()
     server.stop()
     told = json.loads(launch(server, worker).stdout)
     assert not told["forked"] and told["variable"] == "a value"
@@ -160,15 +189,3 @@ def test_a_launcher_that_cannot_be_executed_is_known_at_once(tmp_path, monkeypat
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(OSError):
         ForkServer(tmp_path)
-
-
-def test_servers_without_ray_import_none_of_it():
-    """Its library reads what differs between kinds of workers when it is loaded."""
-    program = (
-        "import sys\n"
-        "from serve_app.ray_private.preload import FIRST, TORCH, load\n"
-        "load(FIRST + TORCH)\n"
-        "print('ray' in sys.modules, *(name in sys.modules for name in TORCH))\n"
-    )
-    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
-    assert told[0] == "False" and set(told[1:]) == {"True"}

@@ -12,19 +12,12 @@ import pytest
 from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.wire.encode import EncodeCall, Encoded
 from serve_app.wire.generate import GenerateCall
+from tests.weather import WEATHER
 from tests.worker.world import MemoryPool, start
 
 CHAT, EMBED = "@cf/pico/pico-instruct", "@cf/sentence-transformers/all-minilm-l6-v2"
 FOLDER = PROJECT_ROOT / "checkpoints" / "pico-instruct"
 ASK = [{"role": "user", "content": "What does math.sqrt do?"}]
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 
 
 @pytest.fixture

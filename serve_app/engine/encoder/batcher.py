@@ -34,6 +34,7 @@ from serve_app.engine.encoder.types import (
     Rows,
     SequenceTooLong,
 )
+from serve_app.engine.meter import StepClock
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class EncodeBatcher:
         self._stats = EncodeStats()
         self._changed = threading.Condition()
         self._closed: BaseException | None = None
-        self._step_began: float | None = None
+        self.clock = StepClock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -118,12 +119,6 @@ class EncodeBatcher:
                 queued_sequences=sum(len(c.waiting) for c in waiting),
                 queued_tokens=sum(c.tokens_waiting for c in waiting),
             )
-
-    @property
-    def step_s(self) -> float:
-        """For how long the step in hand has lasted; 0 between two steps."""
-        began = self._step_began
-        return 0.0 if began is None else time.monotonic() - began
 
     def close(self, cause: BaseException | None = None, *, timeout: float | None = None) -> None:
         """Stops after the running step; calls not answered by then fail with :class:`EncoderClosed` from
@@ -210,15 +205,13 @@ class EncodeBatcher:
         picked.sort(key=lambda p: len(p[0].sequences[p[1]]))
         batch = _build(picked)
         started = time.perf_counter()
-        self._step_began = time.monotonic()
         try:
-            rows = self.model.forward(batch)
+            with self.clock:
+                rows = self.model.forward(batch)
         except Exception as error:
             log.exception("an encoder batch of %d sequences failed", len(picked))
             self._fail({call for call, _ in picked}, error)
             return
-        finally:
-            self._step_began = None
         spent = time.perf_counter() - started
         with self._changed:
             stats = self._stats

@@ -197,14 +197,14 @@ class EngineBackend:
                     generated += item.ids
                 events = output.feed(item.ids, item.logprobs)
                 for event in events:
-                    yield _with_ids(event, generated)
+                    yield _with_ids(event, generated) if generated else event
                 if events:
                     # Who asks for more has taken these.
                     sent[index] = usage.completion_tokens - output.held
                 if output.done:
                     return
             for event in output.finish(finish):
-                yield _with_ids(event, generated)
+                yield _with_ids(event, generated) if generated else event
         finally:
             usage.reasoning_tokens = output.reasoning_tokens
             await items.aclose()
@@ -371,7 +371,7 @@ def _route_request(
 
 
 def _with_ids(event: Event, generated: list[int]) -> Event:
-    """The end of a choice with all of its token ids, where these were kept."""
+    """The end of a choice with all of its token ids."""
     return dataclasses.replace(event, token_ids=tuple(generated)) if isinstance(event, ChoiceDone) else event
 
 

@@ -115,12 +115,11 @@ class Client:
         async with asyncio.timeout(60):
             while True:
                 found = await self.http.get(f"{gateway}/v1/requests/{answer.headers['cf-ray']}")
-                if found.status_code == 404:  # another gateway's, and not written down yet
-                    continue
-                assert found.status_code == 200, found.text
-                events = {e["event"]: e for e in found.json()["events"]}
-                if "decoded" in events:
-                    return found.json()["created"], events
+                if found.status_code != 404:  # another gateway's, and not written down yet
+                    assert found.status_code == 200, found.text
+                    events = {e["event"]: e for e in found.json()["events"]}
+                    if "decoded" in events:
+                        return found.json()["created"], events
                 await asyncio.sleep(0.05)
 
 

@@ -18,6 +18,8 @@ from tests.e2e.pair.deployment import MODEL, SLOTS, Pair
 from tests.e2e.test_faults import wait_for
 
 LONG = 1900
+# Requests of the hostile tenant, in equal parts at both gateways, and of the light one at one of them.
+MANY, FEW = 80, 24
 
 
 async def until_idle(pair: Pair) -> None:
@@ -26,20 +28,21 @@ async def until_idle(pair: Pair) -> None:
 
 @contextlib.asynccontextmanager
 async def flood(client: Client, gateways: list[str], under_way: int, tokens: int) -> AsyncIterator[None]:
-    """Always as many requests under way at each of the gateways until the block ends."""
+    """Always as many requests under way at each of the gateways until the block ends; then their clients leave."""
     numbers = itertools.count(1000)
-    over = False
 
     async def ask_again_and_again(gateway: str) -> None:
-        while not over:
+        while True:
             text(await client.ask(gateway, body(next(numbers), tokens)))
 
     asking = [asyncio.create_task(ask_again_and_again(g)) for g in gateways for _ in range(under_way)]
     try:
         yield
     finally:
-        over = True
-        await asyncio.gather(*asking)
+        for task in asking:
+            task.cancel()
+        ended = await asyncio.gather(*asking, return_exceptions=True)
+        assert all(isinstance(error, asyncio.CancelledError) for error in ended), ended
 
 
 async def test_both_serve_what_comes_through_the_proxy(pair, gateways, clients):
@@ -115,11 +118,11 @@ async def test_a_session_meets_the_same_worker_at_either(pair, gateways, clients
 async def test_what_is_sent_to_a_worker_stays_within_its_places(pair, gateways, clients):
     client = await clients()
     most: Counter[str] = Counter()
-    async with flood(client, gateways, 10 * SLOTS, 100):
+    async with flood(client, gateways, 5 * SLOTS, 100):
         start = client.done
-        # Both are full, and looked at while they are.
+        # Both are full, and looked at while they are: all places are given again and again.
         async with asyncio.timeout(120):
-            while client.done - start < 40 or most["running"] < SLOTS or most["queued"] < SLOTS:
+            while client.done - start < 4 * SLOTS or most["running"] < SLOTS or most["queued"] < SLOTS:
                 for gateway in gateways:
                     told = await asyncio.to_thread(pair.status, gateway)
                     most["queued"] = max(most["queued"], sum(told["routing"]["waiting"].values()))
@@ -128,17 +131,19 @@ async def test_what_is_sent_to_a_worker_stays_within_its_places(pair, gateways, 
                         most["sent"] = max(most["sent"], worker["running"] + worker["waiting"])
     # Each keeps to the places there are and to what ends within moments, whatever it hears late of the other.
     assert most["sent"] <= 3 * SLOTS, most
+    await until_idle(pair)
 
 
 async def test_a_tenant_has_one_share_over_both(pair, gateways, clients):
     light, hostile = await clients("light"), await clients("hostile")
-    asked = [hostile.ask(g, body(2000 + n, 200)) for n in range(60) for g in gateways]
-    asked += [light.ask(gateways[1], body(3000 + n, 200)) for n in range(24)]
+    asked = [hostile.ask(g, body(2000 + n, 40)) for n in range(MANY // 2) for g in gateways]
+    asked += [light.ask(gateways[1], body(3000 + n, 40)) for n in range(FEW)]
     answers = await asyncio.gather(*asked)
-    turns = await asyncio.gather(*((hostile if n < 120 else light).turn(gateways[1], a) for n, a in enumerate(answers)))
+    askers = [hostile] * MANY + [light] * FEW
+    turns = await asyncio.gather(*(one.turn(gateways[1], a) for one, a in zip(askers, answers, strict=True)))
     # By the gateways' clocks, as this process may be held up: while the light tenant had requests waiting.
-    begin, end = max(arrived for arrived, _ in turns[120:]), max(placed for _, placed in turns[120:])
-    passed, served = (sum(begin < placed <= end for _, placed in part) for part in (turns[:120], turns[120:]))
+    begin, end = max(arrived for arrived, _ in turns[MANY:]), max(placed for _, placed in turns[MANY:])
+    passed, served = (sum(begin < placed <= end for _, placed in part) for part in (turns[:MANY], turns[MANY:]))
     # Were each gateway to count for itself, the hostile one would have all of the first and half of the second: 3 to 1.
     assert served > 8 and passed < 2 * served, f"{passed} of the hostile tenant's to {served} of the light one's"
     await until_idle(pair)
@@ -164,7 +169,8 @@ async def test_clients_that_leave_one_free_the_engine_for_the_other(pair, gatewa
 async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
     client = await clients()
     await until_idle(pair)
-    alone = await client.stream(gateways[1], body(4, 300))
+    asked, pid = body(4, 150), process_of(gateways[0])
+    alone = await client.stream(gateways[1], asked)
 
     async def ask_until_lost() -> httpx.TransportError:
         try:
@@ -175,10 +181,10 @@ async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
 
     lost = [asyncio.create_task(ask_until_lost()) for _ in range(2)]
     begun = [asyncio.Event() for _ in range(2)]
-    kept = [asyncio.create_task(client.stream(gateways[1], body(4, 300), event)) for event in begun]
+    kept = [asyncio.create_task(client.stream(gateways[1], asked, event)) for event in begun]
     await asyncio.wait_for(asyncio.gather(*(event.wait() for event in begun)), 60)
-    await kill(process_of(gateways[0]))
-    fresh = await asyncio.gather(*(client.stream(pair.url, body(4, 300)) for _ in range(4)), return_exceptions=True)
+    await kill(pid)
+    fresh = await asyncio.gather(*(client.stream(pair.url, asked) for _ in range(4)), return_exceptions=True)
     assert await asyncio.gather(*kept) == [alone] * 2
     await asyncio.gather(*lost)
     assert fresh == [alone] * 4
@@ -190,8 +196,8 @@ async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
 async def test_streams_go_on_at_the_other_when_one_is_killed(pair, gateways, clients):
     client = await clients()
     await until_idle(pair)
-    asked = [body(4000 + n, 250) for n in range(8)]
-    alone = [await client.stream(gateways[1], one) for one in asked]
+    asked, pid = [body(4000 + n, 60) for n in range(8)], process_of(gateways[0])
+    alone = await asyncio.gather(*(client.stream(gateways[1], one) for one in asked))
     begun = [asyncio.Event() for _ in range(64)]
     reading = [
         asyncio.create_task(client.resumed(gateways, asked[n % len(asked)], event)) for n, event in enumerate(begun)
@@ -200,7 +206,7 @@ async def test_streams_go_on_at_the_other_when_one_is_killed(pair, gateways, cli
         # Some have ended, some are in the middle and some have yet to begin.
         while sum(event.is_set() for event in begun) < 12:
             await asyncio.sleep(0.01)
-    await kill(process_of(gateways[0]))
+    await kill(pid)
     async with asyncio.timeout(120):
         found = await asyncio.gather(*reading)
     assert [text for text, _ in found] == [alone[n % len(asked)] for n in range(64)]
