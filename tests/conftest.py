@@ -45,6 +45,7 @@ except ImportError as missing:  # a machine for the GPU tests needs torch, trans
     LocalCluster, _MISSING = None, missing
 
 ACCOUNT = "local"
+WEIGHTS = Path(os.environ.get("SERVE_APP_HOME") or "~/.serve_app").expanduser() / "weights"
 
 
 def _free_port() -> int:
@@ -61,13 +62,19 @@ def _free_port() -> int:
     raise RuntimeError("no free port")
 
 
+def share_weights(home: Path) -> None:
+    """What `make test` has fetched into the user's state directory is not fetched again into a test's; nothing else is
+    shared.
+    """
+    WEIGHTS.mkdir(parents=True, exist_ok=True)
+    if not (home / "weights").exists():
+        (home / "weights").symlink_to(WEIGHTS)
+
+
 def _settings():
     home = SCRATCH / "home"
     home.mkdir()
-    # Weights that `make test` has fetched are shared with the user's own home; nothing else is.
-    kept = Path(os.environ.get("SERVE_APP_HOME") or "~/.serve_app").expanduser() / "weights"
-    kept.mkdir(parents=True, exist_ok=True)
-    (home / "weights").symlink_to(kept)
+    share_weights(home)
     return load_settings(
         {
             "SERVE_APP_HOME": str(home),

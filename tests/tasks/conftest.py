@@ -15,6 +15,7 @@ from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.state.accounts import hash_key
 from serve_app.tasks.work import Settled
+from tests.conftest import share_weights
 
 KEY = "a key of this test alone"
 ACCOUNT = "/client/v4/accounts/local/ai"
@@ -48,6 +49,7 @@ def serve(tmp_path: Path) -> Serve:
 
     @asynccontextmanager
     async def serving(call: Callable[..., Awaitable[Any]] = nobody, **settings: Any) -> AsyncIterator[Served]:
+        share_weights(tmp_path)
         fields = {"account": "local", "cluster_secret": "s", "home": str(tmp_path), "profile": "local", **settings}
         gateway = Gateway(GatewaySettings(key_hashes=(hash_key(KEY),), **fields), call)
         for model in gateway.models:

@@ -58,7 +58,9 @@ async def test_an_account_that_floods_gets_the_429_and_another_is_served(serve) 
         return await encoded(*call)
 
     async with serve(slow, models=(EMBED,), max_inflight=4) as served:
-        key = Key(hash_key("another"), "realtime", "")
+        # What the store has is read before, and no more.
+        await served.gateway.state.start()
+        key = Key("another", hash_key("another"))
         served.gateway.state.accounts.fill({"other": Account("other", 1.0, (key,))})
         [model] = served.gateway.models
         path = f"{ACCOUNT}/run/{EMBED}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http, endpoints
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.state.accounts import hash_key
+from tests.conftest import share_weights
 
 KEY = "a key of this test alone"
 UNCHECKED = list(HealthCheck)
@@ -42,6 +44,7 @@ async def nobody(*_: Any) -> Any:
 @pytest.fixture(scope="module")
 def schema():
     with tempfile.TemporaryDirectory() as home:
+        share_weights(Path(home))
         settings = GatewaySettings(
             account="local", key_hashes=(hash_key(KEY),), cluster_secret="s", home=home, profile="local"
         )
