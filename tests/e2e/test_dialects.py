@@ -176,7 +176,8 @@ def test_the_description_is_open_and_its_examples_work(stack):
     for path, methods in described["paths"].items():
         for about in methods.values():
             example = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
-            if example is None:
+            # What manages accounts is tried where there are accounts to change.
+            if example is None or about["tags"] == ["Accounts"]:
                 continue
             url = stack.url + path.replace("{account}", ACCOUNT).replace("{gateway}", "g").replace("{model}", CHAT)
             answer = httpx.post(url, json=example, headers=stack.headers, timeout=30)

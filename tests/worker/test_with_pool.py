@@ -51,13 +51,13 @@ def prompt(seed: int, length: int) -> list[int]:
 async def held(caller, worker, ids: list[int], **sampling) -> int:
     """Tokens of ``ids`` that a worker which has never seen them gets from the pool, once publishing is done."""
     found = -1
-    for _ in range(100):
+    for _ in range(20):
         missing = await worker.generate(replace(caller.call([*ids, 5], **sampling), prefill_above=0))
         assert isinstance(missing, Missing)
         if missing.cached == found and found > 0:
             break
         found = missing.cached
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
     return found
 
 
