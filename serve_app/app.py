@@ -25,7 +25,7 @@ from deployments.blueprint import MAX_ONGOING, METRICS_INTERVAL_S, Blueprint
 from deployments.gateway import Gateway
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import ModelRecord, Profile
-from serve_app.config import Settings, api_key, cluster_secret, load_settings
+from serve_app.config import Settings, alert_secret, api_key, cluster_secret, load_settings
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.state.accounts import hash_key
 from serve_app.tasks.model import application_name
@@ -65,6 +65,12 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         give_away=settings.ledger_full == "serve",
         resume_max_s=settings.resume_max_s,
         resume_bytes=settings.resume_bytes,
+        plan=settings.plan,
+        store_away_s=settings.store_away_s,
+        alert_url=settings.alert_url,
+        alert_secret=alert_secret(settings) if settings.alert_url else "",
+        alert_private=settings.alert_private,
+        alert_shares=settings.alert_shares,
         several_nodes=settings.several_nodes,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}

@@ -4,6 +4,7 @@ beside them.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import secrets
@@ -43,6 +44,12 @@ ENVIRONMENT = {
     "SERVE_APP_PRICES": "prices",
     "SERVE_APP_LEDGER_DAYS": "ledger_days",
     "SERVE_APP_LEDGER_FULL": "ledger_full",
+    "SERVE_APP_PLAN": "plan",
+    "SERVE_APP_STORE_AWAY_S": "store_away_s",
+    "SERVE_APP_ALERT_URL": "alert_url",
+    "SERVE_APP_ALERT_SECRET": "alert_secret",
+    "SERVE_APP_ALERT_PRIVATE": "alert_private",
+    "SERVE_APP_ALERT_SHARES": "alert_shares",
     "SERVE_APP_RESUME_MAX_S": "resume_max_s",
     "SERVE_APP_RESUME_BYTES": "resume_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
@@ -62,6 +69,10 @@ def _comma_list(value: Any) -> Any:
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(item.strip() for item in value if item.strip())
     return value
+
+
+def _numbers(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
 
 
 def cloudflare_rate_limits() -> dict[str, int]:
@@ -116,6 +127,15 @@ class Settings(BaseModel):
     ledger_days: float = Field(default=90, gt=0, allow_inf_nan=False)  # entries are kept so long, their sums for ever
     # What happens to requests while nothing can be written down of them.
     ledger_full: Literal["refuse", "serve"] = "refuse"
+    # Of accounts that have none of their own: free (10,000 neurons a day, no models that are marked paid) or paid.
+    plan: Literal["free", "paid"] = "paid"
+    # For so long requests go on while the database is away, with the keys, limits and leases that are known.
+    store_away_s: float = Field(default=3600, ge=0, allow_inf_nan=False)
+    # At these shares of a budget, in per cent, the log says so, and with a URL a signed webhook.
+    alert_shares: Annotated[tuple[Annotated[int, Field(ge=1, le=100)], ...], BeforeValidator(_numbers)] = (50, 80, 100)
+    alert_url: str | None = Field(default=None, pattern=r"^https?://[^/@\s]+(/\S*)?$")
+    alert_secret: str | None = Field(default=None, repr=False)  # None: the one kept in home/alert_secret
+    alert_private: bool = False  # whether the URL may lead into a private network
     # Streams that go on without a client: for how long at most, and bytes kept of each account's.
     resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
     resume_bytes: Bytes = 64 << 20
@@ -133,6 +153,20 @@ class Settings(BaseModel):
             raise ValueError(
                 f"an API key is at least {MIN_KEY_LENGTH} printable ASCII characters without spaces"
                 " | Make one with: python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            )
+        return value
+
+    @field_validator("alert_secret")
+    @classmethod
+    def _secret_signs(cls, value: str | None) -> str | None:
+        try:
+            known = value is None or 24 <= len(base64.b64decode(value.removeprefix("whsec_"), validate=True)) <= 64
+        except ValueError:
+            known = False
+        if not known:
+            raise ValueError(
+                "the secret of webhooks is whsec_ and the base64 of 24 to 64 bytes"
+                " | Leave it out: one is made and kept in the state directory."
             )
         return value
 
@@ -243,6 +277,15 @@ def api_key(settings: Settings) -> str:
     return key
 
 
+def alert_secret(settings: Settings) -> str:
+    """What webhooks are signed with: the one that was set, else one that is kept in home."""
+    if settings.alert_secret is not None:
+        return settings.alert_secret
+    return _kept_secret(
+        settings.home / "alert_secret", lambda: f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+    )
+
+
 def cluster_secret(settings: Settings) -> bytes:
     """32 bytes, the same on every start: tenants' cache salts are derived from it."""
     text = _kept_secret(settings.home / "cluster_secret", lambda: secrets.token_hex(32))
@@ -311,7 +354,7 @@ def _explain(error: ValidationError, origin: dict[str, str]) -> str:
     if first["type"] == "value_error":
         reason, _, remedy = str(first["ctx"]["error"]).partition(" | ")
         return f"{where}: {reason}. {remedy or 'Correct it or leave it out for the default.'}"
-    given = "the value" if key in ("api_key", "database") else repr(first["input"])
+    given = "the value" if key in ("api_key", "database", "alert_secret", "alert_url") else repr(first["input"])
     default = Settings.model_fields[key].default
     message = first["msg"][:1].lower() + first["msg"][1:]
     remedy = f"Correct it or leave it out for the default ({default!r})."

@@ -64,7 +64,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.state.limits": {"serve_app.state.errors"},
     "serve_app.state.book": {"serve_app.state.accounts"},
     "serve_app.state.audit": set(),
-    "serve_app.state.protocols": {"serve_app.state.accounts", "serve_app.state.audit", "serve_app.state.streams"},
+    "serve_app.state.protocols": {
+        "serve_app.state.accounts", "serve_app.state.alerts", "serve_app.state.audit", "serve_app.state.quotas",
+        "serve_app.state.streams",
+    },
     "serve_app.state.streams": set(),
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},
@@ -73,9 +76,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.text",
         "serve_app.wire",
     },
-    # Of Ray, only Serve's status (health.py).
+    # Of Ray, only Serve's status (health.py); of HTTP's clients, what alerts need (alerts.py).
     "serve_app.gateway": {
-        "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.catalog", "serve_app.channel",
+        "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.catalog",
+        "serve_app.channel",
         "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check", "serve_app.kv.keys",
         "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.sampling_params",
         "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",

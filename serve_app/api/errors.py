@@ -252,20 +252,42 @@ class OutOfCapacity(ApiError):
 
 
 class RateLimited(ApiError):
-    """More requests in this minute than the operator allows; the headers say when there is room again."""
+    """More in this minute, or at once, than the operator allows; ``headers`` say when there is room again."""
 
     code, status, type, generic = 971, 429, "rate_limit_error", True
 
-    def __init__(self, task: str, per_minute: int, reset_s: int, headers: dict[str, str]):
-        super().__init__(
-            f"Rate limit: {per_minute} {task} requests per minute. Try again in {reset_s} seconds.",
-            retry_after=reset_s,
-        )
+    def __init__(self, message: str, reset_s: float, headers: dict[str, str]):
+        super().__init__(message, retry_after=reset_s)
         self._shown = headers
 
     @property
     def headers(self) -> dict[str, str]:
         return {**super().headers, **self._shown}
+
+
+class BudgetSpent(ApiError):
+    """A request that could break a budget. Trying again soon would change nothing, which OpenAI's clients are told."""
+
+    code, status, type = 3036, 429, "rate_limit_error"
+    name = "insufficient_quota"
+
+    def __init__(self, message: str, reset_s: float):
+        super().__init__(message, retry_after=reset_s)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "x-should-retry": "false"}
+
+
+class PaidPlanNeeded(ApiError):
+    code, status, type = 5035, 403, "permission_error"
+
+    def __init__(self, model: str, account: str):
+        super().__init__(
+            f"Model {model[:120]} needs the paid plan, and account {account[:64]} has the free one. Its operator can "
+            f"change that: serve-app accounts change {account[:64]} --limit plan=paid.",
+            param="model",
+        )
 
 
 class ModelLoading(ApiError):
@@ -280,10 +302,11 @@ class StoreAway(ApiError):
 
     code, status = 3040, 503
 
-    def __init__(self) -> None:
-        super().__init__(
-            "The server's store cannot be reached at the moment, please try again. Generation goes on.", retry_after=2.0
-        )
+    def __init__(
+        self,
+        message: str = "The server's store cannot be reached at the moment, please try again. Generation goes on.",
+    ) -> None:
+        super().__init__(message, retry_after=2.0)
 
 
 class BooksClosed(ApiError):

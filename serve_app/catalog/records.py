@@ -97,6 +97,7 @@ class Properties(Record):
     lora: bool | None = None
     async_queue: bool | None = None
     beta: bool | None = None
+    require_workers_paid: bool | None = None  # accounts with the free plan may not use it
     info: str | None = None
     terms: str | None = None
     planned_deprecation_date: str | None = None

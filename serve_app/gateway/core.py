@@ -19,6 +19,7 @@ from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
+from serve_app.gateway.alerts import Alerts
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.booking import Booking
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
@@ -70,6 +71,9 @@ class Gateway:
             rate_limits=settings.rate_limits,
             ledger_days=settings.ledger_days,
             give_away=settings.give_away,
+            plan=settings.plan,
+            away_s=settings.store_away_s,
+            alert_shares=settings.alert_shares,
         )
         self.catalog = load_catalog(home)
         self.prices = self.catalog.prices(home, Path(settings.prices) if settings.prices else None)
@@ -96,8 +100,10 @@ class Gateway:
             prices=self.prices,
             check=self.state.ledger.check,
             book=Booking(self.settlement, self.state.ledger),
+            allowance=self.state.allowance,
         )
         self.state.streams.max_bytes = settings.resume_bytes
+        self.alerts = Alerts(self.state, settings.alert_url, settings.alert_secret, private=settings.alert_private)
         self.streams = Streams(self.state.streams, settings.resume_max_s)
         self._subscriptions = None
         if ask_all is not None:
@@ -114,11 +120,13 @@ class Gateway:
         await self.inbox.start()
         self.health.start()
         self.streams.start()
+        self.alerts.start()
         if self._subscriptions is not None:
             self._subscriptions.start()
 
     def close(self) -> None:
         """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""
+        self.alerts.close()
         self.streams.close()
         self.state.close()
 

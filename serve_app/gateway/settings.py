@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(slots=True)
@@ -35,6 +36,13 @@ class GatewaySettings:
     ledger_days: float = 90.0
     # Answer although nothing can be written down.
     give_away: bool = False
+    # Of accounts that have none: free or paid.
+    plan: Literal["free", "paid"] = "paid"
+    store_away_s: float = 3600.0
+    alert_url: str | None = None
+    alert_secret: str = field(default="", repr=False)
+    alert_private: bool = False
+    alert_shares: tuple[int, ...] = (50, 80, 100)
     resume_max_s: float = 3600.0
     resume_bytes: int = 64 << 20
     # With several nodes, workers on other nodes must reach this gateway's token inbox.

@@ -234,6 +234,15 @@ class LedgerWriter:
         else:
             self._adopt_at = now + ADOPT_S
 
+    def adopt_all(self) -> bool:
+        """:meth:`adopt` until there is nothing more, within a bound; whether there is nothing more."""
+        for _ in range(MAX_SEGMENTS):
+            self._adopt_at = 0.0
+            self.adopt()
+            if self._adopt_at:
+                return True
+        return False
+
     def _send(self, rows: list[Row]) -> None:
         try:
             self._store.write(rows)

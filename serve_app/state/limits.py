@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Literal, get_args
 
 from serve_app.state.errors import AccountsError
 
@@ -14,13 +14,18 @@ from serve_app.state.errors import AccountsError
 MICRO, NANO = 1_000_000, 1_000_000_000
 _UNITS = {"neurons_per_day": MICRO, "money_per_month": NANO}
 _MOST = 2**62
+Plan = Literal["free", "paid"]
+PLANS: tuple[str, ...] = get_args(Plan)
+# Of Workers AI's free plan, a day.
+FREE_NEURONS = 10_000 * MICRO
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
     """None: no limit of this kind. ``requests_per_minute``, ``tokens_per_minute``; ``streams`` at once;
     ``neurons_per_day`` in micro-neurons, of a day of UTC; ``money_per_month`` in billionths of the currency, of a
-    calendar month of UTC.
+    calendar month of UTC. ``plan``, of accounts: the free one has no models that are marked paid, and 10,000 neurons a
+    day where it is not said otherwise; None: that of the settings.
     """
 
     requests_per_minute: int | None = None
@@ -28,6 +33,7 @@ class Limits:
     streams: int | None = None
     neurons_per_day: int | None = None
     money_per_month: int | None = None
+    plan: Plan | None = None
 
     def __bool__(self) -> bool:
         return any(getattr(self, each.name) is not None for each in fields(self))
@@ -58,8 +64,14 @@ def read_limits(given: Mapping[str, Any], before: Limits = NO_LIMITS) -> Limits:
     for name, value in given.items():
         if name not in KINDS:
             raise AccountsError(f"There is no limit {str(name)[:60]!r}. Limits: {', '.join(KINDS)}.")
-        changed[name] = None if value is None else _number(name, value)
+        changed[name] = None if value is None else _plan(value) if name == "plan" else _number(name, value)
     return Limits(**changed)
+
+
+def _plan(value: Any) -> str:
+    if value not in PLANS:
+        raise AccountsError(f"plan is one of {', '.join(PLANS)}, not {str(value)[:40]!r}.")
+    return str(value)
 
 
 def _number(name: str, value: Any) -> int:

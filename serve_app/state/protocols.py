@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serve_app.state.accounts import Account, Key, Member, Scope
+from serve_app.state.alerts import Alert
 from serve_app.state.audit import Actor, Change
+from serve_app.state.quotas import Granted, Quota, Want
 from serve_app.state.streams import Known, Part, Running, Shown, Taken
 
 
@@ -108,8 +110,26 @@ class AccountStore(Protocol):
     def remove(self, name: str, key_id: str | None = None, *, by: Actor | None = None) -> None: ...
 
 
-class RateStore(Protocol):
-    def add(self, minute: int, counts: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], tuple[int, int]]: ...
+class LeaseStore(Protocol):
+    away_s: float
+
+    def lease(self, owner: str, now: float, wants: Sequence[Want]) -> dict[Quota, Granted]: ...
+
+    def forget(self, owner: str) -> None: ...
+
+    def trim(self, now: float) -> None: ...
+
+
+class AlertStore(Protocol):
+    shares: tuple[int, ...]
+
+    def take(self, now: float) -> Alert | None: ...
+
+    def done(self, alert_id: str) -> None: ...
+
+    def later(self, alert: Alert, now: float) -> bool: ...
+
+    def trim(self, now: float) -> None: ...
 
 
 class ResponseStore(Protocol):
@@ -163,7 +183,10 @@ class Store(Protocol):
     def accounts(self) -> AccountStore: ...
 
     @property
-    def rates(self) -> RateStore: ...
+    def leases(self) -> LeaseStore: ...
+
+    @property
+    def alerts(self) -> AlertStore: ...
 
     @property
     def responses(self) -> ResponseStore: ...

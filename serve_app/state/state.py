@@ -17,13 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
+from serve_app.state.allowance import Allowance
 from serve_app.state.book import AccountBook
 from serve_app.state.errors import Away, StateError
 from serve_app.state.files import Files, open_files
 from serve_app.state.journal import Journal
 from serve_app.state.ledger_writer import LedgerWriter
+from serve_app.state.limits import Plan
+from serve_app.state.owners import Owner
 from serve_app.state.protocols import Store
-from serve_app.state.rates import RateLimiter
 from serve_app.state.reader import Reader
 from serve_app.state.responses import Responses
 from serve_app.state.store.sql import SqlStore
@@ -63,6 +65,9 @@ class State:
         database: str | None = None,
         files: str | None = None,
         rate_limits: Mapping[str, int] = MappingProxyType({}),
+        plan: Plan = "paid",
+        away_s: float = 3600.0,
+        alert_shares: tuple[int, ...] = (50, 80, 100),
         ledger_days: float = 90.0,
         give_away: bool = False,
     ) -> None:
@@ -83,7 +88,18 @@ class State:
         self.accounts = AccountBook(account, key_hashes)
         # What is asked of the store itself about accounts, by :meth:`look` and :meth:`change`.
         self.admin = self._store.accounts
-        self.limiter = RateLimiter(rate_limits, self._wake)
+        self._owner = Owner(home / "gateways")
+        self.allowance = Allowance(
+            self._store.leases,
+            self._owner,
+            by_task=rate_limits,
+            plan=plan,
+            away=lambda: self._store.away_s,
+            away_s=away_s,
+            drained=lambda: not self.ledger.waiting and not self.ledger.waiting_bytes,
+        )
+        self.alerts = self._store.alerts
+        self.alerts.shares = alert_shares
         self.responses = Responses(self._store.responses, self._writer, self._reader)
         self.ledger = LedgerWriter(self._store, home / "ledger", give_away=give_away)
         self.streams = self._store.streams
@@ -135,6 +151,7 @@ class State:
         self._wakes.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
+        self.allowance.close()
         self.ledger.close()
         self._writer.close()
         self._reader.close()
@@ -195,7 +212,6 @@ class State:
     def _turn(self, poll: bool) -> None:
         before = self._store.away
         try:
-            self.limiter.exchange(self._store.rates)
             if poll:
                 self.traces.show_long()
             self._writer.flush()
@@ -247,11 +263,20 @@ class State:
         now = time.monotonic()
         if now - self._adopted_at > ADOPT_S:
             self._adopted_at = now
-            self._writer.adopt()
+            with self._owner.ended() as ended:
+                self._writer.adopt()
+                # What they had leased comes back when the ledger has all that they spent.
+                if ended and self.ledger.adopt_all():
+                    for owner in ended:
+                        self._store.leases.forget(owner)
+                        self._owner.forget(owner)
         self.ledger.adopt()
 
     def _trim(self) -> None:
         now = time.monotonic()
         if now - self._trimmed_at > TRIM_S:
             self._trimmed_at = now
-            self._store.ledger.trim(time.time() - self._ledger_days * 86_400)
+            wall = time.time()
+            self._store.ledger.trim(wall - self._ledger_days * 86_400)
+            self._store.leases.trim(wall)
+            self._store.alerts.trim(wall)

@@ -13,11 +13,14 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from serve_app.api import identity
-from serve_app.api.errors import OutOfCapacity
+from serve_app.api.errors import BudgetSpent, OutOfCapacity, RateLimited
 from serve_app.api.types import Usage
 from serve_app.catalog.price_list import Prices, Quote
 from serve_app.state.accounts import Caller
+from serve_app.state.allowance import Allowance, Worst
+from serve_app.state.leases import Reservation
 from serve_app.state.ledger import Entry
+from serve_app.state.quotas import MONEY, NEURONS, TOKENS
 from serve_app.state.traces import Trace, Traces
 from serve_app.tasks.backend import Backend
 from serve_app.tasks.calls import Call
@@ -110,7 +113,7 @@ class Runtime:
 
     ``call`` reaches a replica of a model. ``salt(account)`` keeps tenants' caches apart. ``prices``: of models at a
     time. ``check()`` raises what keeps any work from being begun. ``book(settled)`` settles, and has the entry written;
-    its result, if any, is there when the client may be told of the end.
+    its result, if any, is there when the client may be told of the end. ``allowance``: limits of callers, if any.
     """
 
     call: Call
@@ -123,6 +126,7 @@ class Runtime:
     prices: Prices = field(default_factory=Prices)
     check: Callable[[], None] = lambda: None
     book: Callable[[Settled], Awaitable[None] | None] | None = None
+    allowance: Allowance | None = None
 
     @asynccontextmanager
     async def work(
@@ -136,9 +140,11 @@ class Runtime:
         number: int = 0,
         shown: bool = False,
         facts: Mapping[str, Any] = MappingProxyType({}),
+        worst: Mapping[str, int] = MappingProxyType({}),
     ) -> AsyncIterator[Work]:
         """A piece of work that holds ``streams`` places of the model; ``facts`` begin its trace. ``number``: which one
-        of its request. ``shown``: its client sees it as it is made, and not only as a whole.
+        of its request. ``shown``: its client sees it as it is made, and not only as a whole. ``worst``: the most of
+        each unit that it could use, which is reserved of its caller's limits before anything is done.
 
         It is settled when the block ends, in whatever way: an exception means failed, or refused where it had not
         started; a block that is left without one of its own (a cancelled task, a closed generator) means left. What is
@@ -154,11 +160,16 @@ class Runtime:
         # A request costs what it cost when it came, so that running it again elsewhere changes nothing.
         quote = self.prices.price_of(model.id, _came())
         status: Status = "left"
+        reservation = Reservation()
         try:
+            if self.allowance is not None:
+                self.allowance.check_away()
+                if self.allowance.limits(caller):
+                    reservation = await self.allowance.reserve(caller, _worst(quote, worst, streams))
             with model.place(caller, self.max_inflight, streams=streams, reject_if_busy=reject_if_busy):
                 yield work
             status = "done"
-        except OutOfCapacity as refused:
+        except (OutOfCapacity, RateLimited, BudgetSpent) as refused:
             status = "failed" if work.placed else "refused"
             work.trace.event("answered", status=429, retry_after_s=refused.retry_after)
             raise
@@ -174,6 +185,7 @@ class Runtime:
             settled = Settled(
                 caller, model.id, model.record.task, usage, status, own_id, seconds, entry, shown and entry is not None
             )
+            reservation.settle(_spent(entry, usage), "" if entry is None else entry.id)
             safe = (self.book or self.settlement.book)(settled)
             # Who has left is told of nothing.
             if safe is not None and status != "left":
@@ -187,6 +199,23 @@ class Runtime:
             except WorkerGone:
                 await asyncio.sleep(0.2 * attempt)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
+
+
+def _worst(quote: Quote, units: Mapping[str, int], streams: int) -> Worst:
+    """What ``units`` cost at most: what is in a cache is not known before, and nothing is taken off."""
+    prompt, written = units.get("input_tokens", 0), units.get("output_tokens", 0)
+    units = {**units, "requests": 1} if "requests" in quote.tariff.rates else units
+    # Nobody says that cached tokens are the cheaper ones.
+    cost, cached = quote.cost(units), quote.cost({**units, "cached_tokens": prompt})
+    because = f"{prompt} prompt tokens" + (f", max_tokens {written // streams}" if written else "")
+    because += f", {streams} choices" if streams > 1 else ""
+    return Worst(prompt + written, streams, max(cost.neurons, cached.neurons), max(cost.money, cached.money), because)
+
+
+def _spent(entry: Entry | None, usage: Usage) -> dict[str, int]:
+    """By what limits count."""
+    cost = {} if entry is None else {NEURONS: entry.neurons, MONEY: entry.money}
+    return {TOKENS: usage.total_tokens, **cost}
 
 
 def _came() -> float:

@@ -15,7 +15,7 @@ from serve_app.cli import main
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import hash_key
+from serve_app.state.accounts import Caller, hash_key
 from tests.state.gateways import OWN, until
 
 CHAT = "@cf/pico/pico-instruct"
@@ -101,7 +101,7 @@ async def test_the_server_stops_and_starts_under_use(postgres_server, url, tmp_p
             """Keys are looked up, limits counted, responses and traces written all the time."""
             while not ended.is_set():
                 assert await status(one, key) == 200
-                state.limiter.take("team-a", "reranking")
+                await state.allowance.request(Caller("team-a"), "reranking")
                 body = {"id": f"resp_{len(stored)}", "previous_response_id": stored[-1] if stored else None}
                 await state.responses.put("team-a", body, [{"role": "user", "content": body["id"]}])
                 stored.append(body["id"])

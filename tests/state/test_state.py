@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from serve_app.api.errors import RateLimited
-from serve_app.state.accounts import hash_key
+from serve_app.state.accounts import Caller, hash_key
 from serve_app.state.errors import StateError
 from serve_app.state.store.sql import SqlStore
 from tests.state.gateways import OWN, Gateways, until, who
@@ -71,7 +71,7 @@ async def test_what_is_decided_for_every_request_asks_no_store(gateways, open_st
         assert state.accounts.find(key).account == "team-a"
         trace = state.traces.begin(f"r{n}", "team-a", "m")
         try:
-            state.limiter.take("team-a", "t")
+            await state.allowance.request(Caller("team-a"), "t")
         except RateLimited:
             assert n >= 5
         state.traces.end(trace, "done")
@@ -91,12 +91,12 @@ async def test_limits_are_counted_together(gateways):
     while time.time() % 60 > 50:  # a minute that does not end before the test
         await asyncio.sleep(0.5)
     for _ in range(70):
-        one.limiter.take("a", "t")
-    await until(lambda: not one.limiter._untold)
-    await gateways.settled()
-    two.limiter.take("a", "t")
-    await until(lambda: two.limiter._counts["a", "t"].stored == 71)
-    assert '"t";r=28;' in two.limiter.take("a", "t")["Ratelimit"]
+        await one.allowance.request(Caller("a"), "t")
+    told = [(await two.allowance.request(Caller("a"), "t"))["Ratelimit"] for _ in range(30)]
+    assert '"t";r=0;' in told[-1]
+    for state in (one, two):
+        with pytest.raises(RateLimited):
+            await state.allowance.request(Caller("a"), "t")
 
 
 async def test_a_file_that_is_removed_is_waited_for_and_another_one_is_opened(tmp_path):
@@ -140,9 +140,9 @@ async def test_the_store_goes_away_and_comes_back(gateways, open_store):
     # Keys, limits and weights go on as they were known.
     assert who(one.accounts.find(key)) == ("team-a", 1.0, "realtime")
     for _ in range(5):
-        one.limiter.take("team-a", "t")
+        await one.allowance.request(Caller("team-a"), "t")
     with pytest.raises(RateLimited):
-        one.limiter.take("team-a", "t")
+        await one.allowance.request(Caller("team-a"), "t")
     bodies = [{"id": f"resp_{n}", "previous_response_id": None} for n in range(20)]
     # Each waits a second for the store.
     await asyncio.gather(*(one.responses.put("team-a", body, []) for body in bodies))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import subprocess
@@ -21,9 +22,11 @@ from serve_app.cli import main
 from serve_app.state.accounts import USUAL_SCOPES, hash_key
 from serve_app.state.book import AccountBook
 from serve_app.state.errors import StateError
+from serve_app.state.ledger import Entry
 from serve_app.state.migrations import HEAD
 from serve_app.state.protocols import Row
-from serve_app.state.store import migrate
+from serve_app.state.quotas import NEURONS, Quota
+from serve_app.state.store import migrate, spent
 from serve_app.state.store.database import Database, parse_url
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import metadata
@@ -114,16 +117,22 @@ def test_a_group_is_written_as_a_whole_or_not_at_all(store):
 
 
 def test_threads_share_a_store(store):
+    numbers = itertools.count()
+
+    def entry(name: str) -> Row:
+        return Entry(name, "a", "k", 6000.0, 0.0, "m", "t", "done", {}, 1, 0, "USD").row()
+
     def count() -> None:
         for _ in range(20):
-            store.rates.add(100, {("a", "t"): 1, ("b", "t"): 2})
+            store.write([entry(f"{threading.get_ident()}-{next(numbers)}")])
 
     threads = [threading.Thread(target=count) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert store.rates.add(100, {("a", "t"): 0, ("b", "t"): 0}) == {("a", "t"): (100, 160), ("b", "t"): (100, 320)}
+    with store.database.reading() as connection:
+        assert spent.since(connection, Quota("a", "", NEURONS), 0) == 160
 
 
 def test_only_the_owner_can_read_the_file(tmp_path):

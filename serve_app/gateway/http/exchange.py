@@ -105,18 +105,20 @@ class Exchange:
         task = tasks()[model.record.task]
         return await read_body(request, task.body_limit(self.gateway.settings), task.bodies)
 
-    def model(self, request: Request, name: str, takes: type[Asked] | None = None) -> ServedModel:
-        """The model that ``request`` names, which must run requests of the type ``takes``; counted against the rate
-        limit of its task.
+    async def model(self, request: Request, name: str, takes: type[Asked] | None = None) -> ServedModel:
+        """The model that ``request`` names, which must run requests of the type ``takes``; counted against the limits
+        of requests of its caller. Raises `PaidPlanNeeded` where its caller may not use it.
         """
         fitting = () if takes is None else tuple(task.declaration.name for task in taking(takes))
         model = self.gateway.models.find(name, fitting)
         # A request that is run again has been counted.
         if not identity.again():
-            request.state.rate = self.gateway.state.limiter.take(request.state.account, model.record.task)
+            allowance, caller = self.gateway.state.allowance, request.state.caller
+            allowance.check_plan(caller, model.id, paid=bool(model.record.properties.require_workers_paid))
+            request.state.rate = await allowance.request(caller, model.record.task)
         return model
 
-    def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked] | None) -> ServedModel:
+    async def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked] | None) -> ServedModel:
         """:meth:`model` for APIs of servers with one model, whose clients need not name it in ``body``: then it is the
         only one here that runs such requests. ``takes`` None: of a model that is named, whatever it does."""
         name = string(body, "model", limit=512)
@@ -127,7 +129,7 @@ class Exchange:
                 listed = ", ".join(found[:8]) or "none that would fit"
                 raise InvalidInput(f"model is missing; name one of the models here: {listed}.", param="model")
             name = found[0]
-        return self.model(request, name, takes)
+        return await self.model(request, name, takes)
 
     async def streamed(
         self,

@@ -10,11 +10,12 @@ from typing import Any, Self
 from serve_app.state.protocols import Row, RowRoom
 from serve_app.state.store import revisions
 from serve_app.state.store.accounts import AccountTables
+from serve_app.state.store.alerts import AlertTable
 from serve_app.state.store.answers import AnswerTable
 from serve_app.state.store.database import Database
+from serve_app.state.store.leases import LeaseTable
 from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.migrate import upgrade
-from serve_app.state.store.rates import RateTable
 from serve_app.state.store.responses import ResponseTable
 from serve_app.state.store.streams import StreamTable
 from serve_app.state.store.takeover import take_over
@@ -29,7 +30,8 @@ class SqlStore:
     def __init__(self, home: Path, url: str | None = None) -> None:
         self.database = Database(home, url, upgrade)
         self.accounts = AccountTables(self.database)
-        self.rates = RateTable(self.database)
+        self.alerts = AlertTable(self.database)
+        self.leases = LeaseTable(self.database, self.alerts)
         self.responses = ResponseTable(self.database)
         self.traces = TraceTable(self.database)
         self.ledger = LedgerTable(self.database)

@@ -95,7 +95,7 @@ revisions = Table(
     Column("revision", BigInteger, nullable=False),
 )
 
-# Requests of the minute (unix seconds // 60) that is counted.
+# Requests of a minute (unix seconds // 60), as programs before there were leases count them; they may still run.
 rate_counts = Table(
     "rate_counts",
     metadata,
@@ -248,3 +248,44 @@ def _sums(name: str, period: str) -> Table:
 
 ledger_hours = _sums("ledger_hours", "hour")
 ledger_days = _sums("ledger_days", "day")
+
+# Which part of a limit a gateway may use: see `serve_app.state.leases`. `window`: when its minute, day or month began,
+# in unix seconds; 0 for none. `amount`: the lease, of which `held` is in use; `asked`: what the gateway wanted.
+leases = Table(
+    "leases",
+    metadata,
+    Column("account", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("kind", String, primary_key=True),
+    Column("owner", String, primary_key=True, index=True),
+    Column("window", BigInteger, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("held", BigInteger, nullable=False),
+    Column("asked", BigInteger, nullable=False),
+)
+
+# Gateways that have leases, and when each was last heard of (unix seconds).
+lease_owners = Table(
+    "lease_owners",
+    metadata,
+    Column("owner", String, primary_key=True),
+    Column("beat", Double, nullable=False),
+)
+
+# Budgets that have reached a `share` (per cent) of their `limit` in a `window`. `due`: when somebody is told, in unix
+# seconds, None once that is over, after so many `tries`.
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("account", String, primary_key=True),
+    Column("key", String, primary_key=True),
+    Column("kind", String, primary_key=True),
+    Column("window", BigInteger, primary_key=True, autoincrement=False),
+    Column("share", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", String, nullable=False, unique=True),
+    Column("at", Double, nullable=False),
+    Column("spent", BigInteger, nullable=False),
+    Column("limit", BigInteger, nullable=False),
+    Column("tries", BigInteger, nullable=False),
+    Column("due", Double, index=True),
+)

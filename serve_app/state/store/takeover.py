@@ -7,7 +7,6 @@ such as an ``accounts.yaml`` from elsewhere, is taken over at the next start: wh
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,6 @@ from serve_app.state.accounts_file import read_accounts
 from serve_app.state.errors import StateError
 from serve_app.state.names import OLD_ACCOUNTS, OLD_RATES, OLD_RESPONSES, OLD_TRACES
 from serve_app.state.protocols import Row
-from serve_app.state.rates import WINDOW_S
 from serve_app.state.store.migrate import locked
 
 if TYPE_CHECKING:
@@ -50,17 +48,15 @@ def _traces(path: Path, store: SqlStore) -> None:
     _copy(path, "paths", ("account", "id", "ended", "body"), "trace", store)
 
 
-def _rates(path: Path, store: SqlStore) -> None:
-    minute = int(time.time() // WINDOW_S)
-    rows = _read(path, f"SELECT account, task, count FROM requests WHERE window = {minute}")
-    store.rates.add(minute, {(account, task): count for account, task, count in rows})
+def _nothing(path: Path, store: SqlStore) -> None:
+    """Counts of a minute that is over or nearly so."""
 
 
 _FILES: dict[str, Callable[[Path, SqlStore], None]] = {
     OLD_ACCOUNTS: _accounts,
     OLD_RESPONSES: _responses,
     OLD_TRACES: _traces,
-    OLD_RATES: _rates,
+    OLD_RATES: _nothing,
 }
 
 

@@ -29,6 +29,7 @@ async def rerank(
     encoded = await tokenise(model, read, request.pairs, shorten)
     ids, types = [e[0] for e in encoded], [e[1] for e in encoded]
     busy, facts = request.reject_if_busy, {"prompt_tokens": sum(map(len, ids)), "contexts": len(ids)}
-    async with runtime.work(model, caller, reject_if_busy=busy, facts=facts) as work:
+    worst = {"input_tokens": sum(map(len, ids))}
+    async with runtime.work(model, caller, reject_if_busy=busy, facts=facts, worst=worst) as work:
         scores = rows(await encode(runtime, work, ids, types, EncodeCall(raw=request.raw)))
     return scores, work.usage

@@ -46,7 +46,8 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
         heads=request.heads,
     )
     busy, facts = request.reject_if_busy, {"prompt_tokens": total, "texts": len(ids)}
-    async with runtime.work(model, caller, reject_if_busy=busy, facts=facts) as work:
+    worst = {"input_tokens": total}
+    async with runtime.work(model, caller, reject_if_busy=busy, facts=facts, worst=worst) as work:
         results = await encode(runtime, work, ids, None, asked)
         if not request.heads:
             reading = Reading(rows(results))

@@ -48,6 +48,7 @@ async def _events(
         number=request.number,
         shown=request.stream,
         facts=facts,
+        worst={"input_tokens": prepared.prompt_tokens, "output_tokens": request.n * request.sampling.max_tokens},
     )
     async with places as work:
         events = backend.events(prepared, work)

@@ -51,7 +51,7 @@ class AnthropicRoutes:
 
     async def create(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = self._exchange.model(request, name, GenerateRequest)
+        model = await self._exchange.model(request, name, GenerateRequest)
         parsed = with_headers(
             anthropic.parse_messages_request(body, self._exchange.gateway.limits(model)), request.headers
         )
@@ -64,6 +64,6 @@ class AnthropicRoutes:
 
     async def count(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = self._exchange.model(request, name, GenerateRequest)
+        model = await self._exchange.model(request, name, GenerateRequest)
         parsed = anthropic.parse_count(body, self._exchange.gateway.limits(model))
         return json_answer(anthropic_answers.render_count(await self._exchange.gateway.count_tokens(model, parsed)))

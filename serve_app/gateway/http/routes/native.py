@@ -123,7 +123,7 @@ class NativeRoutes:
 
     async def _run(self, request: Request, name: str, body: Body) -> Response:
         queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
-        self._exchange.model(request, name)
+        await self._exchange.model(request, name)
         result = await self._exchange.gateway.run(
             name, body, request.state.caller, queue_request=queued, headers=request.headers
         )

@@ -88,7 +88,7 @@ class OllamaRoutes:
     async def _answer(self, request: Request, form: write.Form, field: str, parse: Any) -> Response:
         clock = write.Clock()
         body = await self._exchange.body(request, GenerateRequest)
-        model = self._exchange.model(request, read.model_of(body), GenerateRequest)
+        model = await self._exchange.model(request, read.model_of(body), GenerateRequest)
         if read.only_loads(body, field):
             return json_answer(write.render_loaded(model.id, form))
         gateway = self._exchange.gateway
@@ -111,7 +111,7 @@ class OllamaRoutes:
 
     async def _vectors(self, request: Request, parse: Any) -> tuple[ServedModel, Any, Usage]:
         body = await self._exchange.body(request, EmbedRequest)
-        model = self._exchange.model(request, read.model_of(body), EmbedRequest)
+        model = await self._exchange.model(request, read.model_of(body), EmbedRequest)
         parsed = parse(body, model.id)
         if parsed is None:
             return model, None, Usage()

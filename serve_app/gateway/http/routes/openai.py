@@ -70,7 +70,7 @@ class OpenAIRoutes:
 
     async def chat(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = self._exchange.model(request, name, GenerateRequest)
+        model = await self._exchange.model(request, name, GenerateRequest)
         parsed = with_headers(openai.parse_chat(body, self._exchange.gateway.limits(model)), request.headers)
         events = await self._exchange.gateway.generate(model, parsed, request.state.caller)
         if parsed.stream:
@@ -81,7 +81,7 @@ class OpenAIRoutes:
 
     async def completions(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = self._exchange.model(request, name, GenerateRequest)
+        model = await self._exchange.model(request, name, GenerateRequest)
         parsed = [
             with_headers(one, request.headers)
             for one in openai.parse_completions(body, self._exchange.gateway.limits(model))
@@ -97,7 +97,7 @@ class OpenAIRoutes:
 
     async def embeddings(self, request: Request) -> Response:
         name, body = openai.model_of(await self._exchange.body(request, EmbedRequest))
-        model = self._exchange.model(request, name, EmbedRequest)
+        model = await self._exchange.model(request, name, EmbedRequest)
         parsed = with_headers(openai.parse_embeddings(body), request.headers)
         reading, usage = await self._exchange.gateway.perform(model, parsed, request.state.caller)
         return json_answer(openai_answers.render_embeddings(parsed, reading.dense, usage))

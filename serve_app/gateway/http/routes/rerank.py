@@ -55,7 +55,7 @@ class RerankRoutes:
 
     async def rerank(self, request: Request, *, version: str, documents: bool) -> Response:
         body = await self._exchange.body(request, RerankRequest)
-        model = self._exchange.only_model(request, body, RerankRequest)
+        model = await self._exchange.only_model(request, body, RerankRequest)
         parsed = with_headers(read.parse_rerank(body, model.id), request.headers)
         tei = read.is_tei(body)
         repeats = read.wants_documents(body, default=documents and not tei)
@@ -66,7 +66,7 @@ class RerankRoutes:
 
     async def score(self, request: Request) -> Response:
         body = await self._exchange.body(request, RerankRequest)
-        model = self._exchange.only_model(request, body, RerankRequest)
+        model = await self._exchange.only_model(request, body, RerankRequest)
         parsed = with_headers(read.parse_score(body, model.id), request.headers)
         scores, usage = await self._exchange.gateway.perform(model, parsed, request.state.caller)
         return json_answer(write.render_scores(parsed, scores, usage))

@@ -84,7 +84,7 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         gateway, account = self._exchange.gateway, request.state.account
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = self._exchange.model(request, name, GenerateRequest)
+        model = await self._exchange.model(request, name, GenerateRequest)
         body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
         parsed = responses.parse_responses(body, gateway.limits(model))
         parsed.generate = with_headers(parsed.generate, request.headers)
@@ -114,7 +114,7 @@ class ResponsesRoutes:
     async def count(self, request: Request) -> Response:
         gateway, account = self._exchange.gateway, request.state.account
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = self._exchange.model(request, name, GenerateRequest)
+        model = await self._exchange.model(request, name, GenerateRequest)
         body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
         parsed = responses.parse_responses(body, gateway.limits(model))
         before = await gateway.state.responses.conversation(account, parsed.previous)
@@ -125,7 +125,7 @@ class ResponsesRoutes:
     async def compact(self, request: Request) -> Response:
         gateway, account = self._exchange.gateway, request.state.account
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = self._exchange.model(request, name, GenerateRequest)
+        model = await self._exchange.model(request, name, GenerateRequest)
         body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
         if body.get("input") is None and body.get("previous_response_id") is not None:
             body = {**body, "input": []}

@@ -50,14 +50,14 @@ class TokenRoutes:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    def _model(self, request: Request, body: dict[str, Any]) -> ServedModel:
+    async def _model(self, request: Request, body: dict[str, Any]) -> ServedModel:
         """The model that ``body`` names, whatever its task; else the only one that generates text."""
         takes = GenerateRequest if not body.get("model") else None
-        return self._exchange.only_model(request, body, takes)
+        return await self._exchange.only_model(request, body, takes)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._exchange.body(request, GenerateRequest)
-        model = self._model(request, body)
+        model = await self._model(request, body)
         asked = tokens.parse_tokenize(body, model.id, self._exchange.gateway.limits(model))
         ids = (await asyncio.to_thread(_ids, model, asked)).tolist()
         strings = [model.tokenizer.token_text(i) for i in ids] if asked.return_token_strs else None
@@ -65,13 +65,13 @@ class TokenRoutes:
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._exchange.body(request, GenerateRequest)
-        model = self._model(request, body)
+        model = await self._model(request, body)
         ids = tokens.parse_detokenize(body, model.tokenizer.vocab_size)
         return json_answer({"prompt": await asyncio.to_thread(model.tokenizer.decode, ids, skip_special_tokens=False)})
 
     async def info(self, request: Request) -> Response:
         """The tokenizer's own configuration, its control tokens as plain strings."""
-        tokenizer = self._model(request, dict(request.query_params)).tokenizer
+        tokenizer = (await self._model(request, dict(request.query_params))).tokenizer
         named = {name: None for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         found = {
             **{name: value for name, value in tokenizer.config.items() if name != "added_tokens_decoder"},
