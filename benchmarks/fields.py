@@ -15,6 +15,7 @@ from anthropic.types import message_create_params as anthropic_messages
 from openai.types import completion_create_params as openai_completions
 from openai.types import embedding_create_params as openai_embeddings
 from openai.types.chat import completion_create_params as openai_chat
+from openai.types.conversations import conversation_create_params
 from openai.types.responses import response_create_params as openai_responses
 
 from serve_app.api.anthropic.read import parse_messages_request
@@ -22,6 +23,7 @@ from serve_app.api.errors import ApiError
 from serve_app.api.ollama.read import parse_ollama_chat, parse_ollama_generate
 from serve_app.api.openai.read import parse_chat, parse_completions, parse_embeddings
 from serve_app.api.rerank.read import parse_rerank as parse_rerank_elsewhere
+from serve_app.api.responses.conversation import parse_create
 from serve_app.api.responses.read import parse_responses
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import ModelLimits
@@ -62,6 +64,7 @@ ELSEWHERE = [
     "keep_alive",
     "length_penalty",
     "logits_processors",
+    "logprob_token_ids",
     "lora",
     "max_tokens",
     "mcp_servers",
@@ -82,12 +85,16 @@ ELSEWHERE = [
     "return_tokens_as_token_ids",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "seed",
+    "stop",
     "stop_token_ids",
     "structured_outputs",
+    "thinking_token_budget",
     "top_k",
     "truncate",
     "truncate_inputs",
     "truncate_prompt_tokens",
+    "truncation_side",
     "use_beam_search",
 ]
 
@@ -142,6 +149,9 @@ DIALECTS = (
     Dialect("OpenAI Responses", "/v1/responses", {"model": "m", "input": "x"}, parse_responses,
             (openai_responses.ResponseCreateParamsBase, openai_responses.ResponseCreateParamsStreaming),
             ("tests/api/test_responses.py", "tests/e2e/test_dialects.py")),
+    Dialect("OpenAI Conversations", "/v1/conversations", {}, parse_create,
+            (conversation_create_params.ConversationCreateParams,),
+            ("tests/tasks/test_conversations.py", "tests/e2e/test_dialects.py"), generates=False),
     Dialect("Anthropic Messages", "/v1/messages", {"model": "m", "max_tokens": 5, "messages": TALK},
             parse_messages_request,
             (anthropic_messages.MessageCreateParamsBase, anthropic_messages.MessageCreateParamsStreaming),

@@ -35,6 +35,8 @@ RESPONSE = {
     "truncation": str,
     "metadata": dict,
 }
+CONVERSATION = {"id": str, "object": "conversation", "created_at": int, "metadata": {"a": "b"}}
+NONE = "conv_" + "0" * 32
 TOOL = {"type": "function", "name": "get_weather", "parameters": CITY}
 
 
@@ -58,6 +60,17 @@ def cases(models: Models) -> list[Case]:
         ask("an unknown model", ERROR, 404, model="no-such-model"),
         Case("responses", "a stream of events", "POST", "/v1/responses", stream, parts=_events,
              headers={"Content-Type": "text/event-stream"}),
+        ask("one that may be cut in the middle", {"truncation": "auto"}, truncation="auto"),
+        ask("two ways to go on", ERROR, 400, conversation=NONE, previous_response_id="resp_none"),
+        ask("a conversation that is not there", ERROR, 404, conversation=NONE),
+        Case("responses", "a conversation", "POST", "/v1/conversations", {"items": [item], "metadata": {"a": "b"}},
+             shape=CONVERSATION, needs=""),
+        Case("responses", "a conversation of what is no item", "POST", "/v1/conversations", {"items": [{"type": "x"}]},
+             400, ERROR, needs=""),
+        *(Case("responses", f"{method} of a conversation that is not there", method, f"/v1/conversations/{NONE}",
+               status=404, shape=ERROR, needs="") for method in ("GET", "DELETE")),
+        Case("responses", "items of one that is not there", "GET", f"/v1/conversations/{NONE}/items", status=404,
+             shape=ERROR, needs=""),
         Case("responses", "one that is not there", "GET", "/v1/responses/resp_none", status=404, shape=ERROR),
     ]  # fmt: skip
 

@@ -68,7 +68,9 @@ READERS: Bodies = {
                    {"type": "function_call_output", "call_id": "c", "output": "sunny"},
                    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "so"}]}],
          "tools": [{"type": "function", **WEATHER}], "tool_choice": {"type": "function", "name": "weather"},
-         "text": {"format": {"type": "json_schema", "name": "c", "schema": CITY}}, "reasoning": {"effort": "low"}},
+         "text": {"format": {"type": "json_schema", "name": "c", "schema": CITY}}, "reasoning": {"effort": "low"},
+         "truncation": "auto", "conversation": "conv_" + "0" * 32,
+         "prompt": {"id": "p", "version": "1", "variables": {"a": "b", "c": {"type": "input_text", "text": "d"}}}},
         lambda b: parse_responses(b, LIMITS)),
     "anthropic": (
         {"model": MODEL, "max_tokens": 9, "system": [{"type": "text", "text": "Be short."}], "stop_sequences": ["a"],

@@ -8,6 +8,7 @@ from typing import Any
 from serve_app.api.fields.body import as_object
 from serve_app.api.ollama import read as ollama
 from serve_app.api.rerank.read import parse_rerank, parse_score, wants_documents
+from serve_app.api.responses import conversation
 from serve_app.api.tokens import parse_detokenize, parse_tokenize
 from serve_app.api.types import ModelLimits
 
@@ -15,6 +16,11 @@ MODEL = "@cf/pico/pico-instruct"
 LIMITS = ModelLimits(context_window=4096, vocab_size=1000)
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, {"role": "user", "content": "so"}]
 OPTIONS = {"num_predict": 5, "temperature": 0.5, "stop": ["a"], "seed": 3, "num_ctx": 100}
+ITEMS = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "x"},
+]
 
 Found = dict[str, tuple[dict[str, Any], Callable[[bytes], Any]]]
 
@@ -44,6 +50,9 @@ READERS: Found = {
     ),
     "rerank texts": ({"query": "a", "texts": ["b"], "raw_scores": True}, _read(parse_rerank, MODEL)),
     "score": ({"model": MODEL, "text_1": "a", "text_2": ["b", "c"]}, _read(parse_score, MODEL)),
+    "conversation": ({"metadata": {"a": "b"}, "items": ITEMS}, _read(conversation.parse_create)),
+    "conversation items": ({"items": ITEMS}, _read(conversation.parse_items)),
+    "conversation update": ({"metadata": {"a": "b"}}, _read(conversation.parse_update)),
     "tokenize": ({"model": MODEL, "messages": TALK, "return_token_strs": True}, _read(parse_tokenize, MODEL, LIMITS)),
     "detokenize": ({"model": MODEL, "tokens": [1, 2, 3]}, _read(parse_detokenize, 1000)),
 }

@@ -100,8 +100,12 @@ class GenerateRequest(Asked):
     include_usage: bool = True
     # Whether each chunk of a stream tells the usage so far.
     continuous_usage: bool = False
-    # The last tokens of the prompt that stay; -1: as many as fit the context window. None: all, or it is refused.
+    # The last tokens of the prompt that stay, or the first; -1: as many as fit the context window. None: all, or it is
+    # refused.
     keep_tokens: int | None = None
+    keep_first: bool = False
+    # Whether the oldest messages go where the conversation is too long for the context window.
+    drop_oldest: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     echo: bool = False

@@ -17,6 +17,7 @@ from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.catalog.load import load_catalog
+from serve_app.catalog.prompts import Prompts
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.alerts import Alerts
@@ -77,6 +78,7 @@ class Gateway:
         )
         self.catalog = load_catalog(home)
         self.prices = self.catalog.prices(home, Path(settings.prices) if settings.prices else None)
+        self.prompts = Prompts(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
         self.health = HealthMonitor(self.models, lambda m: call(m, PROBE, Nothing()))

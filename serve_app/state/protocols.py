@@ -18,7 +18,7 @@ from serve_app.state.streams import Known, Part, Running, Shown, Taken
 @dataclass(slots=True, frozen=True)
 class Row:
     """Something to write down. ``kind`` names the room; a later row of the same kind and ``key`` replaces an earlier
-    one that still waits. ``columns``: text, numbers, bytes and None. ``size``: bytes, about.
+    one that still waits. ``columns``: text, numbers, bytes, None and lists. ``size``: bytes, about.
     """
 
     kind: str
@@ -140,6 +140,45 @@ class ResponseStore(Protocol):
     def chain(self, account: str, response_id: str, turns: int) -> list[tuple[str | None, bytes]]: ...
 
 
+@dataclass(slots=True, frozen=True)
+class Conversation:
+    """``created``: unix seconds. ``next``: the position of the next item. ``size``: bytes. ``metadata``: JSON."""
+
+    id: str
+    created: float
+    next: int
+    size: int
+    metadata: bytes
+
+
+class ConversationStore(Protocol):
+    KIND: str
+
+    def create(self, account: str, conversation_id: str, metadata: bytes) -> None: ...
+
+    def find(self, account: str, conversation_id: str) -> Conversation | None: ...
+
+    def update(self, account: str, conversation_id: str, metadata: bytes) -> bool: ...
+
+    def delete(self, account: str, conversation_id: str) -> bool: ...
+
+    def add(self, account: str, conversation_id: str, items: Sequence[tuple[str, bytes]]) -> bool: ...
+
+    def items(
+        self,
+        conversation_id: str,
+        *,
+        after: str | None = None,
+        before: int | None = None,
+        limit: int,
+        descending: bool = False,
+    ) -> list[bytes]: ...
+
+    def item(self, conversation_id: str, item_id: str) -> bytes | None: ...
+
+    def remove(self, account: str, conversation_id: str, item_id: str) -> bool: ...
+
+
 class TraceStore(Protocol):
     def body(self, account: str, request_id: str) -> bytes | None: ...
 
@@ -190,6 +229,9 @@ class Store(Protocol):
 
     @property
     def responses(self) -> ResponseStore: ...
+
+    @property
+    def conversations(self) -> ConversationStore: ...
 
     @property
     def traces(self) -> TraceStore: ...

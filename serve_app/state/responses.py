@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -19,6 +20,9 @@ MAX_TURNS = 1000
 PATIENCE_S = 1.0
 _KIND = "response"
 
+# The messages of what a chain of responses begins with.
+Beginning = Callable[[str], Awaitable[list[dict[str, Any]]]]
+
 
 class Responses:
     """What this gateway has just stored, from memory; the rest from the store."""
@@ -28,15 +32,19 @@ class Responses:
         self._writer = writer
         self._reader = reader
 
-    async def put(self, account: str, body: dict[str, Any], turn: list[dict[str, Any]]) -> None:
-        """Keeps a response with its ``turn``: the messages that were new in it, the answer's among them."""
+    async def put(
+        self, account: str, body: dict[str, Any], turn: list[dict[str, Any]], begins: str | None = None
+    ) -> None:
+        """Keeps a response with its ``turn``: the messages that were new in it, the answer's among them. ``begins``:
+        see :meth:`conversation`.
+        """
         packed, messages = orjson.dumps(body), orjson.dumps(turn)
         size = len(packed) + len(messages)
         columns = {
             "id": body["id"],
             "account": account,
             "created": time.time(),
-            "previous": body["previous_response_id"],
+            "previous": begins or body["previous_response_id"],
             "size": size,
             "turn": messages,
             "body": packed,
@@ -66,12 +74,18 @@ class Responses:
         if not gone:
             raise _unknown(response_id)
 
-    async def conversation(self, account: str, response_id: str | None) -> list[dict[str, Any]]:
+    async def conversation(
+        self, account: str, response_id: str | None, beginning: Beginning | None = None
+    ) -> list[dict[str, Any]]:
         """All messages up to and with the response. Raises `InvalidInput` where a part of them is nowhere, and
-        `StoreAway`.
+        `StoreAway`. Of what :meth:`put` calls ``begins``, where a chain begins elsewhere, ``beginning`` tells.
         """
         turns: list[bytes] = []
+        before: list[dict[str, Any]] = []
         while response_id is not None:
+            if turns and beginning is not None and not response_id.startswith("resp_"):
+                before = await beginning(response_id)
+                break
             if len(turns) >= MAX_TURNS:
                 raise broken_chain(response_id)
             waiting = self._writer.find(_KIND, (account, response_id))
@@ -86,7 +100,7 @@ class Responses:
                 raise broken_chain(response_id)
             turns = [turn for _, turn in found] + turns
             response_id = found[0][0]
-        return [message for turn in turns for message in orjson.loads(turn)]
+        return [*before, *(message for turn in turns for message in orjson.loads(turn))]
 
 
 def broken_chain(gone: str) -> InvalidInput:

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from serve_app.state.allowance import Allowance
 from serve_app.state.book import AccountBook
+from serve_app.state.conversations import Conversations
 from serve_app.state.errors import Away, StateError
 from serve_app.state.files import Files, open_files
 from serve_app.state.journal import Journal
@@ -102,6 +103,7 @@ class State:
         self.alerts.shares = alert_shares
         self.responses = Responses(self._store.responses, self._writer, self._reader)
         self.ledger = LedgerWriter(self._store, home / "ledger", give_away=give_away)
+        self.conversations = Conversations(self._store.conversations, self._writer, self._reader)
         self.streams = self._store.streams
         self.answers = self._store.answers
         self.traces = Traces(self._store.traces, self._writer, self._reader)

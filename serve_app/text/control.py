@@ -44,6 +44,10 @@ def _steers(name: str, sources: str) -> bool:
     return name in sources or inner in _MARKS or (inner[0] == inner[-1] and inner[0] in "|｜")
 
 
+class NoCopy(Exception):
+    """The text spells a control token, and the tokenizer's copy for that is not made yet, which takes a while."""
+
+
 class ControlTokens:
     """The control tokens of ``backend`` by their ``names``: finds them in text and keeps people's text apart."""
 
@@ -61,10 +65,6 @@ class ControlTokens:
         self._swaps = re.compile("|".join(map(re.escape, self._swapped)))
         self._lock = threading.Lock()
         self._copy: Backend | None = None
-
-    def slow(self, text: str) -> bool:
-        """Whether reading ``text`` takes a while: it spells a control token, and there is no copy for that yet."""
-        return self._copy is None and self._pattern is not None and self._pattern.search(text) is not None
 
     def count(self, text: str) -> int:
         """How many control tokens ``text`` spells."""
@@ -109,10 +109,13 @@ class ControlTokens:
         """Whether there are stand-ins or gaps in ``text``."""
         return self._secret in text
 
-    def reader(self, texts: list[str]) -> tuple[Backend, list[str]]:
-        """Who reads ``texts``, and how they have to be written for that."""
+    def reader(self, texts: list[str], *, at_once: bool = False) -> tuple[Backend, list[str]]:
+        """Who reads ``texts``, and how they have to be written for that. With ``at_once`` raises :class:`NoCopy` rather
+        than make the copy."""
         if not any(map(self.marked, texts)):
             return self._backend, texts
+        if at_once and self._copy is None:
+            raise NoCopy
         with self._lock:
             if self._copy is None:
                 self._copy = self._renamed_copy()

@@ -17,16 +17,20 @@ from serve_app.api.types import GenerateRequest
 from serve_app.text.chat_template import TemplateFailed, map_strings
 from serve_app.text.reasoning import MARKS
 from serve_app.text.tokenizer import Tokenizer
+from serve_app.text.truncate import without_oldest
 
 _THINK = MARKS["qwen3"]
 
 
-def prompt_ids(tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None) -> np.ndarray:
+def prompt_ids(
+    tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None, at_once: bool = False
+) -> np.ndarray:
     """The prompt of ``request`` as token ids (int32, [tokens]).
 
     Messages, and a prompt that is not raw, go through the model's chat template; a raw prompt is the client's
     own rendering, in which control tokens count. Raises `InvalidInput` (no template, template refuses,
-    nothing to say) and `ContextTooLong`, early where a prompt cannot fit whatever its tokens are.
+    nothing to say) and `ContextTooLong`, early where a prompt cannot fit whatever its tokens are; with ``at_once``
+    `NoCopy` where it takes a while.
     """
     if request.prompt_ids is not None:
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
@@ -34,19 +38,50 @@ def prompt_ids(tokenizer: Tokenizer, request: GenerateRequest, *, context_window
         text = request.prompt or ""
         _refuse_huge(tokenizer, text, request, context_window)
         ids = tokenizer.encode_prompt(
-            text if request.raw else tokenizer.control.neutralise(text), add_special_tokens=True
+            text if request.raw else tokenizer.control.neutralise(text), add_special_tokens=True, at_once=at_once
         )
     else:
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
-        _refuse_huge(tokenizer, "".join(content_text(m.get("content")) for m in messages), request, context_window)
-        tools = None if request.tool_choice == "none" else request.tools
-        text = render(tokenizer, messages, tools, **request.template_kwargs)
-        ids = tokenizer.encode_prompt(text)
+        shortened = None
+        if request.drop_oldest and context_window is not None:
+            most = context_window - _room(request, context_window)
+            shortened = without_oldest(messages, lambda some: _within(tokenizer, request, some, most, at_once))
+        if shortened is None:
+            _refuse_huge(tokenizer, _contents(messages), request, context_window)
+        ids = _conversation_ids(tokenizer, request, messages, at_once) if shortened is None else shortened
     if request.keep_tokens is not None:
-        ids = ids[-_kept(request, context_window) :]
+        kept = _kept(request, context_window)
+        ids = ids[:kept] if request.keep_first else ids[-kept:]
     if len(ids) == 0:
         raise InvalidInput("The prompt has no tokens; send some text.", param="prompt")
     return ids
+
+
+def _conversation_ids(
+    tokenizer: Tokenizer, request: GenerateRequest, messages: list[dict[str, Any]], at_once: bool
+) -> np.ndarray:
+    tools = None if request.tool_choice == "none" else request.tools
+    return tokenizer.encode_prompt(render(tokenizer, messages, tools, **request.template_kwargs), at_once=at_once)
+
+
+def _within(
+    tokenizer: Tokenizer, request: GenerateRequest, messages: list[dict[str, Any]], most: int, at_once: bool
+) -> np.ndarray | None:
+    """The conversation's token ids if these are at most ``most``."""
+    if tokenizer.min_tokens(_contents(messages)) > most:
+        return None
+    ids = _conversation_ids(tokenizer, request, messages, at_once)
+    return ids if len(ids) <= most else None
+
+
+def _contents(messages: list[dict[str, Any]]) -> str:
+    return "".join(content_text(m.get("content")) for m in messages)
+
+
+def _room(request: GenerateRequest, context_window: int) -> int:
+    """Tokens of the window that are the answer's: what was asked for, or as much as the default, up to a quarter."""
+    most = request.sampling.max_tokens
+    return most if request.max_tokens_given else min(most, context_window // 4)
 
 
 def fit_context(request: GenerateRequest, prompt_tokens: int, context_window: int) -> GenerateRequest:

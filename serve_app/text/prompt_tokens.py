@@ -14,7 +14,8 @@ def prompt_tokens(
 ) -> PromptTokens:
     """The event of choice ``index`` for a prompt of token ``ids`` [n] int32; ``told`` of all of them but the first."""
     listed = tuple(ids.tolist())
-    text = request.prompt if request.prompt is not None else tokenizer.decode(listed, skip_special_tokens=False)
+    whole = request.prompt if request.keep_tokens is None else None
+    text = whole if whole is not None else tokenizer.decode(listed, skip_special_tokens=False)
     tokens = tuple(tokenizer.token_text(i) for i in listed)
     logprobs = None if told is None else [None, *_named(tokenizer, listed, told)]
     return PromptTokens(index, text, listed, tokens, logprobs)

@@ -117,10 +117,10 @@ class Tokenizer:
 
     # -- to ids and back --------------------------------------------------------------------------------
 
-    def encode_prompt(self, text: str, *, add_special_tokens: bool = False) -> np.ndarray:
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = False, at_once: bool = False) -> np.ndarray:
         """Token ids (int32, [tokens]) of a rendered prompt: control tokens count as such, stand-ins as
-        ordinary text."""
-        backend, [text] = self.control.reader([text])
+        ordinary text. ``at_once``: see :meth:`ControlTokens.reader`."""
+        backend, [text] = self.control.reader([text], at_once=at_once)
         ids = backend.encode(text, add_special_tokens=add_special_tokens).ids
         # A raw prompt may already start with the token that the tokenizer puts in front.
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_id:

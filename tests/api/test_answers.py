@@ -294,13 +294,13 @@ async def test_usage_so_far_in_every_chunk():
         ChoiceDone(0, "stop"),
         USAGE,
     ]
-    for streamed in (
-        openai_answers.stream_chat(chat, stream(events)),
-        openai_answers.stream_completion([text], stream(events)),
+    for streamed, expected in (
+        (openai_answers.stream_chat(chat, stream(events)), [0, 1, 3, 3]),
+        (openai_answers.stream_completion([text], stream(events)), [1, 3, 3]),
     ):
         told = [chunk for chunk in await frames(streamed) if chunk != "[DONE]" and chunk["choices"]]
-        counted = [c["usage"]["completion_tokens"] for c in told if c["usage"]]
-        assert counted == [1, 3, 3] and {c["usage"]["prompt_tokens"] for c in told if c["usage"]} == {21}
+        assert [c["usage"]["completion_tokens"] for c in told] == expected
+        assert {c["usage"]["prompt_tokens"] for c in told} == {21}
     plain = openai.parse_chat({**asked, "messages": [{"role": "user", "content": "x"}], "stream_options": {}})
     assert not plain.include_usage and not plain.continuous_usage
 

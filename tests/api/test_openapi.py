@@ -58,7 +58,8 @@ def test_every_route_is_described_once():
 
 def test_every_dialect_is_described():
     described = {about["tags"][0] for _, _, about in operations()}
-    dialects = {"Workers AI", "OpenAI", "OpenAI Responses", "Anthropic", "Reranking", "Tokens", "Ollama"}
+    openai = {"OpenAI", "OpenAI Responses", "OpenAI Conversations"}
+    dialects = {"Workers AI", *openai, "Anthropic", "Reranking", "Tokens", "Ollama"}
     assert described == {"Server", "Catalogue", "Requests", "Accounts", *dialects}
 
 

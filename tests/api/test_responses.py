@@ -8,9 +8,10 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from serve_app.api.errors import InvalidInput, OutOfCapacity, current_request
+from serve_app.api.errors import ApiError, OutOfCapacity, current_request
 from serve_app.api.responses import read as responses
 from serve_app.api.responses import write as responses_answers
+from serve_app.api.responses.conversation import page_of
 from serve_app.api.types import ChoiceDone, Event, ModelLimits, TextDelta, TokenLogprob, ToolCallDelta, Usage
 from tests.api.clients import MODEL, client, sent_by
 from tests.api.test_answers import stream
@@ -140,13 +141,17 @@ BAD = [
     ({"text": {"format": {"type": "xml"}}}, "text.format.type must be"),
     ({"background": True, "store": False}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
-    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"conversation": "conv_" + "0" * 32, "previous_response_id": PREVIOUS}, "exclude each other"),
+    ({"prompt": "pmpt_1"}, "prompt must be"),
+    ({"prompt": {"id": "../x"}}, "prompt.id must be"),
+    ({"truncation": "middle"}, "truncation must be"),
+    ({"lora": "mine"}, "LoRA"),
 ]
 
 
 @pytest.mark.parametrize(("change", "words"), BAD)
 def test_bad_input_is_told(change, words):
-    with pytest.raises(InvalidInput, match=words):
+    with pytest.raises(ApiError, match=words):
         responses.parse_responses({"model": MODEL, "input": "hi", **change})
 
 
@@ -178,7 +183,7 @@ def test_what_was_asked_reads_back_as_items():
         },
         {"role": "tool", "content": "2", "tool_call_id": "c"},
     ]
-    listed = responses_answers.render_input_items(asked, PREVIOUS)
+    listed = page_of(responses_answers.input_items(asked, PREVIOUS), None, 20, False)
     with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, json=listed))) as http:
         found = list(client(http).responses.input_items.list(PREVIOUS))
     assert [item.type for item in found] == ["message", "function_call", "function_call_output"]
@@ -293,7 +298,7 @@ def test_constraints_by_other_servers_names_hold_here_too():
     found = parse(extra_body={"guided_regex": "a+"})
     assert found.generate.answer_format is not None and found.generate.answer_format.kind == "regex"
     assert found.shown["text"] == {"format": {"type": "text"}}
-    with pytest.raises(InvalidInput, match="exclude each other"):
+    with pytest.raises(ApiError, match="exclude each other"):
         parse(text={"format": {"type": "json_object"}}, extra_body={"guided_regex": "a+"})
 
 

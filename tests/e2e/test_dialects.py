@@ -104,8 +104,22 @@ def test_responses_plain_streamed_and_continued(openai, expected):
     counted = openai.responses.input_tokens.count(model=CHAT, input="And math.cos?", previous_response_id=plain.id)
     assert counted.input_tokens == following.usage.input_tokens
     assert openai.responses.retrieve(following.id).output_text == following.output_text
-    asked_for = [item.content[0].text for item in openai.responses.input_items.list(following.id)]
+    asked_for = [item.content[0].text for item in openai.responses.input_items.list(following.id, order="asc")]
     assert asked_for == [message["content"] for message in history]
+
+
+def test_conversations(openai):
+    """What is said in a conversation is what a chain of responses would have said."""
+    made = openai.conversations.create(metadata={"a": "b"})
+    asked = {"model": CHAT, **GREEDY}
+    first = openai.responses.create(input=ASK[0]["content"], conversation=made.id, **asked)
+    second = openai.responses.create(input="And math.cos?", conversation=made.id, **asked)
+    chained = openai.responses.create(input="And math.cos?", previous_response_id=first.id, **asked)
+    assert (second.output_text, second.usage.input_tokens) == (chained.output_text, chained.usage.input_tokens)
+    assert second.usage.input_tokens > first.usage.total_tokens
+    said = [item.content[0].text for item in openai.conversations.items.list(made.id, order="asc")]
+    assert said == [ASK[0]["content"], first.output_text, "And math.cos?", second.output_text]
+    assert openai.conversations.delete(made.id).deleted
 
 
 def test_responses_that_are_gone_or_were_never_kept(openai):

@@ -71,8 +71,8 @@ async def test_what_a_remote_tokenizer_asks(http, reference) -> None:
         ("/tokenize", {"messages": ASK, "model": RERANK}, "no chat template"),
         ("/detokenize", {}, "tokens is missing"),
         ("/detokenize", {"tokens": "x"}, "tokens must be an array"),
-        ("/detokenize", {"tokens": [-1]}, "does not have"),
-        ("/detokenize", {"tokens": [10**9]}, "does not have"),
+        ("/detokenize", {"tokens": [-1]}, "out of vocabulary"),
+        ("/detokenize", {"tokens": [10**9]}, "out of vocabulary"),
         ("/detokenize", {"tokens": [1.5]}, "integers"),
     ],
 )

@@ -317,6 +317,8 @@ def test_prompts_keep_their_last_tokens_where_asked_to(tokenizers):
     tokenizer = tokenizers["pico"]
     whole = prompt_ids(tokenizer, request(prompt="a b c d e f", raw=True))
     assert prompt_ids(tokenizer, request(prompt="a b c d e f", raw=True, keep_tokens=3)).tolist() == whole[-3:].tolist()
+    first = prompt_ids(tokenizer, request(prompt="a b c d e f", raw=True, keep_tokens=3, keep_first=True))
+    assert first.tolist() == whole[:3].tolist()
     assert len(prompt_ids(tokenizer, request(prompt="a b", raw=True, keep_tokens=100))) < 100
     # As many as leave room for the answer, however long the text is.
     fits = prompt_ids(tokenizer, request(prompt="word " * 5000, raw=True, keep_tokens=-1), context_window=64)

@@ -143,6 +143,31 @@ def test_arguments_are_told_as_they_are_written(name, text):
     assert json.loads(told) == {"a": 12, "s": "some text"}
 
 
+WRITTEN = [
+    ("hermes", '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'),
+    ("hermes", '<tool_call>{"arguments": %s, "name": "f"}</tool_call>'),
+    ("hermes", "<tool_call>\n<function=f>\n<parameter=x>\n%s\n</parameter>\n</function>\n</tool_call>"),
+    ("llama3", '{"name": "f", "parameters": %s}'),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": %s}]'),
+    ("mistral", "[TOOL_CALLS]f[ARGS]%s"),
+]
+MARKS = ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</function>", "<function=f>", "}]",
+         '"', "\\", "\n", " x ", "é", '{"name": "f", "arguments": {}}']  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.sampled_from(WRITTEN), st.lists(st.sampled_from(MARKS), min_size=1, max_size=4), st.booleans())
+def test_what_a_string_argument_holds_is_no_mark(data, written, marks, escaped):
+    name, form = written
+    value = "x" + "".join(marks) + "x"
+    said = value if "<parameter" in form else json.dumps({"x": value}, ensure_ascii=escaped)
+    text = form.replace("%s", said)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    left, calls = parse(name, pieces)
+    assert left == "" and [(called, json.loads(arguments)) for called, arguments in calls] == [("f", {"x": value})]
+
+
 @settings(max_examples=600, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(PARSERS)))
 def test_any_text_gives_the_same_whatever_way_it_is_cut(data, name):

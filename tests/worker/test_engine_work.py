@@ -295,3 +295,17 @@ async def test_a_prompt_to_score_is_computed_here_whatever_is_stored_and_whoever
     assert result.path.computed == len(ids) and len(pool.chunks) == before
     told = result.prompt_logprobs
     assert told is not None and told.top == 1 and len(np.frombuffer(told.logprobs, np.float32)) == len(ids) - 1
+
+
+async def test_128_answers_to_one_prompt_run_on_a_worker_with_fewer_slots(decode, inbox, expected):
+    """`n: 128` as a gateway sends it: one call each, with one seed after another."""
+    ids = prompt(9, 40)
+    greedy, sampled = expected(ids, 3), [(n, {"temperature": 2.0, "seed": n}) for n in range(1, 128)]
+    asked = [call(ids, inbox, max_tokens=3, **sampling) for _, sampling in [(0, {}), *sampled]]
+    found = await asyncio.gather(*(read(inbox, one, lambda one=one: decode.generate(one)) for one in asked))
+    assert [result.finish for _, result in found] == ["length"] * 128 and found[0][0] == greedy
+    # Each draws for itself, and the prompt is computed once for those that come later.
+    assert all(len(tokens) == 3 for tokens, _ in found) and len({tuple(tokens) for tokens, _ in found}) > 100
+    assert max(result.cached for _, result in found) == 32
+    again = call(ids, inbox, max_tokens=3, temperature=2.0, seed=77)
+    assert (await read(inbox, again, lambda: decode.generate(again)))[0] == found[77][0]

@@ -7,7 +7,7 @@ that its dialect has for it.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.body import json_type
@@ -17,6 +17,7 @@ PartKind = Literal["text", "image", "audio", "file"]
 Content = str | list[dict[str, Any]]
 
 TEXT_ONLY: frozenset[PartKind] = frozenset({"text"})
+ANY_KIND: frozenset[PartKind] = frozenset(get_args(PartKind))
 MAX_PARTS = 1024
 # OpenAI's names in chats and responses; Anthropic's are the kinds themselves, and `document`.
 _KINDS: dict[str, PartKind] = {

@@ -131,7 +131,9 @@ def parse_token_ids(value: Any, name: str, vocab_size: int | None, *, limit: int
 def _in_vocab(token_id: int, name: str, vocab_size: int | None) -> int:
     top = int(ranges.TOKENS.high) if vocab_size is None else vocab_size
     if not 0 <= token_id < top:
-        message = f"{name} names a token that the model does not have; token ids go from 0 to {top - 1}."
+        message = (
+            f"{name}: {str(token_id)[:24]} is out of vocabulary; token ids go from 0 to {top - 1}, of {top} in all."
+        )
         raise InvalidInput(message, param=name)
     return token_id
 
@@ -158,6 +160,9 @@ _UNSUPPORTED = {
     "bad_words": "forbidding words; send logit_bias instead, it",
     "allowed_token_ids": "a list of allowed tokens",
     "use_beam_search": "beam search",
+    "logprob_token_ids": "log-probabilities of tokens of one's choice",
+    "return_tokens_as_token_ids": "tokens by their ids in log-probabilities; send return_token_ids instead, it",
+    "thinking_token_budget": "a budget of thinking tokens",
     "logits_processors": "a logits processor from the client",
     "include_stop_str_in_output": "a stop string in the answer",
     "suffix": "insertion before a suffix",

@@ -6,7 +6,7 @@ from typing import Any
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import KEPT_TOKENS
-from serve_app.api.fields.values import boolean, refuse
+from serve_app.api.fields.values import boolean, choice, refuse
 from serve_app.api.types import Shorten, Side
 
 
@@ -33,6 +33,13 @@ def parse_kept(body: dict[str, Any]) -> int | None:
     if tokens == 0:
         raise InvalidInput("truncate_prompt_tokens must be at least 1, or -1.", param="truncate_prompt_tokens")
     return tokens
+
+
+def parse_prompt_kept(body: dict[str, Any]) -> dict[str, Any]:
+    """What of a prompt stays, as fields of a generation request: its last tokens, unless ``truncation_side`` is the
+    right one."""
+    tokens, side = parse_kept(body), choice(body, "truncation_side", ("left", "right"))
+    return {"keep_tokens": tokens, "keep_first": side == "right"}
 
 
 def _truncate(body: dict[str, Any]) -> bool | None:

@@ -19,7 +19,7 @@ from serve_app.api.fields.sampling import (
     parse_token_ids,
     refuse_unsupported,
 )
-from serve_app.api.fields.shorten import parse_kept, parse_shorten
+from serve_app.api.fields.shorten import parse_prompt_kept, parse_shorten
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, choice, refuse, string, text, texts
 from serve_app.api.types import EmbedRequest, GenerateRequest, ModelLimits
@@ -54,7 +54,7 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
     tools = parse_tools(body.get("tools"))
     told = _of_prompt(body, stream)
     return GenerateRequest(
-        model=_plain_model(model, body),
+        model=plain_model(model, body),
         messages=parse_messages(body["messages"], limits.takes),
         prompt=None,
         raw=False,
@@ -66,7 +66,7 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
         return_token_ids=bool(boolean(body, "return_token_ids")),
         include_usage=_usage(body, stream, "include_usage"),
         continuous_usage=_usage(body, stream, "continuous_usage_stats") and _usage(body, stream, "include_usage"),
-        keep_tokens=parse_kept(body),
+        **parse_prompt_kept(body),
         tools=tools,
         tool_choice=parse_tool_choice(body.get("tool_choice"), tools),
         **parse_asked(body),
@@ -103,7 +103,7 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
         body = {**body, "max_tokens": 1}
     sampling, given = parse_sampling(body, limits, logprobs=logprobs)
     base = GenerateRequest(
-        model=_plain_model(model, body),
+        model=plain_model(model, body),
         messages=None,
         prompt=None,
         raw=True,
@@ -113,7 +113,7 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
         stream=stream,
         include_usage=_usage(body, stream, "include_usage"),
         continuous_usage=_usage(body, stream, "continuous_usage_stats") and _usage(body, stream, "include_usage"),
-        keep_tokens=parse_kept(body),
+        **parse_prompt_kept(body),
         echo=echo,
         prompt_only=prompt_only,
         prompt_logprobs=asked,
@@ -163,7 +163,7 @@ def parse_embeddings(body: bytes | dict[str, Any]) -> EmbedRequest:
     model, body = model_of(body)
     found, ids = _inputs(body.get("input"))
     return EmbedRequest(
-        model=_plain_model(model, body),
+        model=plain_model(model, body),
         texts=found,
         ids=ids,
         pooling=choice(body, "pooling", ("mean", "cls")),  # type: ignore[arg-type]
@@ -192,7 +192,8 @@ def _inputs(value: Any) -> tuple[list[str], list[tuple[int, ...]] | None]:
     return found, None
 
 
-def _plain_model(model: str, body: dict[str, Any]) -> str:
+def plain_model(model: str, body: dict[str, Any]) -> str:
+    """``model``, of which no adapter is asked for."""
     if body.get("lora") not in (None, ""):
         raise LoraUnsupported(model)
     return model

@@ -158,10 +158,17 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
 
     try:
         # The role goes out before the first token, so that clients see the stream open while the prompt is
-        # computed.
-        for index in range(request.n):
+        # computed; unless it is to tell the prompt's tokens.
+        unopened = request.continuous_usage
+        for index in range(0 if unopened else request.n):
             yield chunk(index, {"role": "assistant", "content": ""})
         async for event in events:
+            if unopened:
+                unopened = False
+                if isinstance(event, Usage):
+                    wants_usage["usage"] = usage_json(Usage(event.prompt_tokens, 0, event.cached_tokens))
+                for index in range(request.n):
+                    yield chunk(index, {"role": "assistant", "content": ""})
             if isinstance(event, Usage) and not event.final:
                 wants_usage["usage"] = usage_json(event)
             elif isinstance(event, TextDelta):

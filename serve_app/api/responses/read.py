@@ -8,6 +8,7 @@ it between the instructions and the turn.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,33 +25,36 @@ from serve_app.api.fields.messages import (
     strict_tools,
 )
 from serve_app.api.fields.ranges import BEST, TOKENS, TOP_LOGPROBS
-from serve_app.api.fields.sampling import parse_sampling, refuse_unsupported
+from serve_app.api.fields.sampling import parse_sampling, parse_stop, refuse_unsupported
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, objects, refuse, string, text
-from serve_app.api.openai.read import model_of
+from serve_app.api.fields.values import choice as choice_of
+from serve_app.api.openai.read import model_of, plain_model
 from serve_app.api.responses.compact import summary_message
+from serve_app.api.responses.template import parse_reference
 from serve_app.api.types import AnswerFormat, GenerateRequest, ModelLimits
 
 LOGPROBS = "message.output_text.logprobs"
 ID_PATTERN = "^resp_[0-9a-f]{32}$"
-# Known fields that change what is asked for and that this server does not do.
-_UNSUPPORTED = {
-    "conversation": "conversations",
-    "prompt": "stored prompts",
-}
+CONVERSATION_PATTERN = "^conv_[0-9a-f]{32}$"
 
 
 @dataclass(slots=True)
 class ResponsesRequest:
-    """``generate`` holds the instructions and this turn, not yet what went before it; ``turn`` the turn alone.
+    """``generate`` holds the instructions and this turn, not yet what went before it; ``turn`` the turn alone, and
+    ``asked`` the same as it was sent.
 
-    ``shown`` are the settings that the answer repeats.
+    ``opening``: messages of a prompt template, which like instructions belong to this request alone. ``shown`` are the
+    settings that the answer repeats.
     """
 
     generate: GenerateRequest
     turn: list[dict[str, Any]]
+    asked: Any = None
+    opening: list[dict[str, Any]] = field(default_factory=list)
     instructions: str | None = None
     previous: str | None = None
+    conversation: str | None = None
     store: bool = True
     background: bool = False
     shown: dict[str, Any] = field(default_factory=dict)
@@ -59,20 +63,24 @@ class ResponsesRequest:
         """The whole conversation, with what went ``before`` this turn."""
         # Instructions are this request's own: those of earlier turns do not carry over.
         system = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return [*system, *before, *self.turn]
+        return [*system, *self.opening, *before, *self.turn]
 
 
 def parse_responses(
-    body: bytes | dict[str, Any], limits: ModelLimits | None = None, *, may_be_empty: bool = False
+    body: bytes | dict[str, Any],
+    limits: ModelLimits | None = None,
+    *,
+    opening: Sequence[dict[str, str]] = (),
+    may_be_empty: bool = False,
 ) -> ResponsesRequest:
     """Raises `InvalidInput` for what does not fit the schema and for known fields that this server does not honour.
 
-    ``may_be_empty``: an empty ``input`` is no error.
+    ``opening``: messages of the template that ``prompt`` names. ``may_be_empty``: an empty ``input`` is no error.
     """
     model, body = model_of(as_object(body))
-    for name, what in _UNSUPPORTED.items():
-        if body.get(name) not in (None, False, "", {}):
-            raise InvalidInput(f"{name}: {what} is not supported; leave the field out.", param=name)
+    prompt = parse_reference(body)
+    if opening:
+        body = {**body, "input": [] if body.get("input") is None else body["input"]}
     form = _text_format(body)
     answer_format, elsewhere = parse_response_format(form, "text.format"), parse_format(body)
     if answer_format is not None and elsewhere is not None:
@@ -88,6 +96,9 @@ def parse_responses(
     previous = string(body, "previous_response_id", limit=128)
     if previous is not None:
         check_id(previous, "previous_response_id")
+    conversation = _conversation(body)
+    if conversation is not None and previous is not None:
+        raise InvalidInput("conversation and previous_response_id exclude each other.", param="conversation")
     reasoning = body.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, dict):
         raise refuse("reasoning", "an object", reasoning)
@@ -97,14 +108,16 @@ def parse_responses(
     background, store = bool(boolean(body, "background")), boolean(body, "store") is not False
     if background and not store:
         raise InvalidInput("background needs store: the response is fetched when it is done.", param="background")
-    asked_input = body.get("input")
+    asked_input, truncation = body.get("input"), choice_of(body, "truncation", ("auto", "disabled")) or "disabled"
+    empty = (may_be_empty or bool(opening)) and asked_input == []
     request = ResponsesRequest(
         generate=GenerateRequest(
-            model=model,
+            model=plain_model(model, body),
             messages=None,
             prompt=None,
             raw=False,
             sampling=sampling,
+            stop=parse_stop(body.get("stop")),
             stream=bool(boolean(body, "stream")),
             tools=tools,
             tool_choice=choice,
@@ -113,11 +126,15 @@ def parse_responses(
             parallel_tool_calls=parallel is not False,
             strict_tools=strict,
             answer_format=answer_format,
+            drop_oldest=truncation == "auto",
             **asked,
         ),
-        turn=[] if may_be_empty and asked_input == [] else parse_input(asked_input, (limits or ModelLimits()).takes),
+        turn=[] if empty else parse_input(asked_input, (limits or ModelLimits()).takes),
+        asked=asked_input,
+        opening=parse_messages(list(opening)) if opening else [],
         instructions=string(body, "instructions"),
         previous=previous,
+        conversation=conversation,
         store=store,
         background=background,
         shown={
@@ -133,12 +150,15 @@ def parse_responses(
             "max_tool_calls": BEST.read(body, "max_tool_calls"),
             "background": background,
             "service_tier": asked["service_tier"] or "default",
+            "user": string(body, "user"),
             "safety_identifier": string(body, "safety_identifier", limit=MAX_SESSION_CHARS),
             "prompt_cache_key": string(body, "prompt_cache_key", limit=MAX_SESSION_CHARS),
             "tool_choice": _shown_choice(choice),
             "tools": [_shown_tool(tool["function"], strict) for tool in tools or ()],
             "reasoning": {"effort": effort, "summary": None},
-            "truncation": "disabled",
+            "truncation": truncation,
+            "conversation": None if conversation is None else {"id": conversation},
+            "prompt": None if prompt is None else prompt.shown,
             "text": {"format": _shown_format(form, answer_format)},
         },
     )
@@ -178,6 +198,18 @@ def check_id(value: str, name: str) -> str:
     if not re.fullmatch(ID_PATTERN, value) or value.endswith("\n"):
         raise InvalidInput(f'{name} must be the id of a response, such as "resp_" and 32 hex digits.', param=name)
     return value
+
+
+def _conversation(body: dict[str, Any]) -> str | None:
+    """``conversation``, an id or an object that has one."""
+    value = body.get("conversation")
+    if value is None:
+        return None
+    named = text(value.get("id") if isinstance(value, dict) else value, "conversation")
+    if not re.fullmatch(CONVERSATION_PATTERN, named) or named.endswith("\n"):
+        message = 'conversation must be the id of a conversation, such as "conv_" and 32 hex digits.'
+        raise InvalidInput(message, param="conversation")
+    return named
 
 
 def parse_input(value: Any, takes: frozenset[PartKind] = TEXT_ONLY) -> list[dict[str, Any]]:

@@ -234,8 +234,8 @@ def shown_in(frame: bytes) -> dict[str, Any] | None:
     return None
 
 
-def render_input_items(messages: list[dict[str, Any]], response_id: str) -> dict[str, Any]:
-    """The answer to `GET /v1/responses/{id}/input_items`: what the response was an answer to, as items."""
+def input_items(messages: list[dict[str, Any]], response_id: str) -> list[dict[str, Any]]:
+    """What a response was an answer to, as items."""
     items: list[dict[str, Any]] = []
     for message in messages:
         role, said = message["role"], content_text(message.get("content"))
@@ -249,8 +249,7 @@ def render_input_items(messages: list[dict[str, Any]], response_id: str) -> dict
             items.append({"type": "function_call", "call_id": call.get("id"), **call["function"]})
     for i, item in enumerate(items):
         item |= {"id": f"item_{response_id.removeprefix('resp_')}_{i}", "status": "completed"}
-    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": items, "has_more": False, **ends}
+    return items
 
 
 def as_messages(response: dict[str, Any]) -> list[dict[str, Any]]:

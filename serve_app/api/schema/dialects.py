@@ -5,6 +5,7 @@ from __future__ import annotations
 from serve_app.api.fields import asked, content, messages, ranges, sampling
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
+from serve_app.api.responses import template
 from serve_app.api.schema import parts as schemas
 from serve_app.api.types import ModelLimits
 
@@ -116,6 +117,19 @@ def responses_input() -> Schema:
             "pattern": responses.ID_PATTERN,
             "description": "Goes on from a stored response.",
         },
+        "conversation": {
+            "anyOf": [_conversation_id(), _object({"id": _conversation_id()}, "id")],
+            "description": "Goes on from a conversation, and adds to it.",
+        },
+        "prompt": _object(
+            {
+                "id": {"type": "string", "pattern": template.ID_PATTERN},
+                "version": {"type": "string", "maxLength": 64},
+                "variables": {"type": "object", "maxProperties": template.MAX_VARIABLES},
+            },
+            "id",
+        ),
+        "truncation": {"type": "string", "enum": ["auto", "disabled"], "default": "disabled"},
         "store": {"type": "boolean", "default": True, "description": "Whether others may build on the answer."},
         "max_output_tokens": ranges.TOKENS.schema,
         "tools": _list(tool, maxItems=messages.MAX_TOOLS),
@@ -137,6 +151,10 @@ def responses_input() -> Schema:
         "stream": _STREAM,
     }
     return _object(fields, "model", "input")
+
+
+def _conversation_id() -> Schema:
+    return {"type": "string", "pattern": responses.CONVERSATION_PATTERN}
 
 
 def compact_input() -> Schema:

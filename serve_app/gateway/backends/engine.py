@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import secrets
@@ -30,6 +31,8 @@ from serve_app.tasks.backend import Prepared
 from serve_app.tasks.calls import AskAll, Call
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import MAX_ATTEMPTS, Work, WorkerGone
+from serve_app.text.chat_template import strings
+from serve_app.text.control import NoCopy
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 from serve_app.text.prompt_tokens import prompt_tokens
@@ -124,11 +127,12 @@ class EngineBackend:
     async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
         """The request with limits that fit, and its prompt as token ids. Raises what the client should see."""
         window = model.context_window
-        said = [request.prompt or "", *(str(m.get("content") or "") for m in request.messages or ())]
-        if sum(map(len, said)) > INLINE_CHARS or any(map(model.tokenizer.control.slow, said)):
+        ids = None
+        if sum(map(len, strings([request.prompt, request.messages, request.tools]))) <= INLINE_CHARS:
+            with contextlib.suppress(NoCopy):
+                ids = prompt_ids(model.tokenizer, request, context_window=window, at_once=True)
+        if ids is None:
             ids = await asyncio.to_thread(prompt_ids, model.tokenizer, request, context_window=window)
-        else:
-            ids = prompt_ids(model.tokenizer, request, context_window=window)
         _check_told(request, len(ids))
         if window is not None:
             request = fit_context(request, len(ids), window)

@@ -7,7 +7,6 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -19,6 +18,7 @@ from serve_app.api.ollama.write import error_body as ollama_body
 from serve_app.api.schema.openapi import document
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import request_id
+from serve_app.gateway.http.cross_origin import cross_origin
 from serve_app.gateway.http.exchange import Endpoint, ErrorBody, Exchange, error_answer, log
 from serve_app.gateway.http.old_clients import Lengths
 from serve_app.gateway.http.resumable import runs_again
@@ -27,6 +27,7 @@ from serve_app.gateway.http.routes import account_tokens as routes_account_token
 from serve_app.gateway.http.routes import accounts as routes_accounts
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
+from serve_app.gateway.http.routes import conversations as routes_conversations
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
@@ -40,6 +41,7 @@ DIALECTS = (
     routes_native.endpoints,
     routes_openai.endpoints,
     routes_responses.endpoints,
+    routes_conversations.endpoints,
     routes_anthropic.endpoints,
     routes_rerank.endpoints,
     routes_requests.endpoints,
@@ -86,30 +88,12 @@ def build_http(gateway: Gateway) -> Starlette:
 
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(request_id.RequestId), *cross_origin(origins), Middleware(Lengths)],
+        middleware=[Middleware(request_id.RequestId), *cross_origin(origins, _dialect), Middleware(Lengths)],
         exception_handlers={HTTPException: not_routed},
     )
     # A redirect to a path with or without a slash at its end would be an answer that no client expects.
     app.router.redirect_slashes = False
     return app
-
-
-def cross_origin(origins: tuple[str, ...]) -> list[Middleware]:
-    """Lets pages from ``origins`` ("*": all) call the API from a browser; keys come in headers, never in cookies."""
-    if not origins:
-        return []
-    exposed = ("cf-ray", "request-id", "x-request-id", "retry-after", "ratelimit", "ratelimit-policy")
-    methods = ("GET", "POST", "PUT", "DELETE")
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=methods,
-            allow_headers=["*"],
-            expose_headers=exposed,
-            max_age=3600,
-        )
-    ]
 
 
 def _dialect(path: str) -> ErrorBody:

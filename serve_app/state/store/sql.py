@@ -12,6 +12,7 @@ from serve_app.state.store import revisions
 from serve_app.state.store.accounts import AccountTables
 from serve_app.state.store.alerts import AlertTable
 from serve_app.state.store.answers import AnswerTable
+from serve_app.state.store.conversations import ConversationTable
 from serve_app.state.store.database import Database
 from serve_app.state.store.leases import LeaseTable
 from serve_app.state.store.ledger import LedgerTable
@@ -33,12 +34,13 @@ class SqlStore:
         self.alerts = AlertTable(self.database)
         self.leases = LeaseTable(self.database, self.alerts)
         self.responses = ResponseTable(self.database)
+        self.conversations = ConversationTable(self.database)
         self.traces = TraceTable(self.database)
         self.ledger = LedgerTable(self.database)
         self.streams = StreamTable(self.database, self.ledger)
         self.answers = AnswerTable(self.database, self.ledger)
         # What is written in groups: a kind of row, and who takes it.
-        rooms: tuple[RowRoom, ...] = (self.responses, self.traces, self.ledger)
+        rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger)
         self._rooms = {room.KIND: room for room in rooms}
 
     def __enter__(self) -> Self:

@@ -119,6 +119,32 @@ responses = Table(
     Index("responses_by_age", "account", "created"),
 )
 
+# Conversations that clients name. `used`: when something was last written. `next`: the next item's position. `size`:
+# bytes of all items. `metadata`: JSON.
+conversations = Table(
+    "conversations",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("account", String, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("used", Double, nullable=False),
+    Column("next", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("metadata", LargeBinary, nullable=False),
+    Index("conversations_by_use", "account", "used"),
+)
+
+# What was said in them, in the order of `position`. `item`: JSON.
+conversation_items = Table(
+    "conversation_items",
+    metadata,
+    Column("conversation", String, ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", BigInteger, primary_key=True),
+    Column("id", String, nullable=False),
+    Column("item", LargeBinary, nullable=False),
+    Index("conversation_items_by_id", "conversation", "id", unique=True),
+)
+
 # `ended`: unix seconds, of a request that still runs when it began. `body`: JSON.
 traces = Table(
     "traces",

@@ -14,7 +14,7 @@ from serve_app.api.fields.sampling import (
     parse_stop,
     refuse_unsupported,
 )
-from serve_app.api.fields.shorten import parse_kept
+from serve_app.api.fields.shorten import parse_prompt_kept
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, string
 from serve_app.api.types import GenerateRequest, ModelLimits
@@ -57,7 +57,7 @@ def parse_generate(
         n=parse_n(body),
         stream=bool(boolean(body, "stream")),
         include_usage=True,
-        keep_tokens=parse_kept(body),
+        **parse_prompt_kept(body),
         tools=tools,
         tool_choice=tool_choice,
         **asked,

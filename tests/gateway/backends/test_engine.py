@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
@@ -20,6 +21,7 @@ from serve_app.state.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.text_generation.task import generate
 from serve_app.tasks.work import Runtime, Settlement
+from serve_app.text.prompt import prompt_ids
 from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, PromptPath
 from serve_app.wire.load import LoadReport
 from serve_app.wire.methods import Method
@@ -90,9 +92,10 @@ async def replicas(monkeypatch):
     engine = EngineBackend(inbox, made.call)
     runtime = Runtime(made.call, lambda _: engine, Settlement(), 100, salt=lambda account: b"a tenant")
 
-    async def ask() -> Usage:
+    async def ask(n: int = 1) -> Usage:
         sampling = SamplingParams(max_tokens=len(ANSWER), temperature=0)
-        events, _ = await generate(runtime, model, GenerateRequest(CHAT, None, "one two", False, sampling), Caller("a"))
+        request = GenerateRequest(CHAT, None, "one two", False, sampling, n=n)
+        events, _ = await generate(runtime, model, request, Caller("a"))
         return [event async for event in events][-1]
 
     yield made, ask
@@ -135,6 +138,15 @@ async def test_what_waits_at_a_worker_that_has_gone_moves_to_one_that_can_answer
             await asyncio.sleep(0.001)
 
 
+async def test_a_request_may_have_more_answers_than_a_worker_has_places(replicas) -> None:
+    made, ask = replicas
+    await made.up("d1", "decode")
+    usage = await asyncio.wait_for(ask(n=128), 30)
+    assert usage.completion_tokens == 128 * len(ANSWER) and usage.prompt_tokens < 20
+    seeds = [call.sampling.seed for _, _, call in made.calls]
+    assert len(seeds) == len(set(seeds)) == 128
+
+
 async def test_a_worker_that_only_lost_its_connection_keeps_its_requests(replicas) -> None:
     made, ask = replicas
     made.stuck["d1"] = 5
@@ -166,3 +178,38 @@ async def test_a_request_waits_for_the_next_replica_where_there_is_no_other(repl
     assert len(made.calls) == 1 and not asking.done()
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
+
+
+def _asks(**fields) -> GenerateRequest:
+    said = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    return GenerateRequest(model=CHAT, prompt=None, raw=False, sampling=SamplingParams(max_tokens=4), **said)
+
+
+ODD = "a <|end|> b"
+CALL = {"type": "function", "id": "c", "function": {"name": "f", "arguments": '{"x": "\\u003c|end|\\u003e"}'}}
+TOOL = {"type": "function", "function": {"name": "f", "description": ODD, "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": ODD}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": ODD}]}]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+        {"tools": [TOOL]},
+    ],
+    ids=["text", "parts", "arguments", "tools"],
+)
+async def test_the_tokenizers_copy_is_made_beside_the_event_loop(fields, monkeypatch):
+    """Wherever the first control token's text stands; afterwards nothing has to be waited for."""
+    catalog, made = load_catalog(), []
+    model = ServedModel(catalog[CHAT], catalog[CHAT].serving["local"], catalog.source(CHAT), File("/nonexistent"))
+    backend, tokenizer = EngineBackend(TokenInbox(), None), model.tokenizer
+    copying = tokenizer.control._renamed_copy
+    monkeypatch.setattr(
+        tokenizer.control, "_renamed_copy", lambda: made.append(threading.current_thread().name) or copying()
+    )
+    first = await backend.prepare(model, _asks(**fields))
+    assert len(made) == 1 and made[0] != threading.main_thread().name
+    assert (await backend.prepare(model, _asks(**fields))).prompt.tolist() == first.prompt.tolist()
+    assert first.prompt.tolist() == prompt_ids(tokenizer, _asks(**fields)).tolist() and len(made) == 1

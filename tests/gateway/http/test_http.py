@@ -144,6 +144,8 @@ async def test_pages_of_other_origins_may_call_where_a_setting_says_so(tmp_path,
         asked.headers.get("access-control-allow-origin") == answer.headers.get("access-control-allow-origin") == allowed
     )
     assert asked.status_code == (200 if allowed else 400 if origins else 405)
+    if not allowed:
+        assert asked.json()["error"]["message"] and asked.json()["errors"][0]["code"] == (5006 if origins else 7001)
     exposed = answer.headers.get("access-control-expose-headers", "")
     assert answer.status_code == 200 and ("cf-ray" in exposed) == bool(origins)
     if allowed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from serve_app.gateway.http.exchange import Endpoint, Exchange
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
+from serve_app.gateway.http.routes import conversations as routes_conversations
 from serve_app.gateway.http.routes import openai as routes_openai
 from serve_app.gateway.http.routes import responses as routes_responses
 from serve_app.gateway.http.routes.native import NativeRoutes, run_operation
@@ -20,6 +21,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     return [
         *routes_openai.under(exchange, provider + "/v1"),
         *routes_responses.under(exchange, provider + "/v1"),
+        *routes_conversations.under(exchange, provider + "/v1"),
         *routes_anthropic.under(exchange, provider + "/v1"),
         *routes_openai.under(exchange, GATEWAY + "/compat"),
         Endpoint("POST", provider + "/run/{model:path}", native.run, run),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -10,22 +11,29 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import Gone, NotFound, openai_body
+from serve_app.api.errors import Gone, InvalidInput, NotFound, openai_body
 from serve_app.api.fields.asked import with_headers
+from serve_app.api.fields.content import ANY_KIND
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.responses import write as responses_answers
 from serve_app.api.responses.compact import render_compaction, to_summarise
+from serve_app.api.responses.conversation import page_of, parse_page, stored_items
 from serve_app.api.responses.items import resolve_references
+from serve_app.api.responses.template import parse_reference, with_template
+from serve_app.api.schema import conversations as conversation_schemas
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest
+from serve_app.catalog.prompts import BrokenPrompt
 from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.resumable import launch
 from serve_app.gateway.http.routes.openai import PREFIXES
 from serve_app.gateway.http.routes.requests import replay, seen
 from serve_app.gateway.resume.log import split
+from serve_app.state.responses import Beginning
 from serve_app.state.streams import CANCELLING, RUNNING
+from serve_app.tasks.model import ServedModel
 
 _TAG = "OpenAI Responses"
 CREATE = Operation(
@@ -53,7 +61,9 @@ GET = Operation(
     query={"stream": {"type": "string", "enum": ["true", "false"]}, "starting_after": {"type": "integer"}},
     streams=True,
 )
-ITEMS = Operation("What a stored response was an answer to", _TAG, schemas.openai_list())
+ITEMS = Operation(
+    "What a stored response was an answer to", _TAG, schemas.openai_list(), query=conversation_schemas.page_query()
+)
 CANCEL = Operation("End a response that is made in the background", _TAG, schemas.response_output())
 DELETE = Operation("Forget a stored response", _TAG)
 
@@ -81,22 +91,74 @@ class ResponsesRoutes:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
 
-    async def create(self, request: Request) -> Response:
+    async def _read(
+        self, request: Request, *, may_be_empty: bool = False
+    ) -> tuple[ServedModel, responses.ResponsesRequest, str | None]:
+        """The model, the request with all that went before it, and what its chain of responses begins with."""
         gateway, account = self._exchange.gateway, request.state.account
-        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
+        body = await self._exchange.body(request, GenerateRequest)
+        body, opening = await self._filled(account, body)
+        name, body = openai.model_of(body)
         model = await self._exchange.model(request, name, GenerateRequest)
         body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
-        parsed = responses.parse_responses(body, gateway.limits(model))
+        goes_on = body.get("previous_response_id") or body.get("conversation")
+        if may_be_empty and goes_on and body.get("input") is None:
+            body = {**body, "input": []}
+        limits = gateway.limits(model)
+        parsed = responses.parse_responses(body, limits, opening=opening, may_be_empty=may_be_empty)
+        begins = None
+        if parsed.conversation is not None:
+            items, upto = await gateway.state.conversations.load(account, parsed.conversation)
+            before, begins = _messages(items), f"{parsed.conversation}:{upto}"
+        else:
+            before = await gateway.state.responses.conversation(account, parsed.previous, self._beginning(account))
+        parsed.generate.messages = parsed.messages(before)
+        return model, parsed, begins
+
+    async def _filled(self, account: str, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """The body with what its prompt template says, and the template's messages."""
+        reference = parse_reference(body)
+        if reference is None:
+            return body, []
+        prompts = self._exchange.gateway.prompts
+        try:
+            found = await asyncio.to_thread(prompts.find, reference.id, reference.version, account)
+        except BrokenPrompt as broken:
+            message = f"The template {reference.id} is broken: {broken}. Mend its file in the state directory."
+            raise InvalidInput(message, param="prompt.id") from None
+        if found is None:
+            version = "" if reference.version is None else f" in version {reference.version}"
+            raise NotFound(f"There is no prompt template {reference.id}{version}.", param="prompt")
+        version, template = found
+        body = {**body, "prompt": {**body["prompt"], "version": version}}
+        said = [message.model_dump() for message in template.messages]
+        return with_template(body, reference, template.instructions, said, template.defaults)
+
+    def _beginning(self, account: str) -> Beginning:
+        async def beginning(named: str) -> list[dict[str, Any]]:
+            """Of a response that was made in a conversation: what was there before it."""
+            conversation, _, upto = named.rpartition(":")
+            items, _ = await self._exchange.gateway.state.conversations.load(account, conversation, int(upto))
+            return _messages(items)
+
+        return beginning
+
+    async def create(self, request: Request) -> Response:
+        gateway, account = self._exchange.gateway, request.state.account
+        model, parsed, begins = await self._read(request)
         parsed.generate = with_headers(parsed.generate, request.headers)
-        parsed.generate.messages = parsed.messages(await gateway.state.responses.conversation(account, parsed.previous))
         # What is made in the background is shown as it is made, to whoever asks for it.
         asked = replace(parsed.generate, stream=True) if parsed.background else parsed.generate
         events = await gateway.generate(model, asked, request.state.caller)
 
         async def keep(response: dict[str, Any]) -> None:
+            if parsed.conversation is not None and response["status"] in ("completed", "incomplete"):
+                said = stored_items(parsed.asked, "input", gateway.limits(model).takes) if parsed.turn else []
+                items = [*said, *response["output"]]
+                await gateway.state.conversations.append(account, parsed.conversation, response["id"], items)
             if parsed.store:
                 turn = [*parsed.turn, *responses_answers.as_messages(response)]
-                await gateway.state.responses.put(account, response, turn)
+                await gateway.state.responses.put(account, response, turn, begins)
 
         frames = partial(responses_answers.stream_response, parsed, keep=keep)
         if parsed.background:
@@ -112,27 +174,16 @@ class ResponsesRoutes:
         return json_answer(response)
 
     async def count(self, request: Request) -> Response:
-        gateway, account = self._exchange.gateway, request.state.account
-        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = await self._exchange.model(request, name, GenerateRequest)
-        body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
-        parsed = responses.parse_responses(body, gateway.limits(model))
-        before = await gateway.state.responses.conversation(account, parsed.previous)
-        parsed.generate.messages = parsed.messages(before)
-        count = await gateway.count_tokens(model, parsed.generate)
+        model, parsed, _ = await self._read(request, may_be_empty=True)
+        count = await self._exchange.gateway.count_tokens(model, parsed.generate)
         return json_answer({"object": "response.input_tokens", "input_tokens": count})
 
     async def compact(self, request: Request) -> Response:
-        gateway, account = self._exchange.gateway, request.state.account
-        name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
-        model = await self._exchange.model(request, name, GenerateRequest)
-        body = await resolve_references(body, lambda named: gateway.state.responses.get(account, named))
-        if body.get("input") is None and body.get("previous_response_id") is not None:
-            body = {**body, "input": []}
-        parsed = responses.parse_responses({**body, "stream": False}, gateway.limits(model), may_be_empty=True)
-        messages = parsed.messages(await gateway.state.responses.conversation(account, parsed.previous))
+        gateway = self._exchange.gateway
+        model, parsed, _ = await self._read(request, may_be_empty=True)
+        messages = parsed.generate.messages or []
         parsed.generate.messages = to_summarise(messages)
-        parsed.generate.tools = None
+        parsed.generate.tools, parsed.generate.stream = None, False
         events = await gateway.generate(model, with_headers(parsed.generate, request.headers), request.state.caller)
         return json_answer(render_compaction(messages, [e async for e in events]))
 
@@ -174,14 +225,21 @@ class ResponsesRoutes:
         response_id, account = request.path_params["response_id"], request.state.account
         store = self._exchange.gateway.state.responses
         answered = responses_answers.as_messages(await store.get(account, response_id))
-        turns = await store.conversation(account, response_id)
+        after, limit, descending = parse_page(request.query_params)
+        turns = await store.conversation(account, response_id, self._beginning(account))
         asked = turns[: len(turns) - len(answered)]
-        return json_answer(responses_answers.render_input_items(asked, response_id))
+        items = responses_answers.input_items(asked, response_id)
+        return json_answer(page_of(items, after, limit, descending))
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
         await self._exchange.gateway.state.responses.delete(request.state.account, response_id)
         return json_answer({"id": response_id, "object": "response", "deleted": True})
+
+
+def _messages(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items of a conversation as messages."""
+    return responses.parse_input(items, ANY_KIND) if items else []
 
 
 def _stream_of(response_id: str) -> str:
