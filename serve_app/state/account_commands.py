@@ -199,12 +199,10 @@ def _audit(arguments: argparse.Namespace) -> int:
                 shown = {name: getattr(change, name) for name in ("id", "at", "account", "action", "kind", "target")}
                 print(json.dumps({**shown, "by": change.by.who, "via": change.by.via, "changes": change.changes}))
                 continue
-            changed = " ".join(
-                f"{name}: {_short(old)} -> {_short(new)};" for name, (old, new) in change.changes.items()
-            )
+            changed = ", ".join(_changed(name, *pair) for name, pair in change.changes.items())
             who = f"{change.by.who} ({change.by.via})"
             said = f"{change.action} {change.kind} {change.target}"
-            print(f"{_when(change.at)}  {who:24} {change.account:16} {said}  {changed}".rstrip(" ;"))
+            print(f"{_when(change.at)}  {who:24} {change.account:16} {said}  {changed}".rstrip())
     return 0
 
 
@@ -280,5 +278,9 @@ def _when(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _short(value: Any) -> str:
-    return "-" if value in (None, "", {}) else json.dumps(value)
+def _changed(name: str, old: Any, new: Any) -> str:
+    if name in ("starts", "expires"):
+        old, new = (None if at is None else _when(at) for at in (old, new))
+    if old is None or new is None:
+        return f"{name}: {json.dumps(new if old is None else old)}"
+    return f"{name}: {json.dumps(old)} -> {json.dumps(new)}"

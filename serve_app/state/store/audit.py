@@ -16,6 +16,7 @@ from serve_app.state.store.database import Database
 from serve_app.state.store.tables import audit
 
 MOST = 1000
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 
 def record(
@@ -30,8 +31,11 @@ def record(
 ) -> None:
     """Adds an entry within the transaction that changes something. ``before``, ``after``: fields as JSON has them."""
     old, new = before or {}, after or {}
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    changes = {name: [old.get(name), new.get(name)] for name in names}
+    pairs = {name: [old.get(name), new.get(name)] for name in {**old, **new}}
+    # Nothing that becomes an empty text or list is no change.
+    changes = {
+        name: pair for name, pair in pairs.items() if pair[0] != pair[1] and any(one not in _EMPTY for one in pair)
+    }
     row = {"id": uuid.uuid4().hex, "at": time.time(), "account": account, "actor": by.who, "via": by.via}
     row |= {"request": by.request, "action": action, "kind": kind, "target": target}
     connection.execute(sa.insert(audit).values(**row, changes=json.dumps(changes)))

@@ -10,11 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import msgspec
 import orjson
 
+from serve_app.gateway.http.resumable import _Kept
 from serve_app.gateway.resume import streams
+from serve_app.state.accounts import ALL_SCOPES, USUAL_SCOPES, hash_key
 from serve_app.state.store.sql import SqlStore
-from tests.gateway.resume.conftest import CHAT, TEXT, Lost, Worker
+from tests.gateway.resume.conftest import CHAT, KEY, TEXT, Lost, Worker
 
 NATIVE = f"/client/v4/accounts/local/ai/run/{CHAT}"
 TURN = [{"role": "user", "content": "hi"}]
@@ -107,6 +110,8 @@ async def test_another_gateway_goes_on_frame_by_frame_in_every_dialect(start):
     # Whichever of the others went on.
     assert not one.settled and sorted(str(s.usage) for s in other.settled + calm.settled) == undisturbed
     assert {s.status for s in other.settled + calm.settled} == {"done"}
+    # Whoever goes on with it does so for the key that asked.
+    assert {(s.caller.key, s.caller.scopes) for s in other.settled} <= {(hash_key(KEY)[:12], ALL_SCOPES)}
     # Whoever has lost the connection reads on where that was, at any gateway.
     whole, stream_id = answers[0].content, next(iter(ids))
     for after in (0, 4, len(numbers(whole))):
@@ -250,3 +255,9 @@ async def test_responses_in_the_background_are_cancelled(start):
 def said_by(events: bytes) -> str:
     shown = [orjson.loads(line[6:]) for line in events.splitlines() if line.startswith(b"data: {")]
     return "".join(event["delta"] for event in shown if event["type"] == "response.output_text.delta")
+
+
+def test_a_request_that_a_version_without_scopes_kept_is_run_again():
+    old = msgspec.msgpack.encode(["/below", "/v1/completions", b"", [], b"{}", 2.0, "batch"])
+    kept = msgspec.msgpack.decode(old, type=_Kept)
+    assert (kept.path, kept.weight, kept.key, frozenset(kept.scopes)) == ("/v1/completions", 2.0, "", USUAL_SCOPES)
