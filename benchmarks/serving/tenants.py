@@ -91,12 +91,16 @@ class Tenant:
 
 
 def problem(status: int, body: bytes) -> str | None:
-    """An answer has all of its tokens, or is a refusal that says so; anything else is wrong."""
+    """An answer has all of its tokens, or is a refusal that says so; anything else is wrong.
+
+    The text may be empty: a random model may repeat a control token.
+    """
     if status in (408, 429):
         return None
     try:
         answer = json.loads(body)
-        if status == 200 and answer["result"]["usage"]["completion_tokens"] == TOKENS and answer["result"]["response"]:
+        result = answer["result"]
+        if status == 200 and result["usage"]["completion_tokens"] == TOKENS and isinstance(result["response"], str):
             return None
     except (ValueError, KeyError, TypeError):
         pass

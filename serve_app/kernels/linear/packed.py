@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
+# Classes of transformers that are linears: GPT-2's has its weight transposed, Falcon's adds its bias in a second step.
 TRANSPOSED = "Conv1D"
+_PLAIN = frozenset({TRANSPOSED, "FalconLinear"})
 # Largest difference from F.linear, as a share of the largest output.
 _TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
 
@@ -81,9 +83,9 @@ def packing_available(dtype: torch.dtype) -> bool:
 
 def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackReport:
     """Replaces the model's ``nn.Linear`` modules by :class:`PackedLinear` where that is possible and agrees; GPT-2's
-    ``Conv1D`` (of transformers), a linear with its weight transposed, as well.
+    ``Conv1D`` and Falcon's ``FalconLinear`` (of transformers) as well.
 
-    ``exclude`` holds shell patterns over qualified names (``"*.router"``). Subclasses of nn.Linear, modules
+    ``exclude`` holds shell patterns over qualified names (``"*.router"``). Other subclasses of nn.Linear, modules
     with hooks and tensors that are not on CPU stay. Original weights are freed unless something else holds
     them: a tied lm_head thus costs one extra copy of the embedding. Call under no other thread's forward;
     inference only.
@@ -123,7 +125,7 @@ def _obstacle(name: str, module: nn.Module, exclude: Collection[str]) -> str | N
         return "is the model itself"
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in exclude):
         return "excluded"
-    if type(module) is not nn.Linear and type(module).__name__ != TRANSPOSED:
+    if type(module) is not nn.Linear and type(module).__name__ not in _PLAIN:
         return f"is a {type(module).__name__}"
     if module._forward_hooks or module._forward_pre_hooks:
         return "has hooks"

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -63,14 +65,25 @@ def test_model_with_tied_head_and_shared_module(dtype: torch.dtype) -> None:
     assert remaining == {"embed.weight", "router.weight", "router.bias"}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@torch.inference_mode()
-def test_a_linear_whose_weight_is_transposed(dtype: torch.dtype) -> None:
+def _conv1d(inputs: int, outputs: int) -> nn.Module:
     from transformers.pytorch_utils import Conv1D
 
+    return Conv1D(outputs, inputs)
+
+
+def _falcon_linear(inputs: int, outputs: int) -> nn.Module:
+    from transformers.models.falcon.modeling_falcon import FalconLinear
+
+    return FalconLinear(inputs, outputs)
+
+
+@pytest.mark.parametrize("make", [_conv1d, _falcon_linear])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_linears_of_other_classes(make: Callable[[int, int], nn.Module], dtype: torch.dtype) -> None:
     packable(dtype)
     torch.manual_seed(0)
-    model = nn.Sequential(Conv1D(96, 32), nn.GELU(), Conv1D(32, 96)).to(dtype)
+    model = nn.Sequential(make(32, 96), nn.GELU(), make(96, 32)).to(dtype)
     x = torch.randn(2, 7, 32).to(dtype)
     want = model(x)
     assert pack_linears(model).packed == 2 and not list(model.parameters())
