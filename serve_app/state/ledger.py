@@ -13,6 +13,7 @@ from serve_app.state.protocols import Row
 KIND = "ledger"
 Status = Literal["done", "failed", "left"]
 HOUR_S, DAY_S = 3600, 86_400
+_JSON = msgspec.json.Encoder()
 # What a row takes in a journal and in memory, about.
 _ROW_BYTES = 400
 
@@ -44,8 +45,23 @@ class Entry:
 
     def row(self) -> Row:
         """For journal and store."""
-        columns: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
-        columns["units"] = msgspec.json.encode({name: count for name, count in self.units.items() if count}).decode()
+        # Written out: every request pays for this.
+        columns = {
+            "id": self.id,
+            "account": self.account,
+            "key": self.key,
+            "at": self.at,
+            "seconds": self.seconds,
+            "model": self.model,
+            "task": self.task,
+            "status": self.status,
+            "units": _JSON.encode({name: count for name, count in self.units.items() if count}).decode(),
+            "neurons": self.neurons,
+            "money": self.money,
+            "currency": self.currency,
+            "adapter": self.adapter,
+            "batch": self.batch,
+        }
         return Row(KIND, (self.id,), columns, _ROW_BYTES)
 
     @classmethod

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from serve_app.state.store.tables import SUMMED_BY, UNIT_COLUMNS, ledger, ledger
 # Entries that one look drops at most, so that no transaction holds others up for long.
 _TRIM = 20_000
 _SUMMED = ("entries", "seconds", *UNIT_COLUMNS, "neurons", "money")
+_PLACE = itemgetter(*SUMMED_BY)
 
 
 class LedgerTable:
@@ -27,30 +28,26 @@ class LedgerTable:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._put = database.insert(ledger).on_conflict_do_nothing().returning(ledger.c.id)
-        self._sums = [(table, length, _adding(database, table)) for table, length in _PERIODS]
+        self._add_hours = _adding(database, ledger_hours)
+        self._add_days = _adding(database, ledger_days)
 
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
         """Rows with the columns of the table. One whose id is there already changes nothing."""
         rows = list({row["id"]: row for row in reversed(rows)}.values())
         fresh = set(connection.execute(self._put, rows).scalars())
-        new = [row for row in rows if row["id"] in fresh]
-        if not new:
-            return
-        counted = [(row, _counts(row)) for row in new]
-        for table, length, add in self._sums:
-            sums: dict[tuple[Any, ...], Counter[str]] = {}
-            for row, counts in counted:
-                place = (int(row["at"] // length), *(row[name] for name in SUMMED_BY))
-                sums.setdefault(place, Counter()).update(counts)
-            names = (table.primary_key.columns.keys()[0], *SUMMED_BY)
-            # In one order, so that gateways that do so at the same time wait for each other and not in a circle.
-            connection.execute(
-                add,
-                [
-                    dict(zip(names, place, strict=True)) | {name: found[name] for name in _SUMMED}
-                    for place, found in sorted(sums.items())
-                ],
-            )
+        hours: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in rows:
+            if row["id"] in fresh:
+                place = (int(row["at"] // HOUR_S), *_PLACE(row))
+                _count(hours.setdefault(place, dict.fromkeys(_SUMMED, 0)), row)
+        if hours:
+            self._add(connection, self._add_hours, "hour", hours)
+            self._add(connection, self._add_days, "day", _days(hours))
+
+    def _add(self, connection: Connection, add: Any, period: str, sums: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+        names = (period, *SUMMED_BY)
+        # In one order, so that gateways that do so at the same time wait for each other and not in a circle.
+        connection.execute(add, [dict(zip(names, place, strict=True)) | sums[place] for place in sorted(sums)])
 
     def entry(self, entry_id: str) -> Entry | None:
         with self._database.reading() as connection:
@@ -66,9 +63,6 @@ class LedgerTable:
             return connection.execute(sa.delete(ledger).where(ledger.c.id.in_(oldest))).rowcount
 
 
-_PERIODS = ((ledger_hours, HOUR_S), (ledger_days, DAY_S))
-
-
 def _adding(database: Database, table: sa.Table) -> Any:
     new = database.insert(table)
     return new.on_conflict_do_update(
@@ -77,6 +71,21 @@ def _adding(database: Database, table: sa.Table) -> Any:
     )
 
 
-def _counts(row: dict[str, Any]) -> dict[str, Any]:
-    units = {name: count for name, count in msgspec.json.decode(row["units"]).items() if name in UNIT_COLUMNS}
-    return {**units, "entries": 1, "seconds": row["seconds"], "neurons": row["neurons"], "money": row["money"]}
+def _count(sums: dict[str, Any], row: dict[str, Any]) -> None:
+    """Adds one entry. A unit that this program does not know stands in the entry alone."""
+    for name, count in msgspec.json.decode(row["units"]).items():
+        if name in sums:
+            sums[name] += count
+    sums["entries"] += 1
+    for name in ("seconds", "neurons", "money"):
+        sums[name] += row[name]
+
+
+def _days(hours: dict[tuple[Any, ...], dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The same sums by day."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for (hour, *rest), counts in hours.items():
+        total = found.setdefault((hour * HOUR_S // DAY_S, *rest), dict.fromkeys(_SUMMED, 0))
+        for name, count in counts.items():
+            total[name] += count
+    return found
