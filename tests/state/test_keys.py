@@ -177,8 +177,8 @@ def test_changes_of_one_key_at_the_same_time_lose_nothing(store, open_store):
     stores = [store, open_store("elsewhere")]
 
     def change(n: int) -> None:
-        stores[n % 2].accounts.keys.change("team-a", key.id, limits={KINDS[n % 5]: n})
-        stores[n % 2].accounts.change("team-a", limits={KINDS[n % 5]: n})
+        stores[n % 2].accounts.keys.change("team-a", key.id, limits={KINDS[n]: n})
+        stores[n % 2].accounts.change("team-a", limits={KINDS[n]: n})
 
     threads = [threading.Thread(target=change, args=(n,)) for n in range(5)]
     for thread in threads:
@@ -186,7 +186,7 @@ def test_changes_of_one_key_at_the_same_time_lose_nothing(store, open_store):
     for thread in threads:
         thread.join()
     account = store.accounts.get("team-a")
-    wanted = read_limits({kind: n for n, kind in enumerate(KINDS)})
+    wanted = read_limits({kind: n for n, kind in enumerate(KINDS[:5])})
     assert account.keys[0].limits == account.limits == wanted
     assert len(store.accounts.audit.read("team-a")) == 12
 
