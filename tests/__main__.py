@@ -22,7 +22,7 @@ from typing import TextIO
 
 NO_TESTS = 5  # pytest's exit status
 # Of the rest, in shares of its files: the smaller the last ones, the sooner both processes are done.
-PARTS = (4, 3, 2, 2, 1)
+PARTS = (6, 4, 2)
 # All tests of this folder are the cluster's, of others those that take its fixtures.
 OF_THE_CLUSTER = Path(__file__).parent / "e2e"
 FIXTURES = re.compile(r"(?<![.\w])(ray_cluster|stack)\b")

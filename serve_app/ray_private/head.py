@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-# Of Ray's Node: what starts the cluster's autoscaler, and the process that passes logs on to drivers that want them.
-# One machine does not grow, and our drivers want none; each takes a second of processor time to start and 80 MB.
-NOT_ON_ONE_MACHINE = ("start_monitor", "start_log_monitor")
+# Of Ray's Node: what starts the cluster's autoscaler, the process that passes logs on to drivers that want them, and
+# the dashboard's server, which runs without the dashboard as well. One machine does not grow, our drivers want no
+# logs, and nobody asks that server; each takes a second of processor time to start and 80 MB.
+NOT_ON_ONE_MACHINE = ("start_monitor", "start_log_monitor", "start_api_server")
 
 
 @contextlib.contextmanager
@@ -18,7 +19,7 @@ def one_machine() -> Iterator[None]:
     kept = {name: getattr(Node, name) for name in NOT_ON_ONE_MACHINE}
     try:
         for name in NOT_ON_ONE_MACHINE:
-            setattr(Node, name, lambda node: None)
+            setattr(Node, name, lambda node, **_: None)
         yield
     finally:
         for name, method in kept.items():

@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 
-from benchmarks.chaos import books, chaos, ledger, network
-from benchmarks.chaos.asks import asks
+from benchmarks.chaos import books, chaos, clients, ledger, network
+from benchmarks.chaos.asks import Ask, asks
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.clients import Clients, _honest
 from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, RESPONSES, Seen
@@ -356,7 +357,12 @@ def test_what_a_server_leaves_behind_is_seen(tmp_path, peer, monkeypatch):
 LIGHT = "tokens-cut,store-locked,tokens-lossy,pool-stopped,prefill-stopped,cpu-busy"
 
 
-def test_a_short_seed(stack, capsys):
+def shorter(ask: Ask) -> Ask:
+    return replace(ask, body={**ask.body, "max_tokens": 64}) if ask.body.get("max_tokens", 0) > 64 else ask
+
+
+def test_a_short_seed(stack, capsys, monkeypatch):
+    monkeypatch.setattr(clients, "asks", lambda: [shorter(ask) for ask in asks()])
     few = [
         "--home",
         str(stack.home),

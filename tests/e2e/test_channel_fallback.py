@@ -21,7 +21,7 @@ from serve_app.wire.generate import CollectCall, Collected, GenerateCall, Genera
 from serve_app.wire.methods import Method
 from tests.e2e.conftest import CHAT, eos_id
 
-TOKENS = 300
+TOKENS = 150
 
 
 class Unreachable(TokenInbox):

@@ -147,7 +147,7 @@ async def test_reject_if_busy(stack):
     async with httpx.AsyncClient(
         headers=stack.headers, timeout=300, limits=httpx.Limits(max_connections=300)
     ) as client:
-        bodies = [{"prompt": f"busy {i}", "max_tokens": 64, "options": {"rejectIfBusy": True}} for i in range(120)]
+        bodies = [{"prompt": f"busy {i}", "max_tokens": 32, "options": {"rejectIfBusy": True}} for i in range(120)]
         answers = await asyncio.gather(*(client.post(url, json=body) for body in bodies))
     refused = [a for a in answers if a.status_code == 429]
     assert refused and all(a.json()["errors"][0]["code"] == 3040 for a in refused)

@@ -133,7 +133,7 @@ async def flood(
 
 async def test_a_light_tenant_passes_a_hostile_ones_queue(stack, tenants):
     light, hostile = await tenants("light"), await tenants("hostile")
-    async with flood(stack, hostile, 100, under_way=2 * MANY):
+    async with flood(stack, hostile, 60, under_way=2 * MANY):
         before = hostile.done
         answers = [await light.ask(body(100_000 + i, 8)) for i in range(3)]
         passed = hostile.done - before
@@ -161,7 +161,7 @@ async def test_weights_and_classes_come_from_the_key_and_from_nothing_else(stack
 
 async def test_who_would_be_late_is_refused_at_once(stack, tenants):
     tenant = await tenants("impatient")
-    async with flood(stack, tenant, 100, under_way=MANY + 16):
+    async with flood(stack, tenant, 60, under_way=MANY + 16):
         refused = await tenant.ask(body(100_000, 8, options={"deadlineMs": 1}))
         assert refused.status_code == 429, refused.text
         told = refused.json()
