@@ -95,6 +95,8 @@ def _record() -> dict[str, Any]:
         "id": MODEL,
         "weights": {"path": str(PROJECT_ROOT / "checkpoints" / "pico-instruct")},
         "properties": {**record["properties"], "context_window": 2048},
+        # A token costs a neuron.
+        "price": {"input": 11, "output": 11},
         "serving": {"local": {"decode": decode}},
     }
 
