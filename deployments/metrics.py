@@ -35,6 +35,8 @@ class GatewayMetrics:
         self._placed = counter("serve_app_requests_placed", "Requests sent to a worker, by reason", ("model", "why"))
         self._refused = counter("serve_app_requests_refused", "Requests refused with 429", ("model", "reason"))
         self._prompt = counter("serve_app_prompt_tokens", "Prompt tokens by where they came from", ("model", "source"))
+        said = "Cached prompt tokens: expected at arrival, expected and missing, unexpected"
+        self._cached = counter("serve_app_estimated_cached_tokens", said, ("model", "kind"))
         self._output = counter("serve_app_output_tokens", "Tokens generated", ("model",))
         self._waiting = gauge("serve_app_requests_waiting", "Requests that wait in this gateway", ("model", "account"))
         self._in_flight = gauge("serve_app_tokens_in_flight", "Tokens admitted and not done", ("model", "stage"))
@@ -65,6 +67,8 @@ class GatewayMetrics:
                 self._add(self._refused, count, {**tags, "reason": reason})
             for source, count in stats["prompt_tokens_by_source"].items():
                 self._add(self._prompt, count, {**tags, "source": source})
+            for kind, count in stats["cached_tokens"].items():
+                self._add(self._cached, count, {**tags, "kind": kind})
             self._add(self._output, stats["output_tokens"], tags)
             self._queues(model, stats["waiting"])
             self._in_flight.set(stats["prefill_tokens_in_flight"], {**tags, "stage": "prefill"})

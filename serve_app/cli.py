@@ -1,4 +1,4 @@
-"""``serve-app serve | models | run | accounts | db | status | config | train-draft | bench``: the command line."""
+"""``serve-app serve | models | run | accounts | db | usage | status | config | train-draft | bench``: on the shell."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from serve_app.distill.command import add_parser as add_train_draft
 from serve_app.state.account_commands import add_accounts_parser
 from serve_app.state.commands import add_database_parser
 from serve_app.state.errors import StateError
+from serve_app.usage_command import add_parser as add_usage_parser
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add_accounts_parser(commands)
     add_database_parser(commands)
+
+    add_usage_parser(commands)
 
     status = commands.add_parser("status", help="show the running server's models and workers as JSON")
     status.set_defaults(command=_status)

@@ -78,9 +78,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Of Ray, only Serve's status (health.py); of HTTP's clients, what alerts need (alerts.py).
     "serve_app.gateway": {
-        "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.catalog",
-        "serve_app.channel",
-        "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check", "serve_app.kv.keys",
+        "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.catalog",
+        "serve_app.channel", "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check",
+        "serve_app.kv.keys",
         "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.sampling_params",
         "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",
     },
@@ -263,7 +263,7 @@ def room(module: str) -> str:
 def test_every_room_has_an_arrow() -> None:
     """What stands above the others may name all of them; each other folder of serve_app says what it may name."""
     above = {"serve_app.app", "serve_app.bound", "serve_app.binding", "serve_app.cli", "serve_app.cluster"}
-    above |= {"serve_app.serving", "serve_app.serve_config"}
+    above |= {"serve_app.serving", "serve_app.serve_config", "serve_app.usage_command"}
     leaves = {"serve_app.progress", "serve_app.run_directory", "serve_app.sampling_params"}
     rooms = {room(module) for module in MODULES if within(module, "serve_app") and module != "serve_app"}
     assert rooms - above - leaves == set(MAY_IMPORT) & rooms

@@ -199,6 +199,7 @@ OWN = re.compile(r"^/v1(?=/requests/)")
 def canonical(path: str) -> str:
     path = re.sub(r"^/(v1/|v2/)?(rerank|score)$", lambda m: f"{ACCOUNT}/ai/{m[1] or 'v1/'}{m[2]}", path)
     path = re.sub(rf"^{re.escape(ACCOUNT)}(?=/tokens(/|$))", "/client/v4/user", path)
+    path = re.sub(r"^/v1(?=/(organization/|estimate$))", f"{ACCOUNT}/ai/v1", path)
     path = ALIASES.sub(f"{ACCOUNT}/ai/v1", path)
     return OWN.sub(f"{ACCOUNT}/ai", path)
 

@@ -45,7 +45,8 @@ class Asked:
 
     ``session`` is an opaque name that requests with the same beginning share: a hint of where to run. ``deadline_s``:
     seconds from arrival in which the answer must have begun. ``reject_if_busy``: refuse at once rather than wait.
-    ``resumable_s``: seconds for which a stream goes on without a client, and is kept after its end.
+    ``resumable_s``: seconds for which a stream goes on without a client, and is kept after its end. ``estimate``: tell
+    what the request would cost, and do not run it.
     ``service_tier`` and ``metadata`` are what the client wrote.
     """
 
@@ -53,6 +54,7 @@ class Asked:
     reject_if_busy: bool = False
     deadline_s: float | None = None
     resumable_s: float | None = None
+    estimate: bool = False
     service_tier: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 

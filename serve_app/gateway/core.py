@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from serve_app.api import listing
-from serve_app.api.errors import NotFound, as_api_error, envelope
+from serve_app.api.errors import NotFound, as_api_error, envelope, success
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
@@ -34,6 +34,7 @@ from serve_app.state.accounts import Caller
 from serve_app.state.state import State
 from serve_app.tasks.backend import Backend
 from serve_app.tasks.calls import AskAll, Call
+from serve_app.tasks.estimate import Estimate, Estimated, together
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.task import Answer, Body, Streamed
@@ -175,8 +176,17 @@ class Gateway:
         return await task.answer(self.runtime, model, request, await self.perform(model, request, caller))
 
     async def perform(self, model: ServedModel, request: Asked, caller: Caller) -> Any:
-        """What comes of a request in whatever dialect; see its task's ``run``."""
+        """What comes of a request in whatever dialect; see its task's ``run``. Raises `Estimated` for one that only
+        asks what it would cost.
+        """
+        if request.estimate:
+            raise Estimated(await self.estimate(model, [request], caller))
         return await tasks()[model.record.task].run(self.runtime, model, request, caller)
+
+    async def estimate(self, model: ServedModel, requests: Sequence[Asked], caller: Caller) -> Estimate:
+        """What the pieces of work of one request would use and cost together, and when they would begin."""
+        task = tasks()[model.record.task]
+        return together([await task.estimate(self.runtime, model, request, caller) for request in requests])
 
     async def generate(self, model: ServedModel, request: GenerateRequest, caller: Caller) -> AsyncIterator[Event]:
         """The events of a generation request; its prompt has been checked when this returns."""
@@ -197,6 +207,8 @@ class Gateway:
         request_id.current.set(own_id)
         try:
             result = await self.run(name, Body({**check_object(inputs), "stream": False}), self._own())
+        except Estimated as asked:
+            return success(asked.estimate.shown())
         except Exception as error:
             return self._failure(error, own_id)
         assert isinstance(result, Answer)
@@ -213,6 +225,8 @@ class Gateway:
                 return
             async for frame in result.values(result.events):
                 yield frame
+        except Estimated as asked:
+            yield asked.estimate.shown()
         except Exception as error:
             yield self._failure(error, own_id)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.router import Router
 from serve_app.routing.streams import Streams
-from serve_app.routing.types import Decision, Refusal, RouteRequest
+from serve_app.routing.types import Decision, Prediction, Refusal, RouteRequest
 
 # How far one late first token moves the margin, the most that one counts, and what a refusal leaves of the margin.
 MARGIN_GAIN = 0.1
@@ -106,11 +106,20 @@ class Admission:
         self._drain = DrainMeter()
         self._margin = 0.0  # seconds by which first tokens come later than predicted
 
+    def predict(self, request: RouteRequest, now: float) -> Prediction | None:
+        """What :meth:`consider` would go by if the request arrived now; None if no worker is up. Nothing changes."""
+        decision = self.router.choose(request, now)
+        if decision is None:
+            return None
+        queued = self.queued_seconds(request, now)
+        return Prediction(_cached(request, decision), queued + decision.wait, queued + decision.ttft + self._margin)
+
     def consider(self, request: RouteRequest, now: float) -> Refusal | None:
         """At arrival: None if the request may wait its turn, or why it can't and when to try again."""
         decision = self.router.choose(request, now)
         if decision is None:
             return None  # no worker is up: cold_start decides
+        request.expected_cached_tokens = _cached(request, decision)
         queued = self.queued_seconds(request, now)
         wait = queued + decision.wait
         if self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens:
@@ -234,3 +243,8 @@ class Admission:
             self.in_flight.prefill -= admitted.prefill
             self.in_flight.decode -= admitted.decode
             self._streams.end(admitted.tenant, now, admitted.streams)
+
+
+def _cached(request: RouteRequest, decision: Decision) -> int:
+    """Prompt tokens that the chosen workers need not compute. The last one is always computed."""
+    return max(request.prompt_tokens - decision.uncached, 0)

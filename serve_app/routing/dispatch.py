@@ -30,7 +30,7 @@ from serve_app.routing.places import Lengths
 from serve_app.routing.planner import Planner, PlannerConfig
 from serve_app.routing.router import Router, RouterConfig
 from serve_app.routing.served import ServedCount, ServedElsewhere
-from serve_app.routing.types import Decision, Refusal, RouteRequest, WorkerLoad
+from serve_app.routing.types import Decision, Prediction, Refusal, RouteRequest, WorkerLoad
 from serve_app.routing.workers import Workers
 
 # While requests wait, one may fit in after any step of a worker, whether a report has shown it or not.
@@ -82,6 +82,22 @@ class Effects:
 
 
 @dataclass(slots=True)
+class CachedTokens:
+    """Of requests that have had a first token, since the start: prompt tokens that a cache was expected to hold when
+    they arrived, those of them that it did not (``missing``), and those that came from one unexpectedly.
+    """
+
+    expected: int = 0
+    missing: int = 0
+    unexpected: int = 0
+
+    def add(self, expected: int, found: int) -> None:
+        self.expected += expected
+        self.missing += max(expected - found, 0)
+        self.unexpected += max(found - expected, 0)
+
+
+@dataclass(slots=True)
 class Counters:
     """Since the start."""
 
@@ -90,6 +106,7 @@ class Counters:
     refused: dict[str, int] = field(default_factory=dict)
     why: dict[str, int] = field(default_factory=dict)
     output_tokens: int = 0
+    cached_tokens: CachedTokens = field(default_factory=CachedTokens)
 
 
 @dataclass(slots=True)
@@ -160,8 +177,7 @@ class Dispatch:
 
     def arrive(self, request: RouteRequest, now: float, weight: float = 1.0) -> Effects:
         """A new request of a tenant with this ``weight``. Its id must not be live."""
-        request.expected_output_tokens = min(request.max_tokens, max(1, round(self.mean_output)))
-        request.stay_tokens = self.lengths.expected(request.tenant, request.max_tokens)
+        self._expect(request)
         self.workers.arrived(request, now)
         refusal = (self.admission if len(self.router.fleet) else self.cold_start).consider(request, now)
         if refusal is not None:
@@ -172,6 +188,13 @@ class Dispatch:
         effects = self.tick(now)
         effects.ahead = ahead
         return effects
+
+    def predict(self, request: RouteRequest, now: float) -> Prediction | None:
+        """What would become of ``request`` if it arrived now: :meth:`arrive` without an arrival. None while no worker
+        has reported.
+        """
+        self._expect(request)
+        return self.admission.predict(request, now)
 
     def tick(self, now: float) -> Effects:
         """Gives turns to the requests that may go now, in the queue's order."""
@@ -190,6 +213,8 @@ class Dispatch:
             return None
         if live.decision is not None:
             self.workers.forget(live.decision.decode)
+        # What the lost worker held is lost with it.
+        live.request.expected_cached_tokens = None
         live.decision = self.admission.move(live.request, now, started=live.started)
         if live.decision is not None:
             self._count(live.decision)
@@ -226,9 +251,16 @@ class Dispatch:
                 self.counters.output_tokens += output
                 self.mean_output += OUTPUT_GAIN * (output / request.streams - self.mean_output)
                 self.lengths.ended(request.tenant, request.max_tokens, output / request.streams)
+                if request.expected_cached_tokens is not None:
+                    self.counters.cached_tokens.add(request.expected_cached_tokens, cached)
         return self.tick(now)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _expect(self, request: RouteRequest) -> None:
+        """How long the request's answer will probably be, by the answers before it."""
+        request.expected_output_tokens = min(request.max_tokens, max(1, round(self.mean_output)))
+        request.stay_tokens = self.lengths.expected(request.tenant, request.max_tokens)
 
     def _next_turn(self, now: float) -> Turn | None:
         heads = self.queue.heads(HEADS)

@@ -75,6 +75,8 @@ class RouteRequest:
     arrived_at: float = 0.0
     deadline: float | None = None  # latest time of the first token; None: the model's target, if it has one
     reject_if_busy: bool = False
+    # Prompt tokens that a cache was expected to hold when the request arrived; None where no worker was up.
+    expected_cached_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -94,6 +96,17 @@ class Decision:
     compute: float = 0.0  # seconds of prefill on the worker that computes the prompt
     batch: int = 0  # streams on the decode worker before this request
     why: str = ""  # "least ttft", "session", "prefill behind", ...
+
+
+@dataclass(slots=True, frozen=True)
+class Prediction:
+    """What would become of a request that arrived now. ``wait``: seconds before anything is computed for it; ``ttft``:
+    seconds to its first token, ``wait`` included.
+    """
+
+    cached_tokens: int
+    wait: float
+    ttft: float
 
 
 @dataclass(slots=True)

@@ -6,13 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from serve_app.state.accounts import Account, Key, Member, Scope
 from serve_app.state.alerts import Alert
 from serve_app.state.audit import Actor, Change
 from serve_app.state.quotas import Granted, Quota, Want
 from serve_app.state.streams import Known, Part, Running, Shown, Taken
+
+if TYPE_CHECKING:
+    from serve_app.state.ledger import Entry
+    from serve_app.state.usage import UsagePage, UsageQuery
 
 
 @dataclass(slots=True, frozen=True)
@@ -215,6 +219,16 @@ class LedgerStore(Protocol):
     def trim(self, before: float) -> int: ...
 
 
+class UsageStore(Protocol):
+    entries_kept_s: float
+
+    def sums(self, query: UsageQuery) -> UsagePage: ...
+
+    def entries(self, query: UsageQuery) -> list[Entry]: ...
+
+    def receipt(self, account: str | None, request_id: str) -> list[Entry]: ...
+
+
 class Store(Protocol):
     """``away``: why it cannot be reached, and for how many seconds."""
 
@@ -244,6 +258,9 @@ class Store(Protocol):
 
     @property
     def ledger(self) -> LedgerStore: ...
+
+    @property
+    def usage(self) -> UsageStore: ...
 
     @property
     def name(self) -> str: ...

@@ -31,6 +31,7 @@ from serve_app.state.reader import Reader
 from serve_app.state.responses import Responses
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.traces import Traces
+from serve_app.state.usage_reader import UsageReader
 from serve_app.state.writer import GroupWriter
 
 log = logging.getLogger("ray.serve")
@@ -107,6 +108,10 @@ class State:
         self.streams = self._store.streams
         self.answers = self._store.answers
         self.traces = Traces(self._store.traces, self._writer, self._reader)
+        # Whoever sums up years keeps no other look-up waiting.
+        self._usage_reader = Reader(threads=2)
+        self._store.usage.entries_kept_s = ledger_days * 86_400
+        self.usage = UsageReader(self._store.usage, self._usage_reader)
 
     @property
     def files(self) -> Files:
@@ -157,6 +162,7 @@ class State:
         self.ledger.close()
         self._writer.close()
         self._reader.close()
+        self._usage_reader.close()
         self._store.close()
 
     def health(self) -> dict[str, Any]:

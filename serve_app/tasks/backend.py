@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from serve_app.api.types import Event, GenerateRequest, ModelLimits
 
 if TYPE_CHECKING:
+    from serve_app.state.accounts import Caller
+    from serve_app.tasks.estimate import Foreseen
     from serve_app.tasks.model import ServedModel
     from serve_app.tasks.work import Work
 
@@ -36,6 +38,9 @@ class Backend(Protocol):
 
         Closing it ends the request wherever it is. ``work.placed`` is set once a worker has been chosen.
         """
+
+    def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
+        """What would become of the request if it came now; ``salt`` is that of its account's caches."""
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
         """How many tokens the prompt has, whether or not the context window would take it."""

@@ -12,6 +12,7 @@ from msgspec.structs import replace as with_changes
 
 from serve_app.api.errors import InputTooLong, InvalidInput
 from serve_app.api.types import Shorten, Usage
+from serve_app.tasks.estimate import Estimate, Foreseen, estimate_of
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime, Work
 from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens
@@ -135,6 +136,12 @@ async def _group(
     if isinstance(result, Failed):
         raise InvalidInput(f"The model refuses this input: {result.error}.")
     return result
+
+
+def estimate_reading(runtime: Runtime, model: ServedModel, ids: list[np.ndarray]) -> Estimate:
+    """What reading sequences costs: no cache holds anything of them, and nothing is known of when they begin."""
+    units = {"input_tokens": sum(map(len, ids))}
+    return estimate_of(runtime.quote(model), model, units, units, units, Foreseen())
 
 
 def rows(results: list[Encoded | EncodedTokens]) -> np.ndarray:

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from serve_app.api.errors import InvalidInput
 from serve_app.api.multipart import Part
 from serve_app.api.types import Asked, ModelLimits
 from serve_app.catalog.tasks import TaskDeclaration
 from serve_app.state.accounts import Caller
+from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
 
@@ -82,6 +84,10 @@ class Task(ABC):
     @abstractmethod
     async def run(self, runtime: Runtime, model: ServedModel, request: Any, caller: Caller) -> Any:
         """What came of the request; each piece of work is settled by ``runtime.work``."""
+
+    async def estimate(self, runtime: Runtime, model: ServedModel, request: Any, caller: Caller) -> Estimate:
+        """What :meth:`run` would use and cost. Raises `ApiError` for what it would refuse as wrong."""
+        raise InvalidInput(f"What {self.declaration.name} costs can't be told before it runs.", param="estimate")
 
     @abstractmethod
     async def answer(self, runtime: Runtime, model: ServedModel, request: Any, result: Any) -> Answer | Streamed:

@@ -157,8 +157,7 @@ class Runtime:
         if self.traces is not None:
             work.trace = self.traces.begin(own_id, caller.account, model.id)
         work.trace.event("received", **facts)
-        # A request costs what it cost when it came, so that running it again elsewhere changes nothing.
-        quote = self.prices.price_of(model.id, _came())
+        quote = self.quote(model)
         status: Status = "left"
         reservation = Reservation()
         try:
@@ -190,6 +189,12 @@ class Runtime:
             # Who has left is told of nothing.
             if safe is not None and status != "left":
                 await safe
+
+    def quote(self, model: ServedModel) -> Quote:
+        """What work of the request at hand costs. A request costs what it cost when it came, so that running it again
+        elsewhere changes nothing.
+        """
+        return self.prices.price_of(model.id, _came())
 
     async def call_retried(self, model: ServedModel, method: Method[C, R], call: C) -> R:
         """:attr:`call` of work that may be done twice: a lost worker costs time and nothing else."""

@@ -47,6 +47,7 @@ def stats(**changes: Any) -> dict[str, Any]:
     worker = {"replica": "r1", "stage": "decode", "role": "decode", "queued_tokens": 7, "running": 2, "kv_use": 0.5}
     return {
         "why": {"session": 3}, "refused": {"busy": 1}, "prompt_tokens_by_source": {"pool": 10, "computed": 5},
+        "cached_tokens": {"expected": 9, "missing": 2, "unexpected": 0},
         "output_tokens": 8, "waiting": {"a": 2}, "prefill_tokens_in_flight": 4, "decode_tokens_in_flight": 6,
         "workers": [worker], **changes,
     }  # fmt: skip
@@ -59,6 +60,8 @@ def test_totals_are_counted_once_and_what_is_gone_goes_to_zero(series):
     gateway.publish()
     assert series["serve_app_requests_placed"].values == {("m", "session"): 3}
     assert series["serve_app_prompt_tokens"].values == {("m", "pool"): 10, ("m", "computed"): 5}
+    cached = {("m", "expected"): 9, ("m", "missing"): 2}
+    assert series["serve_app_estimated_cached_tokens"].values == cached
     assert series["serve_app_worker_role"].values[("m", "r1", "decode", "decode")] == 1.0
     now["m"] = stats(why={"session": 5}, waiting={"b": 1}, workers=[])
     gateway.publish()

@@ -12,7 +12,9 @@ from openai.types.responses import CompactedResponse
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.fields.content import TEXT_ONLY, PartKind, content_text
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ModelLimits, TextDelta, Usage
+from serve_app.state.accounts import Caller
 from serve_app.tasks.backend import Prepared
+from serve_app.tasks.estimate import Foreseen
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Work
 from tests.tasks.conftest import ACCOUNT
@@ -52,6 +54,9 @@ class EchoBackend:
                 yield ChoiceDone(index, "stop")
         finally:
             self.closed += 1
+
+    def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
+        return Foreseen(cached_tokens=1, output_tokens=3, wait_s=0.5, ttft_s=0.75)
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
         return (await self.prepare(model, request)).prompt_tokens

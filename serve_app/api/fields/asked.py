@@ -1,8 +1,8 @@
 """How a request asks to be treated, in its body and in its headers: where to run, how long to wait, in which tier.
 
 Names: Cloudflare's `options`, `x-session-affinity` and `cf-aig-request-timeout`; OpenAI's `prompt_cache_key`,
-`service_tier` and `metadata`; our own `resumable` in `options` and `x-resumable`. None of them is a claim of identity
-or priority: those come from the key alone.
+`service_tier` and `metadata`; our own `resumable` and `estimate` in `options`, and `x-resumable` and `x-estimate`. None
+of them is a claim of identity or priority: those come from the key alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from serve_app.api.types import Asked
 
 MAX_METADATA = 16
 MAX_SESSION_CHARS = 512
+ESTIMATE = "x-estimate"
 _SESSION_HEADERS = ("x-session-affinity", "cf-aig-session-id")
 
 _Request = TypeVar("_Request", bound=Asked)
@@ -36,6 +37,7 @@ def parse_asked(body: dict[str, Any]) -> dict[str, Any]:
         "reject_if_busy": bool(boolean(options, "rejectIfBusy")),
         "deadline_s": _deadline(options),
         "resumable_s": RESUMABLE_S.read(options, "resumable"),
+        "estimate": bool(boolean(options, "estimate")),
         "session": string(body, "prompt_cache_key", limit=MAX_SESSION_CHARS) or None,
         "service_tier": None if tier in ("", "auto", "default") else tier,
         "metadata": parse_metadata(body.get("metadata")),
@@ -57,6 +59,8 @@ def with_headers(request: _Request, headers: Mapping[str, str]) -> _Request:
     resumable = headers.get("x-resumable", "").strip()
     if request.resumable_s is None and resumable.isascii() and resumable.isdigit():
         changes["resumable_s"] = min(float(resumable[:12]), RESUMABLE_S.high) or None
+    if headers.get(ESTIMATE, "").strip().lower() in ("true", "1"):
+        changes["estimate"] = True
     return replace(request, **changes) if changes else request
 
 

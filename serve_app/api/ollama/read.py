@@ -111,6 +111,8 @@ def _common(body: dict[str, Any], model: str) -> dict[str, Any]:
         **_format(body.get("format")),
         **_think(body.get("think")),
         "model": model,
+        # The one of our own options that fits among Ollama's.
+        "options": {"estimate": options.get("estimate")},
         "stream": wants_stream(body),
         "logprobs": body.get("logprobs"),
         "top_logprobs": body.get("top_logprobs"),

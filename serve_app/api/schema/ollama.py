@@ -20,6 +20,7 @@ def _common() -> Schema:
         "repeat_penalty": ranges.REPETITION_PENALTY.schema,
         "presence_penalty": ranges.PENALTY.schema,
         "frequency_penalty": ranges.PENALTY.schema,
+        "estimate": field("boolean", "Tells what the request would cost, and does not run it."),
     }
     return {
         "model": _MODEL,

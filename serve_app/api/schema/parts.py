@@ -79,6 +79,7 @@ def asked_fields() -> Schema:
             ranges.RESUMABLE_S,
             "Seconds a stream goes on without a client, and is kept after its end; like the header x-resumable.",
         ),
+        "estimate": field("boolean", "Tells what the request would cost, and does not run it; like x-estimate."),
     }
     return {
         "options": object_(options),

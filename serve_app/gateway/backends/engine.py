@@ -29,6 +29,7 @@ from serve_app.sampling_params import PromptLogprobs
 from serve_app.state.accounts import Caller
 from serve_app.tasks.backend import Prepared
 from serve_app.tasks.calls import AskAll, Call
+from serve_app.tasks.estimate import Foreseen
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import MAX_ATTEMPTS, Work, WorkerGone
 from serve_app.text.chat_template import strings
@@ -117,6 +118,10 @@ class EngineBackend:
 
     def limits(self, model: ServedModel) -> ModelLimits:
         return model.limits
+
+    def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
+        dispatcher = self.dispatcher(model)
+        return dispatcher.foresee(_route_request(dispatcher, prepared.request, prepared.prompt, salt, caller))
 
     def waiting(self, model: ServedModel) -> str:
         return self.dispatcher(model).waiting()

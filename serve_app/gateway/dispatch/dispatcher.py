@@ -21,6 +21,7 @@ from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects, Turn
 from serve_app.routing.router import RouterConfig
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 from serve_app.state.traces import Trace
+from serve_app.tasks.estimate import Foreseen
 from serve_app.tasks.model import ServedModel
 from serve_app.wire.generate import HERE, PrefillAt
 from serve_app.wire.load import LoadReport
@@ -141,6 +142,16 @@ class Dispatcher:
         if self.policy.workers.loads or not self._model.scales_to_zero:
             return ""
         return f"{self._model.id} is starting, about {self.policy.cold_start.left(self._clock()):.0f} s left"
+
+    def foresee(self, request: RouteRequest) -> Foreseen:
+        """What would become of the request if it came now. While no worker is up nothing is known, but for how long a
+        start takes.
+        """
+        found = self.policy.predict(request, self._clock())
+        if found is not None:
+            return Foreseen(found.cached_tokens, request.expected_output_tokens, found.wait, found.ttft)
+        wait = self.policy.cold_start.left(self._clock()) if self._model.scales_to_zero else None
+        return Foreseen(0, request.expected_output_tokens, wait)
 
     def destination(self, ticket: Ticket) -> Destination:
         """Where the request is sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from serve_app.routing.dispatch import Dispatch
@@ -19,6 +20,7 @@ def dispatch_stats(dispatch: Dispatch, now: float) -> dict[str, Any]:
         "why": dict(dispatch.counters.why),
         "refused": dict(dispatch.counters.refused),
         "output_tokens": dispatch.counters.output_tokens,
+        "cached_tokens": asdict(dispatch.counters.cached_tokens),
         "workers": _workers(dispatch, now),
         "plan": _plan(dispatch, now),
     }

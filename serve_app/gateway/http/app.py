@@ -28,6 +28,7 @@ from serve_app.gateway.http.routes import accounts as routes_accounts
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import conversations as routes_conversations
+from serve_app.gateway.http.routes import estimate as routes_estimate
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
@@ -35,22 +36,27 @@ from serve_app.gateway.http.routes import requests as routes_requests
 from serve_app.gateway.http.routes import rerank as routes_rerank
 from serve_app.gateway.http.routes import responses as routes_responses
 from serve_app.gateway.http.routes import tokens as routes_tokens
+from serve_app.gateway.http.routes import usage as routes_usage
 
-# A dialect is one line here. The first route that fits answers: the gateway host's, which fit much, come last.
+# What runs models: a dialect is one line here.
 DIALECTS = (
     routes_native.endpoints,
     routes_openai.endpoints,
     routes_responses.endpoints,
-    routes_conversations.endpoints,
     routes_anthropic.endpoints,
     routes_rerank.endpoints,
+    routes_ollama.endpoints,
+)
+OTHERS = (
+    routes_conversations.endpoints,
     routes_requests.endpoints,
     routes_tokens.endpoints,
-    routes_ollama.endpoints,
     routes_accounts.endpoints,
     routes_account_tokens.endpoints,
-    routes_ai_gateway.endpoints,
+    routes_usage.endpoints,
 )
+# The gateway host's routes fit much, and the first route that fits answers.
+LAST = (routes_ai_gateway.endpoints,)
 
 
 def endpoints(gateway: Gateway) -> list[Endpoint]:
@@ -62,7 +68,9 @@ def endpoints(gateway: Gateway) -> list[Endpoint]:
         return document(described, __version__, gateway.settings.account)
 
     listed = routes_about.endpoints(exchange, describe)
-    listed += [endpoint for dialect in DIALECTS for endpoint in dialect(exchange)]
+    dialects = [endpoint for dialect in DIALECTS for endpoint in dialect(exchange)]
+    listed += [*dialects, *routes_estimate.endpoints(exchange, dialects)]
+    listed += [endpoint for routes in (*OTHERS, *LAST) for endpoint in routes(exchange)]
     return listed
 
 

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from serve_app.api import identity
-from serve_app.api.errors import ApiError, HeadersTooLarge, InvalidInput, as_api_error, envelope, status_of
+from serve_app.api.errors import ApiError, HeadersTooLarge, InvalidInput, as_api_error, envelope, status_of, success
 from serve_app.api.fields.values import string
 from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
@@ -24,6 +24,7 @@ from serve_app.gateway.http.idempotent import HEADER, once
 from serve_app.gateway.http.resumable import resumable
 from serve_app.gateway.http.streams import streamed
 from serve_app.state.accounts import Scope
+from serve_app.tasks.estimate import Estimated
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import taking, tasks
 from serve_app.tasks.task import Answer, Body
@@ -85,6 +86,9 @@ class Exchange:
                     response = await endpoint.handler(request)
             except ClientDisconnect:
                 raise
+            except Estimated as asked:
+                shown = asked.estimate.shown()
+                response = json_answer(success(shown) if endpoint.error_body is envelope else shown)
             except Exception as error:
                 return error_answer(error, endpoint.error_body)
             response.headers.update(getattr(request.state, "rate", {}))

@@ -21,6 +21,7 @@ from serve_app.state.store.responses import ResponseTable
 from serve_app.state.store.streams import StreamTable
 from serve_app.state.store.takeover import take_over
 from serve_app.state.store.traces import TraceTable
+from serve_app.state.store.usage import UsageTable
 
 
 class SqlStore:
@@ -39,6 +40,7 @@ class SqlStore:
         self.ledger = LedgerTable(self.database)
         self.streams = StreamTable(self.database, self.ledger)
         self.answers = AnswerTable(self.database, self.ledger)
+        self.usage = UsageTable(self.database)
         # What is written in groups: a kind of row, and who takes it.
         rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger)
         self._rooms = {room.KIND: room for room in rooms}

@@ -8,10 +8,12 @@ import numpy as np
 
 from serve_app.api.types import ModelLimits, RerankRequest, Usage
 from serve_app.state.accounts import Caller
+from serve_app.tasks.encoding import estimate_reading
+from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.reranking.declaration import DECLARATION
 from serve_app.tasks.reranking.read import parse_rerank
-from serve_app.tasks.reranking.run import rerank
+from serve_app.tasks.reranking.run import pairs, rerank
 from serve_app.tasks.reranking.schema import input_schema, output_schema
 from serve_app.tasks.reranking.write import render_rerank
 from serve_app.tasks.task import Answer, Body, Task
@@ -34,6 +36,9 @@ class Reranking(Task):
         self, runtime: Runtime, model: ServedModel, request: RerankRequest, caller: Caller
     ) -> tuple[np.ndarray, Usage]:
         return await rerank(runtime, model, request, caller)
+
+    async def estimate(self, runtime: Runtime, model: ServedModel, request: RerankRequest, caller: Caller) -> Estimate:
+        return estimate_reading(runtime, model, [ids for ids, _ in await pairs(model, request)])
 
     async def answer(
         self, runtime: Runtime, model: ServedModel, request: RerankRequest, result: tuple[np.ndarray, Usage]

@@ -25,26 +25,15 @@ MAX_SCORED_TOKENS = 32768
 
 async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, caller: Caller) -> tuple[Reading, Usage]:
     """What the model says of the texts, in their order."""
-    tokenizer = model.tokenizer
     dimensions = _dimensions(model, request)
-    shorten = fitting(model, request.shorten)
-    if request.ids is not None:
-        _check_vocabulary(request.ids, model)
-        ids = within(model, [_cut(row, shorten) for row in request.ids])
-    else:
-        texts = prompted(tokenizer.folder, request)
-        ids = await tokenise(model, partial(tokenizer.encode_batch, shorten=shorten), texts, shorten)
-    total = sum(map(len, ids))
-    if "colbert" in request.heads:
-        limit = MAX_SCORED_TOKENS if request.form == "scores" else MAX_VECTOR_TOKENS
-        if total > limit:
-            raise InputTooLong(f"A vector per token is limited to {limit} tokens in one request, got {total}.")
+    ids = await token_ids(model, request)
     asked = EncodeCall(
         pooling=request.pooling or model.record.pooling,
         normalize=model.record.normalize,
         dimensions=dimensions,
         heads=request.heads,
     )
+    total = sum(map(len, ids))
     busy, facts = request.reject_if_busy, {"prompt_tokens": total, "texts": len(ids)}
     worst = {"input_tokens": total}
     async with runtime.work(model, caller, reject_if_busy=busy, facts=facts, worst=worst) as work:
@@ -52,8 +41,25 @@ async def embed(runtime: Runtime, model: ServedModel, request: EmbedRequest, cal
         if not request.heads:
             reading = Reading(rows(results))
         else:
-            reading = _reading(results, ids, request.heads, tokenizer.special_ids)
+            reading = _reading(results, ids, request.heads, model.tokenizer.special_ids)
     return reading, work.usage
+
+
+async def token_ids(model: ServedModel, request: EmbedRequest) -> list[np.ndarray]:
+    """The texts as the model reads them. Raises `InvalidInput` and `InputTooLong`."""
+    tokenizer = model.tokenizer
+    shorten = fitting(model, request.shorten)
+    if request.ids is not None:
+        _check_vocabulary(request.ids, model)
+        ids = within(model, [_cut(row, shorten) for row in request.ids])
+    else:
+        texts = prompted(tokenizer.folder, request)
+        ids = await tokenise(model, partial(tokenizer.encode_batch, shorten=shorten), texts, shorten)
+    if "colbert" in request.heads:
+        total, limit = sum(map(len, ids)), MAX_SCORED_TOKENS if request.form == "scores" else MAX_VECTOR_TOKENS
+        if total > limit:
+            raise InputTooLong(f"A vector per token is limited to {limit} tokens in one request, got {total}.")
+    return ids
 
 
 def prompted(folder: Path, request: EmbedRequest) -> list[str]:

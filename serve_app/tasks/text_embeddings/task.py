@@ -7,11 +7,13 @@ from typing import Any, ClassVar
 from serve_app.api.multi_vector import Reading
 from serve_app.api.types import EmbedRequest, ModelLimits, Usage
 from serve_app.state.accounts import Caller
+from serve_app.tasks.encoding import estimate_reading
+from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.task import Answer, Body, Task
 from serve_app.tasks.text_embeddings.declaration import DECLARATION
 from serve_app.tasks.text_embeddings.read import parse_embed
-from serve_app.tasks.text_embeddings.run import embed
+from serve_app.tasks.text_embeddings.run import embed, token_ids
 from serve_app.tasks.text_embeddings.schema import input_schema, output_schema
 from serve_app.tasks.text_embeddings.write import render_embed
 from serve_app.tasks.work import Runtime
@@ -31,6 +33,9 @@ class TextEmbeddings(Task):
         self, runtime: Runtime, model: ServedModel, request: EmbedRequest, caller: Caller
     ) -> tuple[Reading, Usage]:
         return await embed(runtime, model, request, caller)
+
+    async def estimate(self, runtime: Runtime, model: ServedModel, request: EmbedRequest, caller: Caller) -> Estimate:
+        return estimate_reading(runtime, model, await token_ids(model, request))
 
     async def answer(
         self, runtime: Runtime, model: ServedModel, request: EmbedRequest, result: tuple[Reading, Usage]

@@ -1,4 +1,4 @@
-"""Text generation: a request's events, from whatever backend its model has."""
+"""Text generation: a request's events, from whatever backend its model has, and what they would cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from serve_app.api.openai.write import close
 from serve_app.api.types import Event, GenerateRequest
 from serve_app.state.accounts import Caller
 from serve_app.tasks.backend import Backend, Prepared
+from serve_app.tasks.estimate import Estimate, estimate_of
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime
 
@@ -28,6 +29,23 @@ async def generate(
     if request.deadline_s is not None:
         events = begun_within(events, request.deadline_s)
     return events, prepared.prompt_tokens
+
+
+async def estimate(runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller) -> Estimate:
+    """A prompt is read once however many answers it has. All of it but its last token may come from a cache."""
+    backend = runtime.backend(model)
+    prepared = await backend.prepare(model, request)
+    foreseen = backend.foresee(model, prepared, caller, runtime.salt(caller.account))
+    asked, prompt = prepared.request.sampling, prepared.prompt_tokens
+    shortest, longest = (0, 0) if request.prompt_only else (asked.min_tokens, asked.max_tokens)
+    usual = longest if foreseen.output_tokens is None else max(shortest, min(foreseen.output_tokens, longest))
+
+    def used(cached: int, output: int) -> dict[str, int]:
+        return {"input_tokens": prompt, "cached_tokens": cached, "output_tokens": output * request.n}
+
+    told = request.sampling.prompt_logprobs is not None
+    least, most = used(0 if told else max(prompt - 1, 0), shortest), used(0, longest)
+    return estimate_of(runtime.quote(model), model, least, used(foreseen.cached_tokens, usual), most, foreseen)
 
 
 async def _events(

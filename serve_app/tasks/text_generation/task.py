@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 from serve_app.api.types import Event, GenerateRequest, ModelLimits
 from serve_app.state.accounts import Caller
+from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.task import Answer, Body, BodyLimits, Streamed, Task
 from serve_app.tasks.text_generation.declaration import DECLARATION
 from serve_app.tasks.text_generation.read import parse_generate
-from serve_app.tasks.text_generation.run import generate
+from serve_app.tasks.text_generation.run import estimate, generate
 from serve_app.tasks.text_generation.schema import input_schema, output_schema
 from serve_app.tasks.text_generation.write import frames, render_generate, stream_generate
 from serve_app.tasks.work import Runtime
@@ -37,6 +38,11 @@ class TextGeneration(Task):
         self, runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
     ) -> tuple[AsyncIterator[Event], int]:
         return await generate(runtime, model, request, caller)
+
+    async def estimate(
+        self, runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
+    ) -> Estimate:
+        return await estimate(runtime, model, request, caller)
 
     async def answer(
         self, runtime: Runtime, model: ServedModel, request: GenerateRequest, result: tuple[AsyncIterator[Event], int]

@@ -16,6 +16,7 @@ from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import EmbedRequest, GenerateRequest
 from serve_app.gateway.http.exchange import ACCOUNT, USE, Endpoint, Exchange, json_answer
+from serve_app.tasks.estimate import Estimated
 
 PREFIXES = (ACCOUNT + "/ai/v1", "/v1")
 _CHAT_MODEL, _EMBED_MODEL = "@cf/pico/pico-instruct", "@cf/sentence-transformers/all-minilm-l6-v2"
@@ -87,6 +88,8 @@ class OpenAIRoutes:
             for one in openai.parse_completions(body, self._exchange.gateway.limits(model))
         ]
         caller = request.state.caller
+        if parsed[0].estimate:
+            raise Estimated(await self._exchange.gateway.estimate(model, parsed, caller))
         streams = [await self._exchange.gateway.generate(model, one, caller) for one in parsed]
         events = merge(streams, choices_each=parsed[0].n)
         if parsed[0].stream:

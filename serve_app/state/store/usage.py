@@ -1,0 +1,195 @@
+"""Usage, read from the ledger's sums: whole days from one table, whole hours at their edges from another, and what is
+left of hours from the entries themselves.
+
+::
+
+    since          midnight                     midnight          until
+      |--|-----------|----------------------------|----------------|--|
+    entries  hours               days                     hours     entries
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from serve_app.state.ledger import DAY_S, HOUR_S, Entry
+from serve_app.state.store.database import Database
+from serve_app.state.store.tables import UNIT_COLUMNS, ledger, ledger_days, ledger_hours
+from serve_app.state.usage import UsagePage, UsageQuery, UsageRow, months, widened
+
+# Prompts that one request may have.
+MAX_PARTS = 128
+_PLAIN = ("entries", "seconds", "neurons", "money")
+
+
+class UsageTable:
+    """``entries_kept_s``: for how long entries stay; their sums stay always."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+        self.entries_kept_s = float("inf")
+
+    def sums(self, query: UsageQuery) -> UsagePage:
+        """The groups that have something, a page of them."""
+        since, until = widened(query, self._clock() - self.entries_kept_s)
+        parts = [self._part(query, table, *span) for table, *span in _spans(query, since, until, self._clock())]
+        if not parts:
+            return UsagePage((), 0, since, until)
+        with self._database.reading() as connection:
+            found = connection.execute(_paged(query, parts)).mappings().all()
+        units = _units(query)
+        rows = tuple(_row(query, units, row) for row in found)
+        return UsagePage(rows, int(found[0]["total"]) if found else self._beyond(query, parts), since, until)
+
+    def entries(self, query: UsageQuery) -> list[Entry]:
+        """Single entries, as far as they are kept: from the oldest, or with a descending order from the newest."""
+        time_order = ledger.c.at.desc() if query.order[:1] and query.order[0].descending else ledger.c.at.asc()
+        asked = sa.select(ledger).where(ledger.c.at >= query.since, ledger.c.at < query.until)
+        asked = _chosen(query, ledger, asked).order_by(time_order, ledger.c.id).limit(query.limit).offset(query.offset)
+        with self._database.reading() as connection:
+            return [Entry.of(dict(row)) for row in connection.execute(asked).mappings()]
+
+    def receipt(self, account: str | None, request_id: str) -> list[Entry]:
+        """What was entered for one request of ``account`` (None: of anybody), in the order of its prompts."""
+        names = [request_id, *(f"{request_id}.{number}" for number in range(1, MAX_PARTS))]
+        asked = sa.select(ledger).where(ledger.c.id.in_(names))
+        if account is not None:
+            asked = asked.where(ledger.c.account == account)
+        with self._database.reading() as connection:
+            found = [Entry.of(dict(row)) for row in connection.execute(asked).mappings()]
+        return sorted(found, key=lambda entry: names.index(entry.id))
+
+    def _beyond(self, query: UsageQuery, parts: list[sa.Select[Any]]) -> int:
+        """How many groups there are, where the page lies behind them."""
+        if not query.offset:
+            return 0
+        grouped = _grouped(query, parts).subquery()
+        with self._database.reading() as connection:
+            return int(connection.execute(sa.select(sa.func.count()).select_from(grouped)).scalar_one())
+
+    def _part(self, query: UsageQuery, table: sa.Table, since: int, until: int) -> sa.Select[Any]:
+        """The sums of one table over a span of time that it has whole."""
+        period, length = (ledger.c.at, 1) if table is ledger else (table.primary_key.columns[0], _LENGTHS[table.name])
+        columns: list[Any] = [table.c[name] for name in query.by]
+        if query.width is not None:
+            columns.insert(0, _bucket(query, period, length).label("bucket"))
+        summed = [sa.func.sum(value).label(name) for name, value in self._values(query, table)]
+        asked = sa.select(*columns, *summed).where(period >= since // length, period < until // length)
+        asked = _chosen(query, table, asked)
+        # By place: PostgreSQL does not see that two bound expressions are one.
+        return asked.group_by(*(sa.literal_column(str(place)) for place in range(1, len(columns) + 1)))
+
+    def _values(self, query: UsageQuery, table: sa.Table) -> Iterator[tuple[str, Any]]:
+        if table is not ledger:
+            yield from ((name, table.c[name]) for name in (*_PLAIN, *_units(query)))
+            return
+        yield "entries", sa.literal_column("1")
+        yield from ((name, ledger.c[name]) for name in _PLAIN[1:])
+        # SQLite reads JSON from any text; a cast would make a number of it.
+        counts = (
+            sa.type_coerce(ledger.c.units, sa.JSON) if self._database.is_sqlite else sa.cast(ledger.c.units, sa.JSON)
+        )
+        for name in _units(query):
+            yield name, sa.func.coalesce(counts[name].as_integer(), 0)
+
+
+def _chosen(query: UsageQuery, table: sa.Table, asked: sa.Select[Any]) -> sa.Select[Any]:
+    """``asked`` of the rows that the query is about."""
+    if query.account is not None:
+        asked = asked.where(table.c.account == query.account)
+    for name, values in query.only.items():
+        asked = asked.where(table.c[name].in_(values))
+    for name, values in query.but.items():
+        asked = asked.where(table.c[name].not_in(values))
+    return asked
+
+
+_LENGTHS = {ledger_hours.name: HOUR_S, ledger_days.name: DAY_S}
+
+
+def _spans(query: UsageQuery, since: int, until: int, now: float) -> Iterator[tuple[sa.Table, int, int]]:
+    """Which table has which part of the time, each in the largest units that the query allows."""
+    width = query.width
+    if isinstance(width, int) and width % HOUR_S:
+        if since < until:
+            yield ledger, since, until
+        return
+    if until > now:
+        # Nothing ends in the future: this hour's sum is whole.
+        until += -until % DAY_S
+    levels = [(ledger_hours, HOUR_S), (ledger, 1)]
+    if width is None or width == "month" or width % DAY_S == 0:
+        levels.insert(0, (ledger_days, DAY_S))
+    yield from _cut(levels, since, until)
+
+
+def _cut(levels: list[tuple[sa.Table, int]], since: int, until: int) -> Iterator[tuple[sa.Table, int, int]]:
+    if since >= until:
+        return
+    (table, length), *finer = levels
+    first, last = since + -since % length, until - until % length
+    if first >= last:
+        yield from _cut(finer, since, until)
+        return
+    yield from _cut(finer, since, first)
+    yield table, first, last
+    yield from _cut(finer, last, until)
+
+
+def _bucket(query: UsageQuery, period: Any, length: int) -> Any:
+    """When the bucket of a row begins, in unix seconds."""
+    if query.width == "month":
+        starts = months(query.since - query.since % DAY_S, query.until + DAY_S)
+        cases = [(period < then // length, sa.literal(start)) for start, then in zip(starts, starts[1:], strict=False)]
+        return sa.case(*cases, else_=sa.literal(starts[-1])) if cases else sa.literal(starts[-1])
+    assert isinstance(query.width, int)
+    seconds = sa.cast(sa.func.floor(period), sa.BigInteger) if length == 1 else period
+    return seconds // sa.literal_column(str(query.width // length)) * sa.literal_column(str(query.width))
+
+
+def _names(query: UsageQuery) -> list[str]:
+    return [*(["bucket"] if query.width is not None else []), *query.by]
+
+
+def _units(query: UsageQuery) -> tuple[str, ...]:
+    return UNIT_COLUMNS if query.units is None else query.units
+
+
+def _grouped(query: UsageQuery, parts: list[sa.Select[Any]]) -> sa.Select[Any]:
+    """All groups. Without anything to group by there is one, and none where nothing has been used."""
+    inner = (sa.union_all(*parts) if len(parts) > 1 else parts[0]).subquery()
+    names = _names(query)
+    sums = [sa.func.sum(inner.c[name]).label(name) for name in (*_PLAIN, *_units(query))]
+    asked = sa.select(*(inner.c[name] for name in names), *sums).group_by(*(inner.c[name] for name in names))
+    return asked.having(sa.func.sum(inner.c.entries) > 0)
+
+
+def _paged(query: UsageQuery, parts: list[sa.Select[Any]]) -> sa.Select[Any]:
+    grouped = _grouped(query, parts).subquery()
+    order: list[Any] = []
+    names = _names(query)
+    for wanted in query.order:
+        name = "bucket" if wanted.by == "time" else wanted.by
+        if name in grouped.c:
+            order.append(grouped.c[name].desc() if wanted.descending else grouped.c[name].asc())
+    # Pages need one order of all groups.
+    order += [grouped.c[name] for name in names]
+    asked = sa.select(*grouped.c, sa.func.count().over().label("total")).order_by(*order)
+    return asked.limit(query.limit).offset(query.offset)
+
+
+def _row(query: UsageQuery, units: tuple[str, ...], row: Any) -> UsageRow:
+    return UsageRow(
+        at=None if query.width is None else int(row["bucket"]),
+        dimensions={name: row[name] for name in query.by},
+        entries=int(row["entries"]),
+        seconds=float(row["seconds"]),
+        units={name: count for name in units if (count := int(row[name] or 0))},
+        neurons=int(row["neurons"]),
+        money=int(row["money"]),
+    )
