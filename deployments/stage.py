@@ -93,10 +93,10 @@ class EngineStage:
         now = time.monotonic()
         self._gateways = {inbox: kept for inbox, kept in self._gateways.items() if kept[0] > now}
         self._gateways[gateway.inbox] = (now + gateway.lease_s, gateway)
-        if self.supervisor.ready:
+        if listens := self.supervisor.ready:
             told = self._listen(gateway, gateway.lease_s)
             await self.supervisor.call(lambda worker: WorkerHandle(worker).subscribe(told))
-        return Subscribed(self.replica_id).encode()
+        return Subscribed(self.replica_id, listens).encode()
 
     def _listen(self, gateway: Subscribe, lease_s: float) -> Listen:
         wish = gateway.roles.get(self.replica_id)

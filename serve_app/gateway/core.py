@@ -110,11 +110,13 @@ class Gateway:
         self.streams = Streams(self.state.streams, settings.resume_max_s)
         self._subscriptions = None
         if ask_all is not None:
-            self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan)
+            self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan, self._told)
             self._wake = Wake(call)
             for model in self.models:
                 if self.engine.serves(model):
-                    self.engine.dispatcher(model).start_worker = partial(self._wake.first, model)
+                    dispatcher = self.engine.dispatcher(model)
+                    dispatcher.start_worker = partial(self._wake.first, model)
+                    dispatcher.expect_reports()
 
     async def start(self) -> None:
         if self.settings.several_nodes and self.settings.database is None:
@@ -137,7 +139,11 @@ class Gateway:
         dispatcher = self.engine.dispatcher(model)
         needed = dispatcher.needed()
         self._wake.where_needed(model, needed, dispatcher.stages)
-        return Wanted(needed, dict(dispatcher.roles))
+        silent = frozenset(model.profile.stages) - dispatcher.stages
+        return Wanted(needed, dict(dispatcher.roles), silent)
+
+    def _told(self, model: ServedModel, listens: bool) -> None:
+        self.engine.dispatcher(model).told(listens)
 
     def routing_stats(self) -> dict[str, dict[str, Any]]:
         """Of every model that engine workers serve, for metrics."""

@@ -118,7 +118,7 @@ class Admission:
         """At arrival: None if the request may wait its turn, or why it can't and when to try again."""
         decision = self.router.choose(request, now)
         if decision is None:
-            return None  # no worker is up: cold_start decides
+            return None  # no worker is up: see absence.py
         request.expected_cached_tokens = _cached(request, decision)
         queued = self.queued_seconds(request, now)
         wait = queued + decision.wait

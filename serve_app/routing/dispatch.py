@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from serve_app.routing.absence import Absence
 from serve_app.routing.admission import Admission, AdmissionConfig
-from serve_app.routing.cold_start import ColdStart
 from serve_app.routing.costs import CostModel, CostPriors
 from serve_app.routing.fairness import FairConfig, FairQueue
 from serve_app.routing.locality import LocalityIndex
@@ -40,13 +40,15 @@ HEADS = 8
 # A request of several streams needs several places at once. They are never free together while others take each one as
 # it comes, so after this long at the head of the queue it lets no other request pass.
 PASS_S = 1.0
+# How often those that can't wait for ever are looked at while there is no worker.
+SWEEP_S = 0.25
 # How far one answer moves the mean length of answers.
 OUTPUT_GAIN = 0.05
 
 
 @dataclass(slots=True, frozen=True)
 class DispatchConfig:
-    """Of one model. ``slots``: streams that may run while no worker has reported."""
+    """Of one model. ``slots``: streams that may run while no worker reports, where none can."""
 
     admission: AdmissionConfig = AdmissionConfig()
     slots: int = 1
@@ -60,7 +62,7 @@ class DispatchConfig:
 
 @dataclass(slots=True, frozen=True)
 class Turn:
-    """The decision on a request that waited. With neither field set no worker has reported, and the caller's own load
+    """The decision on a request that waited. With neither field set no worker reports, and the caller's own load
     balancing chooses.
     """
 
@@ -116,6 +118,7 @@ class _Live:
     placed: bool = False
     unrouted: bool = False
     started: bool = False
+    unseen: bool = False  # it came while there was no worker, whose queue it might have found too long
     blocked_at: float | None = None  # when it was first at the head of the queue without a place
 
 
@@ -136,11 +139,14 @@ class Dispatch:
         self.elsewhere = ServedElsewhere(self.queue.charge)
         planner = Planner(self.costs, PlannerConfig(**{k: v for k, v in wanted.items() if v is not None}))
         self.workers = Workers(self.router, self.queue, planner, prefill_stage=self.config.prefill_stage)
-        self.cold_start = ColdStart(self.config.scales_to_zero)
+        self.absence = Absence(self.config.scales_to_zero, self.config.slots)
         self.counters = Counters()
         self.mean_output = 256.0  # tokens of one stream
         self.lengths = Lengths()
         self._live: dict[str, _Live] = {}
+        # Those of the waiting that have a deadline or said not to wait.
+        self._hasty: dict[str, _Live] = {}
+        self._swept = 0.0
         self._unrouted = 0
 
     def __len__(self) -> int:
@@ -163,15 +169,18 @@ class Dispatch:
 
         ``planning``: this gateway plans the roles, one of ``gateways`` that the worker reports to.
         """
-        self.cold_start.over(now)
+        self.absence.over(now)
         self.workers.report(process, load, now, planning=planning, gateways=gateways)
         self.elsewhere.take(process, served)
         return self.tick(now)
 
-    def lost(self, process: str) -> None:
+    def lost(self, process: str, now: float) -> None:
         """A worker's connection has ended."""
+        before = len(self.router.fleet)
         self.workers.lost(process)
         self.elsewhere.lost(process)
+        if before and not len(self.router.fleet):
+            self.absence.lost(now)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -179,11 +188,14 @@ class Dispatch:
         """A new request of a tenant with this ``weight``. Its id must not be live."""
         self._expect(request)
         self.workers.arrived(request, now)
-        refusal = (self.admission if len(self.router.fleet) else self.cold_start).consider(request, now)
+        present = bool(len(self.router.fleet))
+        refusal = (self.admission if present else self.absence).consider(request, now)
         if refusal is not None:
             return Effects([self._refused(request.id, refusal)], self._tick_at(now))
         ahead = self.queue.ahead(request)
-        self._live[request.id] = _Live(request)
+        live = self._live[request.id] = _Live(request, unseen=not present)
+        if request.deadline is not None or request.reject_if_busy:
+            self._hasty[request.id] = live
         self.queue.push(request, weight)
         effects = self.tick(now)
         effects.ahead = ahead
@@ -198,7 +210,7 @@ class Dispatch:
 
     def tick(self, now: float) -> Effects:
         """Gives turns to the requests that may go now, in the queue's order."""
-        turns = []
+        turns = self._sweep(now)
         while (turn := self._next_turn(now)) is not None:
             turns.append(turn)
         return Effects(turns, self._tick_at(now))
@@ -206,19 +218,29 @@ class Dispatch:
     def move(self, request_id: str, now: float) -> Decision | None:
         """The request's worker is gone: chooses another. It has had its turn and does not wait again.
 
-        None: no worker is up, and the caller's own load balancing chooses; or the request has finished meanwhile.
+        None: no worker is up, and the caller waits for one or leaves the choice to its own load balancing; or the
+        request has finished meanwhile.
         """
         live = self._live.get(request_id)
         if live is None:
             return None
         if live.decision is not None:
+            before = len(self.router.fleet)
             self.workers.forget(live.decision.decode)
+            if before and not len(self.router.fleet):
+                self.absence.lost(now)
         # What the lost worker held is lost with it.
         live.request.expected_cached_tokens = None
         live.decision = self.admission.move(live.request, now, started=live.started)
         if live.decision is not None:
             self._count(live.decision)
         return live.decision
+
+    def can_wait(self, request_id: str, now: float) -> bool:
+        """Whether a request without a worker should wait for a report. At a model that scales to zero, one that Serve
+        does not see would keep no replica.
+        """
+        return request_id in self._live and not self.config.scales_to_zero and self.absence.waits(now)
 
     def started(self, request_id: str, now: float) -> None:
         """The first token is there; more than once is harmless."""
@@ -239,6 +261,7 @@ class Dispatch:
         live = self._live.pop(request_id, None)
         if live is None:
             return Effects([], self._tick_at(now))
+        self._hasty.pop(request_id, None)
         request = live.request
         self.queue.remove(request_id)
         self.admission.finished(request_id, now if live.started else None)
@@ -286,30 +309,49 @@ class Dispatch:
         request = live.request
         if not len(self.router.fleet):
             return self._unrouted_turn(live, now)
-        outcome = self.admission.place(request, now)
+        outcome: Decision | Refusal | None = None
+        if live.unseen and request.reject_if_busy:
+            outcome = self.admission.consider(request, now)
+        live.unseen = False
+        outcome = outcome or self.admission.place(request, now)
         if outcome is None:
             return None
         if isinstance(outcome, Refusal):
-            self.queue.remove(request.id)
-            del self._live[request.id]
-            return self._refused(request.id, outcome)
+            return self._turned_away(request, outcome)
         self.queue.take(request.id)
+        self._hasty.pop(request.id, None)
         live.decision, live.placed = outcome, True
         self.counters.placed += 1
         self._count(outcome)
         return Turn(request.id, outcome)
 
     def _unrouted_turn(self, live: _Live, now: float) -> Turn | None:
-        """No worker has reported: the caller's load balancing chooses, or starts a first replica, up to ``slots``."""
+        """Without a worker: the request waits for one, or is sent where the caller's load balancing finds one."""
         streams = live.request.streams
-        if self._unrouted and self._unrouted + streams > self.config.slots:
+        if not self.absence.sends(streams, self._unrouted, now):
             return None
         self._unrouted += streams
         self.counters.unrouted += 1
-        self.cold_start.begun(now)
+        self.absence.begun(now)
         self.queue.take(live.request.id)
+        self._hasty.pop(live.request.id, None)
         live.unrouted = live.placed = True
         return Turn(live.request.id)
+
+    def _sweep(self, now: float) -> list[Turn]:
+        """While there is no worker: refuses those that can wait no longer, wherever they stand."""
+        if not self._hasty or len(self.router.fleet) or now - self._swept < SWEEP_S:
+            return []
+        self._swept = now
+        requests = [live.request for live in self._hasty.values()]
+        refused = ((request, self.absence.consider(request, now)) for request in requests)
+        return [self._turned_away(request, refusal) for request, refusal in refused if refusal is not None]
+
+    def _turned_away(self, request: RouteRequest, refusal: Refusal) -> Turn:
+        self.queue.remove(request.id)
+        del self._live[request.id]
+        self._hasty.pop(request.id, None)
+        return self._refused(request.id, refusal)
 
     def _tick_at(self, now: float) -> float | None:
         return now + TICK_S if len(self.queue) else None

@@ -23,10 +23,11 @@ class Subscribe(Message, tag="subscribe:1", frozen=True):
     roles: dict[str, str] = {}
 
 
-class Subscribed(Message, tag="subscribed:1", frozen=True):
-    """``replica``: Serve's id of the one that answers."""
+class Subscribed(Message, tag="subscribed:2", frozen=True):
+    """``replica``: Serve's id of the one that answers. ``listens``: its worker is up and has heard of it."""
 
     replica: str
+    listens: bool = True
 
 
 class Listen(Message, tag="listen:1", frozen=True):

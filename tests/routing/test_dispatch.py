@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.routing.absence import FIRST_GUESS_S, SILENCE_S
 from serve_app.routing.admission import AdmissionConfig, Targets
 from serve_app.routing.costs import CostPriors
 from serve_app.routing.dispatch import TICK_S, Dispatch, DispatchConfig, Effects
@@ -252,11 +253,92 @@ def test_answers_of_one_request_are_charged_one_by_one() -> None:
     assert charged["a"] - charged["b"] == pytest.approx(3 * output)
 
 
-def test_without_a_report_as_many_streams_go_as_there_are_places() -> None:
+def test_where_nobody_reports_as_many_streams_go_as_there_are_places() -> None:
     dispatch = Dispatch(DispatchConfig(slots=4, router=ROUTER))
     went = [len(dispatch.arrive(request(str(n), streams=s), 0.0).turns) for n, s in enumerate((2, 1, 2, 1))]
     assert went == [1, 1, 0, 0]
     assert [turn.request_id for turn in dispatch.finish("0", 1.0).turns] == ["2", "3"]
+
+
+def reported(dispatch: Dispatch, now: float) -> Effects:
+    return dispatch.report("p", WorkerLoad("w0", "n0", kv_blocks_total=1000, max_seqs=4, reported_at=now), now)
+
+
+def refusals(effects: Effects) -> dict[str, float]:
+    return {t.request_id: t.refusal.retry_after for t in effects.turns if t.refusal is not None}
+
+
+def asking(**config) -> Dispatch:
+    dispatch = Dispatch(DispatchConfig(slots=4, router=ROUTER, **config))
+    dispatch.absence.asked = True
+    return dispatch
+
+
+def test_requests_wait_for_the_first_report_in_the_queue() -> None:
+    """Whoever can't wait is looked at when it comes, and refused when none has come for some seconds."""
+    dispatch = asking()
+    for name, asked in (("a", {}), ("b", {"reject_if_busy": True}), ("c", {"deadline": 60.0})):
+        assert dispatch.arrive(request(name, **asked), 0.0).turns == []
+    assert len(dispatch.queue) == 3
+    assert [t.decision is not None for t in reported(dispatch, 0.5).turns] == [True] * 3
+    late = asking()
+    for name in "ab":
+        late.arrive(request(name, reject_if_busy=name == "b"), 0.0)
+    assert late.tick(SILENCE_S).turns == []
+    assert refusals(late.tick(SILENCE_S + 0.3)) == {"b": pytest.approx(FIRST_GUESS_S, abs=4)}
+    assert len(late.queue) == 1
+
+
+def test_requests_wait_in_the_queue_while_a_worker_is_replaced() -> None:
+    """It is fair, and sees who can't wait: by how long the last replacement took."""
+    dispatch = asking()
+    reported(dispatch, 0.0)
+    for began, takes in ((10.0, 4.0), (20.0, 4.0)):
+        dispatch.lost("p", began)
+        assert dispatch.arrive(request(f"{began}"), began).turns == []
+        busy = dispatch.arrive(request(f"{began} hasty", reject_if_busy=True), began)
+        assert refusals(busy) == {f"{began} hasty": FIRST_GUESS_S if began == 10.0 else 4.0}
+        soon = dispatch.arrive(request(f"{began} soon", deadline=began + 2.0), began + 0.1)
+        assert list(refusals(soon)) == [f"{began} soon"]
+        assert [t.request_id for t in reported(dispatch, began + takes).turns] == [f"{began}"]
+        dispatch.finish(f"{began}", began + takes)
+    assert dispatch.counters.unrouted == 0 and not len(dispatch)
+
+
+def test_a_deadline_that_comes_while_no_worker_does_is_refused_wherever_it_stands() -> None:
+    dispatch = asking()
+    reported(dispatch, 0.0)
+    dispatch.lost("p", 1.0)
+    for number in range(40):
+        dispatch.arrive(request(str(number)), 1.0)
+    assert dispatch.arrive(request("hasty", deadline=15.0), 1.0).turns == []
+    told = {}
+    for step in range(100):
+        told |= dict.fromkeys(refusals(dispatch.tick(now := 1.0 + step * 0.2)), now)
+    assert list(told) == ["hasty"] and told["hasty"] <= 15.0
+    assert len(dispatch.queue) == 40
+
+
+def test_requests_go_unchosen_where_a_worker_cannot_report() -> None:
+    """Its replica has told it where, and nothing comes: so the channel is closed, and calls are the only way."""
+    dispatch = asking()
+    dispatch.absence.told(True, 0.0)
+    dispatch.arrive(request("a"), 0.5)
+    assert dispatch.tick(SILENCE_S).turns == []
+    assert [t.request_id for t in dispatch.tick(SILENCE_S + 0.1).turns] == ["a"]
+    dispatch.arrive(request("b"), 4.0)
+    assert dispatch.counters.unrouted == 2
+    # One that is being replaced does not listen: then requests wait again.
+    dispatch.absence.told(False, 5.0)
+    assert dispatch.arrive(request("c"), 5.0).turns == []
+
+
+def test_a_model_at_zero_is_started_by_one_request_and_the_others_wait() -> None:
+    dispatch = asking(scales_to_zero=True)
+    went = [len(dispatch.arrive(request(str(n)), 0.0).turns) for n in range(3)]
+    assert went == [1, 0, 0]
+    assert [t.request_id for t in dispatch.finish("0", 1.0).turns] == ["1"]  # its client left
+    assert [t.request_id for t in reported(dispatch, 6.0).turns] == ["2"]
 
 
 @given(st.integers(0, 200_000), st.integers(1, 20_000), st.integers(0, 12), st.floats(0.05, 20.0), st.booleans())
@@ -320,7 +402,7 @@ def test_the_place_of_a_lost_worker_is_given_again() -> None:
     for number in range(8):
         w.arrive(request(str(number), output=100_000))
     assert len(w.running) == 4
-    w.dispatch.lost("process of w0")
+    w.dispatch.lost("process of w0", w.now)
     lost = [name for name, worker in w.running.items() if worker == "w0"]
     for name in lost:
         decision = w.dispatch.move(name, w.now)
@@ -364,11 +446,12 @@ OPS = st.lists(
 )
 
 
-@given(OPS, st.booleans(), st.booleans())
+@given(OPS, st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_arrival_ends_exactly_once_and_leaves_nothing_behind(ops, targets, zero) -> None:
+def test_every_arrival_ends_exactly_once_and_leaves_nothing_behind(ops, targets, zero, asked) -> None:
     limits = Targets(ttft=1.0, itl=0.02) if targets else Targets()
     dispatch = Dispatch(DispatchConfig(AdmissionConfig(limits), slots=3, scales_to_zero=zero, router=ROUTER))
+    dispatch.absence.asked = asked
     now, waiting, going, outcomes = 0.0, set(), set(), {}
 
     def apply(effects: Effects) -> None:
@@ -398,7 +481,7 @@ def test_every_arrival_ends_exactly_once_and_leaves_nothing_behind(ops, targets,
             load = replace(load, kv_blocks_total=1000, reported_at=now)
             apply(dispatch.report(f"process of {worker}", load, now))
         elif op == "lost":
-            dispatch.lost(f"process of {draw.choice(('w0', 'w1'))}")
+            dispatch.lost(f"process of {draw.choice(('w0', 'w1'))}", now)
         elif op == "leave" and waiting:
             left = draw.choice(sorted(waiting))
             waiting.remove(left)

@@ -239,6 +239,7 @@ class EngineBackend:
             request_id = secrets.token_hex(16)
             sent = replace(call, id=request_id, ids=resumed.tobytes(), resumed=len(produced))
             waiting: list[TokenItem] = []
+            chosen = job.ticket.decision
             try:
                 async for item in self._attempt(job, sent, told):
                     if not job.ticket.started:
@@ -266,7 +267,7 @@ class EngineBackend:
                 )
                 job.ticket.trace.event("worker lost", tokens=len(produced))
                 await asyncio.sleep(0.2 * attempt)
-                job.dispatcher.move(job.ticket)
+                await job.dispatcher.move(job.ticket, chosen)
         raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
 
     async def _attempt(self, job: _Job, sent: GenerateCall, told: list[PromptLogprobs]) -> AsyncIterator[TokenItem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +27,15 @@ from serve_app.tasks.model import ServedModel
 from serve_app.wire.generate import HERE, PrefillAt
 from serve_app.wire.load import LoadReport
 
+# How often a request that waits for a worker looks whether one will ever report.
+LOOK_S = 0.5
 # A record that wants even the shortest prompt prefilled elsewhere means more by its roles than a second is worth.
 STRICT_ROLE_COST_S = 1.0
 
 
 @dataclass(slots=True)
 class Ticket:
-    """A request's way through the dispatcher. ``decision`` None: Serve chooses, since no worker has reported yet."""
+    """A request's way through the dispatcher. ``decision`` None: Serve chooses, since no worker reports."""
 
     request: RouteRequest
     weight: float
@@ -74,6 +77,7 @@ class Dispatcher:
         self._sources: dict[str, int] = {}
         self._waiting: dict[str, Ticket] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._reported = asyncio.Event()
 
     @property
     def chunk_tokens(self) -> int:
@@ -98,10 +102,20 @@ class Dispatcher:
             served=served_elsewhere(report, own),
         )
         self._apply(effects)
+        self._reported.set()
 
     def lost(self, process: str) -> None:
         """A worker's connection has ended."""
-        self.policy.lost(process)
+        self.policy.lost(process, self._clock())
+
+    def expect_reports(self) -> None:
+        """Workers are asked to report here from now on."""
+        self.policy.absence.asked = True
+
+    def told(self, listens: bool) -> None:
+        """Whether a worker has just heard where to report."""
+        if not self.policy.workers.loads:
+            self.policy.absence.told(listens, self._clock())
 
     def know(self, tenant: str, account: str) -> None:
         """``tenant``: the opaque id that workers have of the account."""
@@ -141,7 +155,7 @@ class Dispatcher:
         """What a request has to wait for before anything can be done about it, in words; "" for nothing."""
         if self.policy.workers.loads or not self._model.scales_to_zero:
             return ""
-        return f"{self._model.id} is starting, about {self.policy.cold_start.left(self._clock()):.0f} s left"
+        return f"{self._model.id} is starting, about {self.policy.absence.left(self._clock()):.0f} s left"
 
     def foresee(self, request: RouteRequest) -> Foreseen:
         """What would become of the request if it came now. While no worker is up nothing is known, but for how long a
@@ -164,9 +178,19 @@ class Dispatcher:
             prefill = PrefillAt(stage(decision.prefill) or "prefill", decision.prefill)
         return Destination(stage(decision.decode), decision.decode, prefill)
 
-    def move(self, ticket: Ticket) -> None:
-        """The request's worker is gone: chooses another. It has had its turn and does not wait again."""
-        ticket.decision = self.policy.move(ticket.request.id, self._clock())
+    async def move(self, ticket: Ticket, gone: Decision | None) -> None:
+        """The worker that ``gone`` named is no more: chooses another, once there is one. The request has had its turn
+        and does not stand in the queue again.
+        """
+        # Of several streams each may tell of the same loss.
+        if ticket.decision is gone:
+            ticket.decision = self.policy.move(ticket.request.id, self._clock())
+        while ticket.decision is None and self.policy.can_wait(ticket.request.id, self._clock()):
+            self._reported.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._reported.wait(), LOOK_S)
+            if ticket.decision is None:
+                ticket.decision = self.policy.move(ticket.request.id, self._clock())
         _trace(ticket)
 
     def gone(self, ticket: Ticket) -> bool:
@@ -253,7 +277,7 @@ def dispatch_config(model: ServedModel) -> DispatchConfig:
 def _trace(ticket: Ticket) -> None:
     decision = ticket.decision
     if decision is None:
-        ticket.trace.event("routed", why="no worker has reported yet")
+        ticket.trace.event("routed", why="no worker reports")
         return
     ticket.trace.event(
         "routed",

@@ -29,15 +29,18 @@ STAGES = ("decode", "prefill")
 
 class Wanted(NamedTuple):
     """``needed``: the replicas by stage that requests need, for the autoscaler; ``roles``: what each replica should
-    prefer.
+    prefer; ``silent``: stages of which no worker reports.
     """
 
     needed: dict[str, float] = {}
     roles: dict[str, str] = {}
+    silent: frozenset[str] = frozenset()
 
 
 class Subscriptions:
-    """Renews the lease with every replica of a stage, and brings it what ``plan(model)`` gives."""
+    """Renews the lease with every replica of a stage, and brings it what ``plan(model)`` gives. ``told(model,
+    listens)``: whether a worker of the stage that requests are sent to has heard where to report.
+    """
 
     def __init__(
         self,
@@ -45,13 +48,16 @@ class Subscriptions:
         inbox: TokenInbox,
         ask_all: AskAll,
         plan: Callable[[ServedModel], Wanted],
+        told: Callable[[ServedModel, bool], None] = lambda model, listens: None,
     ) -> None:
         self._plan = plan
+        self._told = told
         self._models = models
         self._inbox = inbox
         self._ask_all = ask_all
         self._due: dict[tuple[str, str], float] = {}
         self._roles: dict[tuple[str, str], Any] = {}  # as last sent
+        self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -60,29 +66,41 @@ class Subscriptions:
     async def _watch(self) -> None:
         while True:
             now = asyncio.get_running_loop().time()
-            due = []
             for model in self._models:
                 stages = [stage for stage in STAGES if model.ready and stage in model.profile.stages]
                 plan = self._plan(model) if stages else Wanted()
-                due += [(model, stage, plan) for stage in stages if self._is_due(model, stage, plan, now)]
-            await asyncio.gather(*(self._subscribe(*one) for one in due))
+                for stage in stages:
+                    # A replica that does not answer holds up nobody else.
+                    running = self._running.get((model.id, stage))
+                    if (running is None or running.done()) and self._is_due(model, stage, plan, now):
+                        self._running[model.id, stage] = asyncio.ensure_future(self._subscribe(model, stage, plan))
             await asyncio.sleep(EAGER_S)
 
     def _is_due(self, model: ServedModel, stage: str, plan: Wanted, now: float) -> bool:
         key = (model.id, stage)
-        return self._due.get(key, 0.0) <= now or self._roles.get(key) != plan.roles
+        if self._due.get(key, 0.0) <= now or self._roles.get(key) != plan.roles:
+            return True
+        return stage in plan.silent and _expected(model, stage)
 
     async def _subscribe(self, model: ServedModel, stage: str, plan: Wanted) -> None:
         call = Subscribe(self._inbox.address, LEASE_S, plan.needed, plan.roles)
         self._roles[model.id, stage] = plan.roles
-        again = PERIOD_S
+        again, listens = PERIOD_S, False
         try:
-            await asyncio.wait_for(self._ask_all(model, SUBSCRIBE, call, stage), TIMEOUT_S)
+            answers = await asyncio.wait_for(self._ask_all(model, SUBSCRIBE, call, stage), TIMEOUT_S)
+            listens = any(answer.listens for answer in answers)
         except Exception as error:  # no replica, or one that is going
-            if model.inflight or model.profile.stages[stage].min_replicas:
+            if _expected(model, stage):
                 again = EAGER_S
             log.debug("no load reports from %s %s for now (%s)", model.id, stage, type(error).__name__)
         self._due[(model.id, stage)] = asyncio.get_running_loop().time() + again
+        if stage == model.first_stage:
+            self._told(model, listens)
+
+
+def _expected(model: ServedModel, stage: str) -> bool:
+    """Whether the stage has replicas, or soon will."""
+    return bool(model.inflight or model.profile.stages[stage].min_replicas)
 
 
 class Wake:

@@ -92,6 +92,28 @@ async def test_where_replicas_are_expected_it_asks_again_soon(inbox, monkeypatch
     assert min(eager.values()) > max(patient.values()) >= 1
 
 
+async def test_a_stage_that_reports_nothing_is_asked_again_soon_and_a_stuck_one_holds_up_nobody(inbox, monkeypatch):
+    monkeypatch.setattr(subscriptions, "EAGER_S", 0.01)
+    model, told, listening = chat(), [], []
+    model.ready = True
+
+    async def ask_all(of: ServedModel, method: Method, call: Subscribe, stage: str) -> list[Subscribed]:
+        told.append(stage)
+        if stage == "prefill":
+            await asyncio.sleep(3600)
+        return [Subscribed("r1", len(told) > 4)]
+
+    plan = Wanted(silent=frozenset({"decode"}))
+    asking = Subscriptions([model], inbox, ask_all, lambda _: plan, lambda _, listens: listening.append(listens))
+    asking.start()
+    await asyncio.sleep(0.3)
+    asking._task.cancel()
+    for task in asking._running.values():
+        task.cancel()
+    assert told.count("prefill") == 1 and told.count("decode") > 5
+    assert listening[0] is False and listening[-1] is True
+
+
 async def test_a_model_that_loads_is_left_alone(inbox, monkeypatch):
     assert not await asked(inbox, chat(), monkeypatch, fails=False, seconds=0.1)
 
