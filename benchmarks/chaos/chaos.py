@@ -5,7 +5,8 @@
     python -m benchmarks chaos --faults none --minutes 30                          # no faults: traffic and memory
     python -m benchmarks chaos --list                                              # all faults
 
-Clients ask in every dialect and of every task, whole and in streams, and some leave in the middle. Every answer was
+Clients ask in every dialect and of every task, whole and in streams, and some leave in the middle. A third of the
+streams can be resumed: what has begun of these must come to its end, through whichever gateways. Every answer was
 learned from the quiet server, where dialects must agree; it must come again, token for token and with the same usage,
 whatever happens. A request must end within a minute, with its answer or, where a fault allows it, with an honest
 refusal (429 or 503 with Retry-After) or a broken connection; what had been shown by then must be its beginning. After
@@ -13,8 +14,8 @@ each fault every model must answer within 5 seconds, but for the gateway and for
 end nothing may hold a place, every answer must come once more, the newest answers must be in the books (their traces
 with their tokens, stored responses with their texts), the ledger must have an entry for each complete answer with the
 tokens and neurons that its client was told, none for what nobody asked, and for a broken answer no more than the whole
-one has; memory must not have grown (runs of 10 minutes and more) and the server must leave no process and no folder
-behind.
+one has; memory must not have grown (runs of 10 minutes and more) and the server must leave no process and no temporary
+file behind, after each `kill -9` as well.
 
 A seed gives the same faults in the same order. It starts a server with a state directory of its own, or takes the one
 with ``--home``, without the faults that end it. ``--database`` is an empty PostgreSQL database; it is reached through
@@ -28,6 +29,8 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,9 +48,23 @@ POOL_BYTES = "256MiB"
 
 
 @contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """For temporary files of one server: whatever is in it is the server's. Its name leaves room for sockets below."""
+    while True:
+        folder = Path("/tmp") / f"c{secrets.token_hex(2)[:3]}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            break
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target]:
     """A server with a state directory of its own; ``wrong`` gets what was wrong with its end."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as scratch, short_folder() as temporary:
         home, proxy = Path(scratch) / "home", None
         home.mkdir(mode=0o700)
         # What was fetched or compiled for the user's own server serves here as well; nothing else is shared.
@@ -55,14 +72,18 @@ def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target
         for name in ("weights", "kernels"):
             if (kept / name).exists():
                 (home / name).symlink_to(kept / name)
-        environment = {"SERVE_APP_HOME": str(home), "SERVE_APP_OBJECT_STORE_BYTES": POOL_BYTES}
+        environment = {
+            "SERVE_APP_HOME": str(home),
+            "SERVE_APP_OBJECT_STORE_BYTES": POOL_BYTES,
+            "TMPDIR": str(temporary),
+        }
         if options.database:
             database = make_url(options.database)
             proxy = Proxy(database.host or "127.0.0.1", database.port or 5432)
             through = database.set(host="127.0.0.1", port=proxy.port)
             environment["SERVE_APP_DATABASE"] = through.render_as_string(hide_password=False)
         server = Server(options.port, **environment)
-        target = Target(server.url, server.key, home, 0, server, proxy)
+        target = Target(server.url, server.key, home, 0, server, proxy, temporary=temporary)
         try:
             server.start()
             target.pid = server.pid
@@ -120,6 +141,7 @@ def replay(options: argparse.Namespace) -> str:
     """The command that does the same again; no password of a database."""
     words = ["python -m benchmarks chaos", f"--seed {options.seed}", f"--minutes {options.minutes:g}"]
     words += [f"--clients {options.clients}", f"--faults {options.faults}"]
+    words += [f"--together {options.together:g}"]
     words += [f"--every {options.every:g}"] if options.every else []
     words += ["--database URL"] if options.database else []
     return " ".join(words)
@@ -140,6 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--faults", default="all", help="all, none, names with commas, or all,-NAME for all but some")
     parser.add_argument("--every", type=float, default=0, metavar="S", help="seconds between faults, else by the seed")
+    parser.add_argument("--together", type=float, default=0.2, metavar="SHARE", help="how often two come at once")
     parser.add_argument(
         "--recovery", type=float, default=0, metavar="S", help="bound of all recoveries, on a slow machine"
     )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from benchmarks.chaos import resuming
 from benchmarks.chaos.asks import Ask, asks, probes
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.dialects import Seen
@@ -19,6 +20,7 @@ from benchmarks.chaos.ledger import Receipts
 from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 
 LEAVES = 0.15
+RESUMES = 0.35  # of the streams
 PATIENCE_S = 60.0  # a request that has not ended by then hangs
 RETRY_S = 0.3
 AT_ONCE = 4  # requests, where nothing else runs
@@ -72,8 +74,9 @@ class Clients:
         while go_on():
             number = dice.randrange(len(self._asks))
             stream = self._asks[number].streams and dice.random() < 0.7
-            leaves = dice.randrange(1, 20) if stream and dice.random() < LEAVES else None
-            if not await self._once(number, stream, leaves):
+            resumes = stream and dice.random() < RESUMES
+            leaves = dice.randrange(1, 20) if stream and dice.random() < (0.5 if resumes else LEAVES) else None
+            if not await self._once(number, stream, leaves, resumes):
                 await asyncio.sleep(RETRY_S)
 
     async def round(self) -> str | None:
@@ -87,18 +90,20 @@ class Clients:
                 return repr(error)
         return None
 
-    async def _once(self, number: int, stream: bool, leaves: int | None) -> bool:
-        """Asks and checks; whether an answer came."""
+    async def _once(self, number: int, stream: bool, leaves: int | None, resumes: bool = False) -> bool:
+        """Asks and checks; whether an answer came. One that ``resumes`` comes whatever breaks, once it has begun."""
         ask, wanted, since = self._asks[number], self._wanted[number, stream], time.monotonic()
-        seen = Seen()
+        seen, patience = Seen(), resuming.PATIENCE_S if resumes else PATIENCE_S
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                if stream:
+            async with asyncio.timeout(patience):
+                if resumes:
+                    self.counts["resumed"] += bool(await resuming.resumed(self.http, ask, seen, leaves))
+                elif stream:
                     await self._stream(ask, leaves, seen)
                 else:
                     await self._whole(ask, seen)
         except TimeoutError:
-            self._note(f"no end after {PATIENCE_S:.0f} s", "hangs", ask, since, "hung")
+            self._note(f"no end after {patience:.0f} s", "hangs", ask, since, "hung")
             return False
         except httpx.HTTPStatusError as error:
             kind = REFUSED if _honest(error.response) else "dishonest"

@@ -46,6 +46,7 @@ ANYTHING = frozenset({REFUSED, BROKEN})
 class Fault:
     """``hold``: seconds that it lasts, from and to. ``stalls``: nothing can be answered meanwhile. ``recovers_s``:
     until every model answers, from its end if it stalls and else from its begin. ``needs``: why it cannot be had here.
+    ``alone``: no other comes beside it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Fault:
     stalls: bool = False
     recovers_s: float = RECOVERS_S
     needs: Callable[[Target], str | None] = lambda target: None
+    alone: bool = False
 
 
 # -- why a fault cannot be had ---------------------------------------------------------------------------------------
@@ -109,7 +111,7 @@ FAULTS = (
     Fault("haproxy-stopped", "HAProxy hangs", stopped(HAPROXY), ANYTHING, SHORT, True),
     Fault("controller-stopped", "Serve's controller hangs", stopped(named("ray::ServeController")), hold=SHORT),
     Fault("server-lost", "kill -9 of Ray's GCS, of the raylet or of the server itself; then it is started again",
-          server_lost, ANYTHING, stalls=True, recovers_s=RESTART_S, needs=_no_server),
+          server_lost, ANYTHING, stalls=True, recovers_s=RESTART_S, needs=_no_server, alone=True),
     Fault("tokens-lossy", "packets between gateway and workers are dropped", lossy(GATEWAYS, ALL_WORKERS), hold=SHORT,
           stalls=True, needs=_no_sockets),
     Fault("tokens-cut", "connections between gateway and workers end", cut(GATEWAYS, ALL_WORKERS), needs=_no_sockets),

@@ -9,13 +9,15 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.chaos.clients import Clients
 from benchmarks.chaos.faults import Fault, selected
 from benchmarks.chaos.injections import NotHere
 from benchmarks.chaos.target import Target
-from benchmarks.chaos.weather import Weather
+from benchmarks.chaos.weather import REFUSED, Weather, Window
 from benchmarks.serving.processes import SHARED, memory_mib
 from serve_app.state.store.sql import SqlStore
 
@@ -27,13 +29,43 @@ FLAT_SHARE, FLAT_MIB = 1.25, 64.0
 SETTLE_S = 20.0  # after the last request, until nothing holds a place
 
 
-def plan(seed: int, faults: list[Fault]) -> Iterator[tuple[Fault, random.Random]]:
-    """Faults without end: each once before any comes again. Each has dice of its own."""
-    dice, number = random.Random(seed), 0
+@dataclass(slots=True)
+class Coming:
+    """A fault that is to be injected; ``dice`` are its own."""
+
+    fault: Fault
+    dice: random.Random
+    hold: float
+
+
+def plan(seed: int, faults: list[Fault], together: float = 0.0) -> Iterator[list[Coming]]:
+    """Faults without end: each once before any comes again, and some in twos."""
+    dice, pairing, number = random.Random(seed), random.Random(f"{seed}:together"), 0
+    first: list[Coming] = []
     while faults:
         for fault in dice.sample(faults, len(faults)):
             number += 1
-            yield fault, random.Random(f"{seed}:{number}:{fault.name}")
+            own = random.Random(f"{seed}:{number}:{fault.name}")
+            coming = Coming(fault, own, own.uniform(*fault.hold))
+            if first and not (fault.alone or fault is first[0].fault):
+                yield [*first, coming]
+                first = []
+                continue
+            if first:
+                yield first
+            first = [] if fault.alone or pairing.random() >= together else [coming]
+            if not first:
+                yield [coming]
+
+
+@dataclass(slots=True)
+class Begun:
+    """A fault that is on. ``what``: what it hit."""
+
+    coming: Coming
+    window: Window
+    injected: AbstractContextManager[str]
+    what: str
 
 
 class Chaos:
@@ -82,57 +114,79 @@ class Chaos:
                 self.not_here[fault.name] = why
             else:
                 chosen.append(fault)
-        for fault, dice in plan(self._options.seed, chosen):
-            calm = self._options.every or dice.uniform(*CALM_S)
-            hold = dice.uniform(*fault.hold)
-            if time.monotonic() + calm + hold > until:
+        calm = random.Random(f"{self._options.seed}:calm")
+        for coming in plan(self._options.seed, chosen, self._options.together):
+            pause = self._options.every or calm.uniform(*CALM_S)
+            if time.monotonic() + pause + max(one.hold for one in coming) > until:
                 return
-            await asyncio.sleep(calm)
-            await self._one(fault, hold, dice)
+            await asyncio.sleep(pause)
+            await self._some(coming)
 
-    async def _one(self, fault: Fault, hold: float, dice: random.Random) -> None:
-        """Injects it, waits, lifts it, and waits until all is as before."""
+    async def _some(self, coming: list[Coming]) -> None:
+        """Injects them, waits, lifts them, and waits until all is as before."""
         self.target.look()
-        window = self.weather.begin(fault.name, fault.allowed)
-        entry: dict[str, Any] = {"at": round(window.start - self.weather.started, 1), "fault": fault.name}
-        injected = fault.inject(self.target, dice)
+        begun, lifted = [], []
+        for one in coming:
+            if (found := await self._begin(one, len(coming) > 1)) is not None:
+                begun.append(found)
+                lifted.append(asyncio.create_task(self._lift(found)))
+        if not begun:
+            return
+        first = begun[0].window.start
+        # What two faults take together is no more than what they take one after the other.
+        limit = sum(one.coming.fault.recovers_s for one in begun)
+        recovery = 0.0
+        if not any(one.coming.fault.stalls for one in begun):
+            recovery = await self._recovery(first, begun, limit)
+        await asyncio.gather(*lifted)
+        recovery = max(recovery, await self._recovery(time.monotonic(), begun, limit))
+        names = " with ".join(one.coming.fault.name for one in begun)
+        if recovery > (limit := self._options.recovery * len(begun) or limit):
+            self.weather.violation(f"recovery took {recovery} s, not {limit:.0f}", fault=names)
+        end = time.monotonic() + GRACE_S
+        entry: dict[str, Any] = {"at": round(first - self.weather.started, 1), "fault": names}
+        entry["what"] = ", ".join(one.what for one in begun)
+        entry["hold_s"] = round(max(one.coming.hold for one in begun), 1)
+        entry["recovery_s"] = recovery
+        for one in begun:
+            one.window.end = end
+        self.happened.append(entry)
+        print(f"           back after {recovery} s; {dict(self.clients.counts)}", file=sys.stderr, flush=True)
+
+    async def _begin(self, coming: Coming, together: bool) -> Begun | None:
+        """None: it cannot be had at the moment. Of two faults at once a refusal is honest that one alone does not
+        need: they may take all that could answer.
+        """
+        fault = coming.fault
+        window = self.weather.begin(fault.name, fault.allowed | {REFUSED} if together else fault.allowed)
+        injected = fault.inject(self.target, coming.dice)
         try:
-            entry["what"] = await asyncio.to_thread(injected.__enter__)
-        except NotHere as why:
+            what = await asyncio.to_thread(injected.__enter__)
+        except (NotHere, OSError) as why:
+            # What a first fault has taken cannot be asked for its processes.
+            if not together and not isinstance(why, NotHere):
+                raise
             window.end = window.start
             self.not_here.setdefault(fault.name, str(why))
-            return
-        print(f"  {entry['at']:6.1f} s  {fault.name}: {entry['what']}", file=sys.stderr, flush=True)
-        lifted = asyncio.create_task(self._lift(injected, hold, entry))
-        if not fault.stalls:
-            entry["recovery_s"] = await self._recovery(window.start, fault)
-        await lifted
-        if fault.hold[1]:
-            entry["hold_s"] = round(hold, 1)
-        since = time.monotonic()
-        recovery = await self._recovery(since, fault)
-        entry["recovery_s"] = max(recovery, entry.get("recovery_s", 0.0))
-        if entry["recovery_s"] > (limit := self._options.recovery or fault.recovers_s):
-            self.weather.violation(f"recovery took {entry['recovery_s']} s, not {limit:.0f}", fault=fault.name)
-        window.end = time.monotonic() + GRACE_S
-        self.happened.append(entry)
-        print(
-            f"           back after {entry['recovery_s']} s; {dict(self.clients.counts)}", file=sys.stderr, flush=True
-        )
+            return None
+        at = window.start - self.weather.started
+        print(f"  {at:6.1f} s  {fault.name}: {what}", file=sys.stderr, flush=True)
+        return Begun(coming, window, injected, what)
 
-    async def _lift(self, injected: Any, hold: float, entry: dict[str, Any]) -> None:
-        await asyncio.sleep(hold)
+    async def _lift(self, begun: Begun) -> None:
+        await asyncio.sleep(begun.coming.hold)
         try:
-            await asyncio.to_thread(injected.__exit__, None, None, None)
+            await asyncio.to_thread(begun.injected.__exit__, None, None, None)
         except (RuntimeError, OSError) as error:
-            self.weather.violation(str(error), fault=entry["fault"])
+            self.weather.violation(str(error), fault=begun.coming.fault.name)
 
-    async def _recovery(self, since: float, fault: Fault) -> float:
+    async def _recovery(self, since: float, begun: list[Begun], limit: float) -> float:
         """Seconds until every model has answered a request that was sent afterwards."""
         last = ""
         while problem := await self.clients.round():
-            if time.monotonic() - since > max(fault.recovers_s, 5.0) * 10:
-                raise SystemExit(f"{fault.name}: the service does not come back: {problem}")
+            if time.monotonic() - since > max(limit, 5.0) * 10:
+                names = " with ".join(one.coming.fault.name for one in begun)
+                raise SystemExit(f"{names}: the service does not come back: {problem}")
             if problem != last:
                 print(f"           {problem[:300]}", file=sys.stderr, flush=True)
             last = problem

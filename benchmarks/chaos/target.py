@@ -38,6 +38,7 @@ class Target:
     store: Proxy | None = None
     seen: dict[tuple[int, str], str] = field(default_factory=dict)
     folders: set[Path] = field(default_factory=set)
+    temporary: Path | None = None
 
     def named(self, *prefixes: str) -> list[int]:
         """Its processes whose names begin so."""
@@ -60,13 +61,16 @@ class Target:
             self.folders.update(folder for folder in logs.parents if folder.name.startswith("serve-app-"))
 
     def left(self) -> list[str]:
-        """Names of what it has left behind: processes, and the folder of its sockets. Waits for some seconds."""
+        """Names of what it has left behind: processes, the folder of its sockets, temporary files of any kind. Waits
+        for some seconds.
+        """
         until = time.monotonic() + GONE_S
         while True:
             alive = [name for (pid, born), name in self.seen.items() if _born(pid) == born]
-            folders = [str(folder) for folder in self.folders if folder.exists()]
-            if not alive + folders or time.monotonic() > until:
-                return alive + folders
+            folders = {str(folder) for folder in self.folders if folder.exists()}
+            folders.update(map(str, self.temporary.iterdir() if self.temporary is not None else ()))
+            if not (alive or folders) or time.monotonic() > until:
+                return alive + sorted(folders)
             time.sleep(0.1)
 
     def busy(self) -> dict[str, int]:

@@ -28,6 +28,7 @@ from benchmarks.chaos.ledger import Receipts
 from benchmarks.chaos.run import plan
 from benchmarks.chaos.target import Target
 from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
+from serve_app import run_directory
 from serve_app.state.ledger import Entry
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import ledger_days
@@ -222,7 +223,7 @@ def test_the_ledger_is_held_against_what_clients_were_told(tmp_path, monkeypatch
 
 def names(seed: int, count: int) -> list[str]:
     coming = plan(seed, list(FAULTS))
-    return [next(coming)[0].name for _ in range(count)]
+    return [next(coming)[0].fault.name for _ in range(count)]
 
 
 def test_a_seed_gives_the_same_faults_each_before_any_again():
@@ -230,6 +231,19 @@ def test_a_seed_gives_the_same_faults_each_before_any_again():
     assert names(5, 2 * size) == names(5, 2 * size) != names(6, 2 * size)
     assert len(set(names(5, size))) == size == len({fault.name for fault in FAULTS})
     assert list(plan(5, [])) == []
+
+
+def test_some_come_in_twos_each_as_often_as_alone():
+    coming = plan(5, list(FAULTS), 0.5)
+    groups = [next(coming) for _ in range(60)]
+    assert {len(group) for group in groups} == {1, 2}
+    assert all(len({one.fault.name for one in group}) == len(group) for group in groups)
+    assert not any(one.fault.alone for group in groups if len(group) == 2 for one in group)
+    every = [one.fault.name for group in groups for one in group]
+    size = len(FAULTS)
+    assert len(set(every[:size])) == size and len(set(every[size : 2 * size])) >= len(every[size : 2 * size]) - 1
+    again = plan(5, list(FAULTS), 0.5)
+    assert [[one.fault.name for one in next(again)] for _ in range(60)] == [[o.fault.name for o in g] for g in groups]
 
 
 def test_unknown_faults_are_refused():
@@ -242,7 +256,7 @@ def test_unknown_faults_are_refused():
 
 def test_a_replay_names_no_password():
     options = argparse.Namespace(
-        seed=3, minutes=2.0, clients=4, faults="all", every=0.0, database="postgresql://u:secret@h/d"
+        seed=3, minutes=2.0, clients=4, faults="all", every=0.0, together=0.2, database="postgresql://u:secret@h/d"
     )
     assert chaos.replay(options).startswith("python -m benchmarks chaos --seed 3 --minutes 2 ")
     assert "secret" not in chaos.replay(options)
@@ -349,6 +363,13 @@ def test_what_a_server_leaves_behind_is_seen(tmp_path, peer, monkeypatch):
     process.kill()
     process.wait()
     assert found.left() == []
+    with chaos.short_folder() as temporary:
+        # A folder in it leaves room for sockets.
+        assert len(os.fsencode(temporary)) + 1 + len(run_directory.PREFIX) + 8 <= run_directory.MAX_PATH
+        found.temporary = temporary
+        (temporary / "ray").mkdir()
+        assert found.left() == [str(temporary / "ray")]
+    assert not temporary.exists()
 
 
 # -- on the stack ----------------------------------------------------------------------------------------------------
