@@ -15,6 +15,7 @@ from deployments.supervisor import WorkerLost
 from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
+from serve_app.gateway.http.handle import Numbered, follow
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.ray_private.hinted_router import HINT
 from serve_app.tasks.model import ServedModel
@@ -41,14 +42,19 @@ class Gateway:
     async def __serve_build_asgi_app__(self) -> Any:
         return build_http(self._core)
 
-    async def run(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    async def run(self, model: str, inputs: dict[str, Any], request_id: str = "") -> dict[str, Any]:
         """The Python handle's call: the envelope with the result, or with the error and its status."""
-        return await self._core.run_handle(model, inputs)
+        return await self._core.run_handle(model, inputs, request_id)
 
     async def run_stream(self, model: str, inputs: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The same as a stream: one dict per event, the last with ``finish_reason`` and ``usage``."""
         async for item in self._core.stream_handle(model, inputs):
             yield item
+
+    async def follow(self, model: str, inputs: dict[str, Any], stream_id: str, after: int) -> AsyncIterator[Numbered]:
+        """A stream that is resumable, from any frame on; see :func:`serve_app.gateway.http.handle.follow`."""
+        async for numbered in follow(self._core, model, inputs, stream_id, after):
+            yield numbered
 
 
 async def ask_all_replicas(model: ServedModel, method: Method[C, R], call: C, stage: str = "") -> list[R]:

@@ -9,17 +9,25 @@
     for event in ai.run("@cf/pico/pico-instruct", {"prompt": "Hello", "stream": True}):
         print(event.get("response", ""), end="")
 
-``AsyncAI`` is its twin for event loops. Results are the ``result`` of ``POST /ai/run/{model}``.
+``AsyncAI`` is its twin for event loops. Results are the ``result`` of ``POST /ai/run/{model}``. With
+``{"resumable": 60}`` in the options a call outlives its gateway: a stream goes on at another one where it was, event by
+event, and a whole answer is asked for again; both are charged once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 from serve_app.config import DEFAULT_HOME
+
+# Before a call is made again whose gateway was lost.
+AGAIN_S = 0.3
 
 
 class AIError(RuntimeError):
@@ -29,7 +37,7 @@ class AIError(RuntimeError):
         first = envelope["errors"][0]
         super().__init__(first["message"])
         self.code: int = first["code"]
-        self.status: int = envelope["status"]
+        self.status: int = envelope.get("status", 500)
 
 
 class _Bound:
@@ -69,11 +77,28 @@ class AI(_Bound):
         inputs = _with_options(inputs, options)
         if inputs.get("stream"):
             return self._stream(model, inputs)
-        return self._result(self._handle.run.remote(model, inputs).result())
+        asked = _Asked(inputs)
+        while True:
+            try:
+                return self._result(self._handle.run.remote(model, inputs, asked.id).result())
+            except asked.losses as lost:
+                time.sleep(asked.pause(lost))
 
     def _stream(self, model: str, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        for frame in self._handle.options(stream=True).run_stream.remote(model, inputs):
-            yield self._frame(frame)
+        asked = _Asked(inputs)
+        handle = self._handle.options(stream=True)
+        if not asked.patience_s:
+            for frame in handle.run_stream.remote(model, inputs):
+                yield self._frame(frame)
+            return
+        while True:
+            try:
+                for number, frame in handle.follow.remote(model, inputs, asked.id, asked.after):
+                    asked.heard(number)
+                    yield self._frame(frame)
+                return
+            except asked.losses as lost:
+                time.sleep(asked.pause(lost))
 
 
 class AsyncAI(_Bound):
@@ -81,15 +106,64 @@ class AsyncAI(_Bound):
 
     async def run(self, model: str, inputs: dict[str, Any], options: dict[str, Any] | None = None) -> dict[str, Any]:
         """The result as a dict. Raises :class:`AIError`."""
-        return self._result(await self._handle.run.remote(model, {**_with_options(inputs, options), "stream": False}))
+        inputs = {**_with_options(inputs, options), "stream": False}
+        asked = _Asked(inputs)
+        while True:
+            try:
+                return self._result(await self._handle.run.remote(model, inputs, asked.id))
+            except asked.losses as lost:
+                await asyncio.sleep(asked.pause(lost))
 
     async def stream(
         self, model: str, inputs: dict[str, Any], options: dict[str, Any] | None = None
     ) -> AsyncIterator[dict[str, Any]]:
         """The stream's events."""
+        inputs = {**_with_options(inputs, options), "stream": True}
+        asked = _Asked(inputs)
         handle = self._handle.options(stream=True)
-        async for frame in handle.run_stream.remote(model, {**_with_options(inputs, options), "stream": True}):
-            yield self._frame(frame)
+        if not asked.patience_s:
+            async for frame in handle.run_stream.remote(model, inputs):
+                yield self._frame(frame)
+            return
+        while True:
+            try:
+                async for number, frame in handle.follow.remote(model, inputs, asked.id, asked.after):
+                    asked.heard(number)
+                    yield self._frame(frame)
+                return
+            except asked.losses as lost:
+                await asyncio.sleep(asked.pause(lost))
+
+
+class _Asked:
+    """One call, which is made again under the same ``id`` if its gateway is lost, for as long as it asked to be
+    resumable (``patience_s``). ``after``: the last event that was heard.
+    """
+
+    def __init__(self, inputs: dict[str, Any]) -> None:
+        from ray.exceptions import RayActorError
+
+        options = inputs.get("options")
+        wanted = options.get("resumable") if isinstance(options, dict) else None
+        # What else it may be is for the gateway to refuse.
+        self.patience_s = float(wanted) if isinstance(wanted, int | float) else 0.0
+        self.losses = RayActorError
+        self.id = uuid.uuid4().hex
+        self.after = 0
+        self._again = True
+        self._heard = time.monotonic()
+
+    def heard(self, number: int) -> None:
+        """``number`` 0: the event is of a stream that cannot be resumed."""
+        self.after = number
+        self._again = number > 0
+        self._heard = time.monotonic()
+
+    def pause(self, lost: Exception) -> float:
+        """Seconds until the call is made again. Raises ``lost`` where it is not."""
+        if not self._again or time.monotonic() - self._heard > self.patience_s:
+            raise lost
+        return AGAIN_S
 
 
 def _with_options(inputs: dict[str, Any], options: dict[str, Any] | None) -> dict[str, Any]:

@@ -207,16 +207,18 @@ class Gateway:
         """How many tokens the request's prompt has, whether or not the context window would take it."""
         return await self.backend(model).count_tokens(model, request)
 
-    async def run_handle(self, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``)."""
-        own_id = uuid.uuid4().hex
+    async def run_handle(self, name: str, inputs: dict[str, Any], own_id: str = "") -> dict[str, Any]:
+        """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``). ``own_id``: what a
+        caller that may ask again calls the request; it is charged once under it.
+        """
+        own_id = own_id or uuid.uuid4().hex
         request_id.current.set(own_id)
         try:
-            result = await self.run(name, Body({**check_object(inputs), "stream": False}), self._own())
+            result = await self.run(name, Body({**check_object(inputs), "stream": False}), self.own())
         except Estimated as asked:
             return success(asked.estimate.shown())
         except Exception as error:
-            return self._failure(error, own_id)
+            return self.failure(error, own_id)
         assert isinstance(result, Answer)
         return result.body
 
@@ -225,7 +227,7 @@ class Gateway:
         own_id = uuid.uuid4().hex
         request_id.current.set(own_id)
         try:
-            result = await self.run(name, Body({**check_object(inputs), "stream": True}), self._own())
+            result = await self.run(name, Body({**check_object(inputs), "stream": True}), self.own())
             if isinstance(result, Answer):
                 yield result.body["result"]
                 return
@@ -234,13 +236,14 @@ class Gateway:
         except Estimated as asked:
             yield asked.estimate.shown()
         except Exception as error:
-            yield self._failure(error, own_id)
+            yield self.failure(error, own_id)
 
-    def _own(self) -> Caller:
+    def own(self) -> Caller:
         """Whoever can call the handle holds the cluster's token, and acts for the account of the settings."""
         return self.state.accounts.own()
 
-    def _failure(self, error: Exception, request_id: str) -> dict[str, Any]:
+    def failure(self, error: Exception, request_id: str) -> dict[str, Any]:
+        """An error as the Python handle gets it."""
         shown = as_api_error(error, request_id)
         if shown is not error:
             log.error("request %s failed", request_id, exc_info=error)

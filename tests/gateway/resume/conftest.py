@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.resume import streams
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.sampling_params import TokenLogprobs
 from serve_app.state.accounts import hash_key
 from serve_app.tasks.work import Settled
 from serve_app.wire.generate import GenerateCall, Generated, PromptPath
@@ -27,12 +29,13 @@ TEXT = "One, two and three: the rest is as it was said before, word by word, unt
 class Worker:
     """Says ``texts[seed // 1000][seed % 1000]``, where choices have one seed after another.
 
-    ``let``: how many tokens of each may go out, each in a step of its own, before :attr:`on` is set.
+    ``let``: how many tokens of each may go out before :attr:`on` is set, ``step`` of them at a time, as with drafts.
     """
 
-    def __init__(self, texts: list[tuple[str, ...]] | None = None, let: int = 10_000) -> None:
+    def __init__(self, texts: list[tuple[str, ...]] | None = None, let: int = 10_000, step: int = 1) -> None:
         self.texts = texts or [(TEXT,) * 16]
         self.let = let
+        self.step = step
         self.on = asyncio.Event()
         # Calls that wait for it.
         self.held = 0
@@ -75,7 +78,13 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(streams, "LOOK_S", 0.01)
     made: list[Lost] = []
 
-    async def make(worker: Worker, keys: tuple[str, ...] = (KEY,), **settings: Any) -> Lost:
+    async def make(
+        worker: Worker,
+        keys: tuple[str, ...] = (KEY,),
+        record: Mapping[str, Any] = MappingProxyType({}),
+        **settings: Any,
+    ) -> Lost:
+        """``record``: fields of the models' records that are other than theirs."""
         fields = {"account": "local", "cluster_secret": "s", "home": str(tmp_path), "profile": "local", **settings}
         gateway: Lost
 
@@ -84,20 +93,28 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
             text = worker.texts[asked.sampling.seed // 1000][asked.sampling.seed % 1000]
             ids = model.tokenizer.encode(text, add_special_tokens=False)
             stream = gateway.inbox._streams[asked.id]
-            for at in range(asked.resumed, len(ids)):
+            at = asked.resumed
+            while at < len(ids):
                 if at == worker.let:
                     worker.held += 1
                 if at >= worker.let:
                     await worker.on.wait()
+                upto = min(at + worker.step, worker.let if at < worker.let else len(ids), len(ids))
+                step = tuple(map(int, ids[at:upto]))
                 cached = 3 if at == asked.resumed else None
-                finish = "stop" if at + 1 == len(ids) else None
-                stream.feed(TokenItem(asked.id, at, (int(ids[at]),), finish, None, cached))
+                finish = "stop" if upto == len(ids) else None
+                logprobs = (
+                    tuple(TokenLogprobs(-i / 7, []) for i in step) if asked.sampling.logprobs is not None else None
+                )
+                stream.feed(TokenItem(asked.id, at, step, finish, logprobs, cached))
+                at = upto
                 await asyncio.sleep(0)
             return Generated("stop", 3, PromptPath())
 
         gateway = Lost(GatewaySettings(key_hashes=tuple(map(hash_key, keys)), **fields), call)
         for model in gateway.models:
             model.ready = True
+            model.record = model.record.model_copy(update=dict(record))
         await gateway.inbox.start()
         transport = httpx.ASGITransport(build_http(gateway), root_path="/below")
         headers = {"Authorization": f"Bearer {keys[0]}"}

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import orjson
+import pytest
 
 from serve_app.gateway.http.resumable import _Kept
 from serve_app.gateway.resume import streams
@@ -27,7 +28,9 @@ CALL = """Let me see what the weather is like there.
 </tool_call>"""
 WEATHER = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
 TOOLS = [{"type": "function", "function": WEATHER}]
-DIALECTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+# By name: path, body, and what the choices say.
+Cases = dict[str, tuple[str, dict[str, Any], tuple[str, ...]]]
+DIALECTS: Cases = {
     "native": (NATIVE, {"messages": TURN}, (TEXT,)),
     "native tools": (NATIVE, {"messages": TURN, "tools": TOOLS}, (CALL,)),
     "chat": ("/v1/chat/completions", {"messages": TURN, "stream_options": {"include_usage": True}}, (TEXT,)),
@@ -39,6 +42,44 @@ DIALECTS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "responses tools": ("/v1/responses", {"input": "hi", "tools": [{"type": "function", **WEATHER}]}, (CALL,)),
 }
 
+# Of a model that reasons, and under grammars; each choice has drafts of its own.
+JSON = '{"city": "Paris", "sights": ["tower", "river"], "people": 2102650}'
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}, "people": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+THOUGHT = "<think>\nThey want to know of a city. Paris, then, with all of its people.\n</think>\n\n"
+USED = {"stream_options": {"include_usage": True}}
+GUIDED: Cases = {
+    "native": (NATIVE, {"messages": TURN, "response_format": FORMAT}, (JSON,)),
+    "native reasoning": (NATIVE, {"messages": TURN}, (THOUGHT + TEXT,)),
+    "chat": ("/v1/chat/completions", {"messages": TURN, "response_format": FORMAT, **USED}, (THOUGHT + JSON,)),
+    "chat of two": (
+        "/v1/chat/completions",
+        {"messages": TURN, "response_format": FORMAT, "n": 2, "logprobs": True},
+        (JSON, THOUGHT + JSON),
+    ),
+    "chat tools": (
+        "/v1/chat/completions",
+        {"messages": TURN, "tools": TOOLS, "tool_choice": "required", **USED},
+        (THOUGHT + CALL.partition("\n")[2],),
+    ),
+    "chat choice": ("/v1/chat/completions", {"messages": TURN, "guided_choice": [TEXT, JSON]}, (TEXT,)),
+    "messages": (
+        "/v1/messages",
+        {"messages": TURN, "max_tokens": 200, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        (THOUGHT + TEXT,),
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": "hi", "text": {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}}},
+        (THOUGHT + JSON,),
+    ),
+    "responses tools": (
+        "/v1/responses",
+        {"input": "hi", "tools": [{"type": "function", **WEATHER}]},
+        (THOUGHT + CALL,),
+    ),
+}
+
 
 TEXTS = [texts for _, _, texts in DIALECTS.values()]
 
@@ -47,9 +88,9 @@ def asked(number: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"model": CHAT, "stream": True, "seed": 1000 * number, "options": {"resumable": 60}, **body}
 
 
-async def post_all(gateway: Lost) -> list[asyncio.Task[httpx.Response]]:
-    """Every dialect's request; its id is in the order of :data:`DIALECTS`."""
-    bodies = enumerate(DIALECTS.values())
+async def post_all(gateway: Lost, cases: Cases = DIALECTS) -> list[asyncio.Task[httpx.Response]]:
+    """Every case's request, in their order."""
+    bodies = enumerate(cases.values())
     return [asyncio.ensure_future(gateway.http.post(path, json=asked(n, body))) for n, (path, body, _) in bodies]
 
 
@@ -119,6 +160,69 @@ async def test_another_gateway_goes_on_frame_by_frame_in_every_dialect(start):
             found = await gateway.http.get(f"/v1/requests/{stream_id}/stream", headers={"Last-Event-ID": str(after)})
             assert found.content == beyond(whole, after)
             assert (await gateway.http.get(f"/v1/requests/{stream_id}/stream?after={after}")).content == found.content
+
+
+@pytest.mark.parametrize("let", [11, 17])
+async def test_another_gateway_goes_on_with_grammars_reasoning_and_drafts(start, let):
+    """Steps are of other lengths there, as other drafts stand."""
+    texts, record = [texts for _, _, texts in GUIDED.values()], {"reasoning_parser": "qwen3"}
+    calm_worker = Worker(texts, step=1)
+    calm = await start(calm_worker, record=record)
+    alone = [(await task).content for task in await post_all(calm, GUIDED)]
+    assert not [body for body in alone if not body.endswith((b"[DONE]\n\n", b'"message_stop"}\n\n'))]
+    undisturbed = sorted(str(settled.usage) for settled in calm.settled)
+    assert sum(s.usage.reasoning_tokens > 0 for s in calm.settled) == 7
+    calm.settled.clear()
+    # The calm one has no part in it.
+    await calm.silence()
+    worker = Worker(texts, let=let, step=4)
+    one = await start(worker, record=record)
+    reading = await post_all(one, GUIDED)
+    await worker.holds(10, one)
+    ids = {stream.id: stream.frames[:] for stream in one.streams._running.values()}
+    assert len(ids) == len(GUIDED)
+    worker.step = 3
+    other = await start(worker, record=record)
+    await one.kill()
+    for task in reading:
+        task.cancel()
+    worker.on.set()
+    answers = [(await other.http.get(f"/v1/requests/{stream_id}/stream")).content for stream_id in ids]
+    for answer, shown in zip(answers, ids.values(), strict=True):
+        assert answer.startswith(b"".join(shown)) and numbers(answer) == list(range(1, len(numbers(answer)) + 1))
+    assert sorted((parts(body), body[-14:]) for body in alone) == sorted((parts(body), body[-14:]) for body in answers)
+    assert sorted(str(settled.usage) for settled in other.settled) == undisturbed and not one.settled
+    # What is asked of the next worker is what was asked of the lost one, behind the tokens that there are.
+    before, after = (
+        {(c.sampling.seed, c.sampling.grammar) for c in calls} for calls in (calm_worker.calls, worker.calls)
+    )
+    assert before == after and sum(grammar is not None for _, grammar in before) == 7
+    assert all(call.resumed == let for call in worker.calls[10:]) and len(worker.calls) == 20
+
+
+def parts(body: bytes) -> list[tuple[str, str]]:
+    """What was said under each name, so that reasoning, text and calls are told apart."""
+    found: dict[str, str] = {}
+
+    def look(value: Any, name: str, kind: str, index: int) -> None:
+        if isinstance(value, dict):
+            index = value["index"] if isinstance(value.get("index"), int) else index
+            for key, inner in value.items():
+                look(inner, key, kind, index)
+        elif isinstance(value, list):
+            for inner in value:
+                look(inner, name, kind, index)
+        elif isinstance(value, str) and name in SAID:
+            found[f"{kind} {index} {name}"] = found.get(f"{kind} {index} {name}", "") + value
+
+    for line in body.splitlines():
+        if line.startswith(b"data: {"):
+            event = orjson.loads(line[6:])
+            look(event, "", event.get("type", ""), 0)
+    return sorted(found.items())
+
+
+SAID = ("content", "text", "response", "delta", "arguments", "partial_json", "thinking", "reasoning_content", "token")
 
 
 async def test_a_gateway_that_was_thought_dead_adds_nothing(start):
