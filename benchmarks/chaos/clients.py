@@ -17,7 +17,7 @@ from benchmarks.chaos.asks import Ask, asks, probes
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.ledger import Receipts
-from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
+from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED, Weather
 
 LEAVES = 0.15
 RESUMES = 0.35  # of the streams
@@ -97,6 +97,7 @@ class Clients:
         try:
             async with asyncio.timeout(patience):
                 if resumes:
+                    self._begun(ask, seen)
                     self.counts["resumed"] += bool(await resuming.resumed(self.http, ask, seen, leaves))
                 elif stream:
                     await self._stream(ask, leaves, seen)
@@ -106,7 +107,8 @@ class Clients:
             self._note(f"no end after {patience:.0f} s", "hangs", ask, since, "hung")
             return False
         except httpx.HTTPStatusError as error:
-            kind = REFUSED if _honest(error.response) else "dishonest"
+            honest = UNSTORED if resumes and "store cannot be reached" in error.response.text else REFUSED
+            kind = honest if _honest(error.response) else "dishonest"
             self._note(_refusal(error.response), kind, ask, since, f"status {error.response.status_code}")
             return False
         except httpx.TransportError as error:

@@ -32,13 +32,14 @@ from benchmarks.chaos.injections import (
     workers,
 )  # fmt: skip
 from benchmarks.chaos.target import GATEWAY, REPLICA, WORKERS, Target
-from benchmarks.chaos.weather import BROKEN, REFUSED
+from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED
 
 RECOVERS_S, GATEWAY_S, RESTART_S = 5.0, 60.0, 180.0
 
 # Nothing but a pause may be seen; or honest refusals; or broken connections as well.
 PAUSE: frozenset[str] = frozenset()
 REFUSALS = frozenset({REFUSED})
+NO_STORE = frozenset({UNSTORED})
 ANYTHING = frozenset({REFUSED, BROKEN})
 
 
@@ -122,19 +123,21 @@ FAULTS = (
           hold=SHORT, stalls=True, needs=_no_sockets),
     Fault("http-lossy", "packets between HAProxy and gateway are dropped", lossy(HAPROXY, GATEWAYS), hold=SHORT,
           stalls=True, needs=_no_sockets),
-    Fault("store-locked", "another process holds SQLite's lock", store_locked, hold=SHORT, needs=_no_sqlite),
-    Fault("store-refuses", "PostgreSQL's port hangs up", store("refuse"), hold=LONG, needs=_no_postgres),
-    Fault("store-silent", "PostgreSQL does not answer", store("silent"), hold=LONG, needs=_no_postgres),
-    Fault("store-slow", "every packet from and to PostgreSQL is late", store("slow"), hold=SHORT, needs=_no_postgres),
+    Fault("store-locked", "another process holds SQLite's lock", store_locked, NO_STORE, hold=SHORT, needs=_no_sqlite),
+    Fault("store-refuses", "PostgreSQL's port hangs up", store("refuse"), NO_STORE, hold=LONG, needs=_no_postgres),
+    Fault("store-silent", "PostgreSQL does not answer", store("silent"), NO_STORE, hold=LONG, needs=_no_postgres),
+    Fault("store-slow", "every packet from and to PostgreSQL is late", store("slow"), NO_STORE,
+          hold=SHORT, needs=_no_postgres),
     Fault("gateway-disk-full", "the gateway can write no file", disk_full(GATEWAYS), REFUSALS, SHORT, True),
     Fault("pool-disk-full", "the KV pool can write no file", disk_full(POOL), hold=SHORT),
-    Fault("home-read-only", "the state directory is read-only", home_read_only, hold=SHORT, needs=_no_root),
+    Fault("home-read-only", "the state directory is read-only", home_read_only, NO_STORE, hold=SHORT, needs=_no_root),
     Fault("cache-damaged", "files of the KV cache are changed, cut and deleted", cache_damaged),
     Fault("token-deleted", "Ray's token is deleted", token_deleted, hold=SHORT),
     Fault("memory-short", "another process holds up to 2 GiB of memory, 25 % of the machine's stay free",
           beside(HOLD_MEMORY), hold=SHORT),
     Fault("cpu-busy", "other processes compute", beside(BURN_CPU, BURN_CPU), hold=SHORT, stalls=True),
-    Fault("disk-busy", "another process writes through to the disk", beside(WRITE_DISK), hold=SHORT, stalls=True),
+    Fault("disk-busy", "another process writes through to the disk", beside(WRITE_DISK), NO_STORE,
+          hold=SHORT, stalls=True),
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ async def resumed(http: httpx.AsyncClient, ask: Ask, seen: Seen, leaves: int | N
                             seen.finished = seen.finished or ask.dialect.done
                         elif line.startswith("data: "):
                             ask.dialect.event(seen, json.loads(line[6:]))
-                        if last == leaves:
+                        elif not line and last == leaves:
                             leaves = None
                             break
                     if seen.finished or seen.error is not None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-# What a client may be allowed to see.
-REFUSED, BROKEN = "refused", "broken"
+# What a client may be allowed to see; UNSTORED: a refusal of what only the store can keep, such as resumable streams.
+REFUSED, BROKEN, UNSTORED = "refused", "broken", "unstored"
 LISTED = 40  # of what broke; the rest is counted
 
 
@@ -43,7 +43,8 @@ class Weather:
     def saw(self, what: str, kind: str, ask: str, since: float) -> bool:
         """Something that a client saw of a request that it sent at ``since``; whether a fault allowed its ``kind``."""
         windows = self.during(since, time.monotonic())
-        if any(kind in window.allowed for window in windows):
+        kinds = {kind, REFUSED} if kind == UNSTORED else {kind}
+        if any(kinds & window.allowed for window in windows):
             return True
         self.violation(what, ask=ask, asked_at=round(since - self.started, 1), during=[w.fault for w in windows])
         return False
