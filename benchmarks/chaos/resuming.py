@@ -13,6 +13,7 @@ from benchmarks.chaos.dialects import Seen
 KEEP_S = 300  # without a client: longer than a server takes to be started again
 PATIENCE_S = 300.0
 AGAIN_S = 0.3
+EMPTY = 20  # answers in a row without a frame: the stream has ended without its end
 
 
 async def resumed(http: httpx.AsyncClient, ask: Ask, seen: Seen, leaves: int | None) -> int:
@@ -22,8 +23,9 @@ async def resumed(http: httpx.AsyncClient, ask: Ask, seen: Seen, leaves: int | N
     Raises httpx's errors where the stream has not begun, or is refused for good.
     """
     body = {**ask.body, "stream": True, "options": {**ask.body.get("options", {}), "resumable": KEEP_S}}
-    last = lost = 0
-    while True:
+    last = lost = empty = 0
+    while empty < EMPTY:
+        before = last
         if seen.request:
             path = f"/v1/requests/{seen.request}/stream"
             sent = http.stream("GET", path, headers={"Last-Event-ID": str(last)})
@@ -52,8 +54,10 @@ async def resumed(http: httpx.AsyncClient, ask: Ask, seen: Seen, leaves: int | N
                             break
                     if seen.finished or seen.error is not None:
                         return lost
+                    empty = empty + 1 if last == before else 0
         except httpx.TransportError:
             if not seen.request:
                 raise
         lost += 1
         await asyncio.sleep(AGAIN_S)
+    raise ValueError(f"a resumable stream has ended behind frame {last} without its end")

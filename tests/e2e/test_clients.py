@@ -92,6 +92,9 @@ def test_python_handle_and_command_line(stack):
         frames = list(ai.run("{CHAT}", {{**inputs, "stream": True}}))
         assert "".join(f["response"] for f in frames) == whole["response"]
         assert frames[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        kept = list(ai.run("{CHAT}", {{**inputs, "stream": True}}, {{"resumable": 30}}))
+        assert "".join(f["response"] for f in kept) == whole["response"] and "usage" in kept[-1]
+        assert ai.run("{CHAT}", inputs, {{"resumable": 30}})["response"] == whole["response"]
         assert ai.run("{EMBED}", {{"text": "x"}})["shape"] == [1, 384]
         try:
             ai.run("@cf/no/such", inputs)
@@ -103,7 +106,8 @@ def test_python_handle_and_command_line(stack):
         async def twin():
             ai = AsyncAI()
             text = "".join([f["response"] async for f in ai.stream("{CHAT}", inputs)])
-            assert text == (await ai.run("{CHAT}", inputs))["response"] == whole["response"]
+            kept = [f["response"] async for f in ai.stream("{CHAT}", inputs, {{"resumable": 30}})]
+            assert "".join(kept) == text == (await ai.run("{CHAT}", inputs))["response"] == whole["response"]
 
         asyncio.run(twin())
         print("all right")

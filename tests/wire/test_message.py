@@ -71,7 +71,7 @@ FIELDS = {
     "pulse:1": "pid step_s",
     "resume:1": "streams",
     "subscribe:1": "inbox lease_s needed roles",
-    "subscribed:1": "replica",
+    "subscribed:2": "replica listens",
     "tokens:2": "items",
 }
 # What lies inside of messages; whoever changes one raises the version of the messages that carry it.
