@@ -199,9 +199,9 @@ class StreamLog:
         self.begun = True
         self.safe = part.upto
         self.complete = part.ending is not None
+        self._wake()
         if self.complete:
             self.settle()
-        self._wake()
 
     def settle(self) -> None:
         settlements, self.settlements = self.settlements, []

@@ -201,9 +201,13 @@ class Streams:
             if stream.id in refused:
                 self._lose(stream)
                 continue
-            stream.stored(part)
-            if stream.complete:
+            if part.ending is not None:
                 self._running.pop(stream.id, None)
+            try:
+                stream.stored(part)
+            except Exception as error:
+                # What one stream has to settle holds up no other.
+                log.error("stream %s cannot be settled", stream.id, exc_info=error)
 
     def _lose(self, stream: StreamLog) -> None:
         log.warning("stream %s goes on in another gateway", stream.id)
