@@ -98,7 +98,8 @@ class Clients:
             async with asyncio.timeout(patience):
                 if resumes:
                     self._begun(ask, seen)
-                    self.counts["resumed"] += bool(await resuming.resumed(self.http, ask, seen, leaves))
+                    lost = await resuming.resumed(self.http, ask, seen, leaves)
+                    self.counts["resumed"] += bool(lost)
                 elif stream:
                     await self._stream(ask, leaves, seen)
                 else:
