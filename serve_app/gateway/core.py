@@ -116,6 +116,7 @@ class Gateway:
                 if self.engine.serves(model):
                     dispatcher = self.engine.dispatcher(model)
                     dispatcher.start_worker = partial(self._wake.first, model)
+                    dispatcher.hurry = self._subscriptions.hurry
                     dispatcher.expect_reports()
 
     async def start(self) -> None:

@@ -58,7 +58,7 @@ class Destination:
 class Dispatcher:
     """``report`` what workers say, ``enter`` with a request, ``finish`` when it has ended in whatever way.
 
-    ``start_worker()`` starts a first worker without a request.
+    ``start_worker()`` starts a first worker without a request; ``hurry()`` asks workers for reports, now.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Dispatcher:
         self._clock = clock
         self._name = name
         self.start_worker: Callable[[], None] = lambda: None
+        self.hurry: Callable[[], None] = lambda: None
         self.policy = Dispatch(dispatch_config(model))
         # Prompt tokens by where their K/V came from: computed, the worker's own blocks, a tier of the pool.
         self._sources: dict[str, int] = {}
@@ -149,6 +150,8 @@ class Dispatcher:
         if effects.ahead is not None:
             ticket.trace.event("queued", ahead_tokens=effects.ahead)
         self._apply(effects)
+        if not self.policy.workers.loads:
+            self.hurry()
         await ticket.turn
 
     def waiting(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from serve_app.channel.inbox import TokenInbox
@@ -21,6 +22,8 @@ LEASE_S = 15.0
 PERIOD_S = 4.0
 # Where replicas are expected and none has answered yet, and where the roles that workers should prefer have changed.
 EAGER_S = 0.5
+# The least time between two rounds, however many requests wait for a report.
+HURRY_S = 0.02
 TIMEOUT_S = 5.0
 # Share of a replica's time that requests must need before a stage without replicas gets its first.
 WAKE_ABOVE = 0.1
@@ -58,10 +61,15 @@ class Subscriptions:
         self._due: dict[tuple[str, str], float] = {}
         self._roles: dict[tuple[str, str], Any] = {}  # as last sent
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._hurried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._watch())
+
+    def hurry(self) -> None:
+        """A request waits for a report."""
+        self._hurried.set()
 
     async def _watch(self) -> None:
         while True:
@@ -74,7 +82,10 @@ class Subscriptions:
                     running = self._running.get((model.id, stage))
                     if (running is None or running.done()) and self._is_due(model, stage, plan, now):
                         self._running[model.id, stage] = asyncio.ensure_future(self._subscribe(model, stage, plan))
-            await asyncio.sleep(EAGER_S)
+            await asyncio.sleep(HURRY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._hurried.wait(), EAGER_S - HURRY_S)
+            self._hurried.clear()
 
     def _is_due(self, model: ServedModel, stage: str, plan: Wanted, now: float) -> bool:
         key = (model.id, stage)

@@ -114,6 +114,24 @@ async def test_a_stage_that_reports_nothing_is_asked_again_soon_and_a_stuck_one_
     assert listening[0] is False and listening[-1] is True
 
 
+async def test_a_request_that_waits_for_a_report_hurries_it(inbox, monkeypatch):
+    monkeypatch.setattr(subscriptions, "EAGER_S", 30.0)
+    model, told = chat(), asyncio.Event()
+
+    async def ask_all(of: ServedModel, method: Method, call: Subscribe, stage: str) -> list[Subscribed]:
+        told.set()
+        return [Subscribed("r1")]
+
+    asking = Subscriptions([model], inbox, ask_all, lambda _: Wanted())
+    asking.start()
+    await asyncio.sleep(0.05)
+    model.ready = True
+    assert not told.is_set()
+    asking.hurry()
+    await asyncio.wait_for(told.wait(), 5)
+    asking._task.cancel()
+
+
 async def test_a_model_that_loads_is_left_alone(inbox, monkeypatch):
     assert not await asked(inbox, chat(), monkeypatch, fails=False, seconds=0.1)
 
