@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 from ray import serve
@@ -16,7 +17,9 @@ from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.http.handle import Numbered, follow
+from serve_app.gateway.resume import log as resume
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.ray_private.detached import detached
 from serve_app.ray_private.hinted_router import HINT
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import WorkerGone
@@ -67,7 +70,9 @@ async def call_application(model: ServedModel, method: Method[C, R], call: C, st
     """Calls a method of a model's application; ``replica`` is a wish. Cancelling the await cancels the call there."""
     handle = model.handle(serve.get_deployment_handle, stage)
     wish = {HINT: replica} if replica else {}
-    response = getattr(handle, method.name).remote(call.encode(), **wish)
+    # A resumable stream goes on when the client has left who asked for it.
+    with detached() if resume.current.get() is not None else nullcontext():
+        response = getattr(handle, method.name).remote(call.encode(), **wish)
     try:
         return method.result(await response)
     except (RayActorError, WorkerLost, DeploymentUnavailableError) as error:

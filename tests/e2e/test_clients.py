@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
 
+import httpx
 import numpy as np
 import pytest
 from cloudflare import Cloudflare
@@ -122,3 +124,35 @@ def test_python_handle_and_command_line(stack):
     command = [sys.executable, "-m", "serve_app.cli", "run", CHAT, "What does math.sqrt do?", "--temperature", "0"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "square root" in done.stdout, done.stderr
+
+
+def test_a_resumable_stream_goes_on_without_its_client(stack):
+    """Serve cancels what a request has called when its client leaves; not this."""
+    body = {"prompt": "Write about lists. ", "raw": True, "ignore_eos": True, "max_tokens": 200, "temperature": 0}
+    url = f"{stack.api}/run/{CHAT}"
+    with httpx.Client(headers=stack.headers, timeout=120) as http:
+        alone = http.post(url, json=body).json()["result"]["response"]
+        text, last = "", 0
+
+        def read(answer: httpx.Response, events: int | None = None) -> None:
+            nonlocal text, last
+            for line in answer.iter_lines():
+                if line.startswith("id: "):
+                    last = int(line[4:])
+                elif line.startswith("data: {"):
+                    text += json.loads(line[6:])["response"]
+                elif not line and last == events:
+                    return
+
+        asked = {**body, "stream": True, "options": {"resumable": 60}}
+        with http.stream("POST", url, json=asked) as answer:
+            stream_id = answer.headers["cf-ray"]
+            read(answer, 5)
+        assert last == 5 and alone.startswith(text) and text != alone
+        # It is not only kept, it goes on.
+        again = f"{stack.api}/requests/{stream_id}/stream"
+        with http.stream("GET", again, headers={"Last-Event-ID": str(last)}) as answer:
+            read(answer)
+        assert text == alone
+        path = http.get(f"{stack.api}/requests/{stream_id}").json()
+        assert path["status"] == "done" and [e["event"] for e in path["events"]].count("routed") == 1

@@ -4,6 +4,7 @@ features goes with it and where it lies.
 
 from __future__ import annotations
 
+import contextvars
 import importlib
 import inspect
 import mmap
@@ -297,3 +298,19 @@ def test_splicing_is_off(started: tuple[list[str], str]) -> None:
     binary = haproxy.haproxy_environment()["SERVE_APP_HAPROXY"]
     done = subprocess.run([binary, "-dS", "-v"], capture_output=True, text=True)
     assert done.returncode == 0 and "HAProxy version" in done.stdout, message
+
+
+def test_a_call_can_belong_to_no_request() -> None:
+    """Serve cancels the calls of a request by this when its client leaves."""
+    from ray.serve import context
+
+    from serve_app.ray_private.detached import detached
+
+    def look() -> list[str]:
+        context._serve_request_context.set(context._RequestContext(_internal_request_id="parent"))
+        found = [context._get_serve_request_context()._internal_request_id]
+        with detached():
+            found.append(context._get_serve_request_context()._internal_request_id)
+        return [*found, context._get_serve_request_context()._internal_request_id]
+
+    assert contextvars.copy_context().run(look) == ["parent", "", "parent"]

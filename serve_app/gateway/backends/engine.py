@@ -327,6 +327,10 @@ class EngineBackend:
                 stream.feed(item)
             if not stream.finished:
                 raise WorkerGone("the answer is incomplete")
+        except asyncio.CancelledError:
+            # If it was not us, somebody still waits for tokens.
+            stream.fail(WorkerGone("its call was cancelled"))
+            raise
         except Exception as error:
             stream.fail(error)
 

@@ -43,6 +43,7 @@ class Replicas:
     cancelled: int = 0
     # Replicas whose calls wait for ever after so many tokens.
     stuck: dict[str, int] = field(default_factory=dict)
+    engine: EngineBackend = None  # type: ignore[assignment]
 
     async def up(self, name: str, stage: str) -> None:
         sender = TokenSender(name, on_closed=lambda stream: self.closed.append((name, stream)))
@@ -89,7 +90,7 @@ async def replicas(monkeypatch):
     inbox = TokenInbox(on_load=load)
     await inbox.start()
     made = Replicas(inbox)
-    engine = EngineBackend(inbox, made.call)
+    engine = made.engine = EngineBackend(inbox, made.call)
     runtime = Runtime(made.call, lambda _: engine, Settlement(), 100, salt=lambda account: b"a tenant")
 
     async def ask(n: int = 1) -> Usage:
@@ -213,3 +214,21 @@ async def test_the_tokenizers_copy_is_made_beside_the_event_loop(fields, monkeyp
     assert len(made) == 1 and made[0] != threading.main_thread().name
     assert (await backend.prepare(model, _asks(**fields))).prompt.tolist() == first.prompt.tolist()
     assert first.prompt.tolist() == prompt_ids(tokenizer, _asks(**fields)).tolist() and len(made) == 1
+
+
+async def test_a_call_that_somebody_else_cancels_is_a_lost_worker(replicas) -> None:
+    """And not one that says nothing for ever."""
+    made, ask = replicas
+    made.stuck["d1"] = 5
+    await made.up("d1", "decode")
+    asking = asyncio.ensure_future(ask())
+    async with asyncio.timeout(10):
+        while not made.calls:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        await made.up("p1", "prefill")
+        (call,) = made.engine._calls
+        call.cancel()
+        usage = await asking
+    assert usage.completion_tokens == len(ANSWER) and len(made.calls) == 2
+    assert continued(made.calls[1][2], 5)
