@@ -167,7 +167,7 @@ class Dispatcher:
         found = self.policy.predict(request, self._clock())
         if found is not None:
             return Foreseen(found.cached_tokens, request.expected_output_tokens, found.wait, found.ttft)
-        wait = self.policy.cold_start.left(self._clock()) if self._model.scales_to_zero else None
+        wait = self.policy.absence.left(self._clock()) if self._model.scales_to_zero else None
         return Foreseen(0, request.expected_output_tokens, wait)
 
     def destination(self, ticket: Ticket) -> Destination:
