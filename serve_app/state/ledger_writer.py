@@ -41,6 +41,7 @@ GROUP = 1000
 # How often a journal that could not be written is tried again, and how often files of others are looked for.
 TRY_S = 1.0
 ADOPT_S = 5.0
+FINISH_S = 5.0
 # Entries that wait in memory alone, where requests are served although nothing can be written.
 MAX_UNWRITTEN = 100_000
 
@@ -77,6 +78,7 @@ class LedgerWriter:
         self._queue: SimpleQueue[_Asked | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._finished = False
         # Guards the segments; never taken by an event loop.
         self._lock = threading.Lock()
         self._segments = [_Segment(Journal(folder))]
@@ -100,6 +102,10 @@ class LedgerWriter:
         """
         loop = asyncio.get_running_loop()
         asked = _Asked(entry.row(), shown, loop, loop.create_future())
+        if self._finished:
+            # An answer that ends while the gateway does.
+            self._write([asked])
+            return asked.safe
         self._queue.put(asked)
         if self._thread is None:
             self._begin()
@@ -258,10 +264,11 @@ class LedgerWriter:
             self.lost += 1
 
     def finish(self) -> None:
-        """Returns when all that was entered is in the journal; nothing more can be."""
+        """Returns when all that was entered is in the journal, or after some seconds of a disk that does not answer."""
+        self._finished = True
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(FINISH_S)
 
     def close(self) -> None:
         """What the store does not have stays in the journal, for the next process."""

@@ -102,6 +102,19 @@ async def test_while_the_store_is_away_the_disk_holds_what_waits(make, store, tm
     assert sorted(store.ids) == sorted(f"r{n}" for n in range(120)) and writer.waiting == 0
 
 
+async def test_an_answer_that_ends_with_its_gateway_is_written_down(make, store, tmp_path):
+    writer = make()
+    await writer.enter(ENTRY)
+    writer.finish()
+    await writer.enter(replace(ENTRY, id="last"))
+    writer.close()
+    await writer.enter(replace(ENTRY, id="behind it"))
+    writer.close()
+    for _ in files(tmp_path):
+        make().adopt()
+    assert sorted(store.ids) == ["behind it", "last", "r0"] and not files(tmp_path)
+
+
 async def test_an_entry_that_no_store_takes_keeps_no_other(make, store):
     writer = make()
     for n, model in enumerate(("a", "bad", "b")):
