@@ -10,7 +10,8 @@ import torch
 
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.engine.encoder.types import Readout
-from serve_app.models.encoder import EncoderModel, load_encoder
+from serve_app.models.encoder import EncoderModel
+from serve_app.models.encoder_load import load_encoder
 from serve_app.models.folder import UnsupportedModel
 
 LENGTHS = (1, 2, 5, 17, 33, 60, 61, 90, 130, 200)

@@ -132,4 +132,6 @@ def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
     for name, application in serve.status().applications.items():
         answering = {name: has_replicas(deployment) for name, deployment in application.deployments.items()}
         found[name] = ApplicationState(application.status.value.lower(), application.message, answering)
-    return found, read_progress()
+    # Whose model runs has none to tell, and each worker's costs a call.
+    loading = any(application.state != "running" for application in found.values())
+    return found, read_progress() if loading else []

@@ -63,6 +63,10 @@ ONE_MACHINE: dict[str, str] = {
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
     # How long Ray's GCS may take to come up; the default of 30 s is too short where everything starts at once.
     "RAY_gcs_server_port_wait_time_s": "120",
+    # A tenth of what an idle stack computes: each of its processes times every call of Ray's own loops, a hundred a
+    # second, and an agent looks at all of them every five seconds.
+    "RAY_event_stats": "0",
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",
 }
 
 # The inner ports that Serve takes from the environment, by the setting that an operator gives.

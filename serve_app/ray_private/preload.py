@@ -56,7 +56,7 @@ TORCH = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
     "serve_app.engine.build",
-    "serve_app.models.encoder",
+    "serve_app.models.encoder_load",
     "serve_app.models.load",
 )
 TORCH_THEN = (

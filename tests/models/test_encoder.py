@@ -29,7 +29,8 @@ from transformers import (
 
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.engine.encoder.types import EncodeBatch, Readout
-from serve_app.models.encoder import MAX_PADDING, EncoderModel, load_encoder
+from serve_app.models.encoder import MAX_PADDING, EncoderModel
+from serve_app.models.encoder_load import load_encoder
 from serve_app.models.folder import UnsupportedModel
 
 SIZES = dict(

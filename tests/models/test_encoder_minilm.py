@@ -14,7 +14,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import BUILT_IN, load_record
 from serve_app.catalog.weights import resolve
 from serve_app.engine.encoder.batcher import EncodeBatcher
-from serve_app.models.encoder import load_encoder
+from serve_app.models.encoder_load import load_encoder
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from serve_app.models import check
-from serve_app.models.encoder import load_encoder
+from serve_app.models.encoder_load import load_encoder
 from serve_app.models.folder import UnsupportedModel, contents
 from serve_app.models.load import load_causal_lm
 from tests import tiny

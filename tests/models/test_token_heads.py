@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from serve_app.api.multi_vector import Reading, scores
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.engine.encoder.types import EncodeError, Readout
-from serve_app.models.encoder import load_encoder
+from serve_app.models.encoder_load import load_encoder
 from serve_app.models.folder import UnsupportedModel
 from serve_app.tasks.text_embeddings.run import _reading
 from serve_app.wire.encode import EncodedTokens
