@@ -1,12 +1,14 @@
 """Settings: where they come from, how a wrong one is refused, and how the secrets are kept."""
 
+import base64
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from serve_app.config import ConfigError, api_key, cluster_secret, load_settings
+from serve_app.config import ConfigError, alert_secret, api_key, cluster_secret, load_settings
 from serve_app.ray_private import environment as env
 
 
@@ -121,3 +123,27 @@ def test_several_nodes_without_a_database_are_warned_of(tmp_path):
     assert "secret-word" not in str(refused.value)
     with pytest.raises(ConfigError, match="SERVE_APP_FILES: .*s3://BUCKET"):
         settings(SERVE_APP_FILES="gs://bucket")
+
+
+def test_alerts_and_plans(tmp_path):
+    def load(**environ: str):
+        return load_settings({"SERVE_APP_HOME": str(tmp_path), **environ})
+
+    found = load(SERVE_APP_PLAN="free", SERVE_APP_ALERT_SHARES="90, 100", SERVE_APP_ALERT_URL="https://a.example/x?y=z")
+    assert (found.plan, found.alert_shares, found.alert_private) == ("free", (90, 100), False)
+    made = alert_secret(found)
+    assert made == alert_secret(load()) and made.startswith("whsec_") and len(base64.b64decode(made[6:])) == 32
+    assert stat.S_IMODE((tmp_path / "alert_secret").stat().st_mode) == 0o600
+    assert alert_secret(load(SERVE_APP_ALERT_SECRET=made)) == made and made not in repr(
+        load(SERVE_APP_ALERT_SECRET=made)
+    )
+    for name, wrong in {
+        "SERVE_APP_PLAN": "gold",
+        "SERVE_APP_ALERT_SHARES": "50,120",
+        "SERVE_APP_ALERT_URL": "ftp://a.example",
+        "SERVE_APP_ALERT_SECRET": "whsec_c2hvcnQ=",
+        "SERVE_APP_STORE_AWAY_S": "-1",
+    }.items():
+        with pytest.raises(ConfigError, match=name) as caught:
+            load(**{name: wrong})
+        assert name != "SERVE_APP_ALERT_SECRET" or wrong not in str(caught.value)
