@@ -96,7 +96,7 @@ def overshoot(store: SqlStore, minutes: int, checks: Checks) -> dict[str, float]
             if isinstance(found, Reservation):
                 found.settle({REQUESTS: 1})
                 count += 1
-            if number % 4 == 0:
+            if number % 20 == 0:
                 for place, gateway in enumerate(gateways):
                     gateway.exchange(store.leases, f"g{place}")
         let.append(count)

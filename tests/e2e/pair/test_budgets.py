@@ -37,7 +37,7 @@ async def test_not_one_neuron_above(pair, gateways, clients):
         """Asks for several answers at once, at either gateway, and leaves some of them."""
         draw = random.Random(number)
         for turn in range(TURNS):
-            asked = body(number * TURNS + turn, draw.randrange(1, 12), n=draw.choice([1, 1, 2]))
+            asked = {**body(number * TURNS + turn, draw.randrange(1, 12)), "n": draw.choice([1, 1, 2])}
             sending = asyncio.ensure_future(client.ask(draw.choice(gateways), asked))
             if draw.random() < 0.2:
                 await asyncio.sleep(draw.random() * 0.2)
