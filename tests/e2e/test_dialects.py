@@ -186,6 +186,7 @@ def test_the_description_is_open_and_its_examples_work(stack):
     assert page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
     assert "http://" not in page.text and "https://" not in page.text
     described = httpx.get(f"{stack.url}/openapi.json").json()
+    begun = httpx.post(f"{stack.url}/v1/conversations", json={}, headers=stack.headers).json()["id"]
     tried = 0
     for path, methods in described["paths"].items():
         for about in methods.values():
@@ -194,6 +195,7 @@ def test_the_description_is_open_and_its_examples_work(stack):
             if example is None or about["tags"] == ["Accounts"]:
                 continue
             url = stack.url + path.replace("{account}", ACCOUNT).replace("{gateway}", "g").replace("{model}", CHAT)
+            url = url.replace("{conversation_id}", begun)
             answer = httpx.post(url, json=example, headers=stack.headers, timeout=30)
             assert answer.status_code == 200, (path, answer.text)
             tried += 1
@@ -222,6 +224,7 @@ RAW = [
     b'{"messages": []}', b'{"messages": [5]}', b'{"messages": [{}]}', b'{"input": 5}', b'{"input": []}', b'{"text": 5}',
     b'{"contexts": 5}', NESTED, b'{"prompt": "' + b"x" * 1_500_000 + b'"}',
 ]  # fmt: skip
+NO_CONVERSATION = [*RAW[:11], NESTED, b'{"items": 5}', b'{"items": [5]}', b'{"metadata": 5}', b'{"metadata": [5]}']
 # Right in every dialect that takes it but for these fields, each under all of its names.
 TOOL = {"type": "function", "name": "f", "parameters": {}, "input_schema": {}}
 FIELDS: list[dict] = [
@@ -255,9 +258,11 @@ def _post_paths() -> dict[str, list[bytes]]:
             for model in (CHAT, EMBED, RERANK) if "{model:path}" in path else (CHAT,):
                 # Ollama has its own names for what FIELDS get wrong.
                 generates = endpoint.about.streams or path.endswith(("/count_tokens", "/input_tokens", "/compact"))
-                bodies = BODIES if generates and model == CHAT and not path.startswith("/api/") else RAW
+                # A conversation may be begun with nothing.
+                raw = NO_CONVERSATION if path.endswith("/conversations") else RAW
+                bodies = BODIES if generates and model == CHAT and not path.startswith("/api/") else raw
                 operation = (id(endpoint.about), model)
-                paths[path.replace("{model:path}", model)] = RAW[::4] if operation in seen else bodies
+                paths[path.replace("{model:path}", model)] = raw[::4] if operation in seen else bodies
                 seen.add(operation)
     return paths
 
