@@ -92,6 +92,8 @@ class LocalCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self._running_token),
             **haproxy_files(self._folder.haproxy),
+            # Else torch makes a folder in the place that all users share, whose name anybody can guess.
+            "TORCHINDUCTOR_CACHE_DIR": str(self._folder.path / "inductor"),
         }
 
     def start(self) -> None:

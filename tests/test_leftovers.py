@@ -45,5 +45,7 @@ def test_a_cluster_that_was_never_started_leaves_nothing(tmp_path, monkeypatch):
     cluster = LocalCluster(load_settings({"SERVE_APP_HOME": str(tmp_path / "home")}))
     folder = Path(cluster.environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"]).parent
     assert folder.is_dir()
+    # Workers of torch make theirs in it as well.
+    assert Path(cluster.environment["TORCHINDUCTOR_CACHE_DIR"]).parent == folder
     cluster.stop()
     assert list((tmp_path / "tmp").iterdir()) == [] and not folder.exists()
