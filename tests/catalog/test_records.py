@@ -71,7 +71,7 @@ def test_a_short_record_gets_the_defaults(tmp_path: Path) -> None:
         ),
         (("serving:", "dtype: float64\nserving:"), "dtype", "'bfloat16'"),
         (("serving:", "quantization: int3\nserving:"), "quantization", "'int8'"),
-        (("serving:", "price: {input: .nan}\nserving:"), "price.input", "finite"),
+        (("serving:", "price: {input: .nan}\nserving:"), "price.input", "is no price"),
         (("serving:", "price: {input: -1}\nserving:"), "price.input", "at least 0"),
         (("serving:", "defaults: {temperature: hot}\nserving:"), "defaults.temperature", "number"),
         (("serving:", "task: reranking\nserving:"), "line", "given twice"),
