@@ -3,9 +3,9 @@
 python -m benchmarks usage [--json] [--weeks 52] [--requests 1000000] [--database URL]
 
 Accounts, keys and models are used unevenly, as they are: a few do most, and the small ones not in every hour. A week is
-drawn, and the others are copies of it. Each query goes the way of the API, its answer is compared with sums that were
-kept while the rows were drawn, and it is timed. `--database` takes an empty PostgreSQL; without one it is a file of
-SQLite, which is reported and not held to the target.
+drawn, and the others are copies of it. Days are closed as gateways do it. Each query goes the way of the API, its
+answer is compared with sums that were kept while the rows were drawn, and it is timed. `--database` takes an empty
+PostgreSQL; without one it is a file of SQLite, which is reported and not held to the target.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import statistics
 import tempfile
@@ -29,8 +30,9 @@ from benchmarks.checks import Checks
 from serve_app.catalog.tasks import declared
 from serve_app.gateway.usage.read import counted
 from serve_app.state.ledger import DAY_S, HOUR_S
+from serve_app.state.store.closing import CLOSE_AFTER_S
 from serve_app.state.store.sql import SqlStore
-from serve_app.state.store.tables import UNIT_COLUMNS, ledger_days, ledger_hours
+from serve_app.state.store.tables import UNIT_COLUMNS, ledger_closed, ledger_days, ledger_hours
 from serve_app.state.usage import Order, UsageQuery
 
 ACCOUNTS, MODELS = 120, 12
@@ -54,10 +56,13 @@ class Source:
 
 @dataclass(slots=True)
 class Made:
-    """What a week's rows add up to: entries by account, and neurons of all; and how many rows there are in all."""
+    """What a week's rows add up to: entries by account, and neurons of all; how many rows there are in all, and how
+    long it took to close the days.
+    """
 
     entries: Counter[str] = field(default_factory=Counter)
     neurons: int = 0
+    closing_s: float = 0.0
     hour_rows: int = 0
     day_rows: int = 0
 
@@ -109,6 +114,9 @@ def week(requests: int, made: Made) -> Iterator[tuple[sa.Table, list[dict[str, A
 def fill(store: SqlStore, weeks: int, requests: int) -> Made:
     """Writes all rows; the sums are those of one week."""
     made = Made()
+    with store.database.writing() as connection:
+        # As if the store had been made then.
+        connection.execute(sa.update(ledger_closed).values(until=START // DAY_S))
     rows: dict[str, list[dict[str, Any]]] = {ledger_hours.name: [], ledger_days.name: []}
     for table, some in week(requests, made):
         rows[table.name] += some
@@ -122,6 +130,11 @@ def fill(store: SqlStore, weeks: int, requests: int) -> Made:
             later = sa.select((period + number * 7 * DAY_S // length).label(period.name), *others).where(period < first)
             with store.database.writing() as connection:
                 connection.execute(sa.insert(table).from_select([period, *others], later))
+    began = time.monotonic()
+    until = START + weeks * 7 * DAY_S
+    while store.ledger.close_days(until + CLOSE_AFTER_S):
+        pass
+    made.closing_s = time.monotonic() - began
     made.hour_rows, made.day_rows = len(rows[ledger_hours.name]) * weeks, len(rows[ledger_days.name]) * weeks
     with store.database.unprepared() as connection:
         # What a database does by itself within minutes.
@@ -225,6 +238,7 @@ def main() -> int:
     slowest = max(found["median_ms"] for found in times.values())
     told = {"database": "postgresql" if held else "sqlite", "weeks": asked.weeks, "requests_a_day": asked.requests}
     told |= {"hour_rows": made.hour_rows, "day_rows": made.day_rows, "filled_s": round(filled, 1)}
+    told |= {"closing_s": round(made.closing_s, 1), "load": round(os.getloadavg()[0], 2)}
     told |= {"slowest_ms": slowest, "target_ms": TARGET_MS, "queries": times}
     if asked.json:
         print(json.dumps(told))

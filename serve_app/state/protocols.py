@@ -218,6 +218,8 @@ class AnswerStore(Protocol):
 class LedgerStore(Protocol):
     def trim(self, before: float) -> int: ...
 
+    def close_days(self, now: float) -> bool: ...
+
 
 class UsageStore(Protocol):
     entries_kept_s: float

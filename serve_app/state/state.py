@@ -44,6 +44,8 @@ GROUP_S = 0.02
 ADOPT_S = 5.0
 # How often entries of the ledger that are old enough are dropped.
 TRIM_S = 60.0
+# For how long of that time days are closed, one after another, where many are not.
+CLOSE_DAYS_S = 0.2
 # How long an ending gateway tries to bring to the store what waits.
 CLOSE_S = 2.0
 _P = ParamSpec("_P")
@@ -288,3 +290,5 @@ class State:
             self._store.ledger.trim(wall - self._ledger_days * 86_400)
             self._store.leases.trim(wall)
             self._store.alerts.trim(wall)
+            while self._store.ledger.close_days(wall) and time.monotonic() - now < CLOSE_DAYS_S:
+                pass

@@ -121,11 +121,21 @@ def widened(query: UsageQuery, entries_since: float) -> tuple[int, int]:
     return since, until
 
 
+def month_of(at: int) -> int:
+    """When the month of a moment began (unix seconds, UTC)."""
+    moment = datetime.fromtimestamp(at, UTC)
+    return int(datetime(moment.year, moment.month, 1, tzinfo=UTC).timestamp())
+
+
+def month_after(at: int) -> int:
+    """When the month of a moment ends, and the next one begins (unix seconds, UTC)."""
+    return month_of(month_of(at) + 31 * DAY_S)
+
+
 def months(since: int, until: int) -> list[int]:
     """When each month begins that has a part of the time (unix seconds, UTC)."""
-    moment = datetime.fromtimestamp(since, UTC)
-    year, month, found = moment.year, moment.month, []
-    while (start := int(datetime(year, month, 1, tzinfo=UTC).timestamp())) < until:
+    found, start = [], month_of(since)
+    while start < until:
         found.append(start)
-        year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+        start = month_after(start)
     return found

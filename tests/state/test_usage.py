@@ -9,10 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from serve_app.state.ledger import DAY_S, HOUR_S, Entry
 from serve_app.state.store.sql import SqlStore
+from serve_app.state.store.tables import ledger_days, ledger_hours
 from serve_app.state.usage import Order, UsageQuery, moment, months
+from tests.state.days import begin, close_days
 
 # 2026-01-30T00:00:00Z: the days around it lie in three months.
 START = 1_769_731_200
@@ -50,9 +53,15 @@ def entries(count: int, seed: int = 1) -> list[Entry]:
 ENTRIES = entries(400)
 
 
-@pytest.fixture
-def usage(store: SqlStore) -> Iterator[Any]:
-    store.write([entry.row() for entry in ENTRIES])
+@pytest.fixture(params=["open", "closed", "late"])
+def usage(store: SqlStore, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """With every entry in days that are not closed, or before most days are closed, or every other one only after."""
+    begin(store, START - DAY_S)
+    step = {"open": 1, "closed": 1, "late": 2}[request.param]
+    store.write([entry.row() for entry in ENTRIES[::step]])
+    if request.param != "open":
+        close_days(store, NOW)
+        store.write([entry.row() for entry in ENTRIES])
     store.usage._clock = lambda: NOW
     yield store.usage
 
@@ -91,6 +100,8 @@ def told(usage: Any, query: UsageQuery) -> dict[tuple[Any, ...], tuple[int, ...]
 def test_sums_are_those_of_all_entries(usage):
     draw = random.Random(2)
     dimensions = ["account", "key", "model", "task", "status", "currency", "batch"]
+    # What sums of closed days are kept by.
+    coarse = ["model", "task", "status", "currency"]
     moments = [
         START - 5,
         START,
@@ -106,14 +117,31 @@ def test_sums_are_those_of_all_entries(usage):
         query = UsageQuery(
             since=min(ends),
             until=max(ends),
-            account=draw.choice([None, "a", "nobody"]),
+            account=draw.choice([None, None, "a", "nobody"]),
             width=draw.choice([None, None, HOUR_S, DAY_S, DAY_S, "month", 7 * DAY_S, 900]),
-            by=tuple(draw.sample(dimensions, draw.randrange(4))),
+            by=tuple(draw.sample(draw.choice([dimensions, coarse]), draw.randrange(4))),
             only=draw.choice([{}, {}, {"model": ("@cf/m/one", "none")}, {"batch": ("",), "key": ("k1",)}]),
             but=draw.choice([{}, {}, {"status": ("failed",)}]),
             limit=5000,
         )
         assert told(usage, query) == truth(query), query
+
+
+def test_of_closed_days_the_coarse_sums_are_read(store, usage, request):
+    """Without the others the answers are the same: of everybody by day and hour, and of an account by whole months."""
+    if request.node.callspec.params["usage"] == "open":
+        pytest.skip("nothing is closed")
+    closed = START + (DAYS - 1) * DAY_S
+    month = START + 2 * DAY_S
+    everybody = UsageQuery(START, closed + 700, None, DAY_S, ("model", "status"), limit=5000)
+    asked = [everybody, replace(everybody, width=HOUR_S), replace(everybody, width=None, by=("task",))]
+    asked += [replace(everybody, since=month, until=month + 28 * DAY_S, width=width, by=("account", "key", "batch"),
+                      but={"account": ("b",)}) for width in ("month", None)]  # fmt: skip
+    with store.database.writing() as connection:
+        connection.execute(sa.delete(ledger_days).where(ledger_days.c.day < closed // DAY_S))
+        connection.execute(sa.delete(ledger_hours).where(ledger_hours.c.hour < closed // HOUR_S))
+    for query in asked:
+        assert told(usage, query) == truth(query) != {}, query
 
 
 def test_pages_have_every_group_once_in_order(usage):

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from serve_app.state.ledger import DAY_S, HOUR_S, KIND, Entry
+from serve_app.state.store.closing import SUMMED, DayCloser, Sums, adding, regrouped, rows_of
 from serve_app.state.store.database import Database
-from serve_app.state.store.tables import SUMMED_BY, UNIT_COLUMNS, ledger, ledger_days, ledger_hours
+from serve_app.state.store.tables import SUMMED_BY, ledger, ledger_days, ledger_hours
 
 # Entries that one look drops at most, so that no transaction holds others up for long.
 _TRIM = 20_000
-_SUMMED = ("entries", "seconds", *UNIT_COLUMNS, "neurons", "money")
 _PLACE = itemgetter(*SUMMED_BY)
 
 
@@ -28,26 +28,30 @@ class LedgerTable:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._put = database.insert(ledger).on_conflict_do_nothing().returning(ledger.c.id)
-        self._add_hours = _adding(database, ledger_hours)
-        self._add_days = _adding(database, ledger_days)
+        self._add_hours = adding(database, ledger_hours)
+        self._add_days = adding(database, ledger_days)
+        self._closer = DayCloser(database)
 
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
         """Rows with the columns of the table. One whose id is there already changes nothing."""
         rows = list({row["id"]: row for row in reversed(rows)}.values())
         fresh = set(connection.execute(self._put, rows).scalars())
-        hours: dict[tuple[Any, ...], dict[str, Any]] = {}
+        hours: Sums = {}
         for row in rows:
             if row["id"] in fresh:
                 place = (int(row["at"] // HOUR_S), *_PLACE(row))
-                _count(hours.setdefault(place, dict.fromkeys(_SUMMED, 0)), row)
+                _count(hours.setdefault(place, dict.fromkeys(SUMMED, 0)), row)
         if hours:
-            self._add(connection, self._add_hours, "hour", hours)
-            self._add(connection, self._add_days, "day", _days(hours))
+            days = regrouped(hours, lambda place: (place[0] * HOUR_S // DAY_S, *place[1:]))
+            connection.execute(self._add_hours, rows_of(ledger_hours, hours))
+            connection.execute(self._add_days, rows_of(ledger_days, days))
+            self._closer.count(connection, hours, days)
 
-    def _add(self, connection: Connection, add: Any, period: str, sums: dict[tuple[Any, ...], dict[str, Any]]) -> None:
-        names = (period, *SUMMED_BY)
-        # In one order, so that gateways that do so at the same time wait for each other and not in a circle.
-        connection.execute(add, [dict(zip(names, place, strict=True)) | sums[place] for place in sorted(sums)])
+    def close_days(self, now: float) -> bool:
+        """Has days that are over summed for good, see :mod:`serve_app.state.store.closing`: one with entries at a time;
+        whether there may be another.
+        """
+        return self._closer.close(now)
 
     def entry(self, entry_id: str) -> Entry | None:
         with self._database.reading() as connection:
@@ -63,14 +67,6 @@ class LedgerTable:
             return connection.execute(sa.delete(ledger).where(ledger.c.id.in_(oldest))).rowcount
 
 
-def _adding(database: Database, table: sa.Table) -> Any:
-    new = database.insert(table)
-    return new.on_conflict_do_update(
-        index_elements=list(table.primary_key.columns),
-        set_={name: table.c[name] + new.excluded[name] for name in _SUMMED},
-    )
-
-
 def _count(sums: dict[str, Any], row: dict[str, Any]) -> None:
     """Adds one entry. A unit that this program does not know stands in the entry alone."""
     for name, count in msgspec.json.decode(row["units"]).items():
@@ -79,13 +75,3 @@ def _count(sums: dict[str, Any], row: dict[str, Any]) -> None:
     sums["entries"] += 1
     for name in ("seconds", "neurons", "money"):
         sums[name] += row[name]
-
-
-def _days(hours: dict[tuple[Any, ...], dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The same sums by day."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for (hour, *rest), counts in hours.items():
-        total = found.setdefault((hour * HOUR_S // DAY_S, *rest), dict.fromkeys(_SUMMED, 0))
-        for name, count in counts.items():
-            total[name] += count
-    return found

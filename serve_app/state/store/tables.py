@@ -231,6 +231,7 @@ UNIT_COLUMNS = (
 )
 # What sums are kept by.
 SUMMED_BY = ("account", "key", "model", "task", "adapter", "batch", "status", "currency")
+TOTALLED_BY = ("model", "task", "status", "currency")
 
 # One piece of work each, see `serve_app.state.ledger.Entry`. `at`: unix seconds. `units`: JSON. `neurons`: millionths.
 # `money`: 1e-9 of `currency`.
@@ -256,24 +257,32 @@ ledger = Table(
 )
 
 
-def _sums(name: str, period: str) -> Table:
+def _sums(name: str, period: str, by: tuple[str, ...] = SUMMED_BY) -> Table:
     """Sums of the ledger, changed in the transaction that writes an entry. ``period``: unix seconds // its length.
     `entries`: how many; `seconds`: of all of them.
     """
+    indexes = [Index(f"{name}_by_account", "account", period)] if "account" in by else []
     return Table(
         name,
         metadata,
         Column(period, BigInteger, primary_key=True, autoincrement=False),
-        *(Column(column, String, primary_key=True) for column in SUMMED_BY),
+        *(Column(column, String, primary_key=True) for column in by),
         Column("entries", BigInteger, nullable=False),
         Column("seconds", Double, nullable=False),
         *(Column(column, BigInteger, nullable=False) for column in (*UNIT_COLUMNS, "neurons", "money")),
-        Index(f"{name}_by_account", "account", period),
+        *indexes,
     )
 
 
 ledger_hours = _sums("ledger_hours", "hour")
 ledger_days = _sums("ledger_days", "day")
+
+# Of closed days alone, see `serve_app.state.store.closing`. `month`: the day with which it begins.
+ledger_months = _sums("ledger_months", "month")
+ledger_hour_totals = _sums("ledger_hour_totals", "hour", TOTALLED_BY)
+ledger_day_totals = _sums("ledger_day_totals", "day", TOTALLED_BY)
+# One row: all days before `until` are closed, counted from 1970-01-01.
+ledger_closed = Table("ledger_closed", metadata, Column("until", BigInteger, primary_key=True, autoincrement=False))
 
 # Which part of a limit a gateway may use: see `serve_app.state.leases`. `window`: when its minute, day or month began,
 # in unix seconds; 0 for none. `amount`: the lease, of which `held` is in use; `asked`: what the gateway wanted.

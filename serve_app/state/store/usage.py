@@ -6,20 +6,33 @@ left of hours from the entries themselves.
     since          midnight                     midnight          until
       |--|-----------|----------------------------|----------------|--|
     entries  hours               days                     hours     entries
+
+Of closed days there are coarser sums: by month for whole months, and for questions about everybody by day and hour.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from serve_app.state.ledger import DAY_S, HOUR_S, Entry
+from serve_app.state.store.closing import closed_until
 from serve_app.state.store.database import Database
-from serve_app.state.store.tables import UNIT_COLUMNS, ledger, ledger_days, ledger_hours
-from serve_app.state.usage import UsagePage, UsageQuery, UsageRow, months, widened
+from serve_app.state.store.tables import (
+    TOTALLED_BY,
+    UNIT_COLUMNS,
+    ledger,
+    ledger_day_totals,
+    ledger_days,
+    ledger_hour_totals,
+    ledger_hours,
+    ledger_months,
+)
+from serve_app.state.usage import UsagePage, UsageQuery, UsageRow, month_after, month_of, months, widened
 
 # Prompts that one request may have.
 MAX_PARTS = 128
@@ -37,10 +50,13 @@ class UsageTable:
     def sums(self, query: UsageQuery) -> UsagePage:
         """The groups that have something, a page of them."""
         since, until = widened(query, self._clock() - self.entries_kept_s)
-        parts = [self._part(query, table, *span) for table, *span in _spans(query, since, until, self._clock())]
-        if not parts:
-            return UsagePage((), 0, since, until)
         with self._database.reading() as connection:
+            # Read first: days that are closed meanwhile stay where they were, too.
+            closed = closed_until(connection) * DAY_S
+            spans = _spans(query, since, until, self._clock(), closed)
+            parts = [self._part(query, table, *span) for table, *span in spans]
+            if not parts:
+                return UsagePage((), 0, since, until)
             found = connection.execute(_paged(query, parts)).mappings().all()
         units = _units(query)
         rows = tuple(_row(query, units, row) for row in found)
@@ -74,7 +90,8 @@ class UsageTable:
 
     def _part(self, query: UsageQuery, table: sa.Table, since: int, until: int) -> sa.Select[Any]:
         """The sums of one table over a span of time that it has whole."""
-        period, length = (ledger.c.at, 1) if table is ledger else (table.primary_key.columns[0], _LENGTHS[table.name])
+        period = ledger.c.at if table is ledger else table.primary_key.columns[0]
+        length = _LENGTHS[table]
         columns: list[Any] = [table.c[name] for name in query.by]
         if query.width is not None:
             columns.insert(0, _bucket(query, period, length).label("bucket"))
@@ -109,11 +126,34 @@ def _chosen(query: UsageQuery, table: sa.Table, asked: sa.Select[Any]) -> sa.Sel
     return asked
 
 
-_LENGTHS = {ledger_hours.name: HOUR_S, ledger_days.name: DAY_S}
+# Seconds of what the first column of each table counts.
+_LENGTHS = {ledger_hours: HOUR_S, ledger_days: DAY_S, ledger_hour_totals: HOUR_S, ledger_day_totals: DAY_S}
+_LENGTHS |= {ledger_months: DAY_S, ledger: 1}
 
 
-def _spans(query: UsageQuery, since: int, until: int, now: float) -> Iterator[tuple[sa.Table, int, int]]:
-    """Which table has which part of the time, each in the largest units that the query allows."""
+@dataclass(slots=True, frozen=True)
+class _Level:
+    """``table`` has the sums of all its periods that end by ``until`` (unix seconds; None: of all)."""
+
+    table: sa.Table
+    until: int | None = None
+
+    def whole(self, since: int, until: int) -> tuple[int, int]:
+        """The part of a span that this table has."""
+        until = until if self.until is None else min(until, self.until)
+        if since >= until:
+            return since, since
+        if self.table is ledger_months:
+            # That of the second before it begins.
+            return month_after(since - 1), month_of(until)
+        length = _LENGTHS[self.table]
+        return since + -since % length, until - until % length
+
+
+def _spans(query: UsageQuery, since: int, until: int, now: float, closed: int) -> Iterator[tuple[sa.Table, int, int]]:
+    """Which table has which part of the time, each in the largest units that the query allows. Days that end by
+    ``closed`` (unix seconds) are closed.
+    """
     width = query.width
     if isinstance(width, int) and width % HOUR_S:
         if since < until:
@@ -122,22 +162,29 @@ def _spans(query: UsageQuery, since: int, until: int, now: float) -> Iterator[tu
     if until > now:
         # Nothing ends in the future: this hour's sum is whole.
         until += -until % DAY_S
-    levels = [(ledger_hours, HOUR_S), (ledger, 1)]
+    totalled = query.account is None and {*query.by, *query.only, *query.but} <= {*TOTALLED_BY}
+    levels = [_Level(ledger_hours), _Level(ledger)]
+    if totalled:
+        levels.insert(0, _Level(ledger_hour_totals, closed))
     if width is None or width == "month" or width % DAY_S == 0:
-        levels.insert(0, (ledger_days, DAY_S))
+        levels.insert(0, _Level(ledger_days))
+        if totalled:
+            levels.insert(0, _Level(ledger_day_totals, closed))
+        elif not isinstance(width, int):
+            levels.insert(0, _Level(ledger_months, closed))
     yield from _cut(levels, since, until)
 
 
-def _cut(levels: list[tuple[sa.Table, int]], since: int, until: int) -> Iterator[tuple[sa.Table, int, int]]:
+def _cut(levels: Sequence[_Level], since: int, until: int) -> Iterator[tuple[sa.Table, int, int]]:
     if since >= until:
         return
-    (table, length), *finer = levels
-    first, last = since + -since % length, until - until % length
+    level, *finer = levels
+    first, last = level.whole(since, until)
     if first >= last:
         yield from _cut(finer, since, until)
         return
     yield from _cut(finer, since, first)
-    yield table, first, last
+    yield level.table, first, last
     yield from _cut(finer, last, until)
 
 
