@@ -153,6 +153,12 @@ def shown() -> Iterator[str]:
         yield f"{fault.name:24} {fault.does}. Clients may see: {seen}; back within {fault.recovers_s:.0f} s"
 
 
+def _postgresql(url: str) -> str:
+    if not url.startswith("postgresql+psycopg://"):
+        raise argparse.ArgumentTypeError(f"{url!r} is not postgresql+psycopg://USER:PASSWORD@HOST/NAME")
+    return url
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -166,7 +172,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--recovery", type=float, default=0, metavar="S", help="bound of all recoveries, on a slow machine"
     )
-    parser.add_argument("--database", help="URL of an empty PostgreSQL database, instead of SQLite")
+    parser.add_argument(
+        "--database", type=_postgresql, metavar="URL", help="an empty PostgreSQL database, instead of SQLite"
+    )
     parser.add_argument("--port", type=int, default=8125)
     parser.add_argument("--home", type=Path, help="take the server that runs with this state directory")
     parser.add_argument("--list", action="store_true", help="show the faults and end")
