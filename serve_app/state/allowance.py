@@ -20,6 +20,7 @@ from types import MappingProxyType
 from serve_app.api.errors import ApiError, BudgetSpent, PaidPlanNeeded, RateLimited, StoreAway
 from serve_app.state.accounts import Caller
 from serve_app.state.alerts import amount
+from serve_app.state.background import Background
 from serve_app.state.errors import Away
 from serve_app.state.leases import Leases, Reservation, Short
 from serve_app.state.limits import FREE_NEURONS, Limits, Plan
@@ -77,15 +78,12 @@ class Allowance:
         self._away = away
         self._away_s = away_s
         self._clock = clock
-        self._wakes = threading.Event()
-        self._ends = threading.Event()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._background = Background("limits", self._turn, poll_s=POLL_S, group_s=GROUP_S)
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
         self._waiting = threading.Lock()
         self._trouble = ""
         store.away_s = away_s
-        self.leases = Leases(self._wakes.set, clock, drained)
+        self.leases = Leases(self._background.wake, clock, drained)
         self.leases.listeners.append(self._exchanged)
 
     async def request(self, caller: Caller, task: str) -> dict[str, str]:
@@ -122,13 +120,10 @@ class Allowance:
 
     def close(self) -> None:
         """Gives back what is leased and not used. Blocks for a moment; once is enough."""
-        self._ends.set()
-        self._wakes.set()
-        if self._thread is not None:
-            self._thread.join(2.0)
+        self._background.end(2.0)
 
     async def _take(self, needs: Sequence[Need], refusal: Callable[[Short], ApiError]) -> Reservation:
-        self._begin()
+        self._background.begin(self._owner.live)
         found = self.leases.take(needs)
         if found is None:
             with self.leases.waiting(needs), suppress(TimeoutError):
@@ -167,28 +162,9 @@ class Allowance:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, future)
 
-    def _begin(self) -> None:
-        if self._thread is not None:
-            return
-        with self._starting:
-            if self._thread is None and not self._ends.is_set():
-                self._owner.live()
-                self._thread = threading.Thread(target=self._run, name="limits", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        polled = float("-inf")
-        while not self._ends.is_set():
-            self._wakes.wait(POLL_S)
-            self._wakes.clear()
-            now = time.monotonic()
-            all = now - polled >= POLL_S
-            if all:
-                polled = now
-            self._exchange(all)
-            self._ends.wait(GROUP_S)
-        self._exchange(True)
-        if not any(held for held, _ in self.leases.held().values()):
+    def _turn(self, poll: bool, last: bool) -> None:
+        self._exchange(poll)
+        if last and not any(held for held, _ in self.leases.held().values()):
             with suppress(Away, Exception):
                 self._store.forget(self._owner.id)
                 self._owner.end()

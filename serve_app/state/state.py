@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from serve_app.state.allowance import Allowance
+from serve_app.state.background import Background
 from serve_app.state.book import AccountBook
 from serve_app.state.conversations import Conversations
 from serve_app.state.errors import Away, StateError
@@ -76,10 +77,8 @@ class State:
         give_away: bool = False,
     ) -> None:
         self._store: Store = SqlStore(home, database)
-        self._wakes = threading.Event()
-        self._ends = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._background = Background("state", self._turn, poll_s=POLL_S, group_s=GROUP_S)
+        self._closed = False
         self._reader = Reader()
         self._writer = GroupWriter(self._store, Journal(home / "journal"), self._wake)
         self._revisions: dict[str, int] | None = None
@@ -129,7 +128,7 @@ class State:
         self.accounts.blind = True
         # However long another program takes to bring the schema up to date.
         await asyncio.to_thread(self._first)
-        self._begin()
+        self._background.begin()
 
     async def look(self, look: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Asks the store, off the event loop. Raises `StoreAway`."""
@@ -153,13 +152,11 @@ class State:
         """Writes what waits; what the store does not take stays in the journal. Blocks for two seconds at most. Once is
         enough.
         """
-        if self._ends.is_set():
+        if self._closed:
             return
+        self._closed = True
         self.ledger.finish()
-        self._ends.set()
-        self._wakes.set()
-        if self._thread is not None:
-            self._thread.join(CLOSE_S)
+        self._background.end(CLOSE_S)
         self.allowance.close()
         self.ledger.close()
         self._writer.close()
@@ -189,15 +186,8 @@ class State:
         return found | ({"problem": problem} if problem else {})
 
     def _wake(self) -> None:
-        self._wakes.set()
-        if self._thread is None:
-            self._begin()
-
-    def _begin(self) -> None:
-        with self._starting:
-            if self._thread is None and not self._ends.is_set():
-                self._thread = threading.Thread(target=self._run, name="state", daemon=True)
-                self._thread.start()
+        self._background.wake()
+        self._background.begin()
 
     def _first(self) -> None:
         try:
@@ -206,20 +196,7 @@ class State:
         except Away as away:
             log.warning("the store is away (%s): serving what needs none", away)
 
-    def _run(self) -> None:
-        polled = float("-inf")
-        while not self._ends.is_set():
-            self._wakes.wait(POLL_S)
-            self._wakes.clear()
-            now = time.monotonic()
-            poll = now - polled >= POLL_S
-            if poll:
-                polled = now
-            self._turn(poll)
-            self._ends.wait(GROUP_S)
-        self._turn(True)
-
-    def _turn(self, poll: bool) -> None:
+    def _turn(self, poll: bool, last: bool) -> None:
         before = self._store.away
         try:
             if poll:
@@ -229,7 +206,7 @@ class State:
                 self._look()
                 self.ledger.flush()
                 self._adopt()
-                self._tell_uses(all=self._ends.is_set())
+                self._tell_uses(all=last)
                 self._trim()
             self._trouble = None
         except Away as away:

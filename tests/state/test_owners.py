@@ -73,8 +73,7 @@ def _now() -> float:
 
 def _die(gateway: module.State) -> None:
     """As its process would: threads stop where they are, files are closed."""
-    gateway.allowance._ends.set()
-    gateway.allowance._thread.join()
+    gateway.allowance._background.end()
     gateway.ledger.finish()
     for segment in gateway.ledger._segments:
         segment.journal.close()

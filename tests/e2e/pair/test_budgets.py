@@ -59,6 +59,10 @@ async def test_not_one_neuron_above(pair, gateways, clients):
             await asyncio.sleep(0.1)
     total = used(pair)
     assert sum(told) * MICRO - 1 <= total <= BUDGET * MICRO
-    # What nobody spent is there: an answer of one token still fits, or really does not.
+    # What nobody spent is there: an answer of one token still fits, or costs more than is left.
+    left = BUDGET * MICRO - total
     last = await client.ask(gateways[0], {**body(999, 1), "prompt": "a"})
-    assert last.status_code == (200 if BUDGET * MICRO - total >= 3 * MICRO else last.status_code)
+    if last.status_code == 200:
+        assert last.json()["usage"]["neurons"] * MICRO <= left
+    else:
+        assert last.status_code == 429 and left < 3 * MICRO, (last.text, left)
