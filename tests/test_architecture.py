@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.state.streams",
     },
     "serve_app.state.streams": set(),
+    "serve_app.state.batches": {"msgspec", "serve_app.state.accounts", "serve_app.state.protocols"},
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},
     "serve_app.ray_private.environment": set(),
@@ -78,11 +79,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Of Ray, only Serve's status (health.py); of HTTP's clients, what alerts need (alerts.py).
     "serve_app.gateway": {
-        "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.catalog",
+        "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.batch",
+        "serve_app.catalog",
         "serve_app.channel", "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check",
         "serve_app.kv.keys",
         "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.sampling_params",
         "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",
+    },
+    # Batches need no HTTP: what runs one request is handed to them.
+    "serve_app.batch": {
+        "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.tasks",
+        "serve_app.text",
     },
     # Running streams again needs no HTTP.
     "serve_app.gateway.resume": {"msgspec", "serve_app.api", "serve_app.state", "serve_app.wire"},

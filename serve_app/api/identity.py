@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, frozen=True)
 class Identity:
-    """``id``: 32 hex digits. ``created``: unix seconds. ``again``: another gateway had begun with it."""
+    """``id``: 32 hex digits. ``created``: unix seconds. ``again``: another gateway had begun with it. ``batch``: the
+    batch that it belongs to.
+    """
 
     id: str
     created: float
     again: bool = False
+    batch: str = ""
 
 
 # Not set: nobody can run the request again, and ids are drawn at random.
@@ -52,6 +55,11 @@ def seed() -> int:
 def again() -> bool:
     known = current.get()
     return known is not None and known.again
+
+
+def batch() -> str:
+    known = current.get()
+    return "" if known is None else known.batch
 
 
 def _digest(known: Identity, *part: str | int) -> str:

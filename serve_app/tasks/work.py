@@ -153,7 +153,7 @@ class Runtime:
         self.check()
         own_id = self.request_id() if request_id is None else request_id
         began = time.monotonic()
-        work = Work(caller, model, self.salt(caller.account), traces=self.traces)
+        work = Work(caller, model, self.salt(caller.account), traces=self.traces, batch=identity.batch())
         if self.traces is not None:
             work.trace = self.traces.begin(own_id, caller.account, model.id)
         work.trace.event("received", **facts)

@@ -119,7 +119,9 @@ class Exchange:
         if not identity.again():
             allowance, caller = self.gateway.state.allowance, request.state.caller
             allowance.check_plan(caller, model.id, paid=bool(model.record.properties.require_workers_paid))
-            request.state.rate = await allowance.request(caller, model.record.task)
+            # Those of a batch come when there is room for them, however many a minute.
+            if not identity.batch():
+                request.state.rate = await allowance.request(caller, model.record.task)
         return model
 
     async def only_model(self, request: Request, body: dict[str, Any], takes: type[Asked] | None) -> ServedModel:

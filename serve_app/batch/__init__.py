@@ -1,0 +1,1 @@
+"""Batches: what checks and orders their requests, and what runs them."""

@@ -1,0 +1,43 @@
+"""One request of a batch as whoever runs it gets it, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from serve_app.state.accounts import Caller
+from serve_app.state.batches import Request
+from serve_app.state.ledger import Entry
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """``created``: of the batch, in unix seconds. ``tries``: how often it has been tried before."""
+
+    batch: str
+    request: Request
+    caller: Caller
+    created: float
+    tries: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """32 hex digits, the same whoever runs it: so it is counted once."""
+        return hashlib.sha256(f"{self.batch}.{self.request.number}".encode()).hexdigest()[:32]
+
+
+@dataclass(slots=True, frozen=True)
+class Done:
+    """An answer or an error as HTTP has it. ``entries``: what is charged, not yet written anywhere. ``retry_after``:
+    seconds after which it may go better, None where the same would come of it.
+    """
+
+    status: int
+    body: bytes
+    entries: list[Entry] = field(default_factory=list)
+    retry_after: float | None = None
+
+
+# Runs one request in the words of its dialect. Raises nothing; a cancelled call ends the request wherever it is.
+Perform = Callable[[Job], Awaitable[Done]]
