@@ -42,9 +42,14 @@ class Gateways:
             raise OperationalError("BEGIN", {}, Exception("the test took it away"))
 
     async def settled(self, *states: State) -> None:
-        """Until nothing waits for the store."""
+        """Until nothing waits for the store, and no journal keeps what it has."""
+
+        def done(state: State) -> bool:
+            told = state.counters()
+            return told["waiting"] == told["journal_bytes"] == 0 and state.health()["status"] == "ready"
+
         for state in states or self.made:
-            await until(lambda state=state: state.counters()["waiting"] == 0 and state.health()["status"] == "ready")
+            await until(lambda state=state: done(state))
 
     def __enter__(self) -> Self:
         return self
