@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from serve_app.state.quotas import NEURONS
+from serve_app.state.quotas import MONEY, NEURONS, Quota
 
-UNIT = {"neurons": 10**6, "money": 10**9}
-_CALLED = {"neurons": "neurons a day", "money": "money a month"}
+UNIT = {NEURONS: 10**6, MONEY: 10**9}
 
 
 def amount(kind: str, value: int) -> str:
     """Micro-neurons or nano-units as a decimal."""
-    unit = UNIT.get(kind, 1)
+    unit = UNIT.get(kind.partition(":")[0], 1)
     whole, rest = divmod(value, unit)
     if unit == 1 or not rest:
         return str(whole)
@@ -23,7 +22,8 @@ def amount(kind: str, value: int) -> str:
 
 def called(kind: str) -> str:
     """What people call the limit."""
-    return _CALLED.get(kind, f"{kind.partition(':')[0]} a minute")
+    family, _, of = kind.partition(":")
+    return {NEURONS: "neurons a day", MONEY: f"{of or MONEY} a month"}.get(family, f"{family} a minute")
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,6 +54,7 @@ class Alert:
     @property
     def body(self) -> dict[str, Any]:
         """For the receiver, in the form that Standard Webhooks has: amounts are decimals, as text."""
+        currency = Quota(self.account, self.key, self.kind).currency
         return {
             "type": "budget.reached",
             "timestamp": _iso(self.at),
@@ -64,6 +65,7 @@ class Alert:
                 "share": self.share,
                 "used": amount(self.kind, self.spent),
                 "of": amount(self.kind, self.limit),
+                **({"currency": currency} if currency else {}),
                 "since": _iso(self.window),
             },
         }

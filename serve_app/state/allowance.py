@@ -42,8 +42,8 @@ _UNKNOWN = "The server's store cannot be reached, and nobody else knows what is 
 
 @dataclass(slots=True, frozen=True)
 class Worst:
-    """The most that a request could use. ``neurons``: micro-neurons, ``money``: nano-units. ``because``: what makes it
-    so much, for the message of a refusal.
+    """The most that a request could use. ``neurons``: micro-neurons, ``money``: nano-units of ``currency``.
+    ``because``: what makes it so much, for the message of a refusal.
     """
 
     tokens: int = 0
@@ -51,6 +51,7 @@ class Worst:
     neurons: int = 0
     money: int = 0
     because: str = ""
+    currency: str = "USD"
 
 
 class Allowance:
@@ -238,7 +239,8 @@ class Allowance:
                 self._headers([need]),
             )
         limit, left, most = (amount(kind, value) for value in (need.limit, short.left, need.amount))
-        unit, window, end = ("neurons", "daily", "00:00 UTC") if kind == NEURONS else ("money", "monthly", "next month")
+        neurons = kind == NEURONS
+        unit, window, end = ("neurons", "daily", "00:00 UTC") if neurons else (worst.currency, "monthly", "next month")
         return BudgetSpent(
             f"The {window} budget of this {whose} is {limit} in {unit}, of which {left} is left until {end}, and this "
             f"request could cost up to {most}{because}. {remedy}, or wait for the next budget.",
@@ -270,4 +272,4 @@ def _needs(caller: Caller, key: str, limits: Limits, worst: Worst) -> Iterable[N
     if limits.neurons_per_day is not None and worst.neurons:
         yield Need(Quota(account, key, NEURONS), limits.neurons_per_day, worst.neurons)
     if limits.money_per_month is not None and worst.money:
-        yield Need(Quota(account, key, MONEY), limits.money_per_month, worst.money)
+        yield Need(Quota(account, key, f"{MONEY}:{worst.currency}"), limits.money_per_month, worst.money)

@@ -23,9 +23,9 @@ FREE_NEURONS = 10_000 * MICRO
 @dataclass(slots=True, frozen=True)
 class Limits:
     """None: no limit of this kind. ``requests_per_minute``, ``tokens_per_minute``; ``streams`` at once;
-    ``neurons_per_day`` in micro-neurons, of a day of UTC; ``money_per_month`` in billionths of the currency, of a
-    calendar month of UTC. ``plan``, of accounts: the free one has no models that are marked paid, and 10,000 neurons a
-    day where it is not said otherwise; None: that of the settings.
+    ``neurons_per_day`` in micro-neurons, of a day of UTC; ``money_per_month`` in billionths of the price list's
+    currency, of a calendar month of UTC. ``plan``, of accounts: the free one has no models that are marked paid, and
+    10,000 neurons a day where it is not said otherwise; None: that of the settings.
     """
 
     requests_per_minute: int | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-# Kinds. Requests may be those of one task: "requests:TASK".
+# Kinds. Requests may be those of one task, "requests:TASK"; money is that of one currency, "money:EUR".
 REQUESTS, TOKENS, STREAMS, NEURONS, MONEY = "requests", "tokens", "streams", "neurons", "money"
 MINUTE_S, DAY_S = 60, 86400
 
@@ -28,9 +28,14 @@ class Quota(NamedTuple):
         return self.kind.partition(":")[0]
 
     @property
+    def currency(self) -> str:
+        """Of money."""
+        return self.kind.partition(":")[2] if self.family == MONEY else ""
+
+    @property
     def is_budget(self) -> bool:
         """Whether the ledger counts it, and it must hold whatever dies."""
-        return self.kind in (NEURONS, MONEY)
+        return self.family in (NEURONS, MONEY)
 
     @property
     def is_rate(self) -> bool:
@@ -43,13 +48,13 @@ class Quota(NamedTuple):
             return int(now // MINUTE_S) * MINUTE_S
         if self.kind == NEURONS:
             return int(now // DAY_S) * DAY_S
-        if self.kind == MONEY:
+        if self.family == MONEY:
             return int(_month(now).timestamp())
         return 0
 
     def ends(self, now: float) -> float:
         """When the window of ``now`` ends, in unix seconds; ``now`` where there is none."""
-        if self.kind == MONEY:
+        if self.family == MONEY:
             month = _month(now)
             return month.replace(year=month.year + month.month // 12, month=month.month % 12 + 1).timestamp()
         if self.kind == NEURONS:

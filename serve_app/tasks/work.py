@@ -214,7 +214,8 @@ def _worst(quote: Quote, units: Mapping[str, int], streams: int) -> Worst:
     cost, cached = quote.cost(units), quote.cost({**units, "cached_tokens": prompt})
     because = f"{prompt} prompt tokens" + (f", max_tokens {written // streams}" if written else "")
     because += f", {streams} choices" if streams > 1 else ""
-    return Worst(prompt + written, streams, max(cost.neurons, cached.neurons), max(cost.money, cached.money), because)
+    neurons, money = max(cost.neurons, cached.neurons), max(cost.money, cached.money)
+    return Worst(prompt + written, streams, neurons, money, because, cost.currency)
 
 
 def _spent(entry: Entry | None, usage: Usage) -> dict[str, int]:

@@ -21,7 +21,7 @@ from serve_app.state.alerts import Alert
 from serve_app.state.errors import Away
 from serve_app.state.ledger import Entry
 from serve_app.state.limits import MICRO
-from serve_app.state.quotas import NEURONS, Quota, Want
+from serve_app.state.quotas import MONEY, NEURONS, Quota, Want
 from serve_app.state.store.alerts import BACKOFF_S
 from serve_app.state.store.sql import SqlStore
 
@@ -117,6 +117,13 @@ async def test_what_the_receiver_gets():
             "since": "2026-11-21T00:00:00Z",
         },
     }
+
+
+def test_money_tells_its_currency():
+    alert = Alert("msg_1", "team-a", "", f"{MONEY}:EUR", DAY, 100, 25 * 10**9, 25 * 10**9, NOON)
+    assert alert.text == "account team-a: 100 % of the budget of 25 EUR a month is used (25)"
+    told = alert.body["data"]
+    assert (told["limit"], told["used"], told["of"], told["currency"]) == ("money_per_month", "25", "25", "EUR")
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])

@@ -108,8 +108,8 @@ async def test_budgets_tell_what_is_left_and_what_it_could_cost(allowing):
     )
     # Until midnight; clients that would try again at once are told not to.
     assert int(error.headers["Retry-After"]) in (43169, 43170) and error.headers["x-should-retry"] == "false"
-    with pytest.raises(BudgetSpent, match="monthly budget of this key is 2.5 in money, of which 2.5 is left") as caught:
-        await allowance.reserve(caller(Limits(money_per_month=5 * NANO // 2)), Worst(money=3 * NANO))
+    with pytest.raises(BudgetSpent, match="monthly budget of this key is 2.5 in EUR, of which 2.5 is left") as caught:
+        await allowance.reserve(caller(Limits(money_per_month=5 * NANO // 2)), Worst(money=3 * NANO, currency="EUR"))
     assert 9 * 86400 < int(caught.value.headers["Retry-After"]) < 10 * 86400
     # What costs nothing needs no budget.
     (await allowance.reserve(caller(neurons_per_day=0), Worst(tokens=10))).settle({})

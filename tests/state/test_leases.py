@@ -35,8 +35,10 @@ def need(kind: str, limit: int, amount: int = 1, *, account: str = "a", key: str
     return Need(Quota(account, key, kind), limit, amount)
 
 
-def entry(name: str, at: float, neurons: int, account: str = "a", key: str = "k", money: int = 0) -> Entry:
-    return Entry(name, account, key, at, 1.0, "m", "text-generation", "done", {}, neurons, money, "USD")
+def entry(
+    name: str, at: float, neurons: int, account: str = "a", key: str = "k", money: int = 0, currency: str = "USD"
+) -> Entry:
+    return Entry(name, account, key, at, 1.0, "m", "text-generation", "done", {}, neurons, money, currency)
 
 
 class Gateway:
@@ -201,12 +203,33 @@ def test_a_key_spends_its_own_budget_and_its_accounts(store):
     assert gateway.let_in(need(NEURONS, 1000, 300)) is not None
 
 
-@pytest.mark.parametrize(("kind", "limit"), [(NEURONS, 1000), (MONEY, 10**12)])
+def test_a_budget_of_money_counts_its_own_currency(store):
+    """A price list in another currency begins another sum; what is leased of the old one is no part of it."""
+    clock = Clock()
+    euros, dollars = f"{MONEY}:EUR", f"{MONEY}:USD"
+    store.write([entry("r1", clock.now, 0, money=300, currency="EUR").row()])
+    store.write([entry("r2", clock.now, 0, money=900, currency="USD").row()])
+    one, two = Gateway("one", store, clock), Gateway("two", store, clock)
+    assert one.let_in(need(euros, 1000, 701)) is None
+    running = one.let_in(need(euros, 1000, 600))
+    assert two.let_in(need(dollars, 1000, 101)) is None
+    assert two.let_in(need(dollars, 1000, 100)) is not None
+    assert two.let_in_with(one, need(euros, 1000, 101)) is None
+    # A request is settled in the currency of the price that it was let in with.
+    running.settle({MONEY: 250}, "r3")
+    store.write([entry("r3", clock.now, 0, money=250, currency="EUR").row()])
+    one.poll()
+    clock.now += 1
+    assert two.let_in_with(one, need(euros, 1000, 451)) is None
+    assert two.let_in_with(one, need(euros, 1000, 450)) is not None
+
+
+@pytest.mark.parametrize(("kind", "limit"), [(NEURONS, 1000), (f"{MONEY}:USD", 10**12)])
 def test_a_budget_begins_anew(store, kind, limit):
     """Neurons at 00:00 UTC, money with the month; what is running then is a part of the new one."""
     clock = Clock(1_796_083_199.0)  # 2026-11-30, 23:59:59 UTC
     gateway = Gateway("g", store, clock)
-    gateway.let_in(need(kind, limit, limit // 2)).settle({kind: limit // 2}, "r1")
+    gateway.let_in(need(kind, limit, limit // 2)).settle({Quota("", "", kind).family: limit // 2}, "r1")
     whole = {"neurons": limit // 2} if kind == NEURONS else {"neurons": 0, "money": limit // 2}
     store.write([entry("r1", clock.now, **whole).row()])
     gateway.poll()

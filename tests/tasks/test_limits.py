@@ -70,7 +70,7 @@ async def test_openai_s_clients_know_the_word(serve) -> None:
         body = {name: value for name, value in TEXT["/v1/chat/completions"].items() if name != "stream_options"}
         answer = await served.http.post("/v1/chat/completions", json=body)
         assert answer.json()["error"]["code"] == "insufficient_quota"
-        assert "monthly budget of this account is 0.000000001 in money" in answer.json()["error"]["message"]
+        assert "monthly budget of this account is 0.000000001 in USD" in answer.json()["error"]["message"]
 
 
 async def test_every_choice_and_the_default_are_reserved(serve) -> None:

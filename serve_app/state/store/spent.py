@@ -23,10 +23,14 @@ def written(connection: Connection, entries: Sequence[str]) -> set[str]:
 
 
 def since(connection: Connection, quota: Quota, begin: int) -> int:
-    """Micro-neurons or nano-units that are spent of a budget since ``begin``, a midnight in unix seconds."""
+    """Micro-neurons, or nano-units of its currency, that are spent of a budget since ``begin``, a midnight in unix
+    seconds.
+    """
     column = ledger_days.c.neurons if quota.kind == NEURONS else ledger_days.c.money
     query = sa.select(sa.func.coalesce(sa.func.sum(column), 0))
     query = query.where(ledger_days.c.account == quota.account, ledger_days.c.day >= begin // DAY_S)
+    if quota.currency:
+        query = query.where(ledger_days.c.currency == quota.currency)
     if quota.key:
         query = query.where(ledger_days.c.key == quota.key)
     # PostgreSQL adds whole numbers up to a decimal.
