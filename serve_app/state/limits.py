@@ -56,10 +56,12 @@ NO_LIMITS = Limits()
 KINDS = tuple(each.name for each in fields(Limits))
 
 
-def read_limits(given: Mapping[str, Any], before: Limits = NO_LIMITS) -> Limits:
-    """``before`` with what is ``given`` as :meth:`Limits.shown` has it; None takes a limit away. Raises
-    :class:`AccountsError`.
+def read_limits(given: Mapping[str, Any], before: Limits = NO_LIMITS, *, of_key: bool = False) -> Limits:
+    """``before`` with what is ``given`` as :meth:`Limits.shown` has it; None takes a limit away. ``of_key``: limits of
+    a key, which has its account's plan. Raises :class:`AccountsError`.
     """
+    if of_key and given.get("plan") is not None:
+        raise AccountsError("plan is a limit of accounts: a key has its account's. Change the account instead.")
     changed = {name: getattr(before, name) for name in KINDS}
     for name, value in given.items():
         if name not in KINDS:

@@ -118,6 +118,7 @@ def test_members_bound_what_their_keys_may_do_and_take_them_along(store, look):
     "fields",
     [{"scopes": []}, {"scopes": ["all"]}, {"priority": "high"}, {"limits": {"cows": 1}}, {"limits": {"streams": -1}},
      {"limits": {"streams": 1.5}}, {"limits": {"neurons_per_day": "0.0000001"}}, {"limits": {"streams": True}},
+     {"limits": {"plan": "paid"}},
      {"name": "x" * 121}, {"name": "a\nb"}, {"expires": float("inf")}, {"colour": "red"}],
     ids=str,
 )  # fmt: skip
@@ -126,6 +127,14 @@ def test_what_no_key_can_have(store, fields):
     with pytest.raises(AccountsError):
         store.accounts.keys.create("team-a", **fields)
     assert store.accounts.get("team-a").keys == ()
+
+
+def test_a_key_has_its_accounts_plan(store):
+    store.accounts.create("team-a", limits={"plan": "free"})
+    key, _ = store.accounts.keys.create("team-a", limits={"streams": 3, "plan": None})
+    with pytest.raises(AccountsError, match="plan is a limit of accounts.*Change the account"):
+        store.accounts.keys.change("team-a", key.id, limits={"plan": "paid"})
+    assert store.accounts.get("team-a").keys[0].limits == Limits(streams=3)
 
 
 def test_limits_are_exact_and_taken_away_by_none():

@@ -135,7 +135,7 @@ def _columns(fields: Mapping[str, Any], before: Limits) -> dict[str, Any]:
         if name == "scopes":
             row[name] = joined(check_scopes(value))
         elif name == "limits":
-            row[name] = read_limits(value, before).stored()
+            row[name] = read_limits(value, before, of_key=True).stored()
         elif name == "priority":
             row[name] = check_priority(value)
         elif name == "name":

@@ -229,6 +229,7 @@ async def test_an_admin_manages_the_own_account_and_the_operator_all(served):
         ({"name": "x", "scopes": ["root"]}, "root"),
         ({"name": "x", "scopes": ["read"], "priority": "high"}, "priority"),
         ({"name": "x", "scopes": ["read"], "limits": {"cows": 1}}, "cows"),
+        ({"name": "x", "scopes": ["read"], "limits": {"plan": "paid"}}, "plan is a limit of accounts"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
