@@ -3,52 +3,125 @@
 Tests of the Ray cluster wait for processes most of the time; all others compute. So the one process runs the cluster's
 tests, and the other the rest, in parts, large ones first; whoever is done takes the next part. Each loads only the
 files that may have tests for it. What the cluster's tests print is seen at once, the rest when all has ended.
+
+Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-NO_TESTS = 5  # pytest's exit status
+# pytest's exit statuses: all passed, some failed, there were none. Any other says that not all of them have run.
+PASSED, FAILED, NO_TESTS = 0, 1, 5
 # Of the rest, in shares of its files: the smaller the last ones, the sooner both processes are done.
 PARTS = (6, 4, 2)
+# More failures than these are no accident.
+MAX_AGAIN = 3
 # All tests of this folder are the cluster's, of others those that take its fixtures.
 OF_THE_CLUSTER = Path(__file__).parent / "e2e"
+ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = re.compile(r"(?<![.\w])(ray_cluster|stack)\b")
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)\b")
 CLOSING = re.compile(rf"({COUNT.pattern}(, )?)+ in [\d.]+s( \([\d:]+\))?|no tests ran in [\d.]+s")
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
 ONE = {"error": "errors", "warning": "warnings"}
+STOPS_EARLY = re.compile(r"-x|--exitfirst|--maxfail(=.*)?")
+
+
+@dataclass(frozen=True)
+class Pytest:
+    """How to start it: with arguments of the caller's, and a file that tells of failed tests."""
+
+    arguments: list[str]
+    failed_to: Path
+
+    def command(self, part: str, tests: Iterable[str]) -> list[str]:
+        options = ["-q", *self.arguments, "--part", part, "--failed-to", str(self.failed_to)]
+        return [sys.executable, "-m", "pytest", *options, *tests]
+
+    def failed(self) -> dict[str, list[str]]:
+        """The tests that have failed since the last call, by part, each once."""
+        found: dict[str, list[str]] = {}
+        if self.failed_to.exists():
+            for line in self.failed_to.read_text().splitlines():
+                part, name = json.loads(line)
+                if name not in found.setdefault(part, []):
+                    found[part].append(name)
+            self.failed_to.unlink()
+        return found
 
 
 def main(arguments: list[str]) -> int:
     started = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    with tempfile.TemporaryDirectory(prefix="tests-") as scratch:
+        pytest = Pytest(arguments, Path(scratch) / "failed")
+        status, total = run_all(pytest)
+        if status == FAILED and not any(STOPS_EARLY.fullmatch(argument) for argument in arguments):
+            status = run_again(pytest, pytest.failed(), total, sys.stdout)
+    print(summary(total, time.monotonic() - started))
+    return status
+
+
+def run_all(pytest: Pytest) -> tuple[int, Counter[str]]:
+    """The exit status of them all, and what has been counted."""
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
     parts = shared_out([path for path in files if OF_THE_CLUSTER not in path.parents])
     with ThreadPoolExecutor(1) as beside:
-        others = beside.submit(run_parts, command, parts)
+        others = beside.submit(run_parts, pytest, parts)
         theirs = [str(path) for path in files if may_need_the_cluster(path)]
-        cluster = subprocess.Popen([*command, "--part", "cluster", *theirs], stdout=subprocess.PIPE, text=True)
+        cluster = subprocess.Popen(pytest.command("cluster", theirs), stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
         total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
         codes = [cluster.wait()]
-        for code, said in [*run_parts(command, parts), *others.result()]:
+        for code, said in [*run_parts(pytest, parts), *others.result()]:
             total += show(said, sys.stdout)
             codes.append(code)
-    print(summary(total, time.monotonic() - started))
-    return next((code for code in codes if code not in (0, NO_TESTS)), 0 if 0 in codes else NO_TESTS)
+    return together(codes), total
+
+
+def together(codes: list[int]) -> int:
+    """One exit status for several: the worst of them, and none without tests unless all are."""
+    worst = [code for code in codes if code not in (PASSED, FAILED, NO_TESTS)]
+    return worst[0] if worst else FAILED if FAILED in codes else PASSED if PASSED in codes else NO_TESTS
+
+
+def run_again(pytest: Pytest, failed: dict[str, list[str]], total: Counter[str], out: TextIO) -> int:
+    """Gives the tests that failed a second chance, if they are few: one process at a time, and nothing beside it.
+    Corrects the counts by what they do then; the exit status.
+    """
+    names = [name for tests in failed.values() for name in tests]
+    if not 0 < len(names) <= MAX_AGAIN:
+        return FAILED
+    out.write(f"\nrunning again, alone, what has failed ({len(names)} of at most {MAX_AGAIN} tests):\n")
+    codes, found = [], Counter[str]()
+    for part, tests in failed.items():
+        ran = subprocess.run(pytest.command(part, tests), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        found += show(ran.stdout, out)
+        codes.append(ran.returncode)
+    status = together(codes)
+    twice = {name for tests in pytest.failed().values() for name in tests}
+    # One that is skipped has not passed.
+    all_have_run = status in (PASSED, FAILED) and not found["skipped"]
+    passed = [name for name in names if name not in twice and all_have_run]
+    for name in passed:
+        out.write(f"PASSED ONLY WHEN RUN AGAIN, ALONE: {name.removeprefix(f'{ROOT}/')} - mend it\n")
+    total["failed"], total["errors"] = len(names) - len(passed), 0
+    total["passed"] += len(passed)
+    return FAILED if status == PASSED and total["failed"] else status
 
 
 def may_need_the_cluster(file: Path) -> bool:
@@ -66,13 +139,13 @@ def shared_out(files: list[Path]) -> queue.SimpleQueue[list[str]]:
     return parts
 
 
-def run_parts(command: list[str], parts: queue.SimpleQueue[list[str]]) -> list[tuple[int, str]]:
+def run_parts(pytest: Pytest, parts: queue.SimpleQueue[list[str]]) -> list[tuple[int, str]]:
     """Takes parts, which are files, while there are any; the status of each and what it has printed."""
     done = []
     with contextlib.suppress(queue.Empty):
         while True:
             ran = subprocess.run(
-                [*command, "--part", "rest", *parts.get_nowait()],
+                pytest.command("rest", parts.get_nowait()),
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
             )  # fmt: skip
             done.append((ran.returncode, ran.stdout))

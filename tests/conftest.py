@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.__main__ import OF_THE_CLUSTER, may_need_the_cluster
+from tests.parts import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401
 
 # A machine may be busy.
 settings.register_profile("patient", deadline=None)
@@ -129,22 +129,6 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     url = running.create()
     yield url
     running.drop(url)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", choices=("cluster", "rest"), help="only tests of the Ray cluster, or all others")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    part = config.getoption("--part")
-    if not part:
-        return
-    needing = [item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())]
-    if lost := sorted({item.path.name for item in needing if not may_need_the_cluster(item.path)}):
-        raise pytest.UsageError(f"tests of the cluster that nothing in their files tells of: {', '.join(lost)}")
-    needing += [item for item in items if OF_THE_CLUSTER in item.path.parents]
-    items[:] = [item for item in items if (item in needing) == (part == "cluster")]
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+import subprocess
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.__main__ import OF_THE_CLUSTER, shared_out, show, summary
-from tests.conftest import pytest_collection_modifyitems
+from tests.__main__ import FAILED, MAX_AGAIN, OF_THE_CLUSTER, PASSED, Pytest, run_again, shared_out, show, summary
+from tests.parts import pytest_collection_modifyitems
 
 
 @pytest.mark.parametrize(
@@ -72,3 +73,61 @@ def test_the_files_are_shared_out():
     found = [parts.get() for _ in range(parts.qsize())]
     assert sorted(path for part in found for path in part) == sorted(map(str, files))
     assert [len(part) for part in found] == sorted(map(len, found), reverse=True)
+
+
+FLAKY = """
+import pytest
+from pathlib import Path
+
+def second_time(name):
+    seen = Path(__file__).with_name(name)
+    before = seen.exists()
+    seen.touch()
+    return before
+
+@pytest.fixture
+def ray_cluster(): ...
+
+def test_good(): ...
+
+@pytest.mark.parametrize("what", ["a name :: with [everything]"])
+def test_flaky(what):
+    assert second_time("rest")
+
+def test_flaky_with_the_cluster(ray_cluster):
+    assert second_time("cluster")
+
+def test_that_its_clean_up_fails(request):
+    request.addfinalizer(lambda: 1 / 0)
+"""
+
+
+def test_what_passes_when_it_is_run_again_is_reported_and_what_fails_twice_fails_the_run(tmp_path, monkeypatch):
+    """By pytest itself, on a file of three tests that fail."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    file = tmp_path / "test_some.py"
+    file.write_text(FLAKY)
+    here = ["-p", "tests.parts", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null"]
+    again, total = Pytest(here, tmp_path / "failed"), Counter[str]()
+    for part in ("cluster", "rest"):
+        ran = subprocess.run(again.command(part, [str(file)]), capture_output=True, text=True)
+        assert ran.returncode == FAILED, ran.stdout
+        total += show(ran.stdout, io.StringIO())
+    failed = again.failed()
+    assert {part: len(names) for part, names in failed.items()} == {"cluster": 1, "rest": 2}
+    out = io.StringIO()
+    assert run_again(again, failed, total, out) == FAILED
+    assert total["failed"] == 1 and not total["errors"]
+    told = [line for line in out.getvalue().splitlines() if line.startswith("PASSED ONLY WHEN RUN AGAIN, ALONE: ")]
+    assert len(told) == 2 and all(line.endswith(" - mend it") for line in told)
+    assert "test_flaky_with_the_cluster" in told[0] and "a name :: with [everything]" in told[1]
+    # What has passed the second time is enough.
+    assert run_again(again, {"cluster": failed["cluster"]}, total, io.StringIO()) == PASSED
+    assert not total["failed"]
+
+
+def test_many_failures_are_no_accident(tmp_path):
+    out, total = io.StringIO(), Counter(failed=MAX_AGAIN + 1)
+    names = [f"tests/test_x.py::test_{n}" for n in range(MAX_AGAIN + 1)]
+    assert run_again(Pytest([], tmp_path / "failed"), {"rest": names}, total, out) == FAILED
+    assert total["failed"] == MAX_AGAIN + 1 and not out.getvalue()

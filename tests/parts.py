@@ -1,0 +1,38 @@
+"""Options of pytest by which ``python -m tests`` runs the suite in parts and learns which tests have failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.__main__ import OF_THE_CLUSTER, may_need_the_cluster
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", choices=("cluster", "rest"), help="only tests of the Ray cluster, or all others")
+    parser.addoption("--failed-to", type=Path, help="a file to which the part and path of each failed test are added")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if not part:
+        return
+    needing = [item for item in items if "ray_cluster" in getattr(item, "fixturenames", ())]
+    if lost := sorted({item.path.name for item in needing if not may_need_the_cluster(item.path)}):
+        raise pytest.UsageError(f"tests of the cluster that nothing in their files tells of: {', '.join(lost)}")
+    needing += [item for item in items if OF_THE_CLUSTER in item.path.parents]
+    items[:] = [item for item in items if (item in needing) == (part == "cluster")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    report = yield
+    file = item.config.getoption("--failed-to")
+    if file is not None and report.failed:
+        with file.open("a") as failed:
+            name = f"{item.config.rootpath}/{item.nodeid}"
+            failed.write(json.dumps([item.config.getoption("--part"), name]) + "\n")
+    return report
