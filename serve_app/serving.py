@@ -13,6 +13,7 @@ import urllib.request
 from typing import Any
 
 from serve_app.catalog.load import load_catalog
+from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.records import ModelRecord
 from serve_app.catalog.tasks import declared
 from serve_app.cluster import LocalCluster
@@ -63,7 +64,7 @@ def serve_until_interrupted(settings: Settings) -> int:
     _refuse_taken_port(settings)
     # A wrong record or price stops us here, before Ray starts.
     catalog = load_catalog(settings.home)
-    catalog.prices(settings.home, settings.prices)
+    PriceFile(settings.home, settings.prices).read()
     started = [record for record, _ in catalog.started(settings.profile, settings.models)]
     key = api_key(settings)
     check_store(settings.home, settings.database)

@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from serve_app.catalog.errors import CatalogError, from_validation
-from serve_app.catalog.price_list import FILE, Prices, read_price_list
+from serve_app.catalog.price_list import PriceList, Prices
 from serve_app.catalog.price_list import built_in as built_in_prices
 from serve_app.catalog.records import ModelRecord, Profile, ProfileName, Weights
 
@@ -51,13 +51,9 @@ class Catalog:
         """The file a record came from."""
         return self.entries[model].source
 
-    def prices(self, home: Path | None = None, listed: Path | None = None) -> Prices:
-        """What the models cost: by their records, by Cloudflare's table, and before both by the operator's price list,
-        the file ``listed`` or `home`/prices.yaml. Raises CatalogError.
-        """
-        path = listed or (home / FILE if home is not None and (home / FILE).exists() else None)
-        known = {record.id: record.price for record in self}
-        return Prices(known, None if path is None else read_price_list(path))
+    def prices(self, listed: PriceList | None = None) -> Prices:
+        """What the models cost: by their records, by Cloudflare's table, and before both by the operator's list."""
+        return Prices({record.id: record.price for record in self}, listed)
 
     def started(self, profile: ProfileName, only: Iterable[str] = ()) -> list[tuple[ModelRecord, Profile]]:
         """What a profile starts: every record that has it, or just those in `only`.

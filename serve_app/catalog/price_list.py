@@ -101,7 +101,11 @@ class Prices:
         self, catalogue: Mapping[str, Price | None] = MappingProxyType({}), listed: PriceList | None = None
     ) -> None:
         self._catalogue = catalogue
-        self._listed = listed or PriceList()
+        self.adopt(listed or PriceList())
+
+    def adopt(self, listed: PriceList) -> None:
+        """``listed`` is the operator's list from now on."""
+        self._listed = listed
         # Between two of these nothing changes.
         dated = ([one.since for one in self._listed.prices], [one.since for one in self._listed.discounts])
         self._dates = sorted({*dated[0], *dated[1]})

@@ -17,6 +17,7 @@ from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.catalog.load import load_catalog
+from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
@@ -27,6 +28,7 @@ from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models
+from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.tally import Tally
@@ -78,7 +80,9 @@ class Gateway:
             alert_shares=settings.alert_shares,
         )
         self.catalog = load_catalog(home)
-        self.prices = self.catalog.prices(home, Path(settings.prices) if settings.prices else None)
+        price_file = PriceFile(home, Path(settings.prices) if settings.prices else None)
+        self.prices = self.catalog.prices(price_file.begin())
+        self.price_watch = PriceWatch(price_file, self.prices)
         self.prompts = Prompts(home)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
@@ -127,11 +131,13 @@ class Gateway:
         self.health.start()
         self.streams.start()
         self.alerts.start()
+        self.price_watch.start()
         if self._subscriptions is not None:
             self._subscriptions.start()
 
     def close(self) -> None:
         """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""
+        self.price_watch.close()
         self.alerts.close()
         self.streams.close()
         self.state.close()
@@ -288,7 +294,8 @@ class Gateway:
         models = {model.id: entry for model, entry in zip(self.models, found, strict=True)}
         if not own:
             return {"models": models}
-        gateway = {"streams": len(self.inbox), "store": self.state.counters()}
+        prices = {"currency": self.prices.currency, "problem": self.price_watch.file.problem or None}
+        gateway = {"streams": len(self.inbox), "store": self.state.counters(), "prices": prices}
         return {"gateway": gateway, "models": models}
 
     async def _status(self, model: ServedModel, account: str | None) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def test_an_operators_list_goes_before_the_catalogue_from_its_dates_on(tmp_path:
     file = tmp_path / "prices.yaml"
     file.write_text(LIST)
     catalog = load_catalog(tmp_path)
-    prices = catalog.prices(tmp_path)
+    prices = catalog.prices(read_price_list(file))
     used = {"input_tokens": 10**6, "cached_tokens": 10**6 // 2, "output_tokens": 10**6}
     llama, other = "@cf/meta/llama-3.2-1b-instruct", "@cf/qwen/qwq-32b"
 
