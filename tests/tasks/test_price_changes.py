@@ -66,7 +66,7 @@ async def test_a_running_gateway_takes_a_changed_list_over_and_refuses_a_broken_
     await until(lambda: not file.problem)
     assert await cost(served) == (Decimal(12), "EUR")
     # What was used before stays at the price that it had.
-    await until(lambda: served.gateway.state.counters()["waiting"] == 0)
+    await until(lambda: served.gateway.state.ledger.waiting == 0)
     page = await served.gateway.state.usage.sums(UsageQuery(0, 2**31, "local", None, ("currency",)))
     spent = {row.dimensions["currency"]: Decimal(row.money) / 10**9 for row in page.rows}
     assert spent == {before[1]: before[0], "EUR": Decimal(24)}

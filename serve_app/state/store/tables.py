@@ -95,16 +95,6 @@ revisions = Table(
     Column("revision", BigInteger, nullable=False),
 )
 
-# Requests of a minute (unix seconds // 60), as programs before there were leases count them; they may still run.
-rate_counts = Table(
-    "rate_counts",
-    metadata,
-    Column("account", String, primary_key=True),
-    Column("task", String, primary_key=True),
-    Column("minute", BigInteger, nullable=False),
-    Column("count", BigInteger, nullable=False),
-)
-
 # One turn of a conversation each; `previous` is the turn before. `turn`, `body`: JSON. `size`: bytes of both.
 responses = Table(
     "responses",
