@@ -8,7 +8,7 @@ twice, and it has one result and is charged once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -113,14 +113,24 @@ class Shard:
 
 @dataclass(slots=True, frozen=True)
 class Claim:
-    """A shard that a runner works on, the ``epoch``-th time that somebody does. ``done``: numbers of the requests that
-    have results already.
+    """A shard that a runner works on, the ``epoch``-th time that somebody does. ``done``: how many of its requests have
+    results already; see :meth:`BatchStore.done`.
     """
 
     batch: Batch
     shard: Shard
     epoch: int
-    done: frozenset[int]
+    done: int
+
+
+@dataclass(slots=True, frozen=True)
+class Held:
+    """A claim that a runner still has. ``ends``: the batch is cancelled, or past its deadline."""
+
+    batch: str
+    shard: int
+    epoch: int
+    ends: bool
 
 
 @dataclass(slots=True, frozen=True)
@@ -139,6 +149,17 @@ class Result:
 
 
 @dataclass(slots=True, frozen=True)
+class Part:
+    """Results of one shard, made under the claim of that ``epoch``, and what they cost."""
+
+    batch: str
+    shard: int
+    epoch: int
+    results: Sequence[Result]
+    entries: Sequence[Row] = ()
+
+
+@dataclass(slots=True, frozen=True)
 class Waiting:
     """What is left to do for one model. ``deadline``: the earliest of its batches (unix seconds)."""
 
@@ -148,11 +169,16 @@ class Waiting:
 
 class BatchStore(Protocol):
     """All calls block and raise `Away`. ``owner``: a runner's name, new at each start. ``until``: the unix time up to
-    which a claim holds without being renewed.
+    which a claim holds without being renewed. ``max_left``: unfinished requests that one account may have.
     """
 
+    max_left: int
+
     def create(self, batch: Batch) -> None:
-        """Raises `ValueError` for an id that is there already."""
+        """Writes the batch down, on disk when this returns. Raises `ValueError` for an id that is there already, and
+        `QueueFull` where the account would have too many unfinished requests. What of them is known before the input is
+        checked stands in ``batch.counts.total``.
+        """
 
     def find(self, account: str, batch_id: str) -> Batch | None:
         """One look-up by key, however many batches there are."""
@@ -160,14 +186,20 @@ class BatchStore(Protocol):
     def page(
         self, account: str, doors: Collection[str] = (), *, after: str = "", before: str = "", limit: int = 20
     ) -> list[Batch]:
-        """The newest first, behind the batch of id ``after`` or in front of ``before``; one more than ``limit`` tells
-        that there are more.
+        """The newest first, of these doors or of all: those behind the batch of id ``after``, or the last ones in front
+        of ``before``. One more than ``limit`` tells that there are more.
         """
+
+    def left(self, account: str) -> int:
+        """Requests of the account that have no result yet."""
+
+    def busy(self) -> bool:
+        """Whether any batch has something left to do."""
 
     # -- checking the input
 
     def claim_input(self, owner: str, now: float, until: float, batch_id: str = "") -> Batch | None:
-        """A batch that is validating, and that nobody checks."""
+        """A batch that is validating, and that nobody checks; that of the id, or the one with the earliest deadline."""
 
     def planned(self, owner: str, batch_id: str, shards: Sequence[Shard], wrong: Sequence[Result], now: float) -> bool:
         """The input is cut: from now on its shards can be claimed. ``wrong``: requests that can't be run. False: it is
@@ -184,18 +216,26 @@ class BatchStore(Protocol):
         with the earliest deadline, in their order. A batch is running from its first claim on.
         """
 
-    def renew(self, owner: str, now: float, until: float) -> dict[tuple[str, int], bool]:
-        """The owner's claims by batch and shard, and whether each batch is to be ended (cancelled, or past its
-        deadline). What is missing here belongs to somebody else by now.
+    def done(self, batch_id: str, numbers: Collection[int]) -> frozenset[int]:
+        """Which of these requests have results."""
+
+    def renew(self, owner: str, now: float, until: float) -> list[Held]:
+        """The owner's claims of shards. What is missing here belongs to somebody else by now. Claims of inputs and ends
+        are renewed as well.
         """
 
-    def write(self, owner: str, done: Mapping[tuple[str, int, int], Sequence[Result]], entries: Sequence[Row]) -> bool:
-        """Results by batch, shard and epoch, with their entries, in one transaction. False: one of the claims is no
-        longer the owner's, and nothing was written.
+    def write(self, owner: str, parts: Sequence[Part]) -> set[tuple[str, int]]:
+        """Results with what they cost, in one transaction; writing one twice is writing it once. Answers with batch and
+        number of shards that are no longer the owner's, of which nothing was written.
         """
 
-    def finish(self, owner: str, batch_id: str, shard: int, epoch: int) -> bool:
-        """Every request of the shard has its result, or is cancelled or expired: what has none is counted as such."""
+    def finish(self, owner: str, batch_id: str, shard: int, epoch: int, now: float) -> bool:
+        """Every request of the shard has its result, or its batch is to be ended: then what has none is counted as
+        cancelled or expired. False: neither is so, or the shard is no longer the owner's.
+        """
+
+    def give_back(self, owner: str, batch_id: str, shard: int, epoch: int) -> None:
+        """Others may claim the shard at once."""
 
     def release(self, owner: str) -> None:
         """The owner ends: others may claim what it had at once."""
@@ -207,7 +247,7 @@ class BatchStore(Protocol):
 
     def claim_end(self, owner: str, now: float, until: float) -> Batch | None:
         """A batch whose shards are all finished and whose results are to be put into files; it is finalizing. Those
-        past their deadline, or cancelled without a claim, get here as well.
+        past their deadline, or cancelled, get here once nobody works on them.
         """
 
     def results(self, batch_id: str, after: int = -1, limit: int = 1000) -> list[Result]:
@@ -215,21 +255,30 @@ class BatchStore(Protocol):
         its files alone.
         """
 
-    def end(self, owner: str, batch_id: str, output: str, errors: str, now: float) -> bool:
-        """The files are written: the batch has ended (completed, cancelled or expired), its results leave the store."""
+    def end(self, owner: str, batch_id: str, output: str, errors: str, now: float) -> Batch | None:
+        """The files are written: the batch has ended (completed, cancelled or expired), on disk when this returns. What
+        it took to get there is :meth:`clear`'s. None: it is no longer the owner's, and nothing was written.
+        """
+
+    def uncleared(self, limit: int = 100) -> list[str]:
+        """Ids of batches that have ended and still have shards or results in the store."""
+
+    def shards(self, batch_id: str) -> list[Shard]:
+        """In their order, finished or not."""
+
+    def clear(self, batch_id: str) -> None:
+        """Drops shards and results of a batch that has ended. The blobs of its shards go before."""
 
     # -- by their sender
 
-    def cancel(self, account: str, batch_id: str, now: float) -> Batch | None: ...
+    def cancel(self, account: str, batch_id: str, now: float) -> Batch | None:
+        """Asks for its end; the batch as it is then. One that is finalizing or has ended stays as it is."""
+
+    def old(self, now: float, limit: int = 100) -> list[Batch]:
+        """Batches that were kept long enough."""
 
     def delete(self, account: str, batch_id: str) -> Batch | None:
-        """Only of one that has ended; None otherwise. Whoever calls deletes its blobs."""
-
-    def retry(self, account: str, batch_id: str, shards: Sequence[Shard], now: float, deadline: float) -> Batch | None:
-        """Has requests of an ended batch that failed, expired or were cancelled run again, which ``shards`` hold."""
-
-    def trim(self, now: float, limit: int = 100) -> list[Batch]:
-        """Forgets batches that were kept long enough; whoever calls deletes their blobs."""
+        """Forgets a batch that has ended; None: there is none. Its blobs go before."""
 
 
 def pack(requests: Sequence[Request]) -> bytes:

@@ -32,3 +32,7 @@ def unreachable(away: Away) -> StateError:
     if isinstance(away, Damaged):
         return StateError(f"{away}.")
     return StateError(f"The database cannot be reached: {away}. Start it, or correct the setting.")
+
+
+class QueueFull(StateError):
+    """The account has so many unfinished requests of batches that no more are taken."""

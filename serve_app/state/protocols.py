@@ -15,6 +15,7 @@ from serve_app.state.quotas import Granted, Quota, Want
 from serve_app.state.streams import Known, Part, Running, Shown, Taken
 
 if TYPE_CHECKING:
+    from serve_app.state.batches import BatchStore
     from serve_app.state.ledger import Entry
     from serve_app.state.usage import UsagePage, UsageQuery
 
@@ -257,6 +258,9 @@ class Store(Protocol):
 
     @property
     def streams(self) -> StreamStore: ...
+
+    @property
+    def batches(self) -> BatchStore: ...
 
     @property
     def ledger(self) -> LedgerStore: ...

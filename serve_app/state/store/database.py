@@ -74,15 +74,18 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        """A transaction, committed at the end of the block. Raises :class:`Away`."""
-        with self._transaction(write=True) as connection:
+    def writing(self, *, durable: bool = False) -> Iterator[Connection]:
+        """A transaction, committed at the end of the block. A machine that loses its power may lose the last ones of
+        an SQLite file, but for those that are ``durable`` and what was before them. Raises :class:`Away`.
+        """
+        with self._transaction(write=True, durable=durable) as connection:
             yield connection
 
     @contextmanager
-    def unprepared(self, *, write: bool = True) -> Iterator[Connection]:
+    def unprepared(self, *, write: bool = True, durable: bool = False) -> Iterator[Connection]:
         """A transaction on whatever schema there is; for migrations."""
-        with self._noting(), self.engine.execution_options(write=write).begin() as connection:
+        options = self.engine.execution_options(write=write, durable=durable)
+        with self._noting(), options.begin() as connection:
             yield connection
 
     def insert(self, table: sa.Table) -> Any:
@@ -105,7 +108,7 @@ class Database:
             return self._engine
 
     @contextmanager
-    def _transaction(self, *, write: bool) -> Iterator[Connection]:
+    def _transaction(self, *, write: bool, durable: bool = False) -> Iterator[Connection]:
         now = time.monotonic()
         if self._away_since is not None:
             if now < self._try_at:
@@ -121,7 +124,7 @@ class Database:
                 if not self._prepared:
                     self._prepare(self)
                     self._prepared = True
-        with self.unprepared(write=write) as connection:
+        with self.unprepared(write=write, durable=durable) as connection:
             yield connection
 
     def _follow_file(self) -> None:
@@ -214,7 +217,10 @@ def _sqlite(url: sa.URL) -> Engine:
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
         # A transaction that reads first and writes later could not wait for another writer.
-        write = connection.get_execution_options().get("write", True)
+        options = connection.get_execution_options()
+        write = options.get("write", True)
+        if write:
+            connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if options.get('durable') else 'NORMAL'}")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine

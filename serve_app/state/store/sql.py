@@ -12,6 +12,7 @@ from serve_app.state.store import revisions
 from serve_app.state.store.accounts import AccountTables
 from serve_app.state.store.alerts import AlertTable
 from serve_app.state.store.answers import AnswerTable
+from serve_app.state.store.batches import BatchTables
 from serve_app.state.store.conversations import ConversationTable
 from serve_app.state.store.database import Database
 from serve_app.state.store.leases import LeaseTable
@@ -40,6 +41,7 @@ class SqlStore:
         self.ledger = LedgerTable(self.database)
         self.streams = StreamTable(self.database, self.ledger)
         self.answers = AnswerTable(self.database, self.ledger)
+        self.batches = BatchTables(self.database, self.ledger)
         self.usage = UsageTable(self.database)
         # What is written in groups: a kind of row, and who takes it.
         rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger)
