@@ -15,6 +15,8 @@ all methods, ``*``        405 for those that HTTP servers know nothing of and fo
 two request ids           ``x-request-id`` is the gateway's: Serve's own is known to nobody
 500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
 404 without a backend     503 as well: the gateway is not there yet, or not there any more
+answers of Serve's proxy  Requests pass Serve's own proxy until HAProxy knows a new gateway. Where that dies meanwhile,
+                          its 500 without a reason becomes 503 as well: an answer of a gateway has a ``cf-ray``
 ========================  ==============================================================================================
 """
 
@@ -74,6 +76,7 @@ def _edge(folder: Path, most: int) -> list[str]:
     def refuse(status: int, name: str, more: str = "") -> str:
         return f"    http-request return status {status} content-type application/json file {folder / name}{more} if "
 
+    ours = "{ res.hdr(cf-ray) -m found }"
     return [
         "    stick-table type ipv6 size 64k expire 60s store conn_cur",
         "    tcp-request connection track-sc0 src",
@@ -81,7 +84,8 @@ def _edge(folder: Path, most: int) -> list[str]:
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "{ url * }",
         refuse(400, "no_websockets.json") + "{ req.hdr(upgrade) -i -m sub websocket }",
-        "    http-response set-header x-request-id %[res.hdr(cf-ray)] if { res.hdr(cf-ray) -m found }",
+        f"    http-response return status 503 default-errorfiles if {{ status 404 500:599 }} !{ours}",
+        f"    http-response set-header x-request-id %[res.hdr(cf-ray)] if {ours}",
     ]
 
 

@@ -68,7 +68,10 @@ class Gateway(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"])) + self.path.encode()
-        self.send_response(200)
+        if self.path.startswith("/serve/"):
+            self.send_error(int(self.path.removeprefix("/serve/")))
+            return
+        self.send_response(500 if self.path == "/fails" else 200)
         for name, value in {"X-Request-ID": "Serve's", "cf-ray": "ours", "content-length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -144,3 +147,13 @@ def test_an_answer_has_one_request_id(edge) -> None:
     status, headers, body = asked(edge, "POST /v1/x HTTP/1.1\r\nX-Request-ID: the client's", b"{}")
     assert status == 200 and body == b"{}/v1/x"
     assert headers["x-request-id"] == headers["cf-ray"] == "ours"
+
+
+def test_what_serve_answers_without_a_gateway_can_be_retried(edge) -> None:
+    for path in ("/serve/500", "/serve/404", "/serve/503"):
+        status, headers, body = asked(edge, f"POST {path} HTTP/1.1", b"{}")
+        assert status == 503 and int(headers["retry-after"]) > 0
+        assert json.loads(body)["errors"][0]["code"] == 3040
+    # What a gateway says stays.
+    assert asked(edge, "POST /fails HTTP/1.1", b"{}")[0] == 500
+    assert asked(edge, "POST /serve/400 HTTP/1.1", b"{}")[0] == 400
