@@ -7,7 +7,7 @@ such a request, and one of them ends it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 
@@ -27,9 +27,16 @@ class Booking:
         self._settlement = settlement
         self._ledger = ledger
 
+    def keep(self, entry_id: str, look: Callable[[], Entry | None]) -> None:
+        """:attr:`serve_app.tasks.work.Runtime.keep`; a stream that resumes is settled by the gateway that ends it."""
+        if current.get() is None:
+            self._ledger.open(entry_id, look)
+
     def __call__(self, settled: Settled) -> Awaitable[None] | None:
         """The result, if there is one, is there when the entry is safe. Raises `BooksClosed` where it cannot be."""
         entry, stream = settled.entry, current.get()
+        if entry is None:
+            self._ledger.forget(settled.entry_id)
         if stream is not None:
             if entry is not None:
                 stream.entries.append(entry.row().columns)

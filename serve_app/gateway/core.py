@@ -96,6 +96,7 @@ class Gateway:
         self.backends: dict[str, Backend] = {}
         self.tally = Tally()
         self.settlement = Settlement(self.tally)
+        booking = Booking(self.settlement, self.state.ledger)
         self.runtime = Runtime(
             call,
             self.backend,
@@ -106,7 +107,8 @@ class Gateway:
             request_id=request_id.current.get,
             prices=self.prices,
             check=self.state.ledger.check,
-            book=Booking(self.settlement, self.state.ledger),
+            book=booking,
+            keep=booking.keep,
             allowance=self.state.allowance,
         )
         self.state.streams.max_bytes = settings.resume_bytes

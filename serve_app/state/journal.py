@@ -42,17 +42,19 @@ _RECORDS = msgspec.msgpack.Decoder(_Record)
 
 
 class Journal:
-    """``folder``: of all processes that share a state directory. Nothing is made there before the first record."""
+    """``folder``: of all processes that share a state directory. Nothing is made there before the first record.
+    ``name``: what the file's name begins with.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         self._folder = folder
         self._descriptor: int | None = None
-        self._path = folder / f"{os.getpid()}-{os.urandom(4).hex()}.journal"
+        self._path = folder / f"{name or os.getpid()}-{os.urandom(4).hex()}.journal"
         self.bytes = 0
 
     def append(self, rows: Iterable[Row]) -> None:
         """Returns when the rows outlive this process, if not a loss of power. Raises :class:`OSError`."""
-        packed = b"".join(_pack(row) for row in rows)
+        packed = b"".join(pack(row) for row in rows)
         self._write(packed)
         self.bytes += len(packed)
 
@@ -113,7 +115,7 @@ class Journal:
                 os.close(descriptor)
                 continue
             try:
-                rows, damaged = _unpack(os.pread(descriptor, os.fstat(descriptor).st_size, 0), path)
+                rows, damaged = unpack(os.pread(descriptor, os.fstat(descriptor).st_size, 0), path)
                 if rows:
                     yield rows
                 if damaged:
@@ -126,13 +128,14 @@ class Journal:
         yield []
 
 
-def _pack(row: Row) -> bytes:
+def pack(row: Row) -> bytes:
+    """One record."""
     body = msgspec.msgpack.encode([row.kind, row.key, row.columns, row.size])
     return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def _unpack(data: bytes, path: Path) -> tuple[list[Row], bool]:
-    """The rows, and whether something behind them cannot be read although it was written as a whole."""
+def unpack(data: bytes, path: Path) -> tuple[list[Row], bool]:
+    """The rows of a file, and whether something behind them cannot be read although it was written as a whole."""
     rows: list[Row] = []
     at = 0
     while at + _HEAD.size <= len(data):

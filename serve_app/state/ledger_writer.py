@@ -9,15 +9,19 @@ A journal is a row of files of some :data:`SEGMENT_BYTES`. One whose entries are
 store is away files are let go unread, but for the newest: nothing but the disk holds what waits in them. They are found
 again like the files of a process that has ended, by any gateway of the node. An entry is counted once by its id,
 whoever sends it, and however often.
+
+Streams under way are written down as they would be charged now, a few times a second (:mod:`.open_entries`): that
+counts for those whose process was killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,6 +32,7 @@ from serve_app.api.errors import BooksClosed
 from serve_app.state.errors import Away, StateError
 from serve_app.state.journal import Journal
 from serve_app.state.ledger import Entry
+from serve_app.state.open_entries import OpenEntries
 from serve_app.state.protocols import Row, Store
 
 log = logging.getLogger("ray.serve")
@@ -42,6 +47,9 @@ GROUP = 1000
 TRY_S = 1.0
 ADOPT_S = 5.0
 FINISH_S = 5.0
+# How often streams under way are written down, and the share of the event loop's time that this may take.
+OPEN_S = 0.25
+OPEN_SHARE = 0.01
 # Entries that wait in memory alone, where requests are served although nothing can be written.
 MAX_UNWRITTEN = 100_000
 
@@ -75,13 +83,19 @@ class LedgerWriter:
         self._store = store
         self._folder = folder
         self._give_away = give_away
-        self._queue: SimpleQueue[_Asked | None] = SimpleQueue()
+        # Of this process alone, whatever number it has.
+        self._name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        # A list of rows is what is under way.
+        self._queue: SimpleQueue[_Asked | list[Row] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._finished = False
         # Guards the segments; never taken by an event loop.
         self._lock = threading.Lock()
-        self._segments = [_Segment(Journal(folder))]
+        self._segments = [_Segment(Journal(folder, self._name))]
+        self._open: dict[str, Callable[[], Entry | None]] = {}
+        self._open_file = OpenEntries(folder, self._name)
+        self._telling = False
         # What could be written nowhere yet, although clients have seen it.
         self._unwritten: list[Row] = []
         self._closed: str | None = None
@@ -102,6 +116,7 @@ class LedgerWriter:
         """
         loop = asyncio.get_running_loop()
         asked = _Asked(entry.row(), shown, loop, loop.create_future())
+        self._open.pop(entry.id, None)
         if self._finished:
             # An answer that ends while the gateway does.
             self._write([asked])
@@ -110,6 +125,32 @@ class LedgerWriter:
         if self._thread is None:
             self._begin()
         return asked.safe
+
+    def open(self, entry_id: str, look: Callable[[], Entry | None]) -> None:
+        """Has work written down as ``look()`` sees it, a few times a second until it is entered or forgotten, for who
+        comes after a process that is killed. ``look()``: None where nothing is charged yet.
+        """
+        self._open[entry_id] = look
+        if not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_later(OPEN_S, self._tell_open)
+
+    def forget(self, entry_id: str) -> None:
+        """Nothing is charged for this work."""
+        self._open.pop(entry_id, None)
+
+    def _tell_open(self) -> None:
+        began = time.perf_counter()
+        self._telling = bool(self._open)
+        if self._finished:
+            return
+        found = (look() for look in self._open.values())
+        self._queue.put([entry.row() for entry in found if entry is not None])
+        if self._thread is None:
+            self._begin()
+        if self._telling:
+            pause = max(OPEN_S, (time.perf_counter() - began) / OPEN_SHARE)
+            asyncio.get_running_loop().call_later(pause, self._tell_open)
 
     @property
     def problem(self) -> str | None:
@@ -138,14 +179,23 @@ class LedgerWriter:
         ends = False
         while not ends:
             group: list[_Asked] = []
+            under_way: list[Row] | None = None
             # What comes while a group is written is the next one.
             with suppress(Empty):
                 asked = self._queue.get(timeout=None if self._closed is None else TRY_S)
                 while asked is not None and len(group) < GROUP:
-                    group.append(asked)
+                    if isinstance(asked, list):
+                        under_way = asked
+                    else:
+                        group.append(asked)
                     asked = self._queue.get_nowait()
                 ends = asked is None
-            self._write(group)
+            if group or self._closed is not None:
+                self._write(group)
+            if under_way is not None:
+                # What was written before is less, and still right.
+                with suppress(OSError):
+                    self._open_file.write(under_way)
 
     def _write(self, group: list[_Asked]) -> None:
         rows = [*self._unwritten, *(asked.row for asked in group)]
@@ -191,7 +241,7 @@ class LedgerWriter:
             self._segments.pop(0).journal.close()
             if (held := self.waiting_bytes) > MAX_BYTES:
                 raise OSError(f"{held} bytes of entries wait for the store")
-        self._segments.append(_Segment(Journal(self._folder)))
+        self._segments.append(_Segment(Journal(self._folder, self._name)))
         return self._segments[-1]
 
     def _refuse(self, group: list[_Asked], error: Exception) -> None:
@@ -237,8 +287,17 @@ class LedgerWriter:
                 self._send(rows[at : at + GROUP])
         if rows:
             log.info("took over %d entries of the ledger that another process could not bring to the store", len(rows))
-        else:
+        elif not self._adopt_open():
             self._adopt_at = now + ADOPT_S
+
+    def _adopt_open(self) -> bool:
+        """Charges for the streams of one process that was killed; whether there is more."""
+        with self._open_file.orphan() as rows:
+            for at in range(0, len(rows), GROUP):
+                self._send(rows[at : at + GROUP])
+        if rows:
+            log.info("charged for %d streams of a process that was killed, as far as they were sent", len(rows))
+        return bool(rows) or self._open_file.waits()
 
     def adopt_all(self) -> bool:
         """:meth:`adopt` until there is nothing more, within a bound; whether there is nothing more."""
@@ -271,7 +330,11 @@ class LedgerWriter:
             self._thread.join(FINISH_S)
 
     def close(self) -> None:
-        """What the store does not have stays in the journal, for the next process."""
+        """What the store does not have stays in the journal, for the next process. So do streams that are broken off by
+        the end of this one, and nobody may have them before it.
+        """
+        if not self._open:
+            self._open_file.clear()
         with self._lock:
             for segment in self._segments:
                 if not segment.waiting:

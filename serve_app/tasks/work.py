@@ -43,7 +43,7 @@ class WorkerGone(RuntimeError):
 @dataclass(slots=True, frozen=True)
 class Settled:
     """A piece of work that has ended. ``usage``: what it took. ``entry``: what is charged for it, None for nothing.
-    ``shown``: the client has seen some of it.
+    ``shown``: the client has seen some of it. ``entry_id``: of the entry, also of one that is not made.
     """
 
     caller: Caller
@@ -55,6 +55,7 @@ class Settled:
     seconds: float
     entry: Entry | None = None
     shown: bool = False
+    entry_id: str = ""
 
 
 class Settlement:
@@ -82,8 +83,9 @@ class Work:
     """One piece of work under way. Whoever runs it keeps ``usage`` up to date, since its client may leave at any time,
     and sets ``placed`` once a worker has been chosen for it.
 
-    ``sent``: output tokens whose text has been taken by whoever sends it; None: all that are in ``usage``. ``units``:
-    what was used beside tokens, by the names of `catalog.pricing.UNITS`. ``adapter``, ``batch``: of the entry.
+    ``sent``: output tokens whose text has been taken by whoever sends it; None: all that are in ``usage``. ``look()``
+    brings both up to date, for who looks while it runs. ``units``: what was used beside tokens, by the names of
+    `catalog.pricing.UNITS`. ``adapter``, ``batch``: of the entry.
     """
 
     caller: Caller
@@ -94,6 +96,7 @@ class Work:
     placed: bool = False
     traces: Traces | None = None
     sent: int | None = None
+    look: Callable[[], None] = lambda: None
     units: dict[str, int] = field(default_factory=dict)
     adapter: str = ""
     batch: str = ""
@@ -113,7 +116,8 @@ class Runtime:
 
     ``call`` reaches a replica of a model. ``salt(account)`` keeps tenants' caches apart. ``prices``: of models at a
     time. ``check()`` raises what keeps any work from being begun. ``book(settled)`` settles, and has the entry written;
-    its result, if any, is there when the client may be told of the end. ``allowance``: limits of callers, if any.
+    its result, if any, is there when the client may be told of the end. ``keep(id, look)`` has an entry kept as
+    ``look()`` makes it, for work that this process may not live to settle. ``allowance``: limits of callers, if any.
     """
 
     call: Call
@@ -126,6 +130,7 @@ class Runtime:
     prices: Prices = field(default_factory=Prices)
     check: Callable[[], None] = lambda: None
     book: Callable[[Settled], Awaitable[None] | None] | None = None
+    keep: Callable[[str, Callable[[], Entry | None]], None] | None = None
     allowance: Allowance | None = None
 
     @asynccontextmanager
@@ -158,6 +163,15 @@ class Runtime:
             work.trace = self.traces.begin(own_id, caller.account, model.id)
         work.trace.event("received", **facts)
         quote = self.quote(model)
+        entry_id = (own_id or secrets.token_hex(16)) + (f".{number}" if number else "")
+
+        def charged(status: Status) -> Entry | None:
+            return _entry(work, quote, status, entry_id, time.monotonic() - began, shown)
+
+        def under_way() -> Entry | None:
+            work.look()
+            return charged("failed")
+
         status: Status = "left"
         reservation = Reservation()
         try:
@@ -166,6 +180,8 @@ class Runtime:
                 if self.allowance.limits(caller):
                     reservation = await self.allowance.reserve(caller, _worst(quote, worst, streams))
             with model.place(caller, self.max_inflight, streams=streams, reject_if_busy=reject_if_busy):
+                if shown and self.keep is not None:
+                    self.keep(entry_id, under_way)
                 yield work
             status = "done"
         except (OutOfCapacity, RateLimited, BudgetSpent) as refused:
@@ -180,9 +196,11 @@ class Runtime:
             if self.traces is not None:
                 tokens = {"cached_tokens": usage.cached_tokens, "completion_tokens": usage.completion_tokens}
                 self.traces.end(work.trace, status, **tokens)
-            entry = _entry(work, quote, status, own_id, number, seconds, shown)
+            entry = charged(status)
+            _tell_price(usage, quote, entry)
+            seen = shown and entry is not None
             settled = Settled(
-                caller, model.id, model.record.task, usage, status, own_id, seconds, entry, shown and entry is not None
+                caller, model.id, model.record.task, usage, status, own_id, seconds, entry, seen, entry_id
             )
             reservation.settle(_spent(entry, usage), "" if entry is None else entry.id)
             safe = (self.book or self.settlement.book)(settled)
@@ -230,15 +248,20 @@ def _came() -> float:
     return time.time() if known is None else known.created
 
 
-def _entry(
-    work: Work, quote: Quote, status: Status, request_id: str, number: int, seconds: float, shown: bool
-) -> Entry | None:
+def _tell_price(usage: Usage, quote: Quote, entry: Entry | None) -> None:
+    """Has the usage say what the entry does."""
+    usage.currency = quote.tariff.currency
+    if entry is not None:
+        usage.micro_neurons = entry.neurons
+    if quote.priced:
+        usage.nano_cost = 0 if entry is None else entry.money
+
+
+def _entry(work: Work, quote: Quote, status: Status, entry_id: str, seconds: float, shown: bool) -> Entry | None:
     """What is charged: all that was used for an answer that is complete; of a stream that broke its prompt and the
-    tokens that were sent; nothing where the client has seen nothing. The usage is told the price.
+    tokens that were sent; nothing where the client has seen nothing.
     """
     usage = work.usage
-    usage.currency = quote.tariff.currency
-    usage.nano_cost = 0 if quote.priced else None
     if status == "done":
         written = usage.completion_tokens
     else:
@@ -254,11 +277,8 @@ def _entry(
     if "requests" in quote.tariff.rates:
         units["requests"] = 1
     cost = quote.cost(units, batch=bool(work.batch))
-    usage.micro_neurons = cost.neurons
-    if quote.priced:
-        usage.nano_cost = cost.money
     return Entry(
-        id=(request_id or secrets.token_hex(16)) + (f".{number}" if number else ""),
+        id=entry_id,
         account=work.caller.account,
         key=work.caller.key,
         at=time.time(),

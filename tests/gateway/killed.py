@@ -13,6 +13,7 @@ from serve_app.api.types import Event
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.state import ledger_writer
 from serve_app.state.accounts import hash_key
 from serve_app.tasks.backend import Prepared
 from serve_app.tasks.work import Work
@@ -32,6 +33,8 @@ class Slow(EchoBackend):
 
 async def main(home: str, port: int) -> None:
     fields: dict[str, Any] = {"account": "local", "cluster_secret": "s", "home": home, "profile": "local"}
+    # Its streams are short.
+    ledger_writer.OPEN_S = 0.003
     gateway = Gateway(GatewaySettings(key_hashes=(hash_key(KEY),), models=(CHAT,), **fields), nobody)
     gateway.backends[CHAT] = Slow()
     for model in gateway.models:

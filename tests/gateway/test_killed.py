@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from benchmarks.chaos.asks import Ask
 from benchmarks.chaos.clients import Clients
@@ -19,6 +20,7 @@ from benchmarks.chaos.dialects import CHAT as CHATS
 from benchmarks.chaos.dialects import MESSAGES, NATIVE, RESPONSES
 from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 from serve_app.state.store.sql import SqlStore
+from serve_app.state.store.tables import ledger
 from tests.tasks.conftest import KEY
 from tests.tasks.test_settle import CHAT
 
@@ -72,6 +74,8 @@ async def test_what_clients_were_told_is_in_the_ledger(tmp_path: Path) -> None:
         await asyncio.gather(*traffic)
         with SqlStore(tmp_path) as store:
             entries = await asyncio.to_thread(clients.receipts.check, store, weather, alone=True)
+            with store.database.reading() as connection:
+                broken = connection.execute(sa.select(ledger).where(ledger.c.status == "failed")).all()
     finally:
         process.kill()
         process.wait()
@@ -79,3 +83,5 @@ async def test_what_clients_were_told_is_in_the_ledger(tmp_path: Path) -> None:
     assert not weather.broke and not clients.counts["WRONG"]
     assert entries > 50 and clients.counts["streams"] > 20 and clients.counts["whole answers"] > 5, clients.counts
     assert clients.counts["broken connections"] >= KILLS, clients.counts
+    # Streams that do not resume have been charged for as far as they had come.
+    assert broken

@@ -80,12 +80,7 @@ class _Job:
 class EngineBackend:
     """Runs requests on replicas; with ``ask_all`` it asks them for tokens that the channel does not bring."""
 
-    def __init__(
-        self,
-        inbox: TokenInbox,
-        call: Call,
-        ask_all: AskAll | None = None,
-    ) -> None:
+    def __init__(self, inbox: TokenInbox, call: Call, ask_all: AskAll | None = None) -> None:
         self._ask_all = ask_all
         self._inbox = inbox
         self._call = call
@@ -151,6 +146,16 @@ class EngineBackend:
         ticket = Ticket(route, work.caller.weight, work.trace)
         usages = [Usage() for _ in range(request.n)]
         sent = [0] * request.n
+
+        def look() -> None:
+            usage = work.usage
+            usage.completion_tokens = sum(u.completion_tokens for u in usages)
+            usage.prompt_tokens = len(ids) if ticket.started or usage.completion_tokens else 0
+            usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
+            usage.cached_tokens = usages[0].cached_tokens
+            work.sent = sum(sent)
+
+        work.look = look
         try:
             await dispatcher.enter(ticket)
             work.placed = True
@@ -162,13 +167,8 @@ class EngineBackend:
                     yield Usage(len(ids), told, usages[0].cached_tokens, final=False)
                 yield event
         finally:
-            usage = work.usage
-            usage.completion_tokens = sum(u.completion_tokens for u in usages)
-            usage.prompt_tokens = len(ids) if ticket.started or usage.completion_tokens else 0
-            usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
-            usage.cached_tokens = usages[0].cached_tokens
-            work.sent = sum(sent)
-            dispatcher.finish(ticket, cached=usage.cached_tokens, output=usage.completion_tokens)
+            look()
+            dispatcher.finish(ticket, cached=work.usage.cached_tokens, output=work.usage.completion_tokens)
 
     async def _choice(
         self, job: _Job, request: GenerateRequest, ids: np.ndarray, index: int, usage: Usage, sent: list[int]
