@@ -107,7 +107,7 @@ def ray_cluster():
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Any]:
     """A PostgreSQL that the tests start."""
-    from tests.state.postgres import Server, programs
+    from benchmarks.serving.postgresql import Server, programs
 
     folder = programs()
     if folder is None:

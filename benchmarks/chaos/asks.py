@@ -67,6 +67,15 @@ def asks() -> list[Ask]:
             {**model, "messages": _user("What is the weather in Paris?"), "max_tokens": 60, **greedy, **usage,
              "tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
     ]  # fmt: skip
+    # It goes on inside its thoughts.
+    thinks = [*_user("What does math.sqrt do?"), {"role": "assistant", "content": "<think>"}]
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+    for name, path, dialect, more in (
+        ("native reasoning", run, NATIVE, goes_on),
+        ("openai reasoning", chat, CHAT, {**model, **usage, **goes_on}),
+        ("anthropic reasoning", "/v1/messages", MESSAGES, {**model, "thinking": {"type": "adaptive"}}),
+    ):
+        found.append(Ask(name, path, dialect, {"messages": thinks, "max_tokens": 48, **greedy, **more}))
     for question in ("What does itertools.chain do?", "What does json.dumps do?"):
         limits = {"max_tokens": 64, **greedy}
         found += [

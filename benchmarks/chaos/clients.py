@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 
@@ -19,8 +21,13 @@ from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.ledger import Receipts
 from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED, Weather
 
+if TYPE_CHECKING:
+    from benchmarks.chaos.sdk import Sdks
+
 LEAVES = 0.15
 RESUMES = 0.35  # of the streams
+UNMODIFIED = 0.5  # by client libraries as they are, of what these know
+IDEMPOTENT = 0.3  # of whole answers, sent again by the library itself
 PATIENCE_S = 60.0  # a request that has not ended by then hangs
 RETRY_S = 0.3
 AT_ONCE = 4  # requests, where nothing else runs
@@ -28,19 +35,37 @@ AT_ONCE = 4  # requests, where nothing else runs
 T = TypeVar("T")
 
 
+@dataclass(slots=True, frozen=True)
+class Way:
+    """How a request is made. ``leaves``: its client goes after so many events. ``unmodified``: by a client library."""
+
+    stream: bool = False
+    leaves: int | None = None
+    resumes: bool = False
+    unmodified: bool = False
+    key: str = ""
+
+
 class Clients:
     """``counts`` what they saw, ``weather`` says what they may see and keeps what they may not."""
 
-    def __init__(self, url: str, key: str, weather: Weather) -> None:
+    def __init__(self, url: str, key: str, weather: Weather, sdks: Sdks | None = None) -> None:
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=20)
         headers = {"Authorization": f"Bearer {key}"}
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, limits=limits)
         self.counts: Counter[str] = Counter()
         self.books = Books()
         self.receipts = Receipts()
+        self.asked = 0
+        self._sdks = sdks
         self._asks = asks()
         self._wanted: dict[tuple[int, bool], Seen] = {}
         self._weather = weather
+
+    @property
+    def unmodified(self) -> bool:
+        """Whether client libraries are among the clients."""
+        return self._sdks is not None
 
     async def learn(self) -> None:
         """Every answer of the quiet server, whole and streamed. Raises :class:`SystemExit` where they contradict each
@@ -65,19 +90,28 @@ class Clients:
     async def again(self) -> None:
         """Every answer once more, when all is quiet again."""
         every = [
-            (number, stream) for number, ask in enumerate(self._asks) for stream in (False, True)[: 1 + ask.streams]
+            (number, Way(stream=stream))
+            for number, ask in enumerate(self._asks)
+            for stream in (False, True)[: 1 + ask.streams]
         ]
-        await _each(every, lambda pair: self._once(*pair, None))
+        await _each(every, lambda pair: self._once(*pair))
 
     async def loop(self, dice: random.Random, go_on: Callable[[], bool]) -> None:
         """One client after another, until there is no more to do."""
         while go_on():
             number = dice.randrange(len(self._asks))
-            stream = self._asks[number].streams and dice.random() < 0.7
-            resumes = stream and dice.random() < RESUMES
-            leaves = dice.randrange(1, 20) if stream and dice.random() < (0.5 if resumes else LEAVES) else None
-            if not await self._once(number, stream, leaves, resumes):
+            if not await self._once(number, self._way(self._asks[number], dice)):
                 await asyncio.sleep(RETRY_S)
+
+    def _way(self, ask: Ask, dice: random.Random) -> Way:
+        stream = ask.streams and dice.random() < 0.7
+        resumes = stream and dice.random() < RESUMES
+        leaves = dice.randrange(1, 20) if stream and dice.random() < (0.5 if resumes else LEAVES) else None
+        sdks = self._sdks
+        if sdks is None or dice.random() >= UNMODIFIED or not sdks.knows(ask, stream, resumes):
+            return Way(stream, leaves, resumes)
+        again = not stream and sdks.repeats(ask) and dice.random() < IDEMPOTENT
+        return Way(stream, leaves, resumes, True, secrets.token_hex(16) if again else "")
 
     async def round(self) -> str | None:
         """Asks each model once; why that failed, or None."""
@@ -90,17 +124,23 @@ class Clients:
                 return repr(error)
         return None
 
-    async def _once(self, number: int, stream: bool, leaves: int | None, resumes: bool = False) -> bool:
-        """Asks and checks; whether an answer came. One that ``resumes`` comes whatever breaks, once it has begun."""
-        ask, wanted, since = self._asks[number], self._wanted[number, stream], time.monotonic()
-        seen, patience = Seen(), resuming.PATIENCE_S if resumes else PATIENCE_S
+    async def _once(self, number: int, way: Way) -> bool:
+        """Asks and checks; whether an answer came. One that resumes comes whatever breaks, once it has begun."""
+        ask, wanted, since = self._asks[number], self._wanted[number, way.stream], time.monotonic()
+        resumes, leaves = way.resumes, way.leaves
+        seen, patience = Seen(key=way.key), resuming.PATIENCE_S if resumes else PATIENCE_S
+        self.asked += 1
+        self.counts["by client libraries"] += way.unmodified
+        self.counts["under a key"] += bool(way.key)
         try:
             async with asyncio.timeout(patience):
-                if resumes:
+                if way.unmodified:
+                    await self._unmodified(ask, way, seen)
+                elif resumes:
                     self._begun(ask, seen)
                     lost = await resuming.resumed(self.http, ask, seen, leaves)
                     self.counts["resumed"] += bool(lost)
-                elif stream:
+                elif way.stream:
                     await self._stream(ask, leaves, seen)
                 else:
                     await self._whole(ask, seen)
@@ -129,7 +169,7 @@ class Clients:
                 return True
             self._cut(seen, wanted, "the stream ended without its end", ask, since)
             return False
-        self.counts["streams" if stream else "whole answers"] += 1
+        self.counts["streams" if way.stream else "whole answers"] += 1
         if problem := seen.problem(wanted):
             self._note(f"WRONG: {problem}", "wrong", ask, since, "WRONG")
         self.books.note(ask.name, seen)
@@ -153,6 +193,16 @@ class Clients:
         learned = self._wanted.get((self._asks.index(ask), False)) if ask in self._asks else None
         self.receipts.note(ask.name, seen, None if learned is None else learned.usage)
         return seen
+
+    async def _unmodified(self, ask: Ask, way: Way, seen: Seen) -> None:
+        assert self._sdks is not None
+        self._begun(ask, seen)
+        if way.resumes:
+            self.counts["resumed"] += bool(await self._sdks.background(ask, seen, way.leaves))
+        elif way.stream:
+            await self._sdks.stream(ask, seen, way.leaves)
+        else:
+            await self._sdks.whole(ask, seen, way.key)
 
     async def _whole(self, ask: Ask, seen: Seen | None = None) -> Seen:
         seen = self._begun(ask, seen)

@@ -13,8 +13,8 @@ TOLERANCE = 1e-3  # of numbers: what shares a batch differs, and with it their r
 @dataclass(slots=True)
 class Seen:
     """Of one answer: ``texts`` by place (a choice, a tool call), ``numbers`` of vectors and scores, tokens as the usage
-    says, how many came with a log-probability, and the ids of
-    the request and of a stored response.
+    says, how many came with a log-probability, and the ids of the request and of a stored response. ``key``: the
+    `Idempotency-Key` under which its client sends it again by itself.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
@@ -29,6 +29,7 @@ class Seen:
     error: Any = None
     request: str = ""
     response: str = ""
+    key: str = ""
 
     def add(self, place: object, text: str | None) -> None:
         if text:
@@ -78,6 +79,8 @@ def _native_event(seen: Seen, event: dict[str, Any]) -> None:
         seen.error = event["errors"]
         return
     seen.add(event.get("index", 0), event.get("response"))
+    for choice in event.get("choices") or ():
+        seen.add(f"{choice['index']} reasoning", choice["delta"].get("reasoning_content"))
     if usage := event.get("usage"):
         _openai_usage(seen, usage)
 
@@ -108,6 +111,7 @@ def _chat_event(seen: Seen, event: dict[str, Any]) -> None:
 
 def _message(seen: Seen, index: int, message: dict[str, Any]) -> None:
     seen.add(index, message.get("content"))
+    seen.add(f"{index} reasoning", message.get("reasoning_content"))
     for at, call in enumerate(message.get("tool_calls") or ()):
         place = f"{index} call {call.get('index', at)}"
         seen.add(place, call["function"].get("name"))
@@ -126,7 +130,7 @@ def _used(seen: Seen, usage: dict[str, Any], read: int, written: int) -> None:
 
 def _response_whole(seen: Seen, body: dict[str, Any]) -> None:
     for at, item in enumerate(body["output"]):
-        if item["type"] == "message":
+        if item["type"] in ("message", "reasoning"):
             seen.add(at, "".join(part["text"] for part in item["content"]))
         elif item["type"] == "function_call":
             seen.add(at, item["name"] + item["arguments"])
@@ -136,7 +140,7 @@ def _response_whole(seen: Seen, body: dict[str, Any]) -> None:
 
 def _response_event(seen: Seen, event: dict[str, Any]) -> None:
     match event["type"]:
-        case "response.output_text.delta" | "response.function_call_arguments.delta":
+        case "response.output_text.delta" | "response.reasoning_text.delta" | "response.function_call_arguments.delta":
             seen.add(event["output_index"], event["delta"])
         case "response.output_item.added" if event["item"]["type"] == "function_call":
             seen.add(event["output_index"], event["item"]["name"])
@@ -153,7 +157,8 @@ def _response_event(seen: Seen, event: dict[str, Any]) -> None:
 
 def _messages_whole(seen: Seen, body: dict[str, Any]) -> None:
     for at, block in enumerate(body["content"]):
-        seen.add(at, block["text"] if block["type"] == "text" else block["name"] + json.dumps(block["input"]))
+        shown = block.get("text") or block.get("thinking")
+        seen.add(at, block["name"] + json.dumps(block["input"]) if block["type"] == "tool_use" else shown)
     _messages_usage(seen, body["usage"])
 
 
@@ -161,7 +166,7 @@ def _messages_event(seen: Seen, event: dict[str, Any]) -> None:
     match event["type"]:
         case "content_block_delta":
             delta = event["delta"]
-            seen.add(event["index"], delta.get("text") or delta.get("partial_json"))
+            seen.add(event["index"], delta.get("text") or delta.get("thinking") or delta.get("partial_json"))
         case "message_delta":
             _messages_usage(seen, event["usage"])
         case "message_stop":

@@ -27,6 +27,7 @@ from benchmarks.chaos.injections import (
     server_lost,
     stopped,
     store,
+    store_killed,
     store_locked,
     token_deleted,
     workers,
@@ -80,6 +81,10 @@ def _no_postgres(target: Target) -> str | None:
     return None if target.store is not None else "needs --database with a PostgreSQL"
 
 
+def _no_postgres_of_ours(target: Target) -> str | None:
+    return None if target.postgresql is not None else "needs --postgresql, which starts one"
+
+
 def _no_sockets(target: Target) -> str | None:
     return network.can_reach_sockets()
 
@@ -126,6 +131,8 @@ FAULTS = (
     Fault("store-locked", "another process holds SQLite's lock", store_locked, NO_STORE, hold=SHORT, needs=_no_sqlite),
     Fault("store-refuses", "PostgreSQL's port hangs up", store("refuse"), NO_STORE, hold=LONG, needs=_no_postgres),
     Fault("store-silent", "PostgreSQL does not answer", store("silent"), NO_STORE, hold=LONG, needs=_no_postgres),
+    Fault("store-killed", "kill -9 of PostgreSQL, which is then started again", store_killed, NO_STORE, hold=SHORT,
+          needs=_no_postgres_of_ours),
     Fault("store-slow", "every packet from and to PostgreSQL is late", store("slow"), NO_STORE,
           hold=SHORT, needs=_no_postgres),
     Fault("gateway-disk-full", "the gateway can write no file", disk_full(GATEWAYS), REFUSALS, SHORT, True),
@@ -141,11 +148,21 @@ FAULTS = (
 )  # fmt: skip
 
 
+# `kill -9` of gateways, workers, replicas and PostgreSQL. What is named more than once comes more often.
+KILLS = (
+    *("gateway-killed", "store-killed", "decode-killed") * 2,
+    *("gateway-killed", "store-killed", "prefill-killed", "draft-killed", "encoder-killed"),
+    *("decode-replica-killed", "prefill-replica-killed", "draft-replica-killed"),
+)
+
+
 def selected(names: str) -> list[Fault]:
-    """``all``, ``none``, names with commas, or ``all,-NAME`` for all but some. Raises :class:`SystemExit` for an
-    unknown one.
+    """``all``, ``none``, ``kills``, names with commas, or ``all,-NAME`` for all but some. Raises :class:`SystemExit`
+    for an unknown one.
     """
     known = {fault.name: fault for fault in FAULTS}
+    if names == "kills":
+        return [known[name] for name in KILLS]
     chosen: dict[str, Fault] = {}
     for word in names.split(","):
         if word == "all":

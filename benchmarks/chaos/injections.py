@@ -123,6 +123,23 @@ def store(mode: Mode) -> Inject:
 
 
 @contextlib.contextmanager
+def store_killed(target: Target, dice: random.Random) -> Iterator[str]:
+    """The server, which is started again at the end, or one session's process, for which it starts anew by itself."""
+    assert target.postgresql is not None
+    if dice.random() < 0.25:
+        try:
+            yield f"process {target.postgresql.kill_one(dice)} of a session"
+        except ProcessLookupError as none:
+            raise NotHere(str(none)) from none
+        return
+    target.postgresql.kill()
+    try:
+        yield "all of its processes"
+    finally:
+        target.postgresql.start()
+
+
+@contextlib.contextmanager
 def store_locked(target: Target, dice: random.Random) -> Iterator[str]:
     holder = sqlite3.connect(target.home / "state.sqlite3", timeout=10, check_same_thread=False)
     try:

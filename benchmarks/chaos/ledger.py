@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -17,15 +17,37 @@ from serve_app.state.store.tables import ledger, ledger_days
 
 # A killed gateway's journal is looked for every five seconds; then what it holds has to be written.
 LATE_S = 20.0
+# Until a request whose connection broke has been begun with; a library sends it again for some time.
+NAMELESS_S = 60.0
 
 
 @dataclass(slots=True, frozen=True)
 class Told:
-    """One request: what its client saw of it. ``most``: tokens of the whole answer, in and out."""
+    """One request: what its client saw of it. ``most``: tokens of the whole answer, in and out. ``began``: unix
+    seconds.
+    """
 
     ask: str
     seen: Seen
     most: tuple[int, int] | None
+    began: float = field(default_factory=time.time)
+
+    @property
+    def nameless(self) -> bool:
+        """Whether entries of ids that its client has never seen may be its: its connection broke before the first byte,
+        or a library has sent it again and again without an end.
+        """
+        return not self.seen.request or bool(self.seen.key and not self.seen.finished)
+
+    def made(self, entries: list[Entry]) -> bool:
+        """Whether such entries may be this request's."""
+        begun = min(entry.at - entry.seconds for entry in entries)
+        if not self.began - 1.0 <= begun <= self.began + NAMELESS_S:
+            return False
+        if self.most is None:
+            return True
+        # Of several prompts some may have been answered.
+        return all(count <= most for count, most in zip(_used(entries), self.most, strict=True))
 
 
 class Receipts:
@@ -61,18 +83,21 @@ class Receipts:
         for told in self._told:
             if told.seen.request and (problem := _problem(told, found.pop(told.seen.request, []))):
                 yield told, problem
-        # Of a request whose connection broke before its first byte nobody knows the id.
-        nameless = [told for told in self._told if not told.seen.request]
-        if alone and len(found) > len(nameless):
-            unknown = [f"{entry.id} ({entry.model}, {entry.status})" for made in found.values() for entry in made]
-            first = Told("any", Seen(), None)
-            yield first, f"{len(found)} requests have entries that only {len(nameless)} can have made: {unknown[:5]}"
+        # Each of the entries whose id nobody knows belongs to a request of its own.
+        nameless = [told for told in self._told if told.nameless]
+        for made in found.values() if alone else ():
+            told = next((told for told in nameless if told.made(made)), None)
+            if told is None:
+                first = made[0]
+                yield Told("any", Seen(request=first.id), None), f"nobody has asked for {first}"
+            else:
+                nameless.remove(told)
 
 
 def _problem(told: Told, entries: list[Entry]) -> str | None:
     """What is wrong with the entries of one request."""
     seen = told.seen
-    used = [sum(entry.units.get(name, 0) for entry in entries) for name in ("input_tokens", "output_tokens")]
+    used = _used(entries)
     if seen.refused:
         return f"{len(entries)} entries for a request that was refused" if entries else None
     if seen.finished and seen.error is None:
@@ -88,6 +113,11 @@ def _problem(told: Told, entries: list[Entry]) -> str | None:
     elif told.most is not None and any(count > most for count, most in zip(used, told.most, strict=True)):
         return f"a broken answer is charged for {used} tokens, and the whole one has {told.most}"
     return None
+
+
+def _used(entries: list[Entry]) -> list[int]:
+    """Tokens, in and out."""
+    return [sum(entry.units.get(name, 0) for entry in entries) for name in ("input_tokens", "output_tokens")]
 
 
 def _entries(store: SqlStore) -> list[Entry]:

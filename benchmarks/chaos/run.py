@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.chaos.clients import Clients
+from benchmarks.chaos.clients import PATIENCE_S, Clients
 from benchmarks.chaos.faults import Fault, selected
 from benchmarks.chaos.injections import NotHere
 from benchmarks.chaos.target import Target
@@ -24,9 +24,19 @@ from serve_app.state.store.sql import SqlStore
 CALM_S = (0.5, 2.5)  # between two faults
 GRACE_S = 1.0  # what had begun to fail when the service was back
 SAMPLES = 20  # of memory
+SAMPLE_S = 20.0  # where the time is not known
 FLAT_MINUTES = 10.0
 FLAT_SHARE, FLAT_MIB = 1.25, 64.0
 SETTLE_S = 20.0  # after the last request, until nothing holds a place
+
+
+def sdks(target: Target) -> Any:
+    """Client libraries as they are, where they are installed: they come with the tests' packages."""
+    try:
+        from benchmarks.chaos.sdk import Sdks
+    except ImportError:
+        return None
+    return Sdks(target.url, target.key, PATIENCE_S)
 
 
 @dataclass(slots=True)
@@ -58,6 +68,12 @@ def plan(seed: int, faults: list[Fault], together: float = 0.0) -> Iterator[list
                 yield [coming]
 
 
+def moments(seed: int, kills: int, requests: int) -> list[int]:
+    """How many requests have been asked when each kill comes."""
+    dice = random.Random(f"{seed}:moments")
+    return sorted(dice.randrange(requests) for _ in range(kills))
+
+
 @dataclass(slots=True)
 class Begun:
     """A fault that is on. ``what``: what it hit."""
@@ -74,56 +90,84 @@ class Chaos:
     def __init__(self, target: Target, options: argparse.Namespace) -> None:
         self.target = target
         self.weather = Weather()
-        self.clients = Clients(target.url, target.key, self.weather)
+        self._sdks = sdks(target)
+        self.clients = Clients(target.url, target.key, self.weather, self._sdks)
         self.happened: list[dict[str, Any]] = []
         self.not_here: dict[str, str] = {}
         self.memory: list[dict[str, int]] = []
+        self.minutes = 0.0
         self._options = options
+        # Kills that have been, where they are counted.
+        self._kills = 0
+        self._over = False
 
     async def run(self) -> None:
         await self.clients.learn()
-        self.weather.started = started = time.monotonic()
-        until = started + self._options.minutes * 60
+        self.weather.started = time.monotonic()
         loops = [
-            asyncio.create_task(
-                self.clients.loop(random.Random(f"{self._options.seed}:{n}"), lambda: time.monotonic() < until)
-            )
+            asyncio.create_task(self.clients.loop(random.Random(f"{self._options.seed}:{n}"), self._goes_on))
             for n in range(self._options.clients)
         ]
-        watching = asyncio.create_task(self._watch(until))
+        watching = asyncio.create_task(self._watch())
         try:
-            await self._faults(until)
+            await self._faults()
+        except BaseException:
+            self._over = True
+            raise
         finally:
             await asyncio.gather(*loops)
             watching.cancel()
+            self.minutes = (time.monotonic() - self.weather.started) / 60
         await self._settled()
         await self.clients.again()
         self.clients.counts["looked up"] = await self.clients.books.check(self.clients.http, self.weather)
         self.clients.counts["entries"] = await asyncio.to_thread(self._check_ledger)
         await self.clients.http.aclose()
+        if self._sdks is not None:
+            await self._sdks.close()
+
+    @property
+    def _until(self) -> float:
+        return self.weather.started + self._options.minutes * 60
+
+    def _goes_on(self) -> bool:
+        """Whether clients go on asking."""
+        if self._over:
+            return False
+        if self._options.kills:
+            return self.clients.asked < self._options.requests or self._kills < self._options.kills
+        return time.monotonic() < self._until
 
     def _check_ledger(self) -> int:
         target = self.target
         with SqlStore(target.home, self._options.database) as store:
             return self.clients.receipts.check(store, self.weather, alone=target.server is not None)
 
-    async def _faults(self, until: float) -> None:
+    async def _faults(self) -> None:
         chosen = []
         for fault in selected(self._options.faults):
             if why := fault.needs(self.target):
                 self.not_here[fault.name] = why
             else:
                 chosen.append(fault)
-        calm = random.Random(f"{self._options.seed}:calm")
-        for coming in plan(self._options.seed, chosen, self._options.together):
-            pause = self._options.every or calm.uniform(*CALM_S)
-            if time.monotonic() + pause + max(one.hold for one in coming) > until:
-                return
-            await asyncio.sleep(pause)
-            await self._some(coming)
+        options = self._options
+        calm = random.Random(f"{options.seed}:calm")
+        due = moments(options.seed, options.kills, options.requests)
+        for coming in plan(options.seed, chosen, options.together):
+            if options.kills:
+                if self._kills >= options.kills:
+                    return
+                while self.clients.asked < due[self._kills]:
+                    await asyncio.sleep(0.01)
+            else:
+                pause = options.every or calm.uniform(*CALM_S)
+                if time.monotonic() + pause + max(one.hold for one in coming) > self._until:
+                    return
+                await asyncio.sleep(pause)
+            self._kills += await self._some(coming)
 
-    async def _some(self, coming: list[Coming]) -> None:
-        """Injects them, waits, lifts them, and waits until all is as before."""
+    async def _some(self, coming: list[Coming]) -> int:
+        """Injects them, waits, lifts them, and waits until all is as before; how many there were."""
         self.target.look()
         begun, lifted = [], []
         for one in coming:
@@ -131,7 +175,7 @@ class Chaos:
                 begun.append(found)
                 lifted.append(asyncio.create_task(self._lift(found)))
         if not begun:
-            return
+            return 0
         first = begun[0].window.start
         # What two faults take together is no more than what they take one after the other.
         limit = sum(one.coming.fault.recovers_s for one in begun)
@@ -152,6 +196,7 @@ class Chaos:
             one.window.end = end
         self.happened.append(entry)
         print(f"           back after {recovery} s; {dict(self.clients.counts)}", file=sys.stderr, flush=True)
+        return len(begun)
 
     async def _begin(self, coming: Coming, together: bool) -> Begun | None:
         """None: it cannot be had at the moment. Of two faults at once a refusal is honest that one alone does not
@@ -193,13 +238,13 @@ class Chaos:
             await asyncio.sleep(0.1)
         return round(time.monotonic() - since, 2)
 
-    async def _watch(self, until: float) -> None:
+    async def _watch(self) -> None:
         """Looks at memory."""
-        begin = time.monotonic()
+        every = SAMPLE_S if self._options.kills else max(1.0, self._options.minutes * 60 / SAMPLES)
         while True:
             found = await asyncio.to_thread(memory_mib, self.target.pid)
             self.memory.append({name: round(mib) for name, mib in found.items()})
-            await asyncio.sleep(max(1.0, (until - begin) / SAMPLES))
+            await asyncio.sleep(every)
 
     async def _settled(self) -> None:
         """Nothing holds a place when nobody asks."""
@@ -218,7 +263,7 @@ class Chaos:
 
     def check_memory(self) -> None:
         """The last quarter of a run is no larger than its second: the first is when caches fill."""
-        if self._options.minutes < FLAT_MINUTES or len(self.memory) < 8:
+        if self.minutes < FLAT_MINUTES or len(self.memory) < 8:
             return
         quarter = len(self.memory) // 4
         for name in self.memory[-1]:

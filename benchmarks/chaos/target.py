@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.chaos.network import Proxy
-from benchmarks.serving.processes import descendants, name_of
+from benchmarks.serving.postgresql import Server as Postgresql
+from benchmarks.serving.processes import born, descendants, name_of
 from benchmarks.serving.stack import Server
 from benchmarks.serving.startup import MODEL, all_ready
 
@@ -27,7 +28,7 @@ GONE_S = 10.0  # what a server leaves, until its keeper has ended it
 class Target:
     """``server`` is None for one that runs already, which cannot be started again. ``seen``: every process that was
     below it, with when it was started, so that no other of the same number is taken for it; ``folders``: its
-    sockets'.
+    sockets'. ``postgresql``: one that was started for this run.
     """
 
     url: str
@@ -39,6 +40,7 @@ class Target:
     seen: dict[tuple[int, str], str] = field(default_factory=dict)
     folders: set[Path] = field(default_factory=set)
     temporary: Path | None = None
+    postgresql: Postgresql | None = None
 
     def named(self, *prefixes: str) -> list[int]:
         """Its processes whose names begin so."""
@@ -54,8 +56,8 @@ class Target:
     def look(self) -> None:
         """Remembers which processes and folders there are."""
         for pid in descendants(self.pid):
-            if (born := _born(pid)) is not None:
-                self.seen[pid, born] = _safe_name(pid)
+            if (since := born(pid)) is not None:
+                self.seen[pid, since] = _safe_name(pid)
         with contextlib.suppress(OSError, ValueError, KeyError):  # it is there while the server runs
             logs = Path(json.loads((self.home / "run" / "cluster.json").read_text())["logs"])
             self.folders.update(folder for folder in logs.parents if folder.name.startswith("serve-app-"))
@@ -66,7 +68,7 @@ class Target:
         """
         until = time.monotonic() + GONE_S
         while True:
-            alive = [name for (pid, born), name in self.seen.items() if _born(pid) == born]
+            alive = [name for (pid, since), name in self.seen.items() if born(pid) == since]
             folders = {str(folder) for folder in self.folders if folder.exists()}
             folders.update(map(str, self.temporary.iterdir() if self.temporary is not None else ()))
             if not (alive or folders) or time.monotonic() > until:
@@ -135,12 +137,3 @@ def _safe_name(pid: int) -> str:
         return name_of(pid)
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _born(pid: int) -> str | None:
-    """When a living process was started, in the kernel's ticks; None if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]

@@ -68,6 +68,20 @@ def cpu_seconds(pid: int) -> dict[str, float]:
 
 def name_of(pid: int) -> str:
     """A command line without the folders of its programs; a method that an actor is running is not part of its name."""
-    title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").split(" --")[0].strip()
+    title = command_line(pid).split(" --")[0].strip()
     words = [word.rsplit("/", 1)[-1] for word in title.split()]
     return words[0].split(".")[0] if words and words[0].startswith("ray::") else " ".join(words)[:80]
+
+
+def command_line(pid: int) -> str:
+    """Of a process, with spaces between its words. Raises :class:`OSError` where there is none."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def born(pid: int) -> str | None:
+    """When a living process was started, in the kernel's ticks; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from benchmarks.chaos import books, chaos, clients, ledger, network
 from benchmarks.chaos.asks import Ask, asks
 from benchmarks.chaos.books import Books
-from benchmarks.chaos.clients import Clients, _honest
+from benchmarks.chaos.clients import Clients, Way, _honest
 from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, RESPONSES, Seen
 from benchmarks.chaos.faults import FAULTS, selected
 from benchmarks.chaos.injections import NotHere, cache_damaged, disk_full, killed, stopped
@@ -31,6 +31,7 @@ from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 from serve_app import run_directory
 from serve_app.state.ledger import Entry
 from serve_app.state.store.sql import SqlStore
+from serve_app.state.store.tables import ledger as ledger_table
 from serve_app.state.store.tables import ledger_days
 
 USED = {"input_tokens": 3, "output_tokens": 4}
@@ -147,7 +148,7 @@ async def test_a_server_that_answers_wrongly_breaks_the_run(liar, status, body):
     clients = Clients(liar(status, body).url, "key", weather)
     number = next(i for i, ask in enumerate(asks()) if ask.name == "native short")
     clients._wanted[number, True] = Seen(texts={"0": "text"}, usage=(3, 4))
-    await clients._once(number, True, None)
+    await clients._once(number, Way(stream=True))
     assert weather.broken
     await clients.http.aclose()
 
@@ -177,7 +178,7 @@ async def test_answers_are_looked_up_in_the_books(liar, monkeypatch):
 
 def entry(request: str, **changes: object) -> Entry:
     fields = {"status": "done", "units": {"input_tokens": 3, "output_tokens": 4}, "neurons": 700, **changes}
-    return Entry(request, "a", "k", 86_400.0, 0.1, "m", "t", money=5, currency="USD", **fields)
+    return Entry(request, "a", "k", time.time(), 0.1, "m", "t", money=5, currency="USD", **fields)
 
 
 def wrong(store: SqlStore, *told: Seen, alone: bool = True) -> list[str]:
@@ -202,9 +203,18 @@ def test_the_ledger_is_held_against_what_clients_were_told(tmp_path, monkeypatch
         assert "told (3, 5) tokens" in wrong(store, told(usage=(3, 5)))[0]
         assert "701 micro-neurons" in wrong(store, told(neurons=701))[0]
         assert "was refused" in wrong(store, told(refused=True, finished=False))[0]
-        assert "only 0 can have made" in wrong(store)[0] and wrong(store, alone=False) == []
+        assert "nobody has asked for" in wrong(store)[0] and wrong(store, alone=False) == []
         # Its connection broke before its id was known: it may be the one that has the entry.
         assert wrong(store, told("", finished=False)) == []
+        # Of another prompt it cannot be, and one request cannot have made two.
+        store.write([entry("r9", units={"input_tokens": 4, "output_tokens": 4}).row()])
+        assert "nobody has asked for" in wrong(store, told(), told("", finished=False))[0]
+        with store.database.writing() as connection:
+            connection.execute(sa.delete(ledger_table).where(ledger_table.c.id == "r9"))
+            connection.execute(sa.update(ledger_days).values(neurons=700, entries=1, money=5, **USED))
+        # A library that has sent it again and again has not seen the id that has the entry.
+        assert wrong(store, told("r8", finished=False, key="k")) == []
+        assert "no entry" in wrong(store, told("r8", key="k"))[0]
         # Cut off by its client or a fault: never more than there is.
         assert wrong(store, told(finished=False)) == []
         store.write([entry("r1.1").row(), entry("r2", status="left").row()])
@@ -256,7 +266,15 @@ def test_unknown_faults_are_refused():
 
 def test_a_replay_names_no_password():
     options = argparse.Namespace(
-        seed=3, minutes=2.0, clients=4, faults="all", every=0.0, together=0.2, database="postgresql://u:secret@h/d"
+        seed=3,
+        minutes=2.0,
+        clients=4,
+        faults="all",
+        every=0.0,
+        together=0.2,
+        database="postgresql://u:secret@h/d",
+        kills=0,
+        postgresql=False,
     )
     assert chaos.replay(options).startswith("python -m benchmarks chaos --seed 3 --minutes 2 ")
     assert "secret" not in chaos.replay(options)

@@ -18,6 +18,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from benchmarks.serving.postgresql import programs
 from serve_app.cli import main
 from serve_app.state.accounts import USUAL_SCOPES, hash_key
 from serve_app.state.book import AccountBook
@@ -30,7 +31,6 @@ from serve_app.state.store import migrate, spent
 from serve_app.state.store.batch_tables import metadata
 from serve_app.state.store.database import Database, parse_url
 from serve_app.state.store.sql import SqlStore
-from tests.state.postgres import programs
 
 
 def trace(key: str, body: bytes = b"{}") -> Row:

@@ -1,10 +1,12 @@
-"""A PostgreSQL server of the tests' own, on loopback, run by a user that may do nothing else."""
+"""A PostgreSQL server of a test's or benchmark's own, on loopback, run by a user that may do nothing else."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
+import random
 import secrets
 import shutil
 import signal
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+
+from benchmarks.serving.processes import born, command_line, descendants
 
 _DEBIAN = Path("/usr/lib/postgresql")
 
@@ -36,7 +40,7 @@ def _open_to_all(folder: Path) -> Path:
 
 
 class Server:
-    """``stop`` and ``start`` keep data and port."""
+    """``stop``, ``kill`` and ``start`` keep data and port."""
 
     def __init__(self, folder: Path) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="serve-app-pg-", dir=_open_to_all(Path(tempfile.gettempdir()))))
@@ -95,6 +99,30 @@ class Server:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(60)
             self._process = None
+
+    def kill(self) -> None:
+        """``kill -9`` of all of its processes."""
+        assert self._process is not None
+        below = descendants(self._process.pid)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(60)
+        self._process = None
+        # Its shared memory is free for the next start once the last of them has gone.
+        until = time.monotonic() + 10
+        while any(born(pid) for pid in below) and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def kill_one(self, dice: random.Random) -> int:
+        """``kill -9`` of one process of a session; the server then ends all sessions and recovers by itself."""
+        assert self._process is not None
+        sessions = [pid for pid in descendants(self._process.pid) if "127.0.0.1(" in command_line(pid)]
+        if not sessions:
+            raise ProcessLookupError("nobody is connected")
+        chosen = dice.choice(sorted(sessions))
+        os.kill(chosen, signal.SIGKILL)
+        return chosen
 
     def remove(self) -> None:
         self.stop()
