@@ -39,7 +39,7 @@ class Unit:
 
 
 # `cached_tokens` are a part of `input_tokens`. A tile has 512 by 512 pixels. Milliseconds and pixels are counted, so
-# that counts are whole numbers; they are priced by the minute and the megapixel.
+# that counts are whole numbers; they are priced by the minute and the megapixel, of 1024 by 1024 pixels.
 UNITS = (
     Unit("input_tokens", "input", 10**6, "per M input tokens"),
     Unit("cached_tokens", "cached", 10**6, "per M cached input tokens"),
@@ -53,8 +53,8 @@ UNITS = (
     Unit("input_tiles", "input_tile", 1, "per input 512 by 512 tile"),
     Unit("image_tile_steps", "tile_step", 1, "per 512 by 512 tile and step"),
     Unit("input_tile_steps", "input_tile_step", 1, "per input 512 by 512 tile and step"),
-    Unit("first_pixels", "first_megapixel", 10**6, "per first megapixel"),
-    Unit("further_pixels", "further_megapixel", 10**6, "per further or input megapixel"),
+    Unit("first_pixels", "first_megapixel", 1 << 20, "per first megapixel"),
+    Unit("further_pixels", "further_megapixel", 1 << 20, "per further or input megapixel"),
     Unit("requests", "request", 1, "per request"),
 )
 UNIT_NAMES = tuple(unit.name for unit in UNITS)
