@@ -71,6 +71,7 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         alert_secret=alert_secret(settings) if settings.alert_url else "",
         alert_private=settings.alert_private,
         alert_shares=settings.alert_shares,
+        webhook_private=settings.webhook_private,
         several_nodes=settings.several_nodes,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}

@@ -1,4 +1,4 @@
-"""``serve-app serve | models | run | accounts | db | usage | status | config | train-draft | bench``: on the shell."""
+"""``serve-app serve | models | run | accounts | db | webhooks | usage | status | config | train-draft | bench``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from serve_app.distill.command import add_parser as add_train_draft
 from serve_app.state.account_commands import add_accounts_parser
 from serve_app.state.commands import add_database_parser
 from serve_app.state.errors import StateError
+from serve_app.state.webhook_commands import add_webhooks_parser
 from serve_app.usage_command import add_parser as add_usage_parser
 
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_accounts_parser(commands)
     add_database_parser(commands)
+    add_webhooks_parser(commands)
 
     add_usage_parser(commands)
 

@@ -50,6 +50,7 @@ ENVIRONMENT = {
     "SERVE_APP_ALERT_SECRET": "alert_secret",
     "SERVE_APP_ALERT_PRIVATE": "alert_private",
     "SERVE_APP_ALERT_SHARES": "alert_shares",
+    "SERVE_APP_WEBHOOK_PRIVATE": "webhook_private",
     "SERVE_APP_RESUME_MAX_S": "resume_max_s",
     "SERVE_APP_RESUME_BYTES": "resume_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
@@ -136,6 +137,7 @@ class Settings(BaseModel):
     alert_url: str | None = Field(default=None, pattern=r"^https?://[^/@\s]+(/\S*)?$")
     alert_secret: str | None = Field(default=None, repr=False)  # None: the one kept in home/alert_secret
     alert_private: bool = False  # whether the URL may lead into a private network
+    webhook_private: bool = False  # the same of URLs that accounts subscribe
     # Streams that go on without a client: for how long at most, and bytes kept of each account's.
     resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
     resume_bytes: Bytes = 64 << 20

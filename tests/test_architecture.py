@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.state.book": {"serve_app.state.accounts"},
     "serve_app.state.audit": set(),
     "serve_app.state.protocols": {
-        "serve_app.state.accounts", "serve_app.state.alerts", "serve_app.state.audit", "serve_app.state.quotas",
+        "serve_app.state.accounts", "serve_app.state.audit", "serve_app.state.events", "serve_app.state.quotas",
         "serve_app.state.streams",
     },
     "serve_app.state.streams": set(),
@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.text",
         "serve_app.wire",
     },
-    # Of Ray, only Serve's status (health.py); of HTTP's clients, what alerts need (alerts.py).
+    # Of Ray, only Serve's status (health.py); of HTTP's clients, what webhooks need (webhooks.py).
     "serve_app.gateway": {
         "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.batch",
         "serve_app.catalog",

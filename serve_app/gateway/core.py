@@ -21,7 +21,6 @@ from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
-from serve_app.gateway.alerts import Alerts
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.booking import Booking
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
@@ -32,6 +31,7 @@ from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.tally import Tally
+from serve_app.gateway.webhooks import Receiver, Webhooks
 from serve_app.state.accounts import Caller
 from serve_app.state.state import State
 from serve_app.tasks.backend import Backend
@@ -112,7 +112,9 @@ class Gateway:
             allowance=self.state.allowance,
         )
         self.state.streams.max_bytes = settings.resume_bytes
-        self.alerts = Alerts(self.state, settings.alert_url, settings.alert_secret, private=settings.alert_private)
+        of_alerts = (settings.alert_secret, settings.alert_private, "SERVE_APP_ALERT_PRIVATE")
+        operator = Receiver(settings.alert_url, *of_alerts) if settings.alert_url else None
+        self.webhooks = Webhooks(self.state, operator, private=settings.webhook_private)
         self.streams = Streams(self.state.streams, settings.resume_max_s)
         self._subscriptions = None
         if ask_all is not None:
@@ -132,7 +134,7 @@ class Gateway:
         await self.inbox.start()
         self.health.start()
         self.streams.start()
-        self.alerts.start()
+        self.webhooks.start()
         self.price_watch.start()
         if self._subscriptions is not None:
             self._subscriptions.start()
@@ -140,7 +142,7 @@ class Gateway:
     def close(self) -> None:
         """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""
         self.price_watch.close()
-        self.alerts.close()
+        self.webhooks.close()
         self.streams.close()
         self.state.close()
 

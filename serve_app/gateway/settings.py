@@ -43,6 +43,7 @@ class GatewaySettings:
     alert_secret: str = field(default="", repr=False)
     alert_private: bool = False
     alert_shares: tuple[int, ...] = (50, 80, 100)
+    webhook_private: bool = False
     resume_max_s: float = 3600.0
     resume_bytes: int = 64 << 20
     # With several nodes, workers on other nodes must reach this gateway's token inbox.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
+from serve_app.state.events import BUDGET, Event, iso
 from serve_app.state.quotas import MONEY, NEURONS, Quota
 
 UNIT = {NEURONS: 10**6, MONEY: 10**9}
+# What the limits are called on the wire.
+_WIRE = {NEURONS: "neurons_per_day", MONEY: "money_per_month"}
 
 
 def amount(kind: str, value: int) -> str:
@@ -28,12 +31,10 @@ def called(kind: str) -> str:
 
 @dataclass(slots=True, frozen=True)
 class Alert:
-    """``id`` is the same however often it is sent. ``share``: per cent. ``spent``, ``limit``: micro-neurons, or
-    nano-units of money. ``window``: begin of the day or month, ``at``: when it was noticed; unix seconds. ``tries``:
-    attempts to tell the receiver that came before.
+    """``share``: per cent. ``spent``, ``limit``: micro-neurons, or nano-units of money. ``window``: begin of the day or
+    month, ``at``: when it was noticed; unix seconds.
     """
 
-    id: str
     account: str
     key: str
     kind: str
@@ -42,34 +43,27 @@ class Alert:
     spent: int
     limit: int
     at: float
-    tries: int = 0
 
     @property
-    def text(self) -> str:
-        """For the log."""
-        whose = f"account {self.account}" + (f", key {self.key}" if self.key else "")
-        spent, limit = amount(self.kind, self.spent), amount(self.kind, self.limit)
-        return f"{whose}: {self.share} % of the budget of {limit} {called(self.kind)} is used ({spent})"
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """For the receiver, in the form that Standard Webhooks has: amounts are decimals, as text."""
-        currency = Quota(self.account, self.key, self.kind).currency
-        return {
-            "type": "budget.reached",
-            "timestamp": _iso(self.at),
-            "data": {
-                "account": self.account,
-                "key": self.key or None,
-                "limit": "neurons_per_day" if self.kind == NEURONS else "money_per_month",
-                "share": self.share,
-                "used": amount(self.kind, self.spent),
-                "of": amount(self.kind, self.limit),
-                **({"currency": currency} if currency else {}),
-                "since": _iso(self.window),
-            },
+    def event(self) -> Event:
+        """In the form that Standard Webhooks has: amounts are decimals, as text."""
+        quota = Quota(self.account, self.key, self.kind)
+        data = {
+            "account": self.account,
+            "key": self.key or None,
+            "limit": _WIRE[quota.family],
+            "share": self.share,
+            "used": amount(self.kind, self.spent),
+            "of": amount(self.kind, self.limit),
+            **({"currency": quota.currency} if quota.currency else {}),
+            "since": iso(self.window),
         }
+        return Event(BUDGET, {"type": BUDGET, "timestamp": iso(self.at), "data": data})
 
 
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def told(data: Mapping[str, Any]) -> str:
+    """The line of the log for the ``data`` of an alert's event."""
+    whose = f"account {data['account']}" + (f", key {data['key']}" if data["key"] else "")
+    kind = next(kind for kind, name in _WIRE.items() if name == data["limit"])
+    limit = called(f"{kind}:{data.get('currency', '')}")
+    return f"{whose}: {data['share']} % of the budget of {data['of']} {limit} is used ({data['used']})"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from serve_app.state.accounts import Account, Key, Member, Scope
-from serve_app.state.alerts import Alert
 from serve_app.state.audit import Actor, Change
+from serve_app.state.events import Delivery, Subscription
 from serve_app.state.quotas import Granted, Quota, Want
 from serve_app.state.streams import Known, Part, Running, Shown, Taken
 
@@ -128,11 +128,42 @@ class LeaseStore(Protocol):
 class AlertStore(Protocol):
     shares: tuple[int, ...]
 
-    def take(self, now: float) -> Alert | None: ...
+    def trim(self, now: float) -> None: ...
 
-    def done(self, alert_id: str) -> None: ...
 
-    def later(self, alert: Alert, now: float) -> bool: ...
+class EventStore(Protocol):
+    def subscribe(
+        self,
+        account: str,
+        now: float,
+        *,
+        kinds: Iterable[str],
+        url: str = "",
+        queue: str = "",
+        name: str = "",
+        model: str = "",
+        enabled: bool = True,
+    ) -> Subscription: ...
+
+    def subscriptions(self, account: str | None) -> list[Subscription]: ...
+
+    def change(self, account: str, subscription_id: str, now: float, **fields: Any) -> Subscription | None: ...
+
+    def unsubscribe(self, account: str, subscription_id: str) -> Subscription | None: ...
+
+    def take(self, now: float, limit: int, without: Collection[str] = ()) -> list[Delivery]: ...
+
+    def delivered(self, delivery_id: str, now: float) -> None: ...
+
+    def later(self, delivery: Delivery, now: float, trouble: str) -> bool: ...
+
+    def gone(self, delivery: Delivery, now: float) -> None: ...
+
+    def deliveries(self, subscription_id: str, *, limit: int = 100) -> list[Delivery]: ...
+
+    def replay(
+        self, subscription_id: str, now: float, *, since: float = 0.0, delivery_id: str = "", everything: bool = False
+    ) -> int: ...
 
     def trim(self, now: float) -> None: ...
 
@@ -243,6 +274,9 @@ class Store(Protocol):
 
     @property
     def alerts(self) -> AlertStore: ...
+
+    @property
+    def events(self) -> EventStore: ...
 
     @property
     def responses(self) -> ResponseStore: ...

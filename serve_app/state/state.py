@@ -101,8 +101,9 @@ class State:
             away_s=away_s,
             drained=lambda: not self.ledger.waiting and not self.ledger.waiting_bytes,
         )
-        self.alerts = self._store.alerts
-        self.alerts.shares = alert_shares
+        self._store.alerts.shares = alert_shares
+        # Asked by :meth:`look`.
+        self.events = self._store.events
         self.responses = Responses(self._store.responses, self._writer, self._reader)
         self.ledger = LedgerWriter(self._store, home / "ledger", give_away=give_away)
         self.conversations = Conversations(self._store.conversations, self._writer, self._reader)
@@ -268,5 +269,6 @@ class State:
             self._store.ledger.trim(wall - self._ledger_days * 86_400)
             self._store.leases.trim(wall)
             self._store.alerts.trim(wall)
+            self._store.events.trim(wall)
             while self._store.ledger.close_days(wall) and time.monotonic() - now < CLOSE_DAYS_S:
                 pass

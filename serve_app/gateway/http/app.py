@@ -37,6 +37,7 @@ from serve_app.gateway.http.routes import rerank as routes_rerank
 from serve_app.gateway.http.routes import responses as routes_responses
 from serve_app.gateway.http.routes import tokens as routes_tokens
 from serve_app.gateway.http.routes import usage as routes_usage
+from serve_app.gateway.http.routes import webhooks as routes_webhooks
 
 # What runs models: a dialect is one line here.
 DIALECTS = (
@@ -54,6 +55,7 @@ OTHERS = (
     routes_accounts.endpoints,
     routes_account_tokens.endpoints,
     routes_usage.endpoints,
+    routes_webhooks.endpoints,
 )
 # The gateway host's routes fit much, and the first route that fits answers.
 LAST = (routes_ai_gateway.endpoints,)

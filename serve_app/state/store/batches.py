@@ -14,6 +14,7 @@ from serve_app.state.errors import QueueFull
 from serve_app.state.store.batch_shards import RUNNABLE, BatchShards, batch_of, columns_of, sums_of
 from serve_app.state.store.batch_tables import batch_results, batch_shards, batches
 from serve_app.state.store.database import Database
+from serve_app.state.store.events import EventTable
 from serve_app.state.store.ledger import LedgerTable
 
 # Results that one transaction writes or drops at most, so that none holds others up for long.
@@ -26,8 +27,11 @@ _CLEARED = batches.c.expires.is_not(None)
 class BatchTables(BatchShards):
     """:class:`serve_app.state.batches.BatchStore`."""
 
-    def __init__(self, database: Database, ledger: LedgerTable, *, max_left: int = 2_000_000) -> None:
+    def __init__(
+        self, database: Database, ledger: LedgerTable, events: EventTable, *, max_left: int = 2_000_000
+    ) -> None:
         super().__init__(database, ledger)
+        self._events = events
         self.max_left = max_left
 
     def create(self, batch: Batch) -> None:
@@ -112,6 +116,7 @@ class BatchTables(BatchShards):
             ]
             if rows:
                 connection.execute(sa.insert(batch_shards), rows)
+            self._events.batch(connection, batch_of(row), now)
         return True
 
     def refused(self, owner: str, batch_id: str, problems: bytes, now: float) -> bool:
@@ -125,7 +130,11 @@ class BatchTables(BatchShards):
         }
         with self._database.writing() as connection:
             # No request of it is waiting any more.
-            return bool(connection.execute(sa.update(batches).where(own).values(**failed, total=0)).rowcount)
+            failing = sa.update(batches).where(own).values(**failed, total=0).returning(batches)
+            row = connection.execute(failing).one_or_none()
+            if row is not None:
+                self._events.batch(connection, batch_of(row), now)
+        return row is not None
 
     def claim_end(self, owner: str, now: float, until: float) -> Batch | None:
         over = (batches.c.status == "cancelling") | (
@@ -163,6 +172,8 @@ class BatchTables(BatchShards):
         ended = {"status": status, "output": output, "errors": errors, "ended": now, "owner": "", "until": 0.0}
         with self._database.writing(durable=True) as connection:
             row = connection.execute(sa.update(batches).where(own).values(**ended).returning(batches)).one_or_none()
+            if row is not None:
+                self._events.batch(connection, batch_of(row), now)
         return None if row is None else batch_of(row)
 
     def uncleared(self, limit: int = 100) -> list[str]:

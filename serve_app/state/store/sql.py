@@ -15,6 +15,7 @@ from serve_app.state.store.answers import AnswerTable
 from serve_app.state.store.batches import BatchTables
 from serve_app.state.store.conversations import ConversationTable
 from serve_app.state.store.database import Database
+from serve_app.state.store.events import EventTable
 from serve_app.state.store.leases import LeaseTable
 from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.migrate import upgrade
@@ -33,7 +34,8 @@ class SqlStore:
     def __init__(self, home: Path, url: str | None = None) -> None:
         self.database = Database(home, url, upgrade)
         self.accounts = AccountTables(self.database)
-        self.alerts = AlertTable(self.database)
+        self.events = EventTable(self.database)
+        self.alerts = AlertTable(self.database, self.events)
         self.leases = LeaseTable(self.database, self.alerts)
         self.responses = ResponseTable(self.database)
         self.conversations = ConversationTable(self.database)
@@ -41,7 +43,7 @@ class SqlStore:
         self.ledger = LedgerTable(self.database)
         self.streams = StreamTable(self.database, self.ledger)
         self.answers = AnswerTable(self.database, self.ledger)
-        self.batches = BatchTables(self.database, self.ledger)
+        self.batches = BatchTables(self.database, self.ledger, self.events)
         self.usage = UsageTable(self.database)
         # What is written in groups: a kind of row, and who takes it.
         rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger)

@@ -297,8 +297,8 @@ lease_owners = Table(
     Column("beat", Double, nullable=False),
 )
 
-# Budgets that have reached a `share` (per cent) of their `limit` in a `window`. `due`: when somebody is told, in unix
-# seconds, None once that is over, after so many `tries`.
+# Budgets that have reached a `share` (per cent) of their `limit` in a `window`. `tries`, `due`: of programs that sent
+# alerts from here, which may still run; now events tell of them.
 alerts = Table(
     "alerts",
     metadata,
@@ -313,4 +313,38 @@ alerts = Table(
     Column("limit", BigInteger, nullable=False),
     Column("tries", BigInteger, nullable=False),
     Column("due", Double, index=True),
+)
+
+# Who is told of which events, see `serve_app.state.events.Subscription`. `kinds`: joined by commas.
+subscriptions = Table(
+    "subscriptions",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("account", String, nullable=False, index=True),
+    Column("name", String, nullable=False),
+    Column("created", Double, nullable=False),
+    Column("modified", Double, nullable=False),
+    Column("kinds", String, nullable=False),
+    Column("url", String, nullable=False),
+    Column("queue", String, nullable=False, index=True),
+    Column("model", String, nullable=False),
+    Column("enabled", Boolean, nullable=False),
+    Column("secret", String, nullable=False),
+)
+
+# Events on their way to a webhook, see `serve_app.state.events.Delivery`. `subscription`: "" for that of the settings.
+deliveries = Table(
+    "deliveries",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("subscription", String, nullable=False),
+    Column("account", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("at", Double, nullable=False, index=True),
+    Column("body", LargeBinary, nullable=False),
+    Column("tries", BigInteger, nullable=False),
+    Column("due", Double, index=True),
+    Column("sent", Double),
+    Column("trouble", String, nullable=False),
+    Index("deliveries_by_subscription", "subscription", "at"),
 )
