@@ -15,6 +15,7 @@ from serve_app.channel.sender import TokenSender
 from serve_app.sampling_params import TokenLogprobs
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.tokens import Ack, Hello, TokenItem, Tokens
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -38,12 +39,6 @@ async def read(stream):
         assert item.offset == len(ids)
         ids.extend(item.ids)
     return ids
-
-
-async def until(condition, seconds=20.0):
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def hang_up(inbox):

@@ -14,7 +14,8 @@ from serve_app.channel.sender import TokenSender
 from serve_app.wire.load import Fetch, LoadReport, Step
 from serve_app.wire.message import BadMessage
 from serve_app.wire.tokens import TokenItem, read_from_worker
-from tests.channel.test_channel import hang_up, until
+from tests.channel.test_channel import hang_up
+from tests.waiting import until
 
 IDLE = LoadReport("replica-1", "@cf/pico/pico-instruct", "decode", "decode", "node-1", max_seqs=8, total_blocks=100)
 

@@ -12,8 +12,6 @@ import select
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from serve_app.kv.cached_tokens import FOUND
 from serve_app.kv.pool import PoolOptions, get_or_create_pool
 from serve_app.tasks.model import application_name
 from tests.e2e.pair.client import body, prompt
+from tests.waiting import wait_for
 
 MB = 1 << 20
 MODEL = "@cf/pico/spread"
@@ -72,14 +71,13 @@ class Client:
         )
         assert answer.status_code == 200, answer.text
         usage = answer.json()["usage"]
-        until = time.monotonic() + 30
-        while True:
-            told = self._http.get(f"/v1/requests/{answer.headers['cf-ray']}")
-            events = {event["event"]: event for event in told.json()["events"]}
-            if "decoded" in events:
-                break
-            assert time.monotonic() < until, told.text
-            time.sleep(0.05)
+
+        def ended() -> dict[str, Any]:
+            told = self._http.get(f"/v1/requests/{answer.headers['cf-ray']}").json()
+            events = {event["event"]: event for event in told["events"]}
+            return events if told["status"] == "done" and "decoded" in events else {}
+
+        events = wait_for(ended)
         decoded = events["decoded"]
         found = {tier: decoded[tier] for tier in FOUND}
         cached = usage["prompt_tokens_details"]["cached_tokens"]
@@ -87,14 +85,6 @@ class Client:
         assert usage["prompt_tokens"] == TOKENS + 1 == cached + decoded["prefilled"] + decoded["computed"], decoded
         text = answer.json()["choices"][0]["text"]
         return text, decoded["replica"], {tier: count for tier, count in found.items() if count}
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, "it did not come true in time"
-        time.sleep(0.1)
-    return found
 
 
 def end(pid: int) -> None:
@@ -131,7 +121,7 @@ def main(home: Path) -> dict[str, Any]:
             """Replicas and their roles."""
             return {w["replica"]: w["role"] for w in client.workers().get("routing", {}).get("workers", ())}
 
-        wait_for(lambda: sorted(reporting().values()) == ["decode", "prefill"])
+        wait_for(lambda: sorted(reporting().values()) == ["decode", "prefill"], 120)
         steps: list[dict[str, int]] = []
         first, home_of_it, found = client.ask(1)
         steps.append(found)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 
 import httpx
 import pytest
@@ -107,13 +106,10 @@ def test_other_accounts_unknown_paths_and_methods(stack):
 def test_bad_requests_do_not_disturb_a_good_one(stack, http, run):
     body = {"prompt": "What does len do?", "temperature": 0, "max_tokens": 20}
     before = run(CHAT, body)["response"]
-    started = time.monotonic()
     for _, model, bad, _, _ in CASES:
         http.post(f"/run/{model}", content=bad if isinstance(bad, bytes) else json.dumps(bad).encode())
     assert run(CHAT, body)["response"] == before
     assert stack.health()[0] == 200
-    # All of them together in the time that one of them may take at most, times ten.
-    assert time.monotonic() - started < len(CASES)
 
 
 def test_bodies_that_never_end_or_never_stop(stack, run):

@@ -181,4 +181,4 @@ def test_tokens_arrive_while_the_engine_is_still_at_work(stack, http):
     with http.stream("POST", f"/run/{CHAT}", json={**body, "logit_bias": {eos_id(): -100}}) as answer:
         frames = (line for line in answer.iter_lines() if line.startswith("data: "))
         assert "response" in json.loads(next(frames).removeprefix("data: "))
-        assert workers(stack)["decode"]["running"] == 1
+        assert workers(stack)["decode"]["running"] >= 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from functools import partial
 
 import pytest
@@ -24,6 +22,7 @@ from serve_app.tasks.model import ServedModel, application_name
 from serve_app.tasks.text_generation.run import generate
 from serve_app.tasks.work import Runtime, Settlement
 from tests.e2e.conftest import CHAT
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "What does itertools.islice do?"}]
@@ -49,13 +48,6 @@ def model(stack):
 def replicas(model: ServedModel) -> int:
     deployments = serve.status().applications[application_name(model.id)].deployments
     return sum(sum(d.replica_states.values()) for d in deployments.values())
-
-
-async def until(condition, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true in time"
-        await asyncio.sleep(0.2)
 
 
 async def test_from_zero_and_back(model, run):
@@ -91,14 +83,14 @@ async def test_from_zero_and_back(model, run):
     expected = run(CHAT, {"messages": QUESTION, "max_tokens": 24, "temperature": 0})["response"]
     assert await ask() == expected
     # By now it reports, and requests are sent where the gateway wants them.
-    await until(lambda: dispatcher.policy.workers.loads, 30)
+    await until(lambda: dispatcher.policy.workers.loads)
     placed = dispatcher.policy.counters.placed
     assert await ask() == expected and dispatcher.policy.counters.placed == placed + 1
     # Nobody asks any more: what the planner needs decays, and the replicas go.
     dispatcher.policy.workers.demand.tau = 1.0
     await until(lambda: replicas(model) == 0, 90)
     # The workers' processes end a moment after their replicas.
-    await until(lambda: not dispatcher.policy.workers.loads, 30)
+    await until(lambda: not dispatcher.policy.workers.loads)
     assert await ask() == expected
     subscriptions._task.cancel()
     await inbox.aclose()

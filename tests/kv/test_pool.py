@@ -17,6 +17,7 @@ from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool, object_st
 from serve_app.wire.publish import ChunkFields, PublishCall
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
 from tests.ray_private.names import object_store_summary
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -67,7 +68,7 @@ def pool(node_id):
     handle = get_or_create_pool(node_id, ALONE)
     yield handle
     ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
-    wait_until(lambda: not alive(node_id))
+    wait_for(lambda: not alive(node_id))
 
 
 @pytest.fixture
@@ -83,13 +84,6 @@ def alive(node_id):
     except ValueError:
         return False
     return True
-
-
-def wait_until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
 
 
 def prompt(count: int) -> list[int]:
@@ -196,13 +190,13 @@ async def test_a_killed_pool_is_a_miss_and_comes_back(client, node_id):
     tokens = prompt(256)
     await produce(client, tokens)
     ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
-    wait_until(lambda: not alive(node_id))
+    wait_for(lambda: not alive(node_id))
     assert await fetch(client, tokens) == []
-    worker, metas, held = None, None, []
-    for _ in range(20):
-        worker, metas, held = await produce(client, tokens)
-        if held:
-            break
+
+    async def held() -> list:
+        return (await produce(client, tokens))[2]
+
+    await until(held)
     assert end(await fetch(client, tokens)) == 256
     assert client.stats.lookup_failures == 1 and client.stats.pool_restarts == 1
 
@@ -212,14 +206,17 @@ async def test_a_crashed_pool_restarts_empty(client, pool):
     worker, _, _ = await produce(client, tokens)
     ray.kill(pool, no_restart=False)
     # Killing takes a moment; what comes after it owns nothing.
-    deadline = time.monotonic() + 60
-    while await fetch(client, tokens):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-    while not (await produce(client, tokens, worker=worker))[2]:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
+    await until(lambda: lost(client, tokens))
+
+    async def held() -> list:
+        return (await produce(client, tokens, worker=worker))[2]
+
+    await until(held)
     assert end(await fetch(client, tokens)) == 256
+
+
+async def lost(client, tokens) -> bool:
+    return not await fetch(client, tokens)
 
 
 async def test_views_stay_good_when_their_chunk_is_evicted(client, pool):
@@ -252,22 +249,13 @@ async def test_least_recently_used_goes_first_and_memory_returns(client, pool):
     stats = await pool.stats.remote()
     assert stats["evicted"] > 0 and stats["bytes"] <= 100 * MB
     # 100 MB of chunks at most, whatever was published, once the store has freed what was evicted.
-    for _ in range(100):
-        full = await asyncio.to_thread(used_bytes)
-        if full <= before + 100 * MB:
-            break
-        await asyncio.sleep(0.1)
-    assert before < full <= before + 100 * MB
+    await until(lambda: asyncio.to_thread(lambda: used_bytes() <= before + 100 * MB))
+    assert before < await asyncio.to_thread(used_bytes)
     await pool.report_bad.remote([m.chunk_id for m in cut(kept, root(), BIG)])
     # And everything comes back with the pool.
     ray.kill(pool)
-    limit = 30 * MB
-    for _ in range(100):
-        if await asyncio.to_thread(used_bytes) < limit:
-            break
-        await asyncio.sleep(0.1)
-    assert await asyncio.to_thread(used_bytes) < limit
-    wait_until(lambda: not alive(ray.get_runtime_context().get_node_id()))
+    await until(lambda: asyncio.to_thread(lambda: used_bytes() < 30 * MB))
+    wait_for(lambda: not alive(ray.get_runtime_context().get_node_id()))
     client._pools.clear()
     await client.announce([b"x"])
 
@@ -311,11 +299,11 @@ async def test_leases_are_returned(client, pool):
     tokens = prompt(256)
     await produce(client, tokens)
     await fetch(client, tokens)
-    for _ in range(100):
-        if (await pool.stats.remote())["leases"] == 0:
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("a lease was not released")
+
+    async def returned() -> bool:
+        return (await pool.stats.remote())["leases"] == 0
+
+    await until(returned)
 
 
 def test_a_pool_must_leave_room_in_the_object_store(node_id):
@@ -344,37 +332,23 @@ async def test_another_nodes_pool_is_found_through_the_directory(node_id):
         call = PublishCall(tuple(ChunkFields(**meta.to_fields()) for meta in metas))
         held = await far.publish.remote(worker, call.encode())
         assert len(held) == 3
-        found = []
-        for _ in range(100):
-            found = await fetch(client, tokens)
-            if found:
-                break
-            await asyncio.sleep(0.1)
+        found = await until(lambda: fetch(client, tokens))
         assert end(found) == 700 and client.stats.remote_tokens == 700
         assert np.array_equal(found[2][1], payload(metas[2]))
 
         # The directory forgets everything: the pools fill the new one.
         ray.kill(directory, no_restart=False)
-        found = []
-        for _ in range(200):
-            found = await fetch(client, tokens)
-            if found:
-                break
-            await asyncio.sleep(0.1)
-        assert end(found) == 700
+        assert end(await until(lambda: fetch(client, tokens))) == 700
 
         # A stale entry: the pool is gone, the directory does not know yet.
         ray.kill(far)
         # Killing takes a moment.
-        deadline = time.monotonic() + 60
-        while await fetch(client, tokens):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
+        await until(lambda: lost(client, tokens))
     finally:
         client.close()
         ray.kill(directory)
         ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
-        wait_until(lambda: not alive(node_id))
+        wait_for(lambda: not alive(node_id))
 
 
 async def test_a_feed_sends_everything_to_a_directory_it_does_not_know():
@@ -382,18 +356,15 @@ async def test_a_feed_sends_everything_to_a_directory_it_does_not_know():
     metas = cut(prompt(700), root(), BIG)
     feed = DirectoryFeed("d" * 56, "pool", lambda: metas)
     feed.start()
+
+    async def has(count: int) -> bool:
+        return (await directory.stats.remote())["names"] == count
+
     try:
-        for _ in range(100):
-            if (await directory.stats.remote())["names"] == sum(len(chunk_names(m)) for m in metas):
-                break
-            await asyncio.sleep(0.1)
-        assert (await directory.stats.remote())["names"] == 4
+        assert sum(len(chunk_names(m)) for m in metas) == 4
+        await until(lambda: has(4))
         feed.changed([], metas[:1])
-        for _ in range(100):
-            if (await directory.stats.remote())["names"] == 3:
-                break
-            await asyncio.sleep(0.1)
-        assert (await directory.stats.remote())["names"] == 3
+        await until(lambda: has(3))
     finally:
         feed._task.cancel()
         ray.kill(directory)

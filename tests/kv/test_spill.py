@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-
 import numpy as np
 import pytest
 import ray
@@ -12,7 +9,8 @@ import ray
 from serve_app.kv.client import KVClient
 from serve_app.kv.pool import PoolOptions, get_or_create_pool, pool_name
 from tests.kv.chunks import cut, payload, root
-from tests.kv.test_pool import BIG, MB, Worker, alive, end, fetch, produce, prompt, wait_until
+from tests.kv.test_pool import BIG, MB, Worker, alive, end, fetch, produce, prompt
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -40,7 +38,7 @@ def pool(node_id, options):
     handle = get_or_create_pool(node_id, options)
     yield handle
     ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
-    wait_until(lambda: not alive(node_id))
+    wait_for(lambda: not alive(node_id))
 
 
 @pytest.fixture
@@ -51,11 +49,11 @@ def client(node_id, options, pool):
 
 
 async def on_disk(pool, chunks: int) -> dict:
-    deadline = time.monotonic() + 30
-    while (stats := (await pool.stats.remote())["disk"])["chunks"] < chunks or stats["queued_bytes"]:
-        assert time.monotonic() < deadline, stats
-        await asyncio.sleep(0.05)
-    return stats
+    async def written() -> dict:
+        stats = (await pool.stats.remote())["disk"]
+        return stats if stats["chunks"] >= chunks and not stats["queued_bytes"] else {}
+
+    return await until(written)
 
 
 async def test_what_memory_cannot_hold_comes_back_from_disk(client, pool, worker):
@@ -91,13 +89,13 @@ async def test_a_restarted_pool_finds_its_files(client, pool, worker, node_id):
     _, metas, _ = await produce(client, tokens, worker=worker)
     await on_disk(pool, 3)
     ray.kill(pool, no_restart=False)
-    deadline = time.monotonic() + 60
-    while not await is_new(pool):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
-    while end(found := await fetch(client, tokens)) != 700:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
+    await until(lambda: is_new(pool))
+
+    async def all_of_it() -> list:
+        found = await fetch(client, tokens)
+        return found if end(found) == 700 else []
+
+    found = await until(all_of_it)
     # A new pool has nothing but the files; what an earlier look-up of the loop has read is in memory again.
     assert {piece.tier for piece, _ in found} <= {"disk", "node"}
     assert np.array_equal(found[2][1], payload(metas[2]))

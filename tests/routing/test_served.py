@@ -17,7 +17,7 @@ from serve_app.routing.served import ServedElsewhere
 from serve_app.routing.types import RouteRequest
 from serve_app.wire.load import MAX_SERVED, LoadReport
 from serve_app.wire.tokens import read_from_worker
-from tests.channel.test_channel import until
+from tests.waiting import until
 
 IDLE = LoadReport("replica-1", "@cf/pico/pico-instruct", "decode", "decode", "node-1")
 

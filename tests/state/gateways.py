@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from serve_app.state.accounts import Caller, hash_key
 from serve_app.state.state import State
+from tests.waiting import until
 
 OWN = "the-key-of-the-settings-0123456789"
 
@@ -21,11 +21,14 @@ class Gateways:
         self._database = database
         self._root = root
         self._lost = False
+        # Limits of a minute: whenever a test begins, its minute has just begun.
+        self._late_s = time.time() % 60
         self.made: list[State] = []
 
     def make(self, home: str, **options: Any) -> State:
         """A gateway on the node whose state directory is ``home``."""
         state = State(self._root / home, "local", (hash_key(OWN),), database=self._database, **options)
+        state.allowance._clock = state.allowance.leases._clock = lambda: time.time() - self._late_s
         event.listen(state._store.database.engine, "begin", self._refuse)
         self.made.append(state)
         return state
@@ -62,9 +65,3 @@ class Gateways:
 def who(caller: Caller | None) -> tuple[str, float, str] | None:
     """What the store says of the caller's account and key."""
     return None if caller is None else (caller.account, caller.weight, caller.priority)
-
-
-async def until(true: Callable[[], bool], seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not true():
-            await asyncio.sleep(0.02)

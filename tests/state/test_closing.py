@@ -26,7 +26,8 @@ from serve_app.state.store.tables import (
 )
 from serve_app.state.usage import month_after, month_of
 from tests.state.days import begin, close_days, mark
-from tests.state.gateways import Gateways, until
+from tests.state.gateways import Gateways
+from tests.waiting import until
 
 # 2026-01-30T00:00:00Z, and the day that is two days and a month later.
 START = 1_769_731_200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import timeit
 
 import pytest
@@ -15,7 +16,8 @@ from serve_app.state.audit import Actor
 from serve_app.state.book import AccountBook
 from serve_app.state.errors import AccountsError, Missing, Taken
 from serve_app.state.limits import KINDS, Limits, read_limits
-from tests.state.gateways import OWN, Gateways, until
+from tests.state.gateways import OWN, Gateways
+from tests.waiting import until
 
 ANN = Actor("0123456789ab", "api", "r1")
 
@@ -223,8 +225,9 @@ async def test_the_last_use_reaches_the_store_from_the_background(database, tmp_
 def test_a_key_is_found_in_microseconds(store, look):
     keys = [store.accounts.add(f"team-{n % 5}") for n in range(50)]
     book = look()
-    took = min(timeit.repeat(lambda: [book.find(key) for key in keys], number=20, repeat=5)) / 20 / len(keys)
-    assert took < 20e-6
+    # Of the processor's time, and the least of several: what else the machine does counts for nothing.
+    took = timeit.repeat(lambda: [book.find(key) for key in keys], number=20, repeat=9, timer=time.thread_time)
+    assert min(took) / 20 / len(keys) < 20e-6
 
 
 def test_the_command_line(store, database, look, tmp_path, monkeypatch, capsys):

@@ -16,7 +16,8 @@ from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.state.accounts import Caller, hash_key
-from tests.state.gateways import OWN, until
+from tests.state.gateways import OWN
+from tests.waiting import until
 
 CHAT = "@cf/pico/pico-instruct"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.api.errors import InvalidInput, NotFound, StoreAway
+from serve_app.state import responses
 from serve_app.state.store.responses import ResponseTable
 from tests.state.gateways import Gateways
 
@@ -26,7 +27,13 @@ def gateways(database, tmp_path):
         yield made
 
 
-async def test_a_conversation_is_the_chain_of_its_turns(gateways):
+@pytest.fixture
+def patient(monkeypatch):
+    """An answer waits for the store however long that takes here."""
+    monkeypatch.setattr(responses, "PATIENCE_S", 60.0)
+
+
+async def test_a_conversation_is_the_chain_of_its_turns(gateways, patient):
     store, other = gateways.make("one").responses, gateways.make("two").responses
     first = response()
     second, branch = response(first["id"]), response(first["id"])
@@ -48,7 +55,7 @@ async def test_a_conversation_is_the_chain_of_its_turns(gateways):
         await store.conversation("a", second["id"])
 
 
-async def test_an_account_sees_its_own_only(gateways):
+async def test_an_account_sees_its_own_only(gateways, patient):
     store = gateways.make("one").responses
     mine = response()
     await store.put("a", mine, turn("secret"))
@@ -76,7 +83,7 @@ async def test_ids_that_cannot_be_are_like_those_that_never_were(gateways, name)
         await store.conversation("a", name)
 
 
-async def test_a_long_chain_ends(gateways, monkeypatch):
+async def test_a_long_chain_ends(gateways, monkeypatch, patient):
     monkeypatch.setattr("serve_app.state.responses.MAX_TURNS", 3)
     store = gateways.make("one").responses
     previous = None
@@ -90,7 +97,7 @@ async def test_a_long_chain_ends(gateways, monkeypatch):
         await store.conversation("a", previous)
 
 
-async def test_while_the_store_is_away_a_gateway_knows_its_own(gateways):
+async def test_while_the_store_is_away_a_gateway_knows_its_own(gateways, monkeypatch, patient):
     state, other = gateways.make("one"), gateways.make("two")
     await state.start()
     await other.start()
@@ -98,6 +105,7 @@ async def test_while_the_store_is_away_a_gateway_knows_its_own(gateways):
     first = response()
     await store.put("a", first, turn("one"))
     gateways.lose()
+    monkeypatch.setattr(responses, "PATIENCE_S", 0.1)
     second = response(first["id"])
     third = response(second["id"])
     fresh = response()

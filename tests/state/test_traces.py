@@ -10,7 +10,8 @@ from serve_app.api.errors import NotFound, StoreAway
 from serve_app.state import traces
 from serve_app.state.store.traces import TraceTable
 from serve_app.state.traces import MAX_EVENTS, Traces
-from tests.state.gateways import Gateways, until
+from tests.state.gateways import Gateways
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from serve_app.wire.generate import (
 )
 from serve_app.worker import engine_work, kv_read, requests
 from tests import tiny
+from tests.waiting import until
 from tests.worker.world import MemoryPool, call, prefill_call, read, start
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -144,8 +145,7 @@ async def test_what_a_failed_prefill_leaves_is_computed(decode, prefill, inbox, 
     asked = call(ids, inbox, prefill_above=1)
     assert await decode.generate(asked) == Missing(143, 256)
     following = asyncio.ensure_future(read(inbox, asked, lambda: decode.arriving(ArrivingCall(asked.id))))
-    await asyncio.sleep(0.05)
-    assert pool.announced
+    await until(lambda: pool.announced)
     await decode.prefilled(Prefilled(asked.id))
     tokens, result = await following
     assert tokens == expected(ids, 16)

@@ -101,6 +101,14 @@ class Client:
                 lost += bool(stream_id)
         raise AssertionError("unreachable")
 
+    async def found(self, url: str) -> dict:
+        """What was made at one gateway, once another knows it: the store may take its time on a busy machine."""
+        async with asyncio.timeout(60):
+            while (answer := await self.http.get(url)).status_code == 404:
+                await asyncio.sleep(0.05)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
     async def path(self, gateway: str, answer: httpx.Response) -> dict[str, dict]:
         """Its events by name, once the call behind the answer has told where it has been."""
         return (await self._path(gateway, answer))[1]
@@ -118,7 +126,7 @@ class Client:
                 if found.status_code != 404:  # another gateway's, and not written down yet
                     assert found.status_code == 200, found.text
                     events = {e["event"]: e for e in found.json()["events"]}
-                    if "decoded" in events:
+                    if found.json()["status"] != "running" and "decoded" in events:
                         return found.json()["created"], events
                 await asyncio.sleep(0.05)
 

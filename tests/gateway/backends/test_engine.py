@@ -26,6 +26,7 @@ from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, Pro
 from serve_app.wire.load import LoadReport
 from serve_app.wire.methods import Method
 from serve_app.wire.tokens import TokenItem
+from tests.waiting import until
 
 CHAT = "@cf/pico/pico-instruct"
 # What every worker writes: a token is its position.
@@ -51,9 +52,13 @@ class Replicas:
         sender.subscribe(self.inbox.address, 60.0)
         sizes = {"max_seqs": 8, "total_blocks": 1000, "block_tokens": 32, "max_batch_tokens": 512}
         sender.report(LoadReport(name, CHAT, stage, stage, "n1", **sizes))
-        async with asyncio.timeout(10):
-            while name not in self.inbox.workers:
-                await asyncio.sleep(0.001)
+        await until(lambda: name in self.inbox.workers)
+
+    async def under_way(self, produced: int) -> None:
+        """Until a first call has been made, and so many of its tokens are here."""
+        await until(lambda: self.calls)
+        stream = self.inbox._streams[self.calls[0][2].id]
+        await until(lambda: stream.next_offset >= produced)
 
     async def call(
         self, _: ServedModel, method: Method, call: GenerateCall, stage: str, replica: str
@@ -118,14 +123,10 @@ async def test_what_waits_at_a_worker_that_has_gone_moves_to_one_that_can_answer
     await made.up("d1", "decode")
     await made.up("p1", "prefill")
     asking = asyncio.ensure_future(ask())
-    async with asyncio.timeout(10):
-        while not made.calls:
-            await asyncio.sleep(0.001)
+    await made.under_way(produced)
     assert [call[:2] for call in made.calls] == [("decode", "d1")]
-    if produced:
-        await asyncio.sleep(0.05)
     await made.senders["d1"].aclose()
-    usage = await asyncio.wait_for(asking, 10)
+    usage = await asyncio.wait_for(asking, 60)
     assert [call[:2] for call in made.calls] == [("decode", "d1"), ("prefill", "p1")]
     assert usage.completion_tokens == len(ANSWER) and made.cancelled == 1
     first, second = (call[2] for call in made.calls)
@@ -134,9 +135,7 @@ async def test_what_waits_at_a_worker_that_has_gone_moves_to_one_that_can_answer
     late = made.senders["d1"] = TokenSender("d1", on_closed=lambda stream: made.closed.append(("d1", stream)))
     late.open(first.id, made.inbox.address, produced)
     late.send([TokenItem(first.id, produced, (1,))])
-    async with asyncio.timeout(10):
-        while ("d1", first.id) not in made.closed:
-            await asyncio.sleep(0.001)
+    await until(lambda: ("d1", first.id) in made.closed)
 
 
 async def test_a_request_may_have_more_answers_than_a_worker_has_places(replicas) -> None:
@@ -154,9 +153,7 @@ async def test_a_worker_that_only_lost_its_connection_keeps_its_requests(replica
     await made.up("d1", "decode")
     await made.up("p1", "prefill")
     asking = asyncio.ensure_future(ask())
-    async with asyncio.timeout(10):
-        while not made.calls:
-            await asyncio.sleep(0.001)
+    await made.under_way(5)
     old = made.senders["d1"]
     await old.aclose()
     await made.up("d1", "decode")
@@ -171,9 +168,7 @@ async def test_a_request_waits_for_the_next_replica_where_there_is_no_other(repl
     made.stuck["d1"] = 5
     await made.up("d1", "decode")
     asking = asyncio.ensure_future(ask())
-    async with asyncio.timeout(10):
-        while not made.calls:
-            await asyncio.sleep(0.001)
+    await made.under_way(5)
     await made.senders["d1"].aclose()
     await asyncio.sleep(0.2)
     assert len(made.calls) == 1 and not asking.done()
@@ -222,13 +217,10 @@ async def test_a_call_that_somebody_else_cancels_is_a_lost_worker(replicas) -> N
     made.stuck["d1"] = 5
     await made.up("d1", "decode")
     asking = asyncio.ensure_future(ask())
-    async with asyncio.timeout(10):
-        while not made.calls:
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0.05)
-        await made.up("p1", "prefill")
-        (call,) = made.engine._calls
-        call.cancel()
-        usage = await asking
+    await made.under_way(5)
+    await made.up("p1", "prefill")
+    (call,) = made.engine._calls
+    call.cancel()
+    usage = await asyncio.wait_for(asking, 60)
     assert usage.completion_tokens == len(ANSWER) and len(made.calls) == 2
     assert continued(made.calls[1][2], 5)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.tasks.model import ServedModel
 from serve_app.wire.methods import SUBSCRIBE, WAKE, Method
 from serve_app.wire.replicas import Nothing, Subscribe, Subscribed
+from tests.waiting import until
 
 CHAT = "@cf/pico/pico-instruct"
 
@@ -34,32 +37,42 @@ def chat(min_replicas: int = 1) -> ServedModel:
     return ServedModel(catalog[CHAT], profile.model_copy(update=stages), catalog.source(CHAT), Path("/nonexistent"))
 
 
-async def asked(inbox, model: ServedModel, monkeypatch, fails: bool, seconds: float = 0.4) -> Counter:
+@asynccontextmanager
+async def asking(
+    inbox, model: ServedModel, monkeypatch, *, fails: bool = False, period_s: float = 3600.0
+) -> AsyncIterator[dict[str, list[float]]]:
+    """When each stage was asked, by the loop's clock, as it goes on."""
     monkeypatch.setattr(subscriptions, "EAGER_S", 0.02)
-    monkeypatch.setattr(subscriptions, "PERIOD_S", 0.2)
-    calls: Counter[str] = Counter()
+    monkeypatch.setattr(subscriptions, "PERIOD_S", period_s)
+    monkeypatch.setattr(subscriptions, "LEASE_S", 3 * period_s)
+    calls: dict[str, list[float]] = {}
 
     async def ask_all(of: ServedModel, method: Method, call: Subscribe, stage: str) -> list[Subscribed]:
         assert of is model and method is SUBSCRIBE and call.inbox == inbox.address
         assert call.needed == {"decode": 0.5} and call.roles == {"r1": "decode"}
-        assert call.lease_s > 2 * subscriptions.PERIOD_S
-        calls[stage] += 1
+        assert call.lease_s == subscriptions.LEASE_S
+        calls.setdefault(stage, []).append(asyncio.get_running_loop().time())
         if fails:
             raise RuntimeError("no replicas")
         return [Subscribed("r1")]
 
-    asking = Subscriptions([model], inbox, ask_all, lambda _: Wanted({"decode": 0.5}, {"r1": "decode"}))
-    asking.start()
-    await asyncio.sleep(seconds)
-    asking._task.cancel()
-    return calls
+    watching = Subscriptions([model], inbox, ask_all, lambda _: Wanted({"decode": 0.5}, {"r1": "decode"}))
+    watching.start()
+    yield calls
+    watching._task.cancel()
+
+
+def each_was_asked(calls: dict[str, list[float]], times: int) -> bool:
+    return set(calls) == {"decode", "prefill"} and all(len(when) >= times for when in calls.values())
 
 
 async def test_both_stages_are_asked_now_and_then(inbox, monkeypatch):
+    assert subscriptions.LEASE_S > 2 * subscriptions.PERIOD_S
     model = chat()
     model.ready = True
-    calls = await asked(inbox, model, monkeypatch, fails=False)
-    assert set(calls) == {"decode", "prefill"} and all(1 <= count <= 4 for count in calls.values())
+    async with asking(inbox, model, monkeypatch, period_s=0.1) as calls:
+        await until(lambda: each_was_asked(calls, 3))
+    assert all(later - sooner > 0.09 for when in calls.values() for sooner, later in pairwise(when))
 
 
 async def test_changed_roles_are_told_at_once(inbox, monkeypatch):
@@ -73,10 +86,10 @@ async def test_changed_roles_are_told_at_once(inbox, monkeypatch):
 
     asking = Subscriptions([model], inbox, ask_all, lambda _: plan)
     asking.start()
-    await asyncio.sleep(0.1)
-    assert len(told) == 2
+    await until(lambda: len(told) == 2)
     plan = Wanted(roles={"r1": "prefill"})
-    await asyncio.sleep(0.1)
+    await until(lambda: len(told) == 4)
+    await asyncio.sleep(0.05)
     asking._task.cancel()
     # Long before the lease is renewed, and once.
     assert sorted(told[2:]) == [("decode", {"r1": "prefill"}), ("prefill", {"r1": "prefill"})]
@@ -85,11 +98,14 @@ async def test_changed_roles_are_told_at_once(inbox, monkeypatch):
 async def test_where_replicas_are_expected_it_asks_again_soon(inbox, monkeypatch):
     model = chat()
     model.ready = True
-    eager = await asked(inbox, model, monkeypatch, fails=True)
+    async with asking(inbox, model, monkeypatch, fails=True) as calls:
+        await until(lambda: each_was_asked(calls, 3))
     model = chat(min_replicas=0)
     model.ready = True
-    patient = await asked(inbox, model, monkeypatch, fails=True)
-    assert min(eager.values()) > max(patient.values()) >= 1
+    async with asking(inbox, model, monkeypatch, fails=True) as calls:
+        await until(lambda: each_was_asked(calls, 1))
+        await asyncio.sleep(0.1)
+    assert not each_was_asked(calls, 2)
 
 
 async def test_a_stage_that_reports_nothing_is_asked_again_soon_and_a_stuck_one_holds_up_nobody(inbox, monkeypatch):
@@ -106,12 +122,11 @@ async def test_a_stage_that_reports_nothing_is_asked_again_soon_and_a_stuck_one_
     plan = Wanted(silent=frozenset({"decode"}))
     asking = Subscriptions([model], inbox, ask_all, lambda _: plan, lambda _, listens: listening.append(listens))
     asking.start()
-    await asyncio.sleep(0.3)
+    await until(lambda: told.count("decode") > 5 and listening[-1])
     asking._task.cancel()
     for task in asking._running.values():
         task.cancel()
-    assert told.count("prefill") == 1 and told.count("decode") > 5
-    assert listening[0] is False and listening[-1] is True
+    assert told.count("prefill") == 1 and listening[0] is False
 
 
 async def test_a_request_that_waits_for_a_report_hurries_it(inbox, monkeypatch):
@@ -128,12 +143,14 @@ async def test_a_request_that_waits_for_a_report_hurries_it(inbox, monkeypatch):
     model.ready = True
     assert not told.is_set()
     asking.hurry()
-    await asyncio.wait_for(told.wait(), 5)
+    await asyncio.wait_for(told.wait(), 60)
     asking._task.cancel()
 
 
 async def test_a_model_that_loads_is_left_alone(inbox, monkeypatch):
-    assert not await asked(inbox, chat(), monkeypatch, fails=False, seconds=0.1)
+    async with asking(inbox, chat(), monkeypatch) as calls:
+        await asyncio.sleep(0.1)
+    assert not calls
 
 
 async def test_a_stage_without_workers_is_woken_once_and_again_if_that_fails():
@@ -155,8 +172,8 @@ async def test_a_stage_without_workers_is_woken_once_and_again_if_that_fails():
         await asyncio.sleep(0)
     assert calls == ["prefill"]
     gate.set()
-    await asyncio.sleep(0.01)
+    await until(lambda: all(call.done() for call in wake._calls.values()))
     wake.where_needed(model, {"prefill": 1.0, "decode": 2.0}, {"decode"})
     wake.first(model)
-    await asyncio.sleep(0.01)
+    await until(lambda: len(calls) == 3)
     assert calls == ["prefill", "prefill", "decode"]

@@ -69,6 +69,8 @@ class Lost(Gateway):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        # What it was just asking the store would otherwise be done after its death.
+        await asyncio.wrap_future(self.streams._thread.submit(lambda: None))
 
 
 @pytest.fixture
