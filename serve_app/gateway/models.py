@@ -34,6 +34,13 @@ class Models:
     def find(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
         """The model called ``name``: its id, or the id without ``@cf/``, or with a provider before it as the gateway's
         compat paths have it. Raises the error a client should see."""
+        model = self.named(name, tasks)
+        if not model.ready and not model.scales_to_zero:
+            raise ModelLoading(name.removeprefix("workers-ai/"), retry_after=2.0)
+        return model
+
+    def named(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
+        """The same, ready or not."""
         name = name.removeprefix("workers-ai/")
         if not _MODEL_ID.fullmatch(name):
             raise MalformedModel(name)
@@ -45,6 +52,4 @@ class Models:
             raise UnknownModel(name, tuple(m.id for m in self if not tasks or m.record.task in tasks))
         if tasks and model.record.task not in tasks:
             raise UnknownModel(name, tuple(m.id for m in self if m.record.task in tasks))
-        if not model.ready and not model.scales_to_zero:
-            raise ModelLoading(name, retry_after=2.0)
         return model

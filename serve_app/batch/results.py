@@ -1,0 +1,27 @@
+"""Results as the door of their batch has them: lines of its files, one JSON object each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from serve_app.api.anthropic import batches as anthropic
+from serve_app.api.openai import batches as openai
+from serve_app.api.workers_ai import batches as workers_ai
+from serve_app.state.batches import Batch, Result
+
+
+def lines(batch: Batch, results: Iterable[Result], *, errors: bool) -> Iterator[bytes]:
+    """Lines of ``batch.output``, or of ``batch.errors``, where OpenAI's door alone has any: what did not succeed."""
+    for result in results:
+        if errors == (batch.door == "openai" and result.outcome != "succeeded"):
+            yield line(batch, result)
+
+
+def line(batch: Batch, result: Result) -> bytes:
+    if batch.door == "openai":
+        return openai.result_line(
+            batch.id, result.number, result.id or "", result.outcome, result.status, result.request_id, result.body
+        )
+    if batch.door == "anthropic":
+        return anthropic.result_line(result.id or "", result.outcome, result.body)
+    return workers_ai.result_line(result.number, result.id, result.outcome, result.body)
