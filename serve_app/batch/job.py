@@ -13,13 +13,16 @@ from serve_app.state.ledger import Entry
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """``created``: of the batch, in unix seconds. ``tries``: how often it has been tried before."""
+    """``created``: of the batch, in unix seconds. ``tries``: how often it has been tried before; ``faults``: how often
+    it may itself have been why that failed.
+    """
 
     batch: str
     request: Request
     caller: Caller
     created: float
     tries: int = 0
+    faults: int = 0
 
     @property
     def request_id(self) -> str:
@@ -30,13 +33,15 @@ class Job:
 @dataclass(slots=True, frozen=True)
 class Done:
     """An answer or an error as HTTP has it. ``entries``: what is charged, not yet written anywhere. ``retry_after``:
-    seconds after which it may go better, None where the same would come of it.
+    seconds after which it may go better, None where the same would come of it. ``at_fault``: the request itself may be
+    why it failed (workers were lost over it), so that it is not tried for ever.
     """
 
     status: int
     body: bytes
     entries: list[Entry] = field(default_factory=list)
     retry_after: float | None = None
+    at_fault: bool = False
 
 
 # Runs one request in the words of its dialect. Raises nothing; a cancelled call ends the request wherever it is.

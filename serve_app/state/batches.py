@@ -8,6 +8,7 @@ twice, and it has one result and is charged once.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -17,6 +18,7 @@ import msgspec
 from serve_app.state.accounts import Caller
 
 if TYPE_CHECKING:
+    from serve_app.state.files import Files
     from serve_app.state.protocols import Row
 
 # validating: its input is being checked and cut into shards. finalizing: every request has its result, and the files
@@ -211,9 +213,20 @@ class BatchStore(Protocol):
 
     # -- running
 
-    def claim(self, owner: str, now: float, until: float, models: Collection[str], limit: int) -> list[Claim]:
+    def claim(
+        self,
+        owner: str,
+        now: float,
+        until: float,
+        models: Collection[str],
+        limit: int,
+        *,
+        requests: int = sys.maxsize,
+        resting: Collection[tuple[str, str]] = (),
+    ) -> list[Claim]:
         """Shards of these models that nobody works on: first of accounts that have the fewest claims, there of batches
-        with the earliest deadline, in their order. A batch is running from its first claim on.
+        with the earliest deadline, in their order. At most ``limit``, and no more once they have so many ``requests``;
+        none of accounts and models that are ``resting``. A batch is running from its first claim on.
         """
 
     def done(self, batch_id: str, numbers: Collection[int]) -> frozenset[int]:
@@ -255,6 +268,11 @@ class BatchStore(Protocol):
         its files alone.
         """
 
+    def fill(self, owner: str, batch_id: str, rest: Sequence[Result]) -> bool:
+        """Results of requests that have none and are counted already, of a batch that is finalizing; those that have
+        one keep it. False: it is no longer the owner's, and nothing was written.
+        """
+
     def end(self, owner: str, batch_id: str, output: str, errors: str, now: float) -> Batch | None:
         """The files are written: the batch has ended (completed, cancelled or expired), on disk when this returns. What
         it took to get there is :meth:`clear`'s. None: it is no longer the owner's, and nothing was written.
@@ -289,3 +307,13 @@ def pack(requests: Sequence[Request]) -> bytes:
 def unpack(blob: bytes) -> list[Request]:
     """Raises `msgspec.DecodeError` for a blob that is none."""
     return msgspec.msgpack.decode(blob, type=list[Request])
+
+
+def forget(store: BatchStore, files: Files, batch: Batch) -> bool:
+    """Deletes a batch that has ended, with its blobs; whether it was there. The input of a batch may be a file of its
+    sender's own, which stays. Blocks.
+    """
+    for blob in (batch.input, batch.output, batch.errors):
+        if blob.startswith(f"batches/{batch.id}/"):
+            files.delete(blob)
+    return store.delete(batch.caller.account, batch.id) is not None

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from serve_app.state.allowance import Allowance
 from serve_app.state.background import Background
+from serve_app.state.batches import forget
 from serve_app.state.book import AccountBook
 from serve_app.state.conversations import Conversations
 from serve_app.state.errors import Away, StateError
@@ -45,8 +46,8 @@ GROUP_S = 0.02
 ADOPT_S = 5.0
 # How often entries of the ledger that are old enough are dropped.
 TRIM_S = 60.0
-# For how long of that time days are closed, one after another, where many are not.
-CLOSE_DAYS_S = 0.2
+# For how long of that time days are closed and batches forgotten, one after another, where there are many.
+TRIMMING_S = 0.2
 # How long an ending gateway tries to bring to the store what waits.
 CLOSE_S = 2.0
 _P = ParamSpec("_P")
@@ -270,5 +271,9 @@ class State:
             self._store.leases.trim(wall)
             self._store.alerts.trim(wall)
             self._store.events.trim(wall)
-            while self._store.ledger.close_days(wall) and time.monotonic() - now < CLOSE_DAYS_S:
+            while self._store.ledger.close_days(wall) and time.monotonic() - now < TRIMMING_S:
                 pass
+            for batch in self._store.batches.old(wall):
+                forget(self._store.batches, self.files, batch)
+                if time.monotonic() - now > TRIMMING_S:
+                    break

@@ -6,6 +6,7 @@ A transaction that changes both locks rows of shards before rows of batches, so 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -60,9 +61,22 @@ class BatchShards:
         self._database = database
         self._ledger = ledger
 
-    def claim(self, owner: str, now: float, until: float, models: Collection[str], limit: int) -> list[Claim]:
+    def claim(
+        self,
+        owner: str,
+        now: float,
+        until: float,
+        models: Collection[str],
+        limit: int,
+        *,
+        requests: int = sys.maxsize,
+        resting: Collection[tuple[str, str]] = (),
+    ) -> list[Claim]:
+        wanted = batch_shards.c.model.in_(models) & _runnable(now)
+        if resting:
+            wanted &= sa.tuple_(batch_shards.c.account, batch_shards.c.model).not_in(list(resting))
         free = (batch_shards.c.owner == "") | (_CLAIMED & (batch_shards.c.until <= now))
-        there = sa.select(batch_shards.c.batch).where(free, batch_shards.c.model.in_(models), _runnable(now))
+        there = sa.select(batch_shards.c.batch).where(free, wanted)
         with self._database.reading() as connection:
             # Nobody waits for a runner that finds nothing.
             if connection.execute(there.join_from(batch_shards, batches).limit(1)).first() is None:
@@ -70,7 +84,7 @@ class BatchShards:
         with self._database.writing() as connection:
             lapsed = sa.update(batch_shards).where(_CLAIMED, batch_shards.c.until <= now)
             connection.execute(lapsed.values(owner=""))
-            chosen = list(self._in_turn(connection, now, models, limit))
+            chosen = list(self._in_turn(connection, wanted, limit, requests))
             if not chosen:
                 return []
             ids = sorted({row.batch for row in chosen})
@@ -85,7 +99,7 @@ class BatchShards:
         return [Claim(known[row.batch], shard_of(row), row.epoch + 1, row.done) for row in chosen]
 
     def _in_turn(
-        self, connection: Connection, now: float, models: Collection[str], limit: int
+        self, connection: Connection, wanted: sa.ColumnElement[bool], limit: int, requests: int
     ) -> Iterator[sa.Row[tuple[Any, ...]]]:
         """Free shards, locked: one of the account that has the fewest claims, and so on."""
         counted = sa.select(batch_shards.c.account, sa.func.count()).where(_CLAIMED).group_by(batch_shards.c.account)
@@ -93,19 +107,18 @@ class BatchShards:
         accounts = sa.select(batch_shards.c.account).where(batch_shards.c.owner == "").distinct()
         turns = [(held.get(account, 0), account) for account in connection.execute(accounts).scalars()]
         heapq.heapify(turns)
-        free = sa.select(batch_shards).join(batches).where(batch_shards.c.owner == "")
-        free = free.where(batch_shards.c.model.in_(models), _runnable(now)).limit(limit)
+        free = sa.select(batch_shards).join(batches).where(batch_shards.c.owner == "", wanted).limit(limit)
         free = free.order_by(batch_shards.c.deadline, batch_shards.c.batch, batch_shards.c.number)
         free = free.with_for_update(of=batch_shards, skip_locked=True)
         found: dict[str, Iterator[sa.Row[tuple[Any, ...]]]] = {}
-        left = limit
-        while turns and left:
+        while turns and limit and requests > 0:
             count, account = heapq.heappop(turns)
             if account not in found:
                 found[account] = iter(connection.execute(free.where(batch_shards.c.account == account)).all())
             if (row := next(found[account], None)) is not None:
                 heapq.heappush(turns, (count + 1, account))
-                left -= 1
+                limit -= 1
+                requests -= row.requests - row.done
                 yield row
 
     def done(self, batch_id: str, numbers: Collection[int]) -> frozenset[int]:

@@ -164,6 +164,14 @@ class BatchTables(BatchShards):
             row = connection.execute(taking.returning(batches)).one_or_none()
         return None if row is None else batch_of(row)
 
+    def fill(self, owner: str, batch_id: str, rest: Sequence[Result]) -> bool:
+        own = (batches.c.id == batch_id) & (batches.c.owner == owner) & (batches.c.status == "finalizing")
+        with self._database.writing() as connection:
+            if not connection.execute(sa.update(batches).where(own).values(owner=owner)).rowcount:
+                return False
+            self.put(connection, batch_id, rest)
+        return True
+
     def end(self, owner: str, batch_id: str, output: str, errors: str, now: float) -> Batch | None:
         own = (batches.c.id == batch_id) & (batches.c.owner == owner) & (batches.c.status == "finalizing")
         status = sa.case(

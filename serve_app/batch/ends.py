@@ -1,0 +1,205 @@
+"""Both ends of a batch: its input is checked and cut into shards, and its results are put into files.
+
+Each is one batch at a time in a runner, on a thread, claimed like a shard, and done again by another where it is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain, count
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+
+from serve_app.state.batches import Batch, BatchStore, Outcome, Result, unpack
+from serve_app.state.files import Files, NoFile
+
+log = logging.getLogger("ray.serve")
+
+# How often inputs and ends are looked for, what was left behind, and whether a batch was cancelled while it is checked.
+TURN_S = 0.5
+IDLE_S = 2.0
+SWEEP_S = 15.0
+LOOK_S = 0.5
+# How often checking an input is tried that fails for no reason of its own.
+MAX_TRIES = 3
+_PAGE = 1000
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+class Cut(Protocol):
+    """An input that was checked; see `BatchStore.planned`. One that is wrong has ``problems`` instead."""
+
+    shards: Any
+    wrong: Any
+
+
+# Checks a batch's input and writes its shards. Blocks; ends early, in whatever way, where the second argument says so.
+Check = Callable[[Batch, Callable[[], bool]], Any]
+# Lines of the output, or with ``errors`` of the file of errors.
+Lines = Callable[[Batch, Iterable[Result], bool], Iterator[bytes]]
+# Told of the two files' lengths in bytes (0: there is none) before the batch has ended.
+Register = Callable[[Batch, int, int], None]
+
+
+class Ends:
+    def __init__(
+        self,
+        store: BatchStore,
+        files: Files,
+        check: Check,
+        lines: Lines,
+        register: Register = lambda batch, output, errors: None,
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._check = check
+        self._lines = lines
+        self._register = register
+        self._wakes = (asyncio.Event(), asyncio.Event())
+        self._stops = False
+        # How many inputs are being checked, and results put into files.
+        self._doing = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._doing)
+
+    def wake(self) -> None:
+        for event in self._wakes:
+            event.set()
+
+    async def run(self, owner: str, claim_until: Callable[[], tuple[float, float]], ask: Ask) -> None:
+        """Until it is cancelled. ``ask`` calls off the event loop, again while store or disk are away."""
+        inputs, ends = self._wakes
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._loop(inputs, lambda: self._input(owner, claim_until, ask)))
+                tasks.create_task(self._loop(ends, lambda: self._end(owner, claim_until, ask)))
+                tasks.create_task(self._sweep(ask))
+        finally:
+            self._stops = True
+
+    async def _loop(self, event: asyncio.Event, turn: Callable[[], Awaitable[bool]]) -> None:
+        while True:
+            event.clear()
+            if not await turn():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await event.wait()
+
+    async def _input(self, owner: str, claim_until: Callable[[], tuple[float, float]], ask: Ask) -> bool:
+        batch = await ask(self._store.claim_input, owner, *claim_until())
+        if batch is None:
+            return False
+        self._doing += 1
+        left = False
+        look = asyncio.ensure_future(self._left(batch, ask))
+
+        def stop() -> bool:
+            return self._stops or look.done()
+
+        try:
+            found = None
+            for _ in range(MAX_TRIES):
+                try:
+                    found = await ask(self._check, batch, stop)
+                    break
+                except Exception as error:
+                    if left := look.done():
+                        break
+                    log.error("the input of batch %s could not be checked", batch.id, exc_info=error)
+            now = claim_until()[0]
+            if left:
+                pass
+            elif found is None:
+                problem = {"code": "server_error", "message": "The server could not check this batch.", "line": None}
+                await ask(self._store.refused, owner, batch.id, orjson.dumps([{**problem, "param": None}]), now)
+            elif hasattr(found, "problems"):
+                await ask(self._store.refused, owner, batch.id, found.problems, now)
+            else:
+                await ask(self._store.planned, owner, batch.id, found.shards, found.wrong, now)
+            self.wake()
+        finally:
+            look.cancel()
+            self._doing -= 1
+        return True
+
+    async def _left(self, batch: Batch, ask: Ask) -> None:
+        """Ends when nobody needs the input checked any more."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            known = await ask(self._store.find, batch.caller.account, batch.id)
+            if known is None or known.status != "validating":
+                return
+
+    async def _end(self, owner: str, claim_until: Callable[[], tuple[float, float]], ask: Ask) -> bool:
+        batch = await ask(self._store.claim_end, owner, *claim_until())
+        if batch is None:
+            return False
+        self._doing += 1
+        try:
+            if await ask(self._finish, owner, batch, lambda: claim_until()[0]):
+                await ask(self._clear, batch.id)
+        except Exception as error:
+            # Its claim lapses, and it is tried again.
+            log.error("the results of batch %s could not be put into files", batch.id, exc_info=error)
+            await asyncio.sleep(TURN_S)
+        finally:
+            self._doing -= 1
+        return True
+
+    async def _sweep(self, ask: Ask) -> None:
+        """Puts away what runners left behind that ended over it."""
+        while True:
+            for batch_id in await ask(self._store.uncleared):
+                await ask(self._clear, batch_id)
+            await asyncio.sleep(SWEEP_S)
+
+    def _finish(self, owner: str, batch: Batch, now: Callable[[], float]) -> bool:
+        """Writes the files, and ends the batch; False: somebody else has it."""
+        if batch.counts.cancelled or batch.counts.expired:
+            outcome: Outcome = "cancelled" if batch.cancelling is not None else "expired"
+            for shard in self._store.shards(batch.id):
+                try:
+                    requests = unpack(self._files.get(shard.blob))
+                except (NoFile, msgspec.DecodeError) as error:
+                    log.error("shard %s of batch %s is lost (%s)", shard.number, batch.id, error)
+                    continue
+                rest = [Result(one.number, one.id, outcome, 0, b"") for one in requests]
+                if not self._store.fill(owner, batch.id, rest):
+                    return False
+        output, errors = (self._put(batch, name, name == "errors") for name in ("output", "errors"))
+        self._register(batch, output[1], errors[1])
+        return self._store.end(owner, batch.id, output[0], errors[0], now()) is not None
+
+    def _put(self, batch: Batch, name: str, errors: bool) -> tuple[str, int]:
+        """The blob's name and length; "" and 0 where there would be no line in it."""
+        lines = self._lines(batch, self._results(batch.id), errors)
+        if (first := next(lines, None)) is None:
+            return "", 0
+        blob = f"batches/{batch.id}/{name}.jsonl"
+        return blob, self._files.put(blob, chain([first], lines))
+
+    def _results(self, batch_id: str) -> Iterator[Result]:
+        after = -1
+        while page := self._store.results(batch_id, after, _PAGE):
+            yield from page
+            after = page[-1].number
+
+    def _clear(self, batch_id: str) -> None:
+        """Drops shards and results of a batch that has ended."""
+        shards = self._store.shards(batch_id)
+        for shard in shards:
+            self._files.delete(shard.blob)
+        if not shards:
+            # Cancelled while it was cut.
+            for number in count():
+                if not self._files.delete(f"batches/{batch_id}/shards/{number:06}"):
+                    break
+        self._store.clear(batch_id)
