@@ -275,7 +275,7 @@ class Runner:
             done = await self._perform(job)
         except Exception as error:
             log.error("request %s of batch %s could not be run", job.request.number, job.batch, exc_info=error)
-            done = Done(500, b'{"error":{"message":"The server failed.","type":"server_error"}}', [], 1.0, True)
+            done = Done(500, b'{"error":{"message":"The server failed.","type":"server_error"}}', [], BACKOFF_S, True)
         self.tries += 1
         self._pace.told(shard.model, done, time.monotonic() - began)
         wait = _pause(job, done)

@@ -1,6 +1,7 @@
 """Shards of batches in the store: who works on which, and what came of their requests.
 
-A transaction that changes both locks rows of shards before rows of batches, so that two never wait for each other.
+Transactions lock rows in one order, so that two never wait for each other: shards before batches, each by their keys.
+Claims wait for nobody's shards.
 """
 
 from __future__ import annotations
@@ -82,18 +83,19 @@ class BatchShards:
             if connection.execute(there.join_from(batch_shards, batches).limit(1)).first() is None:
                 return []
         with self._database.writing() as connection:
-            lapsed = sa.update(batch_shards).where(_CLAIMED, batch_shards.c.until <= now)
-            connection.execute(lapsed.values(owner=""))
+            for key in lock(connection, _CLAIMED & (batch_shards.c.until <= now), skip=True):
+                connection.execute(sa.update(batch_shards).where(_is(*key)).values(owner=""))
             chosen = list(self._in_turn(connection, wanted, limit, requests))
             if not chosen:
                 return []
             ids = sorted({row.batch for row in chosen})
-            for row in sorted(chosen, key=_key):
+            for row in chosen:
                 taking = sa.update(batch_shards).where(_is(row.batch, row.number))
                 connection.execute(taking.values(owner=owner, epoch=batch_shards.c.epoch + 1, until=until))
             running = {"status": "running", "started": sa.func.coalesce(batches.c.started, now)}
-            begun = sa.update(batches).where(batches.c.id.in_(ids), batches.c.status == "queued")
-            connection.execute(begun.values(**running))
+            for batch_id in ids:
+                begun = sa.update(batches).where(batches.c.id == batch_id, batches.c.status == "queued")
+                connection.execute(begun.values(**running))
             rows = connection.execute(sa.select(batches).where(batches.c.id.in_(ids)))
             known = {row.id: batch_of(row) for row in rows}
         return [Claim(known[row.batch], shard_of(row), row.epoch + 1, row.done) for row in chosen]
@@ -136,6 +138,7 @@ class BatchShards:
         query = sa.select(*columns, batches.c.status, batches.c.deadline).join_from(batch_shards, batches).where(mine)
         own = (batches.c.expires.is_(None)) & (batches.c.owner == owner)
         with self._database.writing() as connection:
+            lock(connection, mine)
             connection.execute(sa.update(batch_shards).where(mine).values(until=until))
             connection.execute(sa.update(batches).where(own).values(until=until))
             return [
@@ -224,6 +227,7 @@ class BatchShards:
     def release(self, owner: str) -> None:
         own = (batches.c.expires.is_(None)) & (batches.c.owner == owner)
         with self._database.writing() as connection:
+            lock(connection, batch_shards.c.owner == owner)
             connection.execute(sa.update(batch_shards).where(batch_shards.c.owner == owner).values(owner=""))
             connection.execute(sa.update(batches).where(own).values(owner="", until=0.0))
 
@@ -256,8 +260,11 @@ def shard_of(row: Any) -> Shard:
     return Shard(row.number, row.model, row.blob, row.requests)
 
 
-def _key(row: Any) -> tuple[str, int]:
-    return row.batch, row.number
+def lock(connection: Connection, which: sa.ColumnElement[bool], *, skip: bool = False) -> list[tuple[str, int]]:
+    """Locks rows of shards in one order, but for those that others have where these are to be skipped."""
+    query = sa.select(batch_shards.c.batch, batch_shards.c.number).where(which)
+    query = query.order_by(batch_shards.c.batch, batch_shards.c.number).with_for_update(skip_locked=skip)
+    return [(row.batch, row.number) for row in connection.execute(query)]
 
 
 def _is(batch_id: str, shard: int) -> sa.ColumnElement[bool]:

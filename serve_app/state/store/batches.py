@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from serve_app.state.batches import Batch, Result, Shard
 from serve_app.state.errors import QueueFull
-from serve_app.state.store.batch_shards import RUNNABLE, BatchShards, batch_of, columns_of, sums_of
+from serve_app.state.store.batch_shards import RUNNABLE, BatchShards, batch_of, columns_of, lock, sums_of
 from serve_app.state.store.batch_tables import batch_results, batch_shards, batches
 from serve_app.state.store.database import Database
 from serve_app.state.store.events import EventTable
@@ -191,13 +191,17 @@ class BatchTables(BatchShards):
 
     def clear(self, batch_id: str) -> None:
         left = True
+        known = sa.select(batches.c.id).where(batches.c.id == batch_id).with_for_update()
         while left:
             some = sa.select(batch_results.c.number).where(batch_results.c.batch == batch_id).limit(_GROUP)
             gone = sa.delete(batch_results).where(batch_results.c.batch == batch_id, batch_results.c.number.in_(some))
             with self._database.writing() as connection:
+                # One at a time clears it.
+                connection.execute(known)
                 left = bool(connection.execute(gone).rowcount)
         cleared = sa.update(batches).where(batches.c.id == batch_id, batches.c.ended.is_not(None))
         with self._database.writing() as connection:
+            connection.execute(known)
             connection.execute(sa.delete(batch_shards).where(batch_shards.c.batch == batch_id))
             connection.execute(cleared.values(expires=batches.c.ended + batches.c.keep_s))
 
@@ -227,6 +231,7 @@ def _own(account: str, batch_id: str) -> sa.ColumnElement[bool]:
 def _close(connection: Connection, batch_id: str, over: sa.ColumnElement[bool], now: float) -> None:
     """What has no result is cancelled or expired."""
     rest = (batch_shards.c.batch == batch_id) & batch_shards.c.owner.is_not(None)
+    lock(connection, rest)
     connection.execute(sa.update(batch_shards).where(rest).values(owner=None))
     cancelled = batches.c.cancelling.is_not(None)
     closed: dict[str, Any] = {"status": "finalizing", "finalizing": now, "open": 0, "owner": "", "until": 0.0}
