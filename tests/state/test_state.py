@@ -62,9 +62,9 @@ async def test_what_is_decided_for_every_request_asks_no_store(gateways, open_st
     database = state._store.database
     transaction = database._transaction
 
-    def watched(*, write: bool):
+    def watched(**how):
         touched.append(threading.current_thread().name)
-        return transaction(write=write)
+        return transaction(**how)
 
     database._transaction = watched
     here = threading.current_thread().name
