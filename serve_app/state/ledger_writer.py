@@ -49,7 +49,7 @@ ADOPT_S = 5.0
 FINISH_S = 5.0
 # How often streams under way are written down, and the share of the event loop's time that this may take.
 OPEN_S = 0.25
-OPEN_SHARE = 0.01
+OPEN_SHARE = 0.008
 # Entries that wait in memory alone, where requests are served although nothing can be written.
 MAX_UNWRITTEN = 100_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -23,12 +24,13 @@ from benchmarks.chaos.books import Books
 from benchmarks.chaos.clients import Clients, Way, _honest
 from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, RESPONSES, Seen
 from benchmarks.chaos.faults import FAULTS, selected
-from benchmarks.chaos.injections import NotHere, cache_damaged, disk_full, killed, stopped
+from benchmarks.chaos.injections import NotHere, cache_damaged, disk_full, killed, stopped, store_killed
 from benchmarks.chaos.ledger import Receipts
-from benchmarks.chaos.run import plan
+from benchmarks.chaos.run import moments, plan
 from benchmarks.chaos.target import Target
 from benchmarks.chaos.weather import BROKEN, REFUSED, Weather
 from serve_app import run_directory
+from serve_app.state.errors import Away
 from serve_app.state.ledger import Entry
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import ledger as ledger_table
@@ -256,6 +258,13 @@ def test_some_come_in_twos_each_as_often_as_alone():
     assert [[one.fault.name for one in next(again)] for _ in range(60)] == [[o.fault.name for o in g] for g in groups]
 
 
+def test_kills_come_at_seeded_moments_and_hit_all_that_the_issue_names():
+    assert moments(5, 200, 10_000) == moments(5, 200, 10_000) != moments(6, 200, 10_000)
+    due = moments(5, 200, 10_000)
+    assert due == sorted(due) and len(due) == 200 and due[0] < 500 and 9_500 < due[-1] < 10_000
+    assert {fault.name.partition("-")[0] for fault in selected("kills")} >= {"gateway", "store", "decode", "encoder"}
+
+
 def test_unknown_faults_are_refused():
     left = [fault.name for fault in selected("all,-pool-killed,-server-lost")]
     assert len(left) == len(FAULTS) - 2 and "pool-killed" not in left
@@ -347,6 +356,31 @@ def test_processes_are_stopped_and_killed(tmp_path, peer):
         assert process.wait(5) == -signal.SIGKILL
     with pytest.raises(NotHere), killed(lambda _: [])(target(tmp_path), dice):
         pass
+
+
+def test_a_killed_postgresql_is_started_again_with_what_was_written(postgres_server, tmp_path):
+    url, found = postgres_server.create(), target(tmp_path)
+    found.postgresql = postgres_server
+    hit = set()
+    with SqlStore(tmp_path, url) as store:
+        store.open()
+        for seed in range(20):
+            store.write([entry(f"r{seed}").row()])
+            with store_killed(found, random.Random(seed)) as what:
+                hit.add(what.startswith("all"))
+                if what.startswith("all"):
+                    with pytest.raises(Away):
+                        store.revisions()
+            found_again, until = None, time.monotonic() + 60
+            while found_again is None and time.monotonic() < until:
+                with contextlib.suppress(Away):
+                    found_again = store.ledger.entry(f"r{seed}")
+            assert found_again is not None
+            if hit == {True, False}:
+                break
+        else:
+            pytest.fail(f"only {hit}")
+    postgres_server.drop(url)
 
 
 def test_a_full_disk_is_full_for_one_process_and_empty_again(tmp_path):

@@ -15,6 +15,22 @@ def replica_ports(application: str) -> list[int]:
     return [target.port for group in groups if group.protocol == "HTTP" for target in group.targets]
 
 
+def called_without_the_token(port: int, pickled: bytes) -> str:
+    """What a port says to whoever sends it a call of Serve's between replicas, whose first field is a pickle: the name
+    of gRPC's status, "OK" for an answer.
+    """
+    import grpc
+    from ray.serve.generated.serve_pb2 import ASGIRequest
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest", ASGIRequest.SerializeToString)
+        try:
+            call(ASGIRequest(pickled_request_metadata=pickled), timeout=30)
+        except grpc.RpcError as error:
+            return error.code().name
+    return "OK"
+
+
 def object_store_summary() -> str:
     """The text of `ray memory --stats-only`, of the Ray this process is connected to."""
     import ray

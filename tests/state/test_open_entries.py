@@ -117,7 +117,7 @@ async def test_looking_takes_a_hundredth_of_the_time_at_most(tmp_path, monkeypat
     monkeypatch.setattr(ledger_writer.time, "perf_counter", lambda: next(clock))
     writer.open("a", lambda: ENTRY)
     writer._tell_open()
-    assert waits == [ledger_writer.OPEN_S, pytest.approx(10.0)]
+    assert waits == [ledger_writer.OPEN_S, pytest.approx(0.1 / ledger_writer.OPEN_SHARE)]
     writer.finish()
     writer.close()
 
