@@ -8,6 +8,7 @@ from serve_app.api.anthropic import batches as anthropic
 from serve_app.api.openai import batches as openai
 from serve_app.api.workers_ai import batches as workers_ai
 from serve_app.state.batches import Batch, Result
+from serve_app.state.uploads import Upload, UploadStore, results_id
 
 
 def lines(batch: Batch, results: Iterable[Result], *, errors: bool) -> Iterator[bytes]:
@@ -25,3 +26,24 @@ def line(batch: Batch, result: Result) -> bytes:
     if batch.door == "anthropic":
         return anthropic.result_line(result.id or "", result.outcome, result.body)
     return workers_ai.result_line(result.number, result.id, result.outcome, result.body)
+
+
+def register(uploads: UploadStore, batch: Batch, output: int, errors: int, now: float) -> None:
+    """Puts a batch's files, of so many bytes each, among the files of its account, where OpenAI's clients find them;
+    doing it twice is doing it once. None is there where it has no bytes.
+    """
+    for kind, size in (("output", output), ("errors", errors)):
+        if size:
+            name = f"batch_{batch.id}_{'output' if kind == 'output' else 'error'}.jsonl"
+            uploads.add(
+                Upload(
+                    results_id(batch.id, kind),
+                    batch.caller.account,
+                    "batch_output",
+                    name,
+                    size,
+                    now,
+                    f"batches/{batch.id}/{kind}.jsonl",
+                    now + batch.keep_s,
+                )
+            )

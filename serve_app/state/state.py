@@ -111,6 +111,7 @@ class State:
         self.streams = self._store.streams
         self.answers = self._store.answers
         self.batches = self._store.batches
+        self.uploads = self._store.uploads
         self.traces = Traces(self._store.traces, self._writer, self._reader)
         # Whoever sums up years keeps no other look-up waiting.
         self._usage_reader = Reader(threads=2)

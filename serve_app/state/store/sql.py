@@ -23,6 +23,7 @@ from serve_app.state.store.responses import ResponseTable
 from serve_app.state.store.streams import StreamTable
 from serve_app.state.store.takeover import take_over
 from serve_app.state.store.traces import TraceTable
+from serve_app.state.store.uploads import UploadTable
 from serve_app.state.store.usage import UsageTable
 
 
@@ -44,6 +45,7 @@ class SqlStore:
         self.streams = StreamTable(self.database, self.ledger)
         self.answers = AnswerTable(self.database, self.ledger)
         self.batches = BatchTables(self.database, self.ledger, self.events)
+        self.uploads = UploadTable(self.database)
         self.usage = UsageTable(self.database)
         # What is written in groups: a kind of row, and who takes it.
         rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger)
