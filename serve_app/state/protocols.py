@@ -17,6 +17,7 @@ from serve_app.state.streams import Known, Part, Running, Shown, Taken
 if TYPE_CHECKING:
     from serve_app.state.batches import BatchStore
     from serve_app.state.ledger import Entry
+    from serve_app.state.queues import QueueStore
     from serve_app.state.uploads import UploadStore
     from serve_app.state.usage import UsagePage, UsageQuery
 
@@ -278,6 +279,9 @@ class Store(Protocol):
 
     @property
     def events(self) -> EventStore: ...
+
+    @property
+    def queues(self) -> QueueStore: ...
 
     @property
     def responses(self) -> ResponseStore: ...

@@ -105,6 +105,7 @@ class State:
         self._store.alerts.shares = alert_shares
         # Asked by :meth:`look`.
         self.events = self._store.events
+        self.queues = self._store.queues
         self.responses = Responses(self._store.responses, self._writer, self._reader)
         self.ledger = LedgerWriter(self._store, home / "ledger", give_away=give_away)
         self.conversations = Conversations(self._store.conversations, self._writer, self._reader)
@@ -272,6 +273,7 @@ class State:
             self._store.leases.trim(wall)
             self._store.alerts.trim(wall)
             self._store.events.trim(wall)
+            self._store.queues.trim(wall)
             while self._store.ledger.close_days(wall) and time.monotonic() - now < TRIMMING_S:
                 pass
             for batch in self._store.batches.old(wall):

@@ -28,8 +28,8 @@ from serve_app.state.migrations import HEAD
 from serve_app.state.protocols import Row
 from serve_app.state.quotas import NEURONS, Quota
 from serve_app.state.store import migrate, spent
-from serve_app.state.store.batch_tables import metadata
 from serve_app.state.store.database import Database, parse_url
+from serve_app.state.store.queue_tables import metadata
 from serve_app.state.store.sql import SqlStore
 
 

@@ -28,6 +28,7 @@ from serve_app.state.events import (
     of_batch,
 )
 from serve_app.state.store.database import Database
+from serve_app.state.store.queue_work import QueueWork
 from serve_app.state.store.tables import deliveries, subscriptions
 
 # How long a gateway has for one attempt before another may try.
@@ -42,8 +43,9 @@ _TRIM = 5000
 class EventTable:
     """Who is told of what, and what is on its way."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, queues: QueueWork) -> None:
         self._database = database
+        self._queues = queues
 
     # -- telling
 
@@ -52,7 +54,11 @@ class EventTable:
         settings as well.
         """
         query = sa.select(subscriptions).where(subscriptions.c.account == account)
-        to = [found.id for row in connection.execute(query) if (found := _subscription(row)).wants(event)]
+        wanting = [found for row in connection.execute(query) if (found := _subscription(row)).wants(event)]
+        for each in wanting:
+            if each.queue:
+                self._queues.put(connection, account, each.queue, for_subscription(event, each.id), now)
+        to = [each.id for each in wanting if each.url]
         for subscription_id in [OPERATOR, *to] if operator else to:
             row = {
                 "id": f"msg_{secrets.token_hex(12)}",

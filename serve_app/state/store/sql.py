@@ -19,6 +19,7 @@ from serve_app.state.store.events import EventTable
 from serve_app.state.store.leases import LeaseTable
 from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.migrate import upgrade
+from serve_app.state.store.queues import QueueTables
 from serve_app.state.store.responses import ResponseTable
 from serve_app.state.store.streams import StreamTable
 from serve_app.state.store.takeover import take_over
@@ -35,13 +36,14 @@ class SqlStore:
     def __init__(self, home: Path, url: str | None = None) -> None:
         self.database = Database(home, url, upgrade)
         self.accounts = AccountTables(self.database)
-        self.events = EventTable(self.database)
+        self.ledger = LedgerTable(self.database)
+        self.queues = QueueTables(self.database, self.ledger)
+        self.events = EventTable(self.database, self.queues)
         self.alerts = AlertTable(self.database, self.events)
         self.leases = LeaseTable(self.database, self.alerts)
         self.responses = ResponseTable(self.database)
         self.conversations = ConversationTable(self.database)
         self.traces = TraceTable(self.database)
-        self.ledger = LedgerTable(self.database)
         self.streams = StreamTable(self.database, self.ledger)
         self.answers = AnswerTable(self.database, self.ledger)
         self.batches = BatchTables(self.database, self.ledger, self.events)
