@@ -1,11 +1,12 @@
 """Queries of usage over a year of a million requests a day, made up as the ledger's sums.
 
-python -m benchmarks usage [--json] [--weeks 52] [--requests 1000000] [--database URL]
+python -m benchmarks usage [--json] [--weeks 52] [--requests 1000000] [--database URL [--filled]]
 
 Accounts, keys and models are used unevenly, as they are: a few do most, and the small ones not in every hour. A week is
 drawn, and the others are copies of it. Days are closed as gateways do it. Each query goes the way of the API, its
 answer is compared with sums that were kept while the rows were drawn, and it is timed. `--database` takes an empty
-PostgreSQL; without one it is a file of SQLite, which is reported and not held to the target.
+PostgreSQL, or with `--filled` one that an earlier run has filled; without one it is a file of SQLite, which is reported
+and not held to the target.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import sqlalchemy as sa
 
 from benchmarks.checks import Checks
 from serve_app.catalog.tasks import declared
-from serve_app.gateway.usage.read import counted
+from serve_app.gateway.usage.read import MAX_PER_PAGE, counted
 from serve_app.state.ledger import DAY_S, HOUR_S
 from serve_app.state.store.closing import CLOSE_AFTER_S
 from serve_app.state.store.sql import SqlStore
@@ -56,11 +57,12 @@ class Source:
 
 @dataclass(slots=True)
 class Made:
-    """What a week's rows add up to: entries by account, and neurons of all; how many rows there are in all, and how
-    long it took to close the days.
+    """What a week's rows add up to: entries by account, and by day of the week and account, and neurons of all; how
+    many rows there are in all, and how long it took to close the days.
     """
 
     entries: Counter[str] = field(default_factory=Counter)
+    daily: Counter[tuple[int, str]] = field(default_factory=Counter)
     neurons: int = 0
     closing_s: float = 0.0
     hour_rows: int = 0
@@ -106,20 +108,24 @@ def week(requests: int, made: Made) -> Iterator[tuple[sa.Table, list[dict[str, A
                         hours.append({"hour": day * 24 + hour, **row})
                         _add(days.setdefault((source.key, source.model, status), {}), row)
                         made.entries[source.account] += count
+                        made.daily[day - START // DAY_S, source.account] += count
                         made.neurons += row["neurons"]
             yield ledger_hours, hours
         yield ledger_days, [{"day": day, **row} for row in days.values()]
 
 
-def fill(store: SqlStore, weeks: int, requests: int) -> Made:
-    """Writes all rows; the sums are those of one week."""
+def fill(store: SqlStore, weeks: int, requests: int, *, filled: bool = False) -> Made:
+    """Writes all rows, unless an earlier run has ``filled`` the store with them; the sums are those of one week."""
     made = Made()
-    with store.database.writing() as connection:
-        # As if the store had been made then.
-        connection.execute(sa.update(ledger_closed).values(until=START // DAY_S))
     rows: dict[str, list[dict[str, Any]]] = {ledger_hours.name: [], ledger_days.name: []}
     for table, some in week(requests, made):
         rows[table.name] += some
+    made.hour_rows, made.day_rows = len(rows[ledger_hours.name]) * weeks, len(rows[ledger_days.name]) * weeks
+    if filled:
+        return made
+    with store.database.writing() as connection:
+        # As if the store had been made then.
+        connection.execute(sa.update(ledger_closed).values(until=START // DAY_S))
     for table, length in ((ledger_hours, HOUR_S), (ledger_days, DAY_S)):
         period = table.primary_key.columns[0]
         others = [column for column in table.columns if column is not period]
@@ -135,7 +141,6 @@ def fill(store: SqlStore, weeks: int, requests: int) -> Made:
     while store.ledger.close_days(until + CLOSE_AFTER_S):
         pass
     made.closing_s = time.monotonic() - began
-    made.hour_rows, made.day_rows = len(rows[ledger_hours.name]) * weeks, len(rows[ledger_days.name]) * weeks
     with store.database.unprepared() as connection:
         # What a database does by itself within minutes.
         connection.execute(sa.text("ANALYZE"))
@@ -146,12 +151,16 @@ def cases(made: Made, weeks: int) -> list[Case]:
     """The questions of an account, and of the operator."""
     until = START + weeks * 7 * DAY_S
     last_week = until - 7 * DAY_S
+    days = [sum(n for (day, _), n in made.daily.items() if day == weekday) for weekday in range(7)] * weeks
     all_, largest, small = sum(made.entries.values()), made.entries[_LARGEST], made.entries[_SMALL]
     top = (Order("neurons", True),)
 
+    # Of the days by account one page, as large as the API gives them.
+    daily = [made.daily[place] for place in sorted(made.daily)] * weeks
+
     def asked(since: int, account: str | None, width: Any, *by: Any, order: tuple[Order, ...]) -> UsageQuery:
         dimensions = (*by, "currency")
-        return UsageQuery(since, until, account, width, dimensions, units=counted(), order=order, limit=10_000)
+        return UsageQuery(since, until, account, width, dimensions, units=counted(), order=order, limit=MAX_PER_PAGE)
 
     def year(account: str | None, width: Any, *by: Any, order: tuple[Order, ...] = (Order(),)) -> UsageQuery:
         return asked(START, account, width, *by, order=order)
@@ -164,11 +173,18 @@ def cases(made: Made, weeks: int) -> list[Case]:
         Case("a year of everybody by model", year(None, None, "model", order=top), all_ * weeks),
         Case("a year of everybody by month", year(None, "month"), all_ * weeks),
         Case("a year of everybody by account", year(None, None, "account", order=top), all_ * weeks),
+        Case("a year of everybody by key", year(None, None, "account", "key", order=top), all_ * weeks),
         Case("a year of everybody by day", year(None, DAY_S), all_ * weeks),
+        Case("a year of everybody by day and account", year(None, DAY_S, "account"), sum(daily[:MAX_PER_PAGE])),
         Case(
             "a week of the largest account by hour",
             asked(last_week, _LARGEST, HOUR_S, order=(Order(),)),
             largest,
+        ),
+        Case(
+            "a month of everybody by key",
+            asked(until - 30 * DAY_S, None, None, "account", "key", order=top),
+            sum(days[-30:]),
         ),
         Case(
             "a week of everybody by hour",
@@ -226,12 +242,13 @@ def main() -> int:
     parser.add_argument("--weeks", type=int, default=52, help="of usage (default 52)")
     parser.add_argument("--requests", type=int, default=1_000_000, help="a day (default 1,000,000)")
     parser.add_argument("--database", help="an empty PostgreSQL (default: a file of SQLite)")
+    parser.add_argument("--filled", action="store_true", help="an earlier run has filled the database")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, SqlStore(Path(folder), asked.database) as store:
         store.open()
         began = time.monotonic()
-        made = fill(store, asked.weeks, asked.requests)
+        made = fill(store, asked.weeks, asked.requests, filled=asked.filled)
         filled = time.monotonic() - began
         times = measure(store, cases(made, asked.weeks), REPEATS)
         held = not store.database.is_sqlite

@@ -24,7 +24,7 @@ def test_all_questions_are_answered_rightly(capsys, monkeypatch):
     assert usage.main() == 0
     told = json.loads(capsys.readouterr().out)
     assert told["database"] == "sqlite" and told["hour_rows"] > told["day_rows"] > 14
-    assert len(told["queries"]) == 10 and all(found["rows"] for found in told["queries"].values())
+    assert len(told["queries"]) == 13 and all(found["rows"] for found in told["queries"].values())
 
 
 def test_a_wrong_sum_gives_no_figure(tmp_path):

@@ -6,19 +6,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from sqlalchemy import event
 
 from serve_app.state.ledger import DAY_S, HOUR_S, Entry
-from serve_app.state.store.closing import CLOSE_AFTER_S
+from serve_app.state.store import migrate
+from serve_app.state.store.closing import CLOSE_AFTER_S, SUMMED
+from serve_app.state.store.database import Database
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import (
+    ACCOUNTED_BY,
     SUMMED_BY,
     TOTALLED_BY,
     UNIT_COLUMNS,
+    ledger_account_totals,
+    ledger_closed,
     ledger_day_totals,
     ledger_days,
     ledger_hour_totals,
@@ -76,6 +83,7 @@ def check(store: SqlStore, entries: list[Entry]) -> None:
     days = [one for one in entries if one.at < closed]
     assert sums(store, ledger_hour_totals) == by_hand(days, lambda one: int(one.at // HOUR_S), TOTALLED_BY)
     assert sums(store, ledger_day_totals) == by_hand(days, lambda one: int(one.at // DAY_S), TOTALLED_BY)
+    assert sums(store, ledger_account_totals) == by_hand(days, lambda one: int(one.at // DAY_S), ACCOUNTED_BY)
     months = [one for one in days if month_after(int(one.at)) <= closed]
     assert sums(store, ledger_months) == by_hand(months, lambda one: month_of(int(one.at)) // DAY_S, SUMMED_BY)
 
@@ -104,6 +112,24 @@ def test_entries_before_at_and_after_closing(store):
     close_days(store, START + 100 * DAY_S)
     check(store, entries)
     assert len(sums(store, ledger_months)) and mark(store) == START + 99 * DAY_S
+
+
+def test_days_that_are_closed_already_are_summed_by_account_when_a_store_is_upgraded(database, tmp_path):
+    entries = made(60, 20)
+    counts = by_hand(entries, lambda one: int(one.at // DAY_S), SUMMED_BY)
+    zero = dict.fromkeys(SUMMED, 0)
+    rows = [zero | dict(zip(("day", *SUMMED_BY), place, strict=True)) | dict(some) for place, some in counts.items()]
+    closed = START // DAY_S + 10
+    with closing(Database(tmp_path / "old", database, lambda _: None)) as old, old.unprepared() as connection:
+        config = migrate._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0009")
+        connection.execute(sa.insert(ledger_days), rows)
+        connection.execute(sa.update(ledger_closed).values(until=closed))
+    with SqlStore(tmp_path / "new", database) as store:
+        store.open()
+        done = [one for one in entries if one.at < closed * DAY_S]
+        assert sums(store, ledger_account_totals) == by_hand(done, lambda one: int(one.at // DAY_S), ACCOUNTED_BY)
 
 
 def test_a_day_without_entries_is_closed_too(store):

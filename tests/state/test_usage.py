@@ -101,7 +101,7 @@ def test_sums_are_those_of_all_entries(usage):
     draw = random.Random(2)
     dimensions = ["account", "key", "model", "task", "status", "currency", "batch"]
     # What sums of closed days are kept by.
-    coarse = ["model", "task", "status", "currency"]
+    coarse, of_accounts = ["model", "task", "status", "currency"], ["account", "currency"]
     moments = [
         START - 5,
         START,
@@ -119,7 +119,9 @@ def test_sums_are_those_of_all_entries(usage):
             until=max(ends),
             account=draw.choice([None, None, "a", "nobody"]),
             width=draw.choice([None, None, HOUR_S, DAY_S, DAY_S, "month", 7 * DAY_S, 900]),
-            by=tuple(draw.sample(draw.choice([dimensions, coarse]), draw.randrange(4))),
+            by=tuple(draw.sample(draw.choice([dimensions, coarse]), draw.randrange(4)))
+            if draw.random() < 0.8
+            else tuple(draw.sample(of_accounts, draw.randrange(3))),
             only=draw.choice([{}, {}, {"model": ("@cf/m/one", "none")}, {"batch": ("",), "key": ("k1",)}]),
             but=draw.choice([{}, {}, {"status": ("failed",)}]),
             limit=5000,
@@ -128,7 +130,9 @@ def test_sums_are_those_of_all_entries(usage):
 
 
 def test_of_closed_days_the_coarse_sums_are_read(store, usage, request):
-    """Without the others the answers are the same: of everybody by day and hour, and of an account by whole months."""
+    """Without the others the answers are the same: of everybody by day and hour, of accounts by day, and of an account
+    by whole months.
+    """
     if request.node.callspec.params["usage"] == "open":
         pytest.skip("nothing is closed")
     closed = START + (DAYS - 1) * DAY_S
@@ -137,6 +141,7 @@ def test_of_closed_days_the_coarse_sums_are_read(store, usage, request):
     asked = [everybody, replace(everybody, width=HOUR_S), replace(everybody, width=None, by=("task",))]
     asked += [replace(everybody, since=month, until=month + 28 * DAY_S, width=width, by=("account", "key", "batch"),
                       but={"account": ("b",)}) for width in ("month", None)]  # fmt: skip
+    asked += [replace(everybody, by=("account",)), replace(everybody, account="a", by=("currency",))]
     with store.database.writing() as connection:
         connection.execute(sa.delete(ledger_days).where(ledger_days.c.day < closed // DAY_S))
         connection.execute(sa.delete(ledger_hours).where(ledger_hours.c.hour < closed // HOUR_S))

@@ -5,6 +5,7 @@ entries, so they are made when a day has been over for some hours::
 
     ledger_hours --+--> ledger_hour_totals    of everybody
     ledger_days  --+--> ledger_day_totals     of everybody
+                   +--> ledger_account_totals of each account
                    +--> ledger_months         when the month's last day is closed
 
 One transaction makes the sums and moves the mark behind the day. An entry that comes for a closed day changes the
@@ -15,7 +16,8 @@ up nobody but it, and writers wait only if their entry is for a day that is bein
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,9 +26,11 @@ from sqlalchemy.engine import Connection
 from serve_app.state.ledger import DAY_S, HOUR_S
 from serve_app.state.store.database import Database
 from serve_app.state.store.tables import (
+    ACCOUNTED_BY,
     SUMMED_BY,
     TOTALLED_BY,
     UNIT_COLUMNS,
+    ledger_account_totals,
     ledger_closed,
     ledger_day_totals,
     ledger_days,
@@ -59,7 +63,8 @@ class DayCloser:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._add = {table: adding(database, table) for table in (ledger_hour_totals, ledger_day_totals, ledger_months)}
+        made = (ledger_hour_totals, ledger_day_totals, ledger_account_totals, ledger_months)
+        self._add = {table: adding(database, table) for table in made}
 
     def close(self, now: float) -> bool:
         """Closes the next day with entries that has been over for long enough, and those without before it; whether
@@ -83,6 +88,7 @@ class DayCloser:
             span = since * _DAY_HOURS, until * _DAY_HOURS
             self._sum(connection, ledger_hours, ledger_hour_totals, TOTALLED_BY, span)
             self._sum(connection, ledger_days, ledger_day_totals, TOTALLED_BY, (since, until))
+            self._sum(connection, ledger_days, ledger_account_totals, ACCOUNTED_BY, (since, until))
             # Others that have ended have no entries.
             for month in sorted({begin, month_of((until - 1) * DAY_S) // DAY_S}):
                 if (end := month_after(month * DAY_S) // DAY_S) <= until:
@@ -101,8 +107,9 @@ class DayCloser:
         if not hours:
             return
         days = {place: sums for place, sums in days.items() if place[0] < until}
-        self._write(connection, ledger_hour_totals, regrouped(hours, _total))
-        self._write(connection, ledger_day_totals, regrouped(days, _total))
+        self._write(connection, ledger_hour_totals, regrouped(hours, _by(TOTALLED_BY)))
+        self._write(connection, ledger_day_totals, regrouped(days, _by(TOTALLED_BY)))
+        self._write(connection, ledger_account_totals, regrouped(days, _by(ACCOUNTED_BY)))
         months = {p: sums for p, sums in days.items() if month_after(p[0] * DAY_S) <= until * DAY_S}
         self._write(connection, ledger_months, regrouped(months, _month))
 
@@ -170,8 +177,8 @@ def regrouped(sums: Sums, place_of: Callable[[tuple[Any, ...]], tuple[Any, ...]]
     return found
 
 
-def _total(place: tuple[Any, ...]) -> tuple[Any, ...]:
-    return place[0], *(place[1 + SUMMED_BY.index(name)] for name in TOTALLED_BY)
+def _by(names: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    return itemgetter(0, *(1 + SUMMED_BY.index(name) for name in names))
 
 
 def _month(place: tuple[Any, ...]) -> tuple[Any, ...]:

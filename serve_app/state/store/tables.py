@@ -222,6 +222,7 @@ UNIT_COLUMNS = (
 # What sums are kept by.
 SUMMED_BY = ("account", "key", "model", "task", "adapter", "batch", "status", "currency")
 TOTALLED_BY = ("model", "task", "status", "currency")
+ACCOUNTED_BY = ("account", "currency")
 
 # One piece of work each, see `serve_app.state.ledger.Entry`. `at`: unix seconds. `units`: JSON. `neurons`: millionths.
 # `money`: 1e-9 of `currency`.
@@ -266,11 +267,14 @@ def _sums(name: str, period: str, by: tuple[str, ...] = SUMMED_BY) -> Table:
 
 ledger_hours = _sums("ledger_hours", "hour")
 ledger_days = _sums("ledger_days", "day")
+# Times of everybody: PostgreSQL does not take the primary key's for that, since it judges it by all its columns.
+Index("ledger_days_by_day", ledger_days.c.day)
 
 # Of closed days alone, see `serve_app.state.store.closing`. `month`: the day with which it begins.
 ledger_months = _sums("ledger_months", "month")
 ledger_hour_totals = _sums("ledger_hour_totals", "hour", TOTALLED_BY)
 ledger_day_totals = _sums("ledger_day_totals", "day", TOTALLED_BY)
+ledger_account_totals = _sums("ledger_account_totals", "day", ACCOUNTED_BY)
 # One row: all days before `until` are closed, counted from 1970-01-01.
 ledger_closed = Table("ledger_closed", metadata, Column("until", BigInteger, primary_key=True, autoincrement=False))
 
