@@ -67,6 +67,10 @@ class StepModel:
         """One step of ``batch`` sequences that have ``kv_tokens`` of context in all."""
         return self.d0 + self.d1 * batch + self.d2 * kv_tokens
 
+    def chunk_seconds(self, tokens: int, context: int) -> float:
+        """``tokens`` of one prompt behind ``context`` ones, in a step that computes prompts anyway."""
+        return tokens * (self.p1 + self.p2 * (context + tokens * 0.5))
+
     def slowness(self, worker: str) -> float:
         """A worker's step time over the model's prediction; 1.0 until something is known."""
         return self._slow.get(worker, 1.0)

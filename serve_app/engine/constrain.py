@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from serve_app.engine.drafts import accept
 from serve_app.engine.request import FINISH_REFUSED, FINISH_STOP, Request
-from serve_app.engine.scheduler import accept
 from serve_app.engine.step import Sampled, Scheduled
 
 

@@ -81,7 +81,7 @@ class Engine:
         self.runner.between_steps()
         started = time.perf_counter()
         if self.speculation is not None:
-            self.speculation.before_step(self.scheduler.running, self.scheduler.max_model_len)
+            self.speculation.before_step(self.scheduler.drafted_for, self.scheduler.max_model_len)
         step = self.scheduler.next()
         if not step.scheduled:
             return []
@@ -100,7 +100,9 @@ class Engine:
         if self.speculation is not None:
             self.speculation.after_step(step, started)
         seconds = time.perf_counter() - started
-        self.meter.record(step.scheduled, seconds)
+        sample = self.meter.record(step.scheduled, seconds)
+        if self.scheduler.has_batch:
+            self.scheduler.sharing.learn(sample)
         self._count(prompt, outputs, seconds)
         return outputs
 

@@ -49,8 +49,10 @@ class StepMeter:
         self.prefill = Rate()
         self._recent: deque[StepSample] = deque(maxlen=KEPT)
 
-    def record(self, scheduled: list[Any], seconds: float) -> None:
-        """Adds a step; ``scheduled`` are its :class:`~serve_app.engine.scheduler.Scheduled` items."""
+    def record(self, scheduled: list[Any], seconds: float) -> StepSample:
+        """Adds a step, and returns it as measured; ``scheduled`` are its :class:`~serve_app.engine.step.Scheduled`
+        items.
+        """
         prefill = context = seqs = kv = others = 0
         for item in scheduled:
             new = min(item.start + item.count, item.request.prompt_len) - item.start
@@ -61,10 +63,12 @@ class StepMeter:
                 seqs += 1
                 kv += item.start
                 others += item.count
-        self._recent.append(StepSample(prefill, context, seqs, kv, seconds))
+        sample = StepSample(prefill, context, seqs, kv, seconds)
+        self._recent.append(sample)
         if prefill >= MEASURED_TOKENS and prefill >= others:
             self.prefill.add(prefill, seconds)
         self.mean_seconds += (SMOOTHING if self.mean_seconds else 1.0) * (seconds - self.mean_seconds)
+        return sample
 
     def take(self) -> list[tuple]:
         """The latest steps that have not been taken yet, oldest first, as plain tuples."""

@@ -78,6 +78,8 @@ class Request:
     extended: bool = False
     # Whose request it is, as the pool knows tenants.
     tenant: bytes = b""
+    # Batch work: it takes what the others leave of the engine, and at least this share of its time; None: real-time.
+    share: float | None = None
     # Which of the loaded adapters its tokens pass through, from 1 on; 0: none. ``root`` names it in cache keys.
     adapter: int = 0
     # In order, none over another, all within the prompt.
@@ -85,6 +87,10 @@ class Request:
     # Prompt tokens whose rows have told the log-probability of the next one, and what they told.
     scored: int = 0
     scores: list[Scores] = field(default_factory=list)
+
+    @property
+    def batch(self) -> bool:
+        return self.share is not None
 
     @property
     def output_len(self) -> int:

@@ -3,6 +3,14 @@
 There are no phases: each request has tokens it knows and tokens it has computed, and a step lets the second catch up
 with the first within a budget. Chunked prefill, prefix hits, drafts under verification and resumed requests are one
 case.
+
+Batch requests stand behind all real-time ones, among those that wait and among those that run::
+
+    running   [ real-time, in order of admission | batch, in order of admission ]
+    waiting   [ real-time, in order of arrival   | batch, in order of arrival   ]
+
+So the last of ``running`` is who makes way. What a step has room for beside real-time rows, :mod:`.sharing` says; batch
+rows that find none keep their blocks and go on later.
 """
 
 from __future__ import annotations
@@ -11,8 +19,10 @@ import hashlib
 from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
+from serve_app.engine.drafts import accept
 from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status
 from serve_app.engine.scores import joined
+from serve_app.engine.sharing import Room, Sharing, put, realtime
 from serve_app.engine.step import Load, Prefix, Sampled, Scheduled, Step, StepOutput
 from serve_app.kv.keys import block_keys
 from serve_app.sampling_params import PromptLogprobs
@@ -36,6 +46,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._prefixes: dict[str, Prefix] = {}
+        self.sharing = Sharing()
         self.preemptions = 0
         # Models with a second set of rotary frequencies: the length beyond which a text has them (None: no such model),
         # and whether a text that grows beyond it is computed anew.
@@ -51,11 +62,28 @@ class Scheduler:
     @property
     def queued_tokens(self) -> int:
         """Known tokens that are still to be computed: neither in a block nor stored where they can be copied from."""
-        total = sum(max(0, len(r.tokens) - r.computed - 1) for r in list(self.running))
-        for request in list(self.waiting):
+        return self.queued_of([*self.running, *self.waiting])
+
+    def queued_of(self, requests: list[Request]) -> int:
+        """The same of some requests."""
+        total = 0
+        for request in requests:
             prefix = self._prefixes.get(request.id)
             total += max(0, len(request.tokens) - 1 - (prefix.end if prefix is not None else request.computed))
         return total
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether any request is batch work."""
+        return bool((self.running and self.running[-1].batch) or (self.waiting and self.waiting[-1].batch))
+
+    @property
+    def drafted_for(self) -> list[Request]:
+        """The running requests that tokens are drafted for: batch requests beside real-time ones have no room."""
+        if not self.has_batch:
+            return self.running
+        others = any(requests and not requests[0].batch for requests in (self.running, self.waiting))
+        return self.running[: realtime(self.running)] if others else self.running
 
     def add(self, request: Request, prefix: Prefix | None = None) -> None:
         """Queues a request. ``prefix`` is stored K/V to copy in when the request is admitted."""
@@ -72,7 +100,7 @@ class Scheduler:
             self._prefixes[request.id] = prefix
         if request.sampling.min_tokens:
             request.early = request.sampling.going_on(self.eos_token_ids)
-        self.waiting.append(request)
+        put(self.waiting, request)
 
     def remove(self, request_id: str) -> Request | None:
         """Takes a request out, wherever it is, and frees its blocks at once."""
@@ -83,31 +111,67 @@ class Scheduler:
         return None
 
     def next(self) -> Step:
-        """Chooses the next step's work: what runs goes on first, then waiting requests in order of arrival."""
-        step, budget = Step(), self.max_batch_tokens
+        """Chooses the next step's work: what runs goes on first, then waiting requests in order of arrival; batch
+        requests come behind all others, as far as there is room.
+        """
+        step = Step()
+        if not self.has_batch:
+            self._go_on(self.running, step)
+            self._let_in(step)
+            return step
+        sharing, own = self.sharing, realtime(self.running)
+        self._go_on(self.running[:own], step)
+        # Where real-time requests take each place that comes free, batch requests would never have one.
+        first = sharing.entitled and own == len(self.running)
+        if not first:
+            self._let_in(step)
+        step.beside = any(requests and not requests[0].batch for requests in (self.running, self.waiting))
+        room = sharing.room(step, step.beside, max(r.share or 0.0 for r in (*self.running, *self.waiting)))
+        self._go_on(self.running[realtime(self.running) :], step, room)
+        if first or not self.waiting or self.waiting[0].batch:
+            self._let_in(step, room)
+        if first:
+            self._let_in(step)
+        sharing.took(room)
+        return step
+
+    def _go_on(self, requests: list[Request], step: Step, room: Room | None = None) -> None:
+        """Lets running requests compute what they can; ``room``: of batch requests, for which there is so much."""
         # Those that generate come before those that still prefill, so that a long prompt delays nobody's next token.
-        order = sorted(self.running, key=lambda r: r.pending > 1 + len(r.draft))
+        order = sorted(requests, key=lambda r: r.pending > 1 + len(r.draft))
         wanted = [self._blocks_wanted(r) for r in order]
-        owed = sum(wanted)
+        owed, budget = sum(wanted), self.max_batch_tokens - step.tokens
         for index, request in enumerate(order):
             owed -= wanted[index]
             if request.status is not Status.RUNNING or budget == 0 or request.pending == 0:
                 continue
             self._trim_draft(request, budget - (len(order) - 1 - index), owed)
             count = self._scorable(request, request.computed, min(request.pending, budget), step)
+            if room is not None and not (count := room.fitting(request, request.computed, count)):
+                request.draft.clear()
             if count == 0 or not self._extend(request, request.computed + count, step):
                 continue
+            if room is not None:
+                room.take(request, request.computed, count)
             step.scheduled.append(self._schedule(request, count))
             budget = self.max_batch_tokens - step.tokens
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs and not step.preempted:
-            count = self._admit(self.waiting[0], budget, step)
+
+    def _let_in(self, step: Step, room: Room | None = None) -> None:
+        """Admits waiting requests: real-time ones, in the place of batch requests if need be; with ``room``, these."""
+        budget, at = self.max_batch_tokens - step.tokens, 0 if room is None else realtime(self.waiting)
+        while at < len(self.waiting) and budget > 0 and not step.preempted and not (room and step.yielded):
+            request = self.waiting[at]
+            if request.batch is (room is None) or not (
+                len(self.running) < self.max_num_seqs or (room is None and self._displace(request, step))
+            ):
+                break
+            count = self._admit(request, budget, step, room)
             if count == 0:
                 break
-            request = self.waiting.popleft()
-            self.running.append(request)
+            del self.waiting[at]
+            put(self.running, request)
             step.scheduled.append(self._schedule(request, count))
             budget -= count
-        return step
 
     def commit(self, step: Step, sampled: list[Sampled]) -> list[StepOutput]:
         """Takes over what the step computed; ``sampled`` is aligned with ``step.scheduled``."""
@@ -203,7 +267,7 @@ class Scheduler:
             return count
         return max(start, request.scored) + left - start
 
-    def _admit(self, request: Request, budget: int, step: Step) -> int:
+    def _admit(self, request: Request, budget: int, step: Step, room: Room | None) -> int:
         """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens, 0 if
         none.
         """
@@ -218,14 +282,19 @@ class Scheduler:
         usable = prefix is not None and prefix.begin <= hit_tokens
         start = max(hit_tokens, min(prefix.end, reusable)) if prefix is not None and usable else hit_tokens
         count = self._scorable(request, start, min(len(request.tokens) - start, budget), step)
+        if room is not None:
+            count = room.fitting(request, start, count)
         if count == 0:
             return 0
         self.blocks.take(hits)
-        room = blocks_for(start + count) - len(hits)
-        if not self.blocks.can_allocate(room):
-            self.blocks.release(hits)
-            return 0
-        request.blocks = hits + self.blocks.allocate(room)
+        missing = blocks_for(start + count) - len(hits)
+        while not self.blocks.can_allocate(missing):
+            if room is not None or not self._displace(request, step):
+                self.blocks.release(hits)
+                return 0
+        if room is not None:
+            room.take(request, start, count)
+        request.blocks = hits + self.blocks.allocate(missing)
         request.sealed = len(hits)
         request.computed = start
         request.status = Status.RUNNING
@@ -257,18 +326,29 @@ class Scheduler:
         """Makes room for ``tokens`` tokens, preempting the latest comers. False: ``request`` itself had to go."""
         while not self.blocks.can_allocate(missing := blocks_for(tokens) - len(request.blocks)):
             victim = self.running[-1]
-            self._preempt(victim, step)
+            self._preempt(victim, step, request)
             if victim is request:
                 return False
         if missing > 0:
             request.blocks += self.blocks.allocate(missing)
         return True
 
-    def _preempt(self, request: Request, step: Step) -> None:
+    def _displace(self, request: Request, step: Step) -> bool:
+        """The latest batch request gives place and blocks to ``request``, which is none. False: there is none to."""
+        batch = self.running[realtime(self.running) :]
+        if len(batch) <= int(self.sharing.entitled):
+            return False
+        self._preempt(batch[-1], step, request)
+        return True
+
+    def _preempt(self, request: Request, step: Step, by: Request) -> None:
         """Back to the queue's head; its K/V are recomputed, mostly from the prefix cache."""
         self._put_back(request)
         self.preemptions += 1
-        step.preempted += 1
+        if request.batch and not by.batch:
+            step.yielded += 1
+        else:
+            step.preempted += 1
         step.scheduled = [s for s in step.scheduled if s.request is not request]
 
     def _put_back(self, request: Request) -> None:
@@ -279,7 +359,7 @@ class Scheduler:
         request.draft.clear()
         request.status = Status.WAITING
         request.preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.insert(realtime(self.waiting) if request.batch else 0, request)
 
     def _extend_keys(self, request: Request, tokens: int) -> None:
         full = tokens // BLOCK_TOKENS
@@ -318,19 +398,3 @@ def _scores(request: Request, start: int, count: int) -> int:
 def extended_root(root: bytes) -> bytes:
     """The root of cache keys for texts that are rotated as long ones."""
     return hashlib.sha256(b"extended" + root).digest()
-
-
-def accept(draft: list[int], sampled: list[int]) -> int:
-    """How many draft tokens stand.
-
-    Row j was sampled from the target's distribution given the drafts before it, so draft j stands exactly if the target
-    drew the same token, and the first row that disagrees supplies the token in its place. For a deterministic draft
-    this is the rejection sampling of arXiv 2211.17192 (accepted with probability p(x), replaced by p without x), and
-    because row j's random number is fixed by the position, even sampled output is the same as without drafts.
-    """
-    accepted = 0
-    for drafted, drawn in zip(draft, sampled, strict=False):
-        if drawn != drafted:
-            break
-        accepted += 1
-    return accepted

@@ -86,7 +86,11 @@ class Load:
 class Step:
     scheduled: list[Scheduled] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    # Requests that had to give their blocks away; batch requests that made way for real-time ones are not among them.
     preempted: int = 0
+    yielded: int = 0
+    # Batch requests are in it beside others, or have been left out for their sake.
+    beside: bool = False
 
     @property
     def tokens(self) -> int:
@@ -95,6 +99,11 @@ class Step:
     @property
     def scores(self) -> int:
         return sum(s.scores for s in self.scheduled)
+
+    @property
+    def own(self) -> list[Scheduled]:
+        """Without batch requests that only ride along."""
+        return [s for s in self.scheduled if not s.request.batch] if self.beside else self.scheduled
 
 
 @dataclass(slots=True)

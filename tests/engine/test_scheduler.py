@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.engine.drafts import accept
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, Status
-from serve_app.engine.scheduler import accept
+from serve_app.engine.sharing import Sharing
 from serve_app.engine.step import Step, StepOutput
 from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import (
@@ -41,6 +43,7 @@ class Arrival:
     root: bytes
     abort_at: int | None
     prefill_only: bool
+    share: float | None
 
 
 @dataclass
@@ -76,6 +79,7 @@ arrivals = st.builds(
     root=st.sampled_from([ROOT, OTHER_ROOT]),
     abort_at=st.one_of(st.none(), st.none(), st.integers(0, 40)),
     prefill_only=st.sampled_from([False, False, False, True]),
+    share=st.sampled_from([None, None, 0.05, 0.5]),
 )
 traffic = st.builds(
     Traffic,
@@ -98,6 +102,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
     model = HistoryModel()
     engine = make_engine(model, num_blocks=case.num_blocks, eos_token_ids=EOS, **case.options)
     scheduler = engine.scheduler
+    scheduler.sharing = Sharing(count().__next__)  # real-time requests are near for five steps
     drafts = random.Random(case.draft_seed)
     refused, aborted = set(), set()
     for now in range(6000):
@@ -105,7 +110,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
             name = str(index)
             if arrival.at == now:
                 new = Request(name, list(arrival.prompt), len(arrival.prompt), arrival.params, arrival.root)
-                new.prefill_only = arrival.prefill_only
+                new.prefill_only, new.share = arrival.prefill_only, arrival.share
                 if len(arrival.prompt) >= scheduler.max_model_len:
                     with pytest.raises(ValueError, match="context"):
                         engine.add(new)
@@ -117,7 +122,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
         if now > 45 and not engine.has_work:
             break
         if case.draft_seed is not None:
-            put_drafts(scheduler.running, drafts)
+            put_drafts(scheduler.drafted_for, drafts)
         take(checked_step(engine), case.answers)
     assert not engine.has_work
     assert scheduler.blocks.used_blocks == 0
@@ -156,15 +161,22 @@ def checked_step(engine: Engine) -> list[StepOutput]:
     assert step.tokens <= scheduler.max_batch_tokens
     assert len(scheduler.running) <= scheduler.max_num_seqs
     assert all(s.count > 0 for s in step.scheduled)
-    # Whoever generates has a row in every step, unless it had to give its blocks to someone who came before.
+    # Whoever generates has a row in every step, unless it had to give its blocks to someone who came before; batch
+    # requests do, too, where there are no others.
     scheduled = [s.request for s in step.scheduled]
     preempted = [r for r in arrived if r.status is Status.WAITING]
     for candidate in generating:
-        assert candidate in scheduled or candidate in preempted
+        assert candidate in scheduled or candidate in preempted or candidate.batch
+    # Batch requests are behind the others, and give way to them first.
+    for requests in (scheduler.running, list(scheduler.waiting)):
+        assert [r.batch for r in requests] == sorted(r.batch for r in requests)
     # The latest go first, and they are the next to be let in again, in their old order.
     assert preempted == arrived[len(arrived) - len(preempted) :]
-    assert list(scheduler.waiting)[: len(preempted)] == preempted
+    for batch in (False, True):
+        again = [r for r in preempted if r.batch is batch]
+        assert [r for r in scheduler.waiting if r.batch is batch][: len(again)] == again
     if not step.scheduled:
+        assert not scheduler.has_work, "nothing goes on"
         return []
     outputs = scheduler.commit(step, engine.runner.run(step))
     scheduler.blocks.check()

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serve_app.engine.scheduler import accept
+from serve_app.engine.drafts import accept
 from serve_app.engine.speculation.counters import Counters
 from serve_app.engine.speculation.proposer import Proposal
 from serve_app.engine.speculation.speculate import Controller

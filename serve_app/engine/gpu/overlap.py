@@ -17,7 +17,7 @@ hidden states) is run step by step, as in :class:`~serve_app.engine.engine.Engin
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -128,7 +128,7 @@ class OverlapEngine(Engine):
     def _may_run_ahead(self) -> bool:
         if self.runner.observer is not None:
             return False
-        if self.speculation is not None and not self.speculation.runs_plain(self.scheduler.running):
+        if self.speculation is not None and not self.speculation.runs_plain(self.scheduler.drafted_for):
             return False
         return all(runs_ahead(r) for r in self.scheduler.running) and all(runs_ahead(r) for r in self.scheduler.waiting)
 
@@ -143,7 +143,7 @@ class OverlapEngine(Engine):
         sampled = flight.sampled()
         # Those that ended with the step before, or gave up their place since, have nothing to take over.
         going = [(s, r) for s, r in zip(flight.step.scheduled, sampled, strict=True) if _goes_on(s)]
-        step = Step([s for s, _ in going], flight.step.loads, flight.step.preempted)
+        step = replace(flight.step, scheduled=[s for s, _ in going])
         outputs = self._take_over(step, [r for _, r in going], max(flight.started, self._landed_at))
         self._landed_at = time.perf_counter()
         if following is not None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.engine.scheduler import accept
+from serve_app.engine.drafts import accept
 from serve_app.engine.speculation.acceptance import Acceptance
 from serve_app.engine.speculation.budget import LossBudget
 from serve_app.engine.speculation.costs import DraftCosts, StepCosts

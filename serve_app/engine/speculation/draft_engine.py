@@ -29,7 +29,7 @@ class DraftEngine:
     ended are forgotten when it is told so, or, if a worker was lost before, when there is no room.
 
     Greedy drafts need no probabilities on the wire, and verification stays exact for sampled requests as well
-    (see :func:`serve_app.engine.scheduler.accept`).
+    (see :func:`serve_app.engine.drafts.accept`).
     """
 
     def __init__(self, runner: Runner, blocks: BlockPool, *, max_batch_tokens: int = 2048, max_model_len: int = 4096):

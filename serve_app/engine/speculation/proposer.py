@@ -25,7 +25,7 @@ class Proposer(Protocol):
 
     ``request.draft`` is what cheaper proposers have drafted already, mostly nothing. Requests about which there is
     nothing to say are left out. Drafts may be wrong, never harmful: the target verifies every token
-    (:func:`serve_app.engine.scheduler.accept`).
+    (:func:`serve_app.engine.drafts.accept`).
     """
 
     # In statistics, and what acceptance is measured by.

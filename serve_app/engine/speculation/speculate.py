@@ -4,7 +4,7 @@
 
     proposers, cheapest first     n-gram ──> recent ──> draft model     each continues what stands before it
     controller                    whom to ask, and how many of the drafts a step of that many rows repays
-    scheduler.accept              the target's own choice decides; drafts change when tokens come, never which
+    drafts.accept                 the target's own choice decides; drafts change when tokens come, never which
 
 Each proposer and each controller is one file, named by nobody but :mod:`serve_app.worker.loading`, which plugs it in.
 """
@@ -19,8 +19,8 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from serve_app.engine.constrain import allowed_draft
+from serve_app.engine.drafts import accept
 from serve_app.engine.request import Request
-from serve_app.engine.scheduler import accept
 from serve_app.engine.speculation.counters import Counters
 from serve_app.engine.speculation.proposer import Proposal, Proposer
 from serve_app.engine.step import Step
@@ -154,13 +154,15 @@ class Speculation:
             run = self._plain_run
             if run is not None:
                 run.left -= 1
-                if len(step.scheduled) == run.batch and all([s.count == s.samples == 1 for s in step.scheduled]):
+                own = step.own
+                if len(own) == run.batch and all([s.count == s.samples == 1 for s in own]):
                     run.steps += 1
                     run.seconds += now - started
             return
-        verified = {id(s.request): s.samples - 1 for s in step.scheduled if s.samples}
+        own = step.own
+        verified = {id(s.request): s.samples - 1 for s in own if s.samples}
         # Nobody was preempted, or left out because there was no room.
-        pure = drafted.pure and len(verified) == len(step.scheduled) == len(drafted.proposals)
+        pure = drafted.pure and len(verified) == len(own) == len(drafted.proposals)
         gained = 0
         for proposal, before in zip(drafted.proposals, drafted.known, strict=True):
             gained += len(proposal.request.tokens) - before
@@ -171,7 +173,7 @@ class Speculation:
                 self.counters.verified(proposal, accept([t for d in proposal.drafts for t in d.tokens], new), count)
         seconds, looking = now - drafted.done, drafted.looking + self._clock() - now
         if pure:
-            rows = sum([s.count for s in step.scheduled])
+            rows = sum([s.count for s in own])
             self.controller.record(len(drafted.proposals), rows, gained, seconds, looking)
         else:
             self.controller.disturbed(looking)

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from serve_app.engine.scheduler import accept
+from serve_app.engine.drafts import accept
 from serve_app.engine.speculation.acceptance import Acceptance
 from serve_app.engine.speculation.budget import LossBudget
 from serve_app.engine.speculation.controller import FREE, POLICY, SpeculationController
