@@ -130,7 +130,8 @@ class EngineStage:
         """Calls the prefill stage and tells the worker how it ended."""
         # Under a name of its own: a wish may not be followed, and the prompt be computed where it is waited for.
         last_int32 = 4
-        call = PrefillCall(f"{request.id}-prefill", request.ids[:-last_int32], request.salt)
+        ids = request.ids[:-last_int32]
+        call = PrefillCall(f"{request.id}-prefill", ids, request.salt, request.priority, request.share)
         told = Prefilled(request.id)
         try:
             response = self._peer(where.stage).prefill.remote(call.encode(), replica=where.replica)

@@ -41,7 +41,7 @@ PRIORS = (1.5e-3, 1e-4, 1e-8, 2e-3, 3e-4, 5e-7)
 
 @dataclass(slots=True)
 class Room:
-    """What batch requests may add to a step: ``seconds``, of which the last piece may take more, up to ``saved`` in all.
+    """What batch requests may add to a step: ``seconds``; the last piece may take more, up to ``saved`` in all.
 
     ``prefills``, ``decodes``: the step computes prompts, and generates, already.
     """

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.router import Router
 from serve_app.routing.streams import Streams
-from serve_app.routing.types import Decision, Prediction, Refusal, RouteRequest
+from serve_app.routing.types import Decision, Prediction, Priority, Refusal, RouteRequest
 
 # How far one late first token moves the margin, the most that one counts, and what a refusal leaves of the margin.
 MARGIN_GAIN = 0.1
 MARGIN_CAP_S = 1.0
 MARGIN_DECAY = 0.9
+# Batch requests that a worker is sent beyond its places: a part of these, and at least so many.
+QUEUED_PART = 0.25
+QUEUED_LEAST = 2
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,6 +86,7 @@ class InFlight:
 @dataclass(slots=True)
 class _Admitted:
     tenant: str
+    priority: Priority
     streams: int
     prefill: int
     decode: int
@@ -102,8 +106,8 @@ class Admission:
         self.config = config or AdmissionConfig()
         self.in_flight = InFlight()
         self._admitted: dict[str, _Admitted] = {}
-        self._streams = Streams()
-        self._drain = DrainMeter()
+        self._streams: dict[Priority, Streams] = {"realtime": Streams(), "batch": Streams()}
+        self._drain: dict[Priority, DrainMeter] = {"realtime": DrainMeter(), "batch": DrainMeter()}
         self._margin = 0.0  # seconds by which first tokens come later than predicted
 
     def predict(self, request: RouteRequest, now: float) -> Prediction | None:
@@ -139,9 +143,10 @@ class Admission:
         late = self._late(request, now, decision.ttft, wait)
         if late is not None:
             return late
-        if wait > self.config.window_s or self._full(request, decision, now) or self._crowded(request, decision, now):
+        if self._full(request, decision, now) or self._crowded(request, decision, now):
             return None
-        self._drain.turn(now, len(self.queue) - (request.id in self.queue))
+        waiting = self.queue.waiting(request.priority) - (request.id in self.queue)
+        self._drain[request.priority].turn(now, waiting)
         self._admit(request, decision, now)
         return decision
 
@@ -178,12 +183,13 @@ class Admission:
         if not ahead:
             return 0.0
         requests = ahead * len(self.queue) / max(self.queue.waiting_tokens(), 1)
-        turns = self.router.fleet.turn_s(round(requests), request.streams, request.stay_tokens, now)
-        return max(ahead * self.router.seconds_per_token(), self._drain.seconds(requests, now), turns)
+        turns = self.router.view(request.priority).turn_s(round(requests), request.streams, request.stay_tokens, now)
+        drained = self._drain[request.priority].seconds(requests, now)
+        return max(ahead * self.router.seconds_per_token(), drained, turns)
 
-    def below_share(self, tenant: str) -> bool:
-        """Whether other tenants have more streams than one that has a request."""
-        return self._streams.below_share(tenant)
+    def below_share(self, request: RouteRequest) -> bool:
+        """Whether other tenants have more streams of the request's priority than one that has a request."""
+        return self._streams[request.priority].below_share(request.tenant)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -192,7 +198,13 @@ class Admission:
         the worker's own queue, where nothing can be decided about it any more.
         """
         usual = float(request.expected_output_tokens)
-        worker = self.router.fleet.workers[decision.decode]
+        worker = self.router.view(request.priority).workers[decision.decode]
+        if request.priority == "batch":
+            # A worker begins with those that stand in its queue without a pause, and lets others pass them.
+            places = worker.load.max_seqs
+            return worker.batch + request.streams > places + max(QUEUED_LEAST, int(places * QUEUED_PART))
+        if decision.wait > self.config.window_s:
+            return True
         return worker.place_s(request.streams, usual, now, sure=True) > self.config.window_s
 
     def _crowded(self, request: RouteRequest, decision: Decision, now: float) -> bool:
@@ -200,17 +212,18 @@ class Admission:
         target between tokens. A tenant with fewer streams than others may exceed it a little, so that it need not wait
         until one of theirs ends. A worker without streams takes any request.
         """
-        target = self.config.targets.itl
-        if target is None or not self._streams or not decision.batch:
+        target, streams = self.config.targets.itl, self._streams[request.priority]
+        if target is None or request.priority == "batch" or not streams or not decision.batch:
             return False
         costs, length = self.router.costs, request.prompt_tokens + request.expected_output_tokens
-        itl = decision.itl + self._streams.kept_from(request.tenant, now) * (costs.d1 + costs.d2 * length)
-        return itl > target * (self.config.stretch if self.below_share(request.tenant) else 1.0)
+        itl = decision.itl + streams.kept_from(request.tenant, now) * (costs.d1 + costs.d2 * length)
+        return itl > target * (self.config.stretch if self.below_share(request) else 1.0)
 
     def _late(self, request: RouteRequest, now: float, ttft: float, wait: float) -> Refusal | None:
         deadline = request.deadline
         if deadline is None:
-            if self.config.targets.ttft is None:
+            # Batch requests have the time that they need.
+            if self.config.targets.ttft is None or request.priority == "batch":
                 return None
             # A long prompt may take longer: it is refused for its wait, not for its length.
             deadline = request.arrived_at + max(self.config.targets.ttft, self.config.patience * (ttft - wait))
@@ -227,9 +240,11 @@ class Admission:
         self.router.commit(request, decision, now)
         output = min(request.expected_output_tokens, request.max_tokens) * request.streams
         self._forget(request.id)
-        admitted = _Admitted(request.tenant, request.streams, decision.uncached, output, now + decision.ttft)
+        admitted = _Admitted(
+            request.tenant, request.priority, request.streams, decision.uncached, output, now + decision.ttft
+        )
         self._admitted[request.id] = admitted
-        self._streams.begin(admitted.tenant, admitted.streams)
+        self._streams[request.priority].begin(admitted.tenant, admitted.streams)
         self.in_flight.prefill += admitted.prefill
         self.in_flight.decode += admitted.decode
 
@@ -242,7 +257,7 @@ class Admission:
         if admitted is not None:
             self.in_flight.prefill -= admitted.prefill
             self.in_flight.decode -= admitted.decode
-            self._streams.end(admitted.tenant, now, admitted.streams)
+            self._streams[admitted.priority].end(admitted.tenant, now, admitted.streams)
 
 
 def _cached(request: RouteRequest, decision: Decision) -> int:

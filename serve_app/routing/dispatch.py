@@ -286,16 +286,18 @@ class Dispatch:
         request.stay_tokens = self.lengths.expected(request.tenant, request.max_tokens)
 
     def _next_turn(self, now: float) -> Turn | None:
-        heads = self.queue.heads(HEADS)
-        for request in heads:
-            # Where the head finds no place, tenants with fewer streams than others may pass it.
-            if request is not heads[0] and not self.admission.below_share(request.tenant):
-                continue
-            turn = self._try(self._live[request.id], now)
-            if turn is not None:
-                return turn
-            if request is heads[0] and self._holds_up(self._live[request.id], now):
-                return None
+        # Requests of one priority find other places than those of the other, and hold none of them up.
+        for priority in self.queue.priorities():
+            heads = self.queue.heads(HEADS, priority)
+            for request in heads:
+                # Where the head finds no place, tenants with fewer streams than others may pass it.
+                if request is not heads[0] and not self.admission.below_share(request):
+                    continue
+                turn = self._try(self._live[request.id], now)
+                if turn is not None:
+                    return turn
+                if request is heads[0] and self._holds_up(self._live[request.id], now):
+                    break
         return None
 
     def _holds_up(self, head: _Live, now: float) -> bool:

@@ -116,9 +116,15 @@ class FairQueue:
         kind.prompt_tokens += request.prompt_tokens
         self._where[request.id] = (request.priority, request.tenant)
 
-    def heads(self, limit: int) -> list[RouteRequest]:
-        """The next request, and behind it the first one of other tenants, least served first; up to ``limit``."""
-        kinds = sorted((kind for kind in self._classes.values() if kind.waiting), key=lambda kind: kind.counter)
+    def priorities(self) -> list[Priority]:
+        """Those of which a request waits, least served first."""
+        return sorted((p for p, kind in self._classes.items() if kind.waiting), key=lambda p: self._classes[p].counter)
+
+    def heads(self, limit: int, priority: Priority | None = None) -> list[RouteRequest]:
+        """The next request, of one ``priority`` or of any, and behind it the first one of other tenants, least served
+        first; up to ``limit``.
+        """
+        kinds = [self._classes[p] for p in self.priorities() if priority in (None, p)]
         if not kinds:
             return []
         first = self._best(kinds[0], min(t.counter for t in kinds[0].waiting.values())).request
@@ -152,14 +158,19 @@ class FairQueue:
         """Counts what a tenant was served elsewhere, by another gateway."""
         self._add(priority, tenant, self._cost(uncached, cached, output))
 
-    def waiting_tokens(self) -> int:
-        """Prompt tokens that wait."""
-        return sum(c.prompt_tokens for c in self._classes.values())
+    def waiting_tokens(self, priority: Priority | None = None) -> int:
+        """Prompt tokens that wait, of one ``priority`` or of all."""
+        return sum(c.prompt_tokens for p, c in self._classes.items() if priority in (None, p))
+
+    def waiting(self, priority: Priority) -> int:
+        """How many requests wait."""
+        return sum(len(tenant.waiting) for tenant in self._classes[priority].waiting.values())
 
     def ahead(self, request: RouteRequest) -> int:
         """Prompt tokens that would be served before ``request`` if it were pushed now, about.
 
-        Its own tenant's queue, and of each other tenant what it may be served until the counters meet.
+        Its own tenant's queue, and of each other tenant what it may be served until the counters meet. Batch requests
+        are in nobody's way.
         """
         kind = self._classes[request.priority]
         mine = kind.tenants.get(request.tenant)
@@ -173,7 +184,7 @@ class FairQueue:
                 credit = max(counter - tenant.counter, 0.0) + own / weight
                 total += min(tenant.prompt_tokens, int(credit * tenant.weight))
         for name, other in self._classes.items():
-            if name != request.priority and other.waiting:
+            if name not in (request.priority, "batch") and other.waiting:
                 shares = self.config.shares
                 total += min(other.prompt_tokens, int(total * shares[name] / max(shares[request.priority], 1e-9)))
         return total

@@ -20,7 +20,7 @@ from random import Random
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fleet import Fleet, Reservation, Worker
 from serve_app.routing.locality import LocalityIndex
-from serve_app.routing.types import Decision, RouteRequest, WorkerLoad
+from serve_app.routing.types import Decision, Priority, RouteRequest, WorkerLoad
 
 _POOL = "node:"
 
@@ -85,35 +85,50 @@ class Router:
         self.costs = costs
         self.locality = locality
         self.config = config or RouterConfig()
-        self._reservations: dict[str, Reservation] = {}
+        self._reservations: dict[str, list[tuple[Fleet, Reservation]]] = {}
         self._sessions: OrderedDict[str, tuple[str, str]] = OrderedDict()  # prefill and decode worker
         self._random = Random(self.config.seed)
+        # As real-time requests find the workers; and as batch requests do, once there are any.
         self.fleet = Fleet(costs, self._random)
+        self._whole: Fleet | None = None
 
     # -- inputs --------------------------------------------------------------------------------------------------
 
     def report(self, load: WorkerLoad) -> None:
         self.costs.take(load.steps, load.fetches, load.worker)
-        self.fleet.report(load, self.costs.slowness(load.worker))
+        slow = self.costs.slowness(load.worker)
+        self.fleet.report(load, slow)
+        if self._whole is not None:
+            self._whole.report(load.whole, slow)
+
+    def view(self, priority: Priority) -> Fleet:
+        """The workers as requests of this priority find them: what batch requests have is free for all others."""
+        if priority != "batch":
+            return self.fleet
+        if self._whole is None:
+            self._whole = Fleet(self.costs, self._random)
+            for worker in self.fleet.workers.values():
+                self._whole.report(worker.load.whole, worker.slow)
+        return self._whole
 
     def remove(self, worker: str) -> None:
         """A worker is gone: nothing goes there any more."""
         self.fleet.remove(worker)
+        if self._whole is not None:
+            self._whole.remove(worker)
         self.locality.remove_holder(worker)
         self.costs.forget(worker)
 
     def commit(self, request: RouteRequest, decision: Decision, now: float) -> None:
         """The request is being sent as decided: its load counts at once, and so do the caches that it will fill."""
-        workers = self.fleet.workers
+        workers = self.view(request.priority).workers
         decode, prefill = workers.get(decision.decode), workers.get(decision.prefill or decision.decode)
         if decode is None or prefill is None:
             return  # a worker was lost meanwhile: the send will fail and be retried
         self.finished(request.id)
-        kv = request.prompt_tokens + request.streams * _output(request)
-        stay, most = request.stay_tokens, request.max_tokens
-        reservation = Reservation(now, prefill, decode, decision.compute, kv, request.streams, stay, most)
-        self._reservations[request.id] = reservation
-        self.fleet.reserve(reservation)
+        views = [] if request.priority == "batch" else [self.fleet]
+        views += [] if self._whole is None else [self._whole]
+        self._reservations[request.id] = [(view, _reserve(view, request, decision, now)) for view in views]
         if request.session is not None:
             self._sessions[request.session] = (prefill.name, decode.name)
             self._sessions.move_to_end(request.session)
@@ -126,25 +141,24 @@ class Router:
 
     def finished(self, request_id: str) -> None:
         """The request has ended, was cancelled or is lost; an unknown id is ignored."""
-        reservation = self._reservations.pop(request_id, None)
-        if reservation is not None:
-            self.fleet.release(reservation)
+        for view, reservation in self._reservations.pop(request_id, ()):
+            view.release(reservation)
 
     def started(self, request_id: str, now: float) -> None:
         """The request's first token is there."""
-        if (reservation := self._reservations.get(request_id)) is not None:
-            self.fleet.started(reservation, now)
+        for view, reservation in self._reservations.get(request_id, ()):
+            view.started(reservation, now)
 
     def stream_ended(self, request_id: str) -> None:
         """The decode worker has done with one of the request's streams, though its client may still read."""
-        if (reservation := self._reservations.get(request_id)) is not None:
-            self.fleet.end_streams(reservation, 1)
+        for view, reservation in self._reservations.get(request_id, ()):
+            view.end_streams(reservation, 1)
 
     # -- the choice ------------------------------------------------------------------------------------------------
 
     def choose(self, request: RouteRequest, now: float) -> Decision | None:
         """The cheapest place; None if there is no worker."""
-        config, fleet = self.config, self.fleet
+        config, fleet = self.config, self.view(request.priority)
         found = self._lookup(request)
         held = self._held(request)
         able = {w.name: w for w in fleet.candidates(now)}
@@ -317,6 +331,15 @@ class Router:
     def reserved(self) -> int:
         """Requests that have been committed and have not finished."""
         return len(self._reservations)
+
+
+def _reserve(view: Fleet, request: RouteRequest, decision: Decision, now: float) -> Reservation:
+    decode, prefill = view.workers[decision.decode], view.workers[decision.prefill or decision.decode]
+    kv = request.prompt_tokens + request.streams * _output(request)
+    stay, most = request.stay_tokens, request.max_tokens
+    reservation = Reservation(now, prefill, decode, decision.compute, kv, request.streams, stay, most)
+    view.reserve(reservation)
+    return reservation
 
 
 def pool_holder(node: str) -> str:

@@ -7,7 +7,7 @@ are whole tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from serve_app.costs.steps import StepSample
@@ -17,10 +17,21 @@ Role = Literal["prefill", "decode", "mixed"]  # a preference: every text worker 
 Priority = Literal["realtime", "batch"]
 
 
+@dataclass(slots=True, frozen=True)
+class BatchLoad:
+    """What batch requests have of a worker: prefill queued, sequences, blocks."""
+
+    queued_prefill_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+
+
 @dataclass(slots=True)
 class WorkerLoad:
     """What one worker reports of itself, a few times per second and with every change that matters.
 
+    ``batch`` is on top of the other numbers: real-time requests get it at once where they need it.
     ``reported_at`` is on the reader's clock: the reader sets it to the time of receipt. ``steps`` and ``fetches`` are
     samples since the last report, for the cost model.
     """
@@ -41,6 +52,19 @@ class WorkerLoad:
     steps: tuple[StepSample, ...] = ()
     fetches: tuple[FetchSample, ...] = ()
     reported_at: float = 0.0
+    batch: BatchLoad = BatchLoad()
+
+    @property
+    def whole(self) -> WorkerLoad:
+        """As batch requests find it: what others of them have is taken."""
+        batch = self.batch
+        return replace(
+            self,
+            queued_prefill_tokens=self.queued_prefill_tokens + batch.queued_prefill_tokens,
+            running=self.running + batch.running,
+            waiting=self.waiting + batch.waiting,
+            kv_blocks_used=self.kv_blocks_used + batch.kv_blocks_used,
+        )
 
     @property
     def kv_tokens_used(self) -> int:

@@ -37,6 +37,8 @@ class Workers:
         self._stages: dict[str, str] = {}  # the deployment a worker belongs to
         self._processes: dict[str, str] = {}  # the process that reports for it now
         self.demand = DemandMeter()
+        # Replicas that batches need beside, so that they are done by their deadlines.
+        self.batch_needed = 0.0
         self.plan: Plan | None = None
         self.roles: dict[str, Role] = {}  # as planned here; none while another gateway plans
 
@@ -83,7 +85,9 @@ class Workers:
         self._processes.pop(worker, None)
 
     def arrived(self, request: RouteRequest, now: float) -> None:
-        """Counts a request as demand, one that is refused as well."""
+        """Counts a request as demand, one that is refused as well. Batch requests are none: they take what is there."""
+        if request.priority == "batch":
+            return
         cached = self._router.expected_cached(request)
         seconds = self._router.costs.prefill_seconds(request.prompt_tokens - cached, cached)
         output = request.expected_output_tokens * request.streams
@@ -91,8 +95,10 @@ class Workers:
 
     def needed(self, now: float) -> dict[str, float]:
         """Replicas of each stage that this gateway's requests need, as fractions."""
-        needs = self._planner.needs(self.loads, self.demand.demand(now), self._queue.waiting_tokens())
-        return needs if self._prefill_stage else {"decode": sum(needs.values())}
+        waiting = self._queue.waiting_tokens("realtime")
+        needs = self._planner.needs(self.loads, self.demand.demand(now), waiting)
+        needs = needs if self._prefill_stage else {"decode": sum(needs.values())}
+        return needs | {"decode": needs["decode"] + self.batch_needed}
 
     def _review(self, now: float) -> None:
         for load in self.loads:
@@ -103,7 +109,7 @@ class Workers:
             self._stages = {load.worker: self._stages[load.worker] for load in loads}
         if len(loads) > 1 and self._planning:
             # Requests are spread evenly over the gateways: what comes here stands for what comes to the others.
-            waiting = self._queue.waiting_tokens() * self._gateways
+            waiting = self._queue.waiting_tokens("realtime") * self._gateways
             demand = self.demand.demand(now) * self._gateways
             self.plan = self._planner.plan(loads, demand, now, waiting_tokens=waiting)
             self.roles = dict(self.plan.roles)

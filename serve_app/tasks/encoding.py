@@ -109,6 +109,7 @@ async def encode(
     ``asked`` says what for.
     """
     work.placed = True
+    asked = with_changes(asked, priority=work.caller.priority)
     starts = range(0, len(ids), GROUP)
     calls = [
         _group(runtime, work.model, ids[i : i + GROUP], types[i : i + GROUP] if types is not None else None, asked)

@@ -8,7 +8,7 @@ from serve_app.wire.generate import Failed
 from serve_app.wire.message import Message, Reader
 
 
-class EncodeCall(Message, tag="encode:2", frozen=True):
+class EncodeCall(Message, tag="encode:3", frozen=True):
     """Sequences of token ids, one after the other: ``ids``, ``lengths`` and ``types`` are little-endian int32.
     Answered by :data:`EncodeResult`. What is None is as the model has it; ``heads``: what to say of each token.
     ``raw``: a reranker's logits, which it maps to (0, 1) otherwise.
@@ -22,6 +22,7 @@ class EncodeCall(Message, tag="encode:2", frozen=True):
     dimensions: int | None = None
     heads: tuple[Literal["sparse", "colbert"], ...] = ()
     raw: bool = False
+    priority: Literal["realtime", "batch"] = "realtime"
 
 
 class Encoded(Message, tag="encoded:1", frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -10,6 +10,8 @@ from serve_app.sampling_params import PromptLogprobs, SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.message import Message, Reader
 from serve_app.wire.tokens import TokenItem
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class PrefillAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -22,13 +24,13 @@ class PrefillAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 HERE = PrefillAt("")
 
 
-class GenerateCall(Message, tag="generate:4", frozen=True):
+class GenerateCall(Message, tag="generate:5", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
     tokens go as they come; None: nowhere. ``prefill``: who computes what is stored nowhere; None: whom the replica
     would choose. ``prefill_above``, from the replica to its worker: a prompt that lacks so many tokens is not started
-    but answered with :class:`Missing`.
+    but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get.
     """
 
     id: str
@@ -40,6 +42,7 @@ class GenerateCall(Message, tag="generate:4", frozen=True):
     resumed: int = 0
     prefill: PrefillAt | None = None
     prefill_above: int | None = None
+    share: Share = 0.05
 
 
 class Missing(Message, tag="missing:1", frozen=True):
@@ -106,12 +109,17 @@ class Failed(Message, tag="failed:1", frozen=True):
     refused: bool = False
 
 
-class PrefillCall(Message, tag="prefill:1", frozen=True):
-    """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`."""
+class PrefillCall(Message, tag="prefill:2", frozen=True):
+    """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
+
+    ``priority`` and ``share`` as in :class:`GenerateCall`.
+    """
 
     id: str
     ids: bytes
     salt: bytes
+    priority: Literal["realtime", "batch"] = "realtime"
+    share: Share = 0.05
 
 
 class PrefillDone(Message, tag="prefill-done:1", frozen=True):

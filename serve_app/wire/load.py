@@ -53,13 +53,23 @@ class ServedBy(NamedTuple):
     output: Count
 
 
-class LoadReport(Message, tag="load:2", frozen=True):
+class Batch(NamedTuple):
+    """What batch requests have of a worker's load: it is theirs as long as no other wants it."""
+
+    queued_tokens: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    used_blocks: Count = 0
+
+
+class LoadReport(Message, tag="load:3", frozen=True):
     """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
     gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
 
     ``queued_tokens``: prompt tokens accepted, not computed yet and not stored anywhere. ``running`` requests are in the
     batch, ``waiting`` ones are not yet. ``step_seconds``: recent mean time of a step. ``steps``, ``fetches``: samples
-    since the last report. ``served``: what tenants have lately got by way of each gateway.
+    since the last report. ``served``: what tenants have lately got by way of each gateway. ``batch``: how much of the
+    queued tokens, requests and blocks belongs to batch requests.
     """
 
     replica: Name
@@ -81,6 +91,7 @@ class LoadReport(Message, tag="load:2", frozen=True):
     steps: Annotated[tuple[Step, ...], Meta(max_length=MAX_SAMPLES)] = ()
     fetches: Annotated[tuple[Fetch, ...], Meta(max_length=MAX_SAMPLES)] = ()
     served: Annotated[tuple[ServedBy, ...], Meta(max_length=MAX_SERVED)] = ()
+    batch: Batch = Batch()
 
     @property
     def busy(self) -> bool:

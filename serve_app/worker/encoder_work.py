@@ -47,7 +47,8 @@ class EncoderWork:
         if call.raw:
             changes["sigmoid"] = False
         try:
-            future = self._batcher.submit(sequences, replace(self._model.readout, **changes), type_ids=types)
+            readout, batch = replace(self._model.readout, **changes), call.priority == "batch"
+            future = self._batcher.submit(sequences, readout, type_ids=types, batch=batch)
         except EncodeError as refused:
             return Failed(str(refused), refused=True)
         # Cancelling the await cancels the future, which frees the queue.

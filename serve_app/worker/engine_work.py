@@ -93,6 +93,7 @@ class EngineWork:
                 self._root_of(call.salt),
                 resumed=call.resumed,
                 tenant=tenant_id(call.salt),
+                share=call.share if call.priority == "batch" else None,
             ),
             call,
         )
@@ -144,8 +145,9 @@ class EngineWork:
         """Computes and publishes the K/V of a prompt; returns once the pool of this node holds them."""
         ids = np.frombuffer(call.ids, np.int32).tolist()
         root, tenant = self._root_of(call.salt), tenant_id(call.salt)
+        share = call.share if call.priority == "batch" else None
         running = self._register(
-            Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, tenant=tenant), None
+            Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, tenant=tenant, share=share), None
         )
         try:
             self._publisher.awaited.add(call.id)

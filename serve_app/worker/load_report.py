@@ -9,7 +9,7 @@ from typing import Any
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import ServedLedger, gateway_name
-from serve_app.wire.load import MAX_SAMPLES, Fetch, LoadReport, Step
+from serve_app.wire.load import MAX_SAMPLES, Batch, Fetch, LoadReport, Step
 from serve_app.wire.replicas import Listen
 
 
@@ -64,6 +64,7 @@ class WorkerLoad:
 
         # Read beside the engine's thread: lists are copied in one piece, and a number may be a step old.
         scheduler = self._engine.scheduler
+        running, waiting = list(scheduler.running), list(scheduler.waiting)
         return LoadReport(
             replica=self._replica,
             model=self._model,
@@ -74,8 +75,8 @@ class WorkerLoad:
             gateways=len(self._wishes),
             queued_tokens=scheduler.queued_tokens,
             # A prompt that is computed for another worker is in the queued tokens; it never becomes a stream here.
-            running=sum(not r.prefill_only for r in list(scheduler.running)),
-            waiting=sum(not r.prefill_only for r in list(scheduler.waiting)),
+            running=sum(not r.prefill_only for r in running),
+            waiting=sum(not r.prefill_only for r in waiting),
             max_seqs=scheduler.max_num_seqs,
             used_blocks=scheduler.blocks.used_blocks,
             total_blocks=scheduler.blocks.num_blocks - 1,
@@ -86,6 +87,21 @@ class WorkerLoad:
             fetches=self._take_fetches(),
             # A gateway that is alone knows what it has served.
             served=self.served.recent() if self._sender.subscribers > 1 else (),
+            batch=self._batch(running, waiting),
+        )
+
+    def _batch(self, running: list[Any], waiting: list[Any]) -> Batch:
+        if not any(r.batch for r in (*running, *waiting)):
+            return Batch()
+        scheduler = self._engine.scheduler
+        batch_running, batch_waiting = [r for r in running if r.batch], [r for r in waiting if r.batch]
+        # A prefix that a real-time request shares is not to be had.
+        kept = {block for r in running if not r.batch for block in list(r.blocks)}
+        return Batch(
+            scheduler.queued_of([*batch_running, *batch_waiting]),
+            sum(not r.prefill_only for r in batch_running),
+            sum(not r.prefill_only for r in batch_waiting),
+            max(0, scheduler.blocks.used_blocks - len(kept)),
         )
 
     def _take_fetches(self) -> tuple[Fetch, ...]:

@@ -49,21 +49,21 @@ FIELDS = {
     "collect:1": "id offset",
     "collected:1": "items",
     "counters:1": "stage pid numbers",
-    "encode:2": "ids lengths types pooling normalize dimensions heads raw",
+    "encode:3": "ids lengths types pooling normalize dimensions heads raw priority",
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "failed:1": "error refused",
-    "generate:4": "id ids salt sampling inbox priority resumed prefill prefill_above",
+    "generate:5": "id ids salt sampling inbox priority resumed prefill prefill_above share",
     "generated:3": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:1": "inbox lease_s replica role wish",
-    "load:2": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
-    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served",
+    "load:3": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
+    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",
     "prefill-done:1": "cached node",
-    "prefill:1": "id ids salt",
+    "prefill:2": "id ids salt priority share",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
     "propose:1": "queries count over",
@@ -131,8 +131,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("3", "5"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:4.*upgrade"):
+    for version in ("4", "6"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:5.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

@@ -9,6 +9,7 @@ import numpy as np
 from serve_app.channel.sender import TokenSender
 from serve_app.engine.request import Request
 from serve_app.sampling_params import SamplingParams
+from serve_app.wire.load import Batch
 from serve_app.worker.load_report import WorkerLoad
 from tests.engine.fake import HistoryModel, make_engine
 from tests.tiny import ROOT
@@ -34,4 +35,32 @@ async def test_prompts_computed_for_others_are_work_but_no_streams() -> None:
         steps += len(now.steps)
     after = load._measure()
     assert (after.running, after.waiting, after.queued_tokens) == (0, 0, 0) and steps > 6
+    await sender.aclose()
+
+
+async def test_what_batch_requests_have_is_told_apart() -> None:
+    engine = make_engine(HistoryModel(), max_num_seqs=2, num_blocks=40, max_batch_tokens=256)
+    sender = TokenSender("w")
+    load = WorkerLoad("m", "decode", "n1", engine, sender, deque())
+    shared = (np.arange(100) % 30).tolist()
+
+    def add(name: str, share: float | None) -> None:
+        sampling = SamplingParams(max_tokens=30, temperature=0)
+        engine.add(Request(name, list(shared), 100, sampling, ROOT, share=share))
+
+    assert load._measure().batch == Batch()
+    add("b0", 0.05)
+    add("b1", 0.05)
+    add("b2", 0.05)
+    assert load._measure().batch == Batch(3 * 99, 0, 3, 0)
+    engine.step()
+    now = load._measure()
+    assert now.batch == Batch(99, 2, 1, now.used_blocks) and now.used_blocks > 0
+    add("r", None)
+    engine.step()
+    now = load._measure()
+    # Three blocks of the prompt are shared with a request that is none.
+    [real] = [r for r in engine.scheduler.running if not r.batch]
+    assert (now.running, now.waiting, now.batch.running, now.batch.waiting) == (2, 2, 1, 2)
+    assert now.batch.used_blocks == now.used_blocks - len(real.blocks)
     await sender.aclose()

@@ -6,11 +6,15 @@ the token budget is full, and runs them as one flat batch::
 
     call A (3000 texts)  [a0 a1 a2 a3 ... ] ─┐ half the budget each
     call B (1 text)      [b0]               ─┴──> [b0 a0 a1 a2] by length ──> forward ──> rows
+
+Calls of batch work wait apart. Beside others they get 5 % of the tokens, otherwise whole steps, which are short while
+others come.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -36,6 +40,12 @@ from serve_app.engine.encoder.types import (
 )
 from serve_app.engine.meter import StepClock
 
+# Of the tokens, what batch calls get beside others.
+BATCH_SHARE = 0.05
+# For so long after the last other call a step of batch calls alone has this part of the budget.
+NEAR_S = 1.0
+NEAR_PART = 0.25
+
 log = logging.getLogger(__name__)
 
 
@@ -49,6 +59,7 @@ class _Call:
     rows: Any = None  # an array, or with token heads a list of rows
     left: int = 0
     tokens_waiting: int = 0
+    batch: bool = False
 
 
 class EncodeBatcher:
@@ -65,6 +76,10 @@ class EncodeBatcher:
         self.model = model
         self.token_budget = token_budget
         self._calls: deque[_Call] = deque()
+        self._batch: deque[_Call] = deque()
+        # Tokens that batch calls have not had of their share, and when another call came last.
+        self._owed = 0.0
+        self._seen = -math.inf
         self._stats = EncodeStats()
         self._changed = threading.Condition()
         self._closed: BaseException | None = None
@@ -78,9 +93,10 @@ class EncodeBatcher:
         readout: Readout | None = None,
         *,
         type_ids: Sequence[Ids] | None = None,
+        batch: bool = False,
     ) -> Future[Any]:
         """Queues token id sequences (special tokens included), each [n] int32; ``type_ids`` are the segments
-        of pairs.
+        of pairs. ``batch``: it takes what other calls leave.
 
         The future gives [n, d] float32 vectors or [n] scores in the order of ``sequences``, with token heads a
         list of n rows (see :class:`Readout`). Cancelling it
@@ -97,13 +113,16 @@ class EncodeBatcher:
             waiting=deque(np.argsort(lengths, kind="stable").tolist()),
             left=len(sequences),
             tokens_waiting=int(lengths.sum()),
+            batch=batch,
         )
         with self._changed:
             if self._closed is not None:
                 raise EncoderClosed("this encoder is shut down") from self._closed
             self._stats.calls += 1
             if sequences:
-                self._calls.append(call)
+                self._queue(call).append(call)
+                if not batch:
+                    self._seen = time.monotonic()
                 self._changed.notify()
         if not sequences:
             call.future.set_result(readout.finish(np.zeros((0, self.model.dimensions), np.float32)))
@@ -112,7 +131,7 @@ class EncodeBatcher:
     def stats(self) -> EncodeStats:
         """A consistent copy of the counters."""
         with self._changed:
-            waiting = [c for c in self._calls if not c.future.cancelled()]
+            waiting = [c for c in (*self._calls, *self._batch) if not c.future.cancelled()]
             return replace(
                 self._stats,
                 queued_calls=len(waiting),
@@ -169,36 +188,57 @@ class EncodeBatcher:
     def _next(self) -> list[tuple[_Call, int]] | None:
         with self._changed:
             while self._closed is None:
-                for call in [c for c in self._calls if c.future.cancelled()]:
-                    self._calls.remove(call)
+                for call in [c for c in (*self._calls, *self._batch) if c.future.cancelled()]:
+                    self._queue(call).remove(call)
                     self._stats.cancelled_calls += 1
-                if self._calls:
+                if self._calls or self._batch:
                     return self._pick()
                 self._changed.wait()
         return None
 
+    def _queue(self, call: _Call) -> deque[_Call]:
+        return self._batch if call.batch else self._calls
+
     def _pick(self) -> list[tuple[_Call, int]]:
+        """What the next step computes."""
+        if not self._batch:
+            return self._share_out(self._calls, self.token_budget)
+        if not self._calls:
+            near = time.monotonic() - self._seen < NEAR_S
+            return self._share_out(self._batch, int(self.token_budget * (NEAR_PART if near else 1.0)))
+        picked = self._share_out(self._calls, self.token_budget)
+        earned = BATCH_SHARE * sum(len(call.sequences[i]) for call, i in picked)
+        first = self._batch[0]
+        length = len(first.sequences[first.waiting[0]])
+        self._owed = min(self._owed + earned, max(self.token_budget, length))
+        if length <= self._owed:
+            riding = self._share_out(self._batch, int(self._owed))
+            self._owed -= sum(len(call.sequences[i]) for call, i in riding)
+            picked += riding
+        return picked
+
+    def _share_out(self, calls: deque[_Call], budget: int) -> list[tuple[_Call, int]]:
         """Round robin: each waiting call gives a quantum of tokens, then goes behind the others."""
         picked: list[tuple[_Call, int]] = []
         total = 0
-        quantum = max(self.token_budget // len(self._calls), 1)
-        while self._calls:
-            call, taken = self._calls[0], 0
+        quantum = max(budget // len(calls), 1)
+        while calls:
+            call, taken = calls[0], 0
             while call.waiting and taken < quantum:
                 length = len(call.sequences[call.waiting[0]])
-                if picked and total + length > self.token_budget:
+                if picked and total + length > budget:
                     # It stays first in line, so the next step begins with it: nothing is overtaken for ever.
                     if taken:
-                        self._calls.rotate(-1)
+                        calls.rotate(-1)
                     return picked
                 index = call.waiting.popleft()
                 call.tokens_waiting -= length
                 taken += length
                 total += length
                 picked.append((call, index))
-            self._calls.popleft()
+            calls.popleft()
             if call.waiting:
-                self._calls.append(call)
+                calls.append(call)
         return picked
 
     def _step(self, picked: list[tuple[_Call, int]]) -> None:
@@ -242,6 +282,7 @@ class EncodeBatcher:
     def _fail(self, calls: set[_Call], cause: BaseException) -> None:
         with self._changed:
             self._calls = deque(c for c in self._calls if c not in calls)
+            self._batch = deque(c for c in self._batch if c not in calls)
             self._stats.failed_calls += len(calls)
         for call in calls:
             error = EncodeFailed(f"the encoder's forward pass failed: {cause}")
@@ -250,7 +291,8 @@ class EncodeBatcher:
 
     def _fail_waiting(self) -> None:
         with self._changed:
-            calls, self._calls = list(self._calls), deque()
+            calls = [*self._calls, *self._batch]
+            self._calls, self._batch = deque(), deque()
             self._stats.failed_calls += len(calls)
         for call in calls:
             error = EncoderClosed("this encoder was shut down before the call was answered; send it again")

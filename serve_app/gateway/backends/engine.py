@@ -181,7 +181,8 @@ class EngineBackend:
         sampling = request.sampling
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
-        call = GenerateCall("", b"", job.work.salt, sampling, self._inbox.address, job.ticket.request.priority)
+        caller = job.work.caller
+        call = GenerateCall("", b"", job.work.salt, sampling, self._inbox.address, caller.priority, share=caller.share)
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
         kept = None if resumable is None else resumable.tokens(request.number, index)

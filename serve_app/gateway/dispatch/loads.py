@@ -5,22 +5,23 @@ from __future__ import annotations
 from serve_app.costs.steps import StepSample
 from serve_app.costs.transfers import FetchSample
 from serve_app.routing.served import ServedCount
-from serve_app.routing.types import Role, WorkerLoad
+from serve_app.routing.types import BatchLoad, Role, WorkerLoad
 from serve_app.wire.load import LoadReport
 
 
 def worker_load(report: LoadReport, now: float) -> WorkerLoad:
     """``now``: when the report was received, on the dispatcher's clock."""
+    batch = BatchLoad(*report.batch)
     return WorkerLoad(
         worker=report.replica,
         node=report.node,
         role=_role(report.role),
         stage=report.stage,
-        queued_prefill_tokens=report.queued_tokens,
-        running=report.running,
-        waiting=report.waiting,
+        queued_prefill_tokens=max(0, report.queued_tokens - batch.queued_prefill_tokens),
+        running=max(0, report.running - batch.running),
+        waiting=max(0, report.waiting - batch.waiting),
         max_seqs=max(1, report.max_seqs),
-        kv_blocks_used=report.used_blocks,
+        kv_blocks_used=max(0, report.used_blocks - batch.kv_blocks_used),
         kv_blocks_total=max(1, report.total_blocks),
         block_tokens=max(1, report.block_tokens),
         max_batch_tokens=max(1, report.max_batch_tokens),
@@ -28,6 +29,7 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         steps=tuple(StepSample(*sample) for sample in report.steps),
         fetches=tuple(FetchSample(*sample) for sample in report.fetches),  # type: ignore[arg-type]
         reported_at=now,
+        batch=batch,
     )
 
 

@@ -40,6 +40,7 @@ def _workers(dispatch: Dispatch, now: float) -> list[dict[str, Any]]:
             "queued_tokens": load.queued_prefill_tokens,
             "running": load.running,
             "waiting": load.waiting,
+            "batch": load.batch.running + load.batch.waiting,
             "kv_use": round(load.kv_blocks_used / max(1, load.kv_blocks_total), 3),
             "step_ms": round(load.step_seconds * 1e3, 2),
             "age_s": round(now - load.reported_at, 2),

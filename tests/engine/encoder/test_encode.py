@@ -113,6 +113,41 @@ def test_a_small_call_behind_a_huge_one_is_in_the_next_batch(encoder, batcher):
     assert any(len(s) == 1 and s[0] == 7 for s in np.split(first.ids, np.cumsum(first.lengths)[:-1]))
 
 
+def test_batch_calls_take_what_others_leave(encoder, batcher):
+    held(encoder, batcher)
+    batch = batcher.submit([np.full(10, n, np.int32) for n in range(40)], batch=True)
+    others = [batcher.submit([np.full(10, 900, np.int32)] * 30) for _ in range(4)]
+    assert batcher.stats().queued_sequences == 160
+    encoder.gate.set()
+    rows = batch.result(WAIT)
+    assert [row[0] for row in rows] == [10.0 * n for n in range(40)] and all(
+        o.result(WAIT).shape == (30, 3) for o in others
+    )
+    shared = [b for b in encoder.seen[1:] if (b.ids == 900).any()]
+    riding = sum(int((b.ids != 900).sum()) for b in shared)
+    # 5 % of the tokens of others, which have whole steps beside that.
+    assert riding == 60 and sum(int((b.ids == 900).sum()) for b in shared) == 1200 and len(shared) == 12
+    # Others came a moment ago: the steps of batch calls alone are short.
+    assert max(len(b.ids) for b in encoder.seen[13:]) <= 25
+    batcher._seen = -1e9
+    encoder.seen.clear()
+    batcher.submit([np.full(10, 1, np.int32)] * 40, batch=True).result(WAIT)
+    assert max(len(b.ids) for b in encoder.seen) == 100
+
+
+def test_a_batch_call_that_is_cancelled_or_fails_frees_its_queue(encoder, batcher):
+    held(encoder, batcher)
+    call = batcher.submit(texts(0, 20), batch=True)
+    assert call.cancel()
+    encoder.gate.set()
+    assert batcher.submit(texts(1, 2)).result(WAIT).shape == (2, 3)
+    encoder.error = RuntimeError("boom")
+    with pytest.raises(EncodeFailed, match="boom"):
+        batcher.submit(texts(1, 2), batch=True).result(WAIT)
+    encoder.error = None
+    assert batcher.submit(texts(1, 2), batch=True).result(WAIT).shape == (2, 3)
+
+
 def test_more_callers_than_a_batch_holds_are_served_in_order_of_arrival(encoder, batcher):
     held(encoder, batcher)
     order: list[int] = []
