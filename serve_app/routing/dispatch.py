@@ -30,7 +30,7 @@ from serve_app.routing.places import Lengths
 from serve_app.routing.planner import Planner, PlannerConfig
 from serve_app.routing.router import Router, RouterConfig
 from serve_app.routing.served import ServedCount, ServedElsewhere
-from serve_app.routing.types import Decision, Prediction, Refusal, RouteRequest, WorkerLoad
+from serve_app.routing.types import Decision, Prediction, Priority, Refusal, RouteRequest, WorkerLoad
 from serve_app.routing.workers import Workers
 
 # While requests wait, one may fit in after any step of a worker, whether a report has shown it or not.
@@ -141,8 +141,9 @@ class Dispatch:
         self.workers = Workers(self.router, self.queue, planner, prefill_stage=self.config.prefill_stage)
         self.absence = Absence(self.config.scales_to_zero, self.config.slots)
         self.counters = Counters()
-        self.mean_output = 256.0  # tokens of one stream
-        self.lengths = Lengths()
+        # Tokens of one stream; what batch requests ask for says nothing about the others.
+        self.mean_output: dict[Priority, float] = {"realtime": 256.0, "batch": 256.0}
+        self.lengths: dict[Priority, Lengths] = {"realtime": Lengths(), "batch": Lengths()}
         self._live: dict[str, _Live] = {}
         # Those of the waiting that have a deadline or said not to wait.
         self._hasty: dict[str, _Live] = {}
@@ -272,8 +273,9 @@ class Dispatch:
             self.queue.settle(request_id, uncached, cached, output)
             if live.started:
                 self.counters.output_tokens += output
-                self.mean_output += OUTPUT_GAIN * (output / request.streams - self.mean_output)
-                self.lengths.ended(request.tenant, request.max_tokens, output / request.streams)
+                mine, each = request.priority, output / request.streams
+                self.mean_output[mine] += OUTPUT_GAIN * (each - self.mean_output[mine])
+                self.lengths[mine].ended(request.tenant, request.max_tokens, each)
                 if request.expected_cached_tokens is not None:
                     self.counters.cached_tokens.add(request.expected_cached_tokens, cached)
         return self.tick(now)
@@ -282,8 +284,8 @@ class Dispatch:
 
     def _expect(self, request: RouteRequest) -> None:
         """How long the request's answer will probably be, by the answers before it."""
-        request.expected_output_tokens = min(request.max_tokens, max(1, round(self.mean_output)))
-        request.stay_tokens = self.lengths.expected(request.tenant, request.max_tokens)
+        request.expected_output_tokens = min(request.max_tokens, max(1, round(self.mean_output[request.priority])))
+        request.stay_tokens = self.lengths[request.priority].expected(request.tenant, request.max_tokens)
 
     def _next_turn(self, now: float) -> Turn | None:
         # Requests of one priority find other places than those of the other, and hold none of them up.
