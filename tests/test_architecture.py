@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.state.migrations import HEAD
+
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("serve_app", "deployments", "training", "benchmarks")
 FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
@@ -376,3 +378,15 @@ def test_no_weights_are_read_with_pickle() -> None:
             ):
                 wrong.append(f"{module}:{node.lineno} {ast.unparse(node)}")
     assert wrong == []
+
+
+def test_migrations_are_one_line() -> None:
+    """Two that lead from the same version would leave a store at neither."""
+    versions = ROOT / "serve_app" / "state" / "migrations" / "versions"
+    found = []
+    for path in sorted(versions.glob("v*.py")):
+        known = dict(re.findall(r'^(revision|down_revision) = "?(\w+)"?$', path.read_text(), re.MULTILINE))
+        assert path.name.startswith(f"v{known['revision']}_"), path.name
+        found.append((known["down_revision"], known["revision"]))
+    assert [before for before, _ in found] == ["None", *(revision for _, revision in found[:-1])]
+    assert found[-1][1] == HEAD
