@@ -2,7 +2,7 @@
 do.
 
 Codes: Cloudflare's documentation of Workers AI errors; 5006 and 5021 as seen in public answers. Raise one of
-these where the cause is known; `envelope` and `openai_body` turn it into JSON in one place.
+these where the cause is known; `serve_app/api/envelopes.py` turns it into JSON.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any
 
 # The id of the request at hand, under which its failure is logged and told.
 current_request: ContextVar[str] = ContextVar("request_id", default="")
@@ -364,38 +363,3 @@ def as_api_error(error: BaseException, request_id: str | None = None) -> ApiErro
     """``error`` itself if it is meant for clients, otherwise a generic `Internal` that tells nothing of
     it."""
     return error if isinstance(error, ApiError) else Internal(request_id)
-
-
-def status_of(error: ApiError, *, native: bool) -> int:
-    """The HTTP status of ``error`` on Cloudflare's own routes (``native``), or on those of other APIs."""
-    return error.status if native or error.status_elsewhere is None else error.status_elsewhere
-
-
-def success(result: Any, **more: Any) -> dict[str, Any]:
-    """The envelope of `/ai/run` and the management routes around a result."""
-    return {"result": result, "success": True, "errors": [], "messages": [], **more}
-
-
-def envelope(error: ApiError) -> dict[str, Any]:
-    """The envelope of an error on `/ai/run` and the management routes."""
-    message = error.message if error.generic else f"AiError: {error.message}"
-    return {
-        "result": None if error.generic else {},
-        "success": False,
-        "errors": [{"code": error.code, "message": message}],
-        "messages": [],
-    }
-
-
-def openai_body(error: ApiError) -> dict[str, Any]:
-    """The error body of `/v1`: what OpenAI's clients read (``error``) and what Cloudflare-minded ones read
-    (``errors``)."""
-    code = error.name or str(error.code)
-    detail = {"message": error.message, "type": error.type, "param": error.param, "code": code}
-    return {
-        "error": detail,
-        "errors": [{"code": error.code, "message": error.message}],
-        "success": False,
-        "result": {},
-        "messages": [],
-    }

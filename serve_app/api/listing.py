@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from serve_app.api.errors import InvalidInput, NotFound, success
+from serve_app.api.envelopes import success
+from serve_app.api.errors import InvalidInput, NotFound
 
 Record = Mapping[str, Any]
 PER_PAGE = 100

@@ -11,7 +11,8 @@ import msgspec
 import orjson
 
 from serve_app.api.anthropic.write import error_body as anthropic_body
-from serve_app.api.errors import ApiError, envelope, openai_body
+from serve_app.api.envelopes import envelope, openai_body
+from serve_app.api.errors import ApiError
 from serve_app.batch.check import FORMS
 from serve_app.state.batches import Request
 

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 import orjson
 
-from serve_app.api.errors import ApiError, InvalidInput, as_api_error, status_of
+from serve_app.api.envelopes import status_of
+from serve_app.api.errors import ApiError, InvalidInput, as_api_error
 from serve_app.batch.check import Checker, Known, NoModel
 from serve_app.batch.doors import Door, Malformed
 from serve_app.batch.order import levels, order, shared

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 from serve_app.api import listing
-from serve_app.api.errors import NotFound, as_api_error, envelope, success
+from serve_app.api.envelopes import envelope, success
+from serve_app.api.errors import NotFound, as_api_error
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits

@@ -19,16 +19,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from serve_app.api import sse
 from serve_app.api.anthropic.write import error_body as anthropic_body
 from serve_app.api.collect import merge
-from serve_app.api.errors import (
-    ContextTooLong,
-    InputTooLong,
-    ModelNotStarted,
-    OutOfCapacity,
-    UnknownModel,
-    envelope,
-    openai_body,
-    status_of,
-)
+from serve_app.api.envelopes import envelope, openai_body, status_of
+from serve_app.api.errors import ContextTooLong, InputTooLong, ModelNotStarted, OutOfCapacity, UnknownModel
 from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers

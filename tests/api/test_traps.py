@@ -16,7 +16,8 @@ import pytest
 from starlette.routing import Match
 
 from serve_app.api import listing as models
-from serve_app.api.errors import InvalidInput, OutOfCapacity, UnknownModel, envelope, openai_body
+from serve_app.api.envelopes import envelope, openai_body
+from serve_app.api.errors import InvalidInput, OutOfCapacity, UnknownModel
 from serve_app.api.fields.body import parse_body
 from serve_app.api.multi_vector import Reading
 from serve_app.api.openai import read as openai

@@ -9,7 +9,7 @@ from ray import serve
 from serve_app.api.types import ChoiceDone, GenerateRequest, TextDelta, Usage
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
-from serve_app.gateway.backends import engine
+from serve_app.gateway.backends import attempts
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.sampling_params import SamplingParams
 from serve_app.state.accounts import Caller
@@ -39,7 +39,7 @@ class Unreachable(TokenInbox):
 
 
 async def test_tokens_come_by_calls_while_the_request_runs(stack, monkeypatch):
-    monkeypatch.setattr(engine, "CHANNEL_PATIENCE_S", 0.05)
+    monkeypatch.setattr(attempts, "CHANNEL_PATIENCE_S", 0.05)
     catalog = load_catalog(stack.home)
     record = catalog[CHAT]
     model = ServedModel(record, record.serving["local"], catalog.source(CHAT), stack.home)

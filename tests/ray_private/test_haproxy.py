@@ -15,7 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from serve_app.api.errors import ModelLoading, openai_body
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import ModelLoading
 from serve_app.ray_private import haproxy_config
 from serve_app.ray_private.haproxy import SCRIPT, haproxy_environment
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from serve_app.api import identity, sse
-from serve_app.api.errors import ApiError, as_api_error, status_of
+from serve_app.api.envelopes import status_of
+from serve_app.api.errors import ApiError, as_api_error
 from serve_app.api.fields.body import parse_inner
 from serve_app.api.openai.write import close
 from serve_app.api.receipt import receipt

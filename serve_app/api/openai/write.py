@@ -12,7 +12,8 @@ import numpy as np
 
 from serve_app.api import identity, sse
 from serve_app.api.collect import Choice, collect
-from serve_app.api.errors import ApiError, as_api_error, openai_body
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import ApiError, as_api_error
 from serve_app.api.openai.prompt import echoed, joined, prompt_part, told_of_prompt
 from serve_app.api.receipt import receipt
 from serve_app.api.types import (

@@ -8,7 +8,8 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from serve_app.api.errors import ApiError, openai_body
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import ApiError
 from serve_app.api.receipt import receipt
 from serve_app.api.types import RerankRequest, Usage
 

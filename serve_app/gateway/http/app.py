@@ -13,7 +13,8 @@ from starlette.routing import Match, Route
 
 from serve_app import __version__
 from serve_app.api.anthropic.write import error_body as anthropic_body
-from serve_app.api.errors import MethodNotAllowed, NoRoute, envelope, openai_body
+from serve_app.api.envelopes import envelope, openai_body
+from serve_app.api.errors import MethodNotAllowed, NoRoute
 from serve_app.api.ollama.write import error_body as ollama_body
 from serve_app.api.schema.openapi import document
 from serve_app.gateway.core import Gateway

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from serve_app.api import identity
-from serve_app.api.errors import ApiError, HeadersTooLarge, InvalidInput, as_api_error, envelope, status_of, success
+from serve_app.api.envelopes import envelope, status_of, success
+from serve_app.api.errors import ApiError, HeadersTooLarge, InvalidInput, as_api_error
 from serve_app.api.fields.values import string
 from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation

@@ -18,17 +18,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from serve_app.api import sse
-from serve_app.api.errors import (
-    ApiError,
-    Gone,
-    Internal,
-    NotFound,
-    OutOfCapacity,
-    Stopped,
-    StoreAway,
-    as_api_error,
-    openai_body,
-)
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import ApiError, Gone, Internal, NotFound, OutOfCapacity, Stopped, StoreAway, as_api_error
 from serve_app.gateway.resume.log import NotNow, StreamLog, number_of, split
 from serve_app.state.errors import Away
 from serve_app.state.protocols import StreamStore

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from serve_app.api.errors import success
+from serve_app.api.envelopes import success
 from serve_app.api.receipt import MICRO, NANO, amount_text
 from serve_app.catalog.pricing import UNIT_NAMES
 from serve_app.gateway.usage.read import Asked

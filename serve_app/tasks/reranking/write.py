@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from serve_app.api.errors import success
+from serve_app.api.envelopes import success
 from serve_app.api.types import RerankRequest, Usage
 from serve_app.api.workers_ai.write import input_usage, ranked
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from serve_app.api.errors import success
+from serve_app.api.envelopes import success
 from serve_app.api.multi_vector import Reading, scores
 from serve_app.api.types import EmbedRequest, Usage
 from serve_app.api.workers_ai.write import input_usage, ranked

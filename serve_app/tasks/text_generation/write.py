@@ -8,7 +8,8 @@ from typing import Any
 
 from serve_app.api import sse
 from serve_app.api.collect import collect, join_call
-from serve_app.api.errors import ApiError, as_api_error, envelope, success
+from serve_app.api.envelopes import envelope, success
+from serve_app.api.errors import ApiError, as_api_error
 from serve_app.api.fields.body import parse_inner
 from serve_app.api.openai.write import chat_choices, chat_logprobs, close, usage_json
 from serve_app.api.types import (

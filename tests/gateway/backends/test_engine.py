@@ -14,7 +14,7 @@ from serve_app.api.types import GenerateRequest, Usage
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.sender import TokenSender
-from serve_app.gateway.backends import engine as engine_backend
+from serve_app.gateway.backends import attempts
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.sampling_params import SamplingParams
 from serve_app.state.accounts import Caller
@@ -82,7 +82,7 @@ class Replicas:
 
 @pytest.fixture
 async def replicas(monkeypatch):
-    monkeypatch.setattr(engine_backend, "BACK_WITHIN_S", 0.05)
+    monkeypatch.setattr(attempts, "BACK_WITHIN_S", 0.05)
     catalog = load_catalog()
     model = ServedModel(catalog[CHAT], catalog[CHAT].serving["local"], catalog.source(CHAT), File("/nonexistent"))
 
@@ -219,7 +219,7 @@ async def test_a_call_that_somebody_else_cancels_is_a_lost_worker(replicas) -> N
     asking = asyncio.ensure_future(ask())
     await made.under_way(5)
     await made.up("p1", "prefill")
-    (call,) = made.engine._calls
+    (call,) = made.engine._attempts._calls
     call.cancel()
     usage = await asyncio.wait_for(asking, 60)
     assert usage.completion_tokens == len(ANSWER) and len(made.calls) == 2

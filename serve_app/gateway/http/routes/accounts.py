@@ -8,7 +8,8 @@ from typing import Any, ParamSpec, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import AlreadyThere, BadChange, NoSuchObject, OperatorOnly, success
+from serve_app.api.envelopes import success
+from serve_app.api.errors import AlreadyThere, BadChange, NoSuchObject, OperatorOnly
 from serve_app.api.listing import paged
 from serve_app.api.schema import accounts as schemas
 from serve_app.api.schema.openapi import Operation

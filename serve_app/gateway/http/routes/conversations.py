@@ -6,7 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import openai_body
+from serve_app.api.envelopes import openai_body
 from serve_app.api.fields.content import ANY_KIND
 from serve_app.api.responses.conversation import (
     parse_create,

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Message
 
-from serve_app.api.errors import InvalidInput, openai_body
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.asked import ESTIMATE
 from serve_app.api.fields.values import string
 from serve_app.api.schema import usage as schemas

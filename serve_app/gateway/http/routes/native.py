@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import success
+from serve_app.api.envelopes import success
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation, Schema
 from serve_app.api.workers_ai import read as workers_ai

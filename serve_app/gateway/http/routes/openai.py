@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.collect import merge
-from serve_app.api.errors import openai_body
+from serve_app.api.envelopes import openai_body
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.openai import read as openai
 from serve_app.api.openai import write as openai_answers

@@ -11,7 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import Gone, InvalidInput, NotFound, openai_body
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import Gone, InvalidInput, NotFound
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.content import ANY_KIND
 from serve_app.api.openai import read as openai

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api import tokens
-from serve_app.api.errors import openai_body
+from serve_app.api.envelopes import openai_body
 from serve_app.api.schema import tokens as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import GenerateRequest

@@ -9,7 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import InvalidInput, openai_body
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import InvalidInput
 from serve_app.api.schema import usage as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked, EmbedRequest, GenerateRequest

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import BadChange, NoSuchObject, success
+from serve_app.api.envelopes import success
+from serve_app.api.errors import BadChange, NoSuchObject
 from serve_app.api.fields.values import boolean, string, texts
 from serve_app.api.listing import paged
 from serve_app.api.schema import accounts as shared
