@@ -67,10 +67,14 @@ def cpu_seconds(pid: int) -> dict[str, float]:
 
 
 def name_of(pid: int) -> str:
-    """A command line without the folders of its programs; a method that an actor is running is not part of its name."""
+    """A command line without the folders of its programs, and without the method that an actor is running or the
+    processes that an HAProxy has relieved.
+    """
     title = command_line(pid).split(" --")[0].strip()
     words = [word.rsplit("/", 1)[-1] for word in title.split()]
-    return words[0].split(".")[0] if words and words[0].startswith("ray::") else " ".join(words)[:80]
+    if words and (words[0].startswith("ray::") or words[0] == "haproxy"):
+        return words[0].split(".")[0]
+    return " ".join(words)[:80]
 
 
 def command_line(pid: int) -> str:

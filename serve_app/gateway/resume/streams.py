@@ -129,6 +129,8 @@ class Streams:
         except TimeoutError:
             stream.lose()
             self._running.pop(stream.id, None)
+            # Whoever closes its events must find nobody in them.
+            await asyncio.wait({stream.task})
             raise StoreAway from None
 
     async def _pump(self, stream: StreamLog, frames: AsyncIterator[bytes]) -> None:
@@ -316,7 +318,12 @@ class Streams:
                         stream.readers -= 1
                         stream.seen = time.time()
                     continue
-                shown = await self._shown(account, stream_id, after)
+                try:
+                    shown = await self._shown(account, stream_id, after)
+                except StoreAway:
+                    # It goes on, and can be read when the store is back.
+                    await asyncio.sleep(LOOK_S)
+                    continue
                 for frames in shown.parts:
                     fresh = [frame for frame in split(frames) if number_of(frame) > after]
                     if fresh:
