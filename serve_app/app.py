@@ -2,7 +2,7 @@
 
 ::
 
-    application "gateway"            Gateway                      HTTP; finds the others by name
+    application "gateway"            Gateway -> Batch             HTTP; finds the others by name; runs batches
     application per model            Text -> Decode -> {Prefill, Draft}, or Embeddings, or Reranker: what
                                      `deployments/STAGE.py` binds for the stage that the task's requests are sent to
 
@@ -21,6 +21,7 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
 
 from deployments import nursery
+from deployments.batch import Batch
 from deployments.blueprint import MAX_ONGOING, METRICS_INTERVAL_S, Blueprint
 from deployments.gateway import Gateway
 from serve_app.catalog.load import Catalog, load_catalog
@@ -71,11 +72,30 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         alert_secret=alert_secret(settings) if settings.alert_url else "",
         alert_private=settings.alert_private,
         alert_shares=settings.alert_shares,
+        batch_keep_s=settings.batch_keep_days * 86_400,
+        batch_max_left=settings.batch_max_left,
         webhook_private=settings.webhook_private,
         several_nodes=settings.several_nodes,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
-    return Gateway.options(**options, ray_actor_options={"num_cpus": 0.25}).bind(told)  # type: ignore[attr-defined]
+    gateway = Gateway.options(**options, ray_actor_options={"num_cpus": 0.25})  # type: ignore[attr-defined]
+    return gateway.bind(told, _runners(settings).bind(told))
+
+
+def _runners(settings: Settings) -> Any:
+    """None while there is nothing to do; then one for each gateway that says there is, within the bound."""
+    autoscaling = AutoscalingConfig(
+        min_replicas=0,
+        initial_replicas=0,
+        max_replicas=settings.batch_runners or (1 if settings.profile == "local" else 16),
+        target_ongoing_requests=1,
+        upscale_delay_s=0,
+        downscale_delay_s=30,
+        look_back_period_s=2,
+        metrics_interval_s=METRICS_INTERVAL_S,
+    )
+    options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
+    return Batch.options(**options, ray_actor_options={"num_cpus": 0})  # type: ignore[attr-defined]
 
 
 def model_application(record: ModelRecord, profile: Profile, settings: Settings, source: Path) -> Application:

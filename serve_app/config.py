@@ -51,6 +51,9 @@ ENVIRONMENT = {
     "SERVE_APP_ALERT_PRIVATE": "alert_private",
     "SERVE_APP_ALERT_SHARES": "alert_shares",
     "SERVE_APP_WEBHOOK_PRIVATE": "webhook_private",
+    "SERVE_APP_BATCH_KEEP_DAYS": "batch_keep_days",
+    "SERVE_APP_BATCH_MAX_LEFT": "batch_max_left",
+    "SERVE_APP_BATCH_RUNNERS": "batch_runners",
     "SERVE_APP_RESUME_MAX_S": "resume_max_s",
     "SERVE_APP_RESUME_BYTES": "resume_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
@@ -138,6 +141,11 @@ class Settings(BaseModel):
     alert_secret: str | None = Field(default=None, repr=False)  # None: the one kept in home/alert_secret
     alert_private: bool = False  # whether the URL may lead into a private network
     webhook_private: bool = False  # the same of URLs that accounts subscribe
+    # Batches: for how long results are kept, requests that an account may have unfinished, and processes that run them
+    # at most (None: 1 on a machine of one's own, 16 on a cluster).
+    batch_keep_days: float = Field(default=29, gt=0, allow_inf_nan=False)
+    batch_max_left: int = Field(default=2_000_000, ge=1)
+    batch_runners: int | None = Field(default=None, ge=1)
     # Streams that go on without a client: for how long at most, and bytes kept of each account's.
     resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
     resume_bytes: Bytes = 64 << 20

@@ -128,8 +128,8 @@ MUST_NOT_REACH: dict[str, set[str]] = {
 
 # Serve replicas stay light; what needs torch runs in actors of its own, whose modules these import only by
 # name.
-REPLICA_MODULES = ("deployments.gateway", "deployments.decode", "deployments.prefill", "deployments.draft",
-                   "deployments.encoder_stage", "deployments.embeddings", "deployments.reranker",
+REPLICA_MODULES = ("deployments.gateway", "deployments.batch", "deployments.decode", "deployments.prefill",
+                   "deployments.draft", "deployments.encoder_stage", "deployments.embeddings", "deployments.reranker",
                    "deployments.stage")  # fmt: skip
 
 

@@ -250,6 +250,13 @@ class OutOfCapacity(ApiError):
         super().__init__(message, retry_after=retry_after)
 
 
+class WorkersLost(OutOfCapacity):
+    """Workers were lost over this request, one after another."""
+
+    def __init__(self) -> None:
+        super().__init__("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
+
+
 class RateLimited(ApiError):
     """More in this minute, or at once, than the operator allows; ``headers`` say when there is room again."""
 

@@ -154,6 +154,12 @@ class Runner:
                 await asyncio.to_thread(self._store.write, self.owner, parts)
             await asyncio.to_thread(self._store.release, self.owner)
 
+    def release(self) -> None:
+        """Lets others have what is in hand, at once. Blocks; for who ends without an event loop."""
+        self._stops = True
+        with suppress(Away):
+            self._store.release(self.owner)
+
     def _claim_until(self) -> tuple[float, float]:
         now = self._clock()
         return now, now + self._lease_s

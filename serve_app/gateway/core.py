@@ -17,6 +17,7 @@ from serve_app.api.errors import NotFound, as_api_error
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
+from serve_app.batch.check import Known
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
@@ -30,6 +31,7 @@ from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models
 from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.resume.streams import Streams
+from serve_app.gateway.runners import Runners
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.tally import Tally
 from serve_app.gateway.webhooks import Receiver, Webhooks
@@ -117,6 +119,8 @@ class Gateway:
         operator = Receiver(settings.alert_url, *of_alerts) if settings.alert_url else None
         self.webhooks = Webhooks(self.state, operator, private=settings.webhook_private)
         self.streams = Streams(self.state.streams, settings.resume_max_s)
+        self.state.batches.max_left = settings.batch_max_left
+        self.runners = Runners(self.state)
         self._subscriptions = None
         if ask_all is not None:
             self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan, self._told)
@@ -128,20 +132,24 @@ class Gateway:
                     dispatcher.hurry = self._subscriptions.hurry
                     dispatcher.expect_reports()
 
-    async def start(self) -> None:
+    async def start(self, *, clients: bool = True) -> None:
+        """``clients``: some are served here, and not batches alone: streams are taken over, events are sent."""
         if self.settings.several_nodes and self.settings.database is None:
             log.warning("several nodes without SERVE_APP_DATABASE: accounts, limits, responses and traces stay on each")
         await self.state.start()
         await self.inbox.start()
         self.health.start()
-        self.streams.start()
-        self.webhooks.start()
+        if clients:
+            self.streams.start()
+            self.webhooks.start()
+            self.runners.start()
         self.price_watch.start()
         if self._subscriptions is not None:
             self._subscriptions.start()
 
     def close(self) -> None:
         """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""
+        self.runners.close()
         self.price_watch.close()
         self.webhooks.close()
         self.streams.close()
@@ -172,6 +180,16 @@ class Gateway:
     def backend(self, model: ServedModel) -> Backend:
         """What answers the model's generation requests."""
         return self.backends.get(model.id, self.engine)
+
+    @property
+    def known(self) -> Known:
+        """For who checks requests of batches."""
+
+        def allow(caller: Caller, model: ServedModel) -> None:
+            paid = bool(model.record.properties.require_workers_paid)
+            self.state.allowance.check_plan(caller, model.id, paid=paid)
+
+        return Known(self.models.named, self.limits, allow, self.settings)
 
     def limits(self, model: ServedModel) -> ModelLimits:
         """Bounds and defaults that bodies for the model are read with; the defaults for one that generates nothing."""

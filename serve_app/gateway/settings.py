@@ -44,6 +44,9 @@ class GatewaySettings:
     alert_private: bool = False
     alert_shares: tuple[int, ...] = (50, 80, 100)
     webhook_private: bool = False
+    # Results of batches are kept so long after the batch's end; unfinished requests that an account may have.
+    batch_keep_s: float = 29 * 86_400.0
+    batch_max_left: int = 2_000_000
     resume_max_s: float = 3600.0
     resume_bytes: int = 64 << 20
     # With several nodes, workers on other nodes must reach this gateway's token inbox.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from serve_app.state.accounts import ALL_SCOPES, ID_CHARS, Account, Caller, Key, hash_key
@@ -72,6 +72,14 @@ class AccountBook:
     def key(self, caller: Caller) -> Key | None:
         """The caller's key as it is stored; None for that of the settings."""
         return self._keys.get(caller.key)
+
+    def today(self, caller: Caller) -> Caller:
+        """A caller that was kept for a while, with the weight and the limits that account and key have by now."""
+        account, key = self._accounts.get(caller.account), self._keys.get(caller.key)
+        if account is None:
+            return caller
+        limits = caller.limits if key is None else key.limits
+        return replace(caller, weight=account.weight, account_limits=account.limits, limits=limits)
 
     def weight(self, account: str) -> float:
         return self._weights.get(account, 1.0)

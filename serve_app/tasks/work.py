@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from serve_app.api import identity
-from serve_app.api.errors import BudgetSpent, OutOfCapacity, RateLimited
+from serve_app.api.errors import BudgetSpent, OutOfCapacity, RateLimited, WorkersLost
 from serve_app.api.types import Usage
 from serve_app.catalog.price_list import Prices, Quote
 from serve_app.state.accounts import Caller
@@ -221,7 +221,7 @@ class Runtime:
                 return await self.call(model, method, call)
             except WorkerGone:
                 await asyncio.sleep(0.2 * attempt)
-        raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
+        raise WorkersLost
 
 
 def _worst(quote: Quote, units: Mapping[str, int], streams: int) -> Worst:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from ray import serve
 
-from deployments.gateway import ask_all_replicas, call_application
+from deployments.calls import ask_all_replicas, call_application
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest, TextDelta
 from serve_app.app import model_application

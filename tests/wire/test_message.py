@@ -171,6 +171,7 @@ def test_sampling_is_checked_where_it_is_read() -> None:
 
 def test_ray_can_pickle_what_names_readers() -> None:
     """Ray pickles the classes of actors and deployments by value, with the readers that their methods name."""
+    from deployments.batch import Batch
     from deployments.decode import Decode
     from deployments.draft_worker import DraftWorker
     from deployments.encoder_worker import EncoderWorker
@@ -178,7 +179,7 @@ def test_ray_can_pickle_what_names_readers() -> None:
     from deployments.worker import EngineWorker
 
     actors = [actor.__ray_metadata__.modified_class for actor in (EngineWorker, DraftWorker, EncoderWorker)]
-    for kind in (*actors, Decode.func_or_class, Gateway.func_or_class):
+    for kind in (*actors, Decode.func_or_class, Gateway.func_or_class, Batch.func_or_class):
         assert ray.cloudpickle.loads(ray.cloudpickle.dumps(kind)).__name__ == kind.__name__
     assert pickle.loads(pickle.dumps(read_generate_call))(CALL.encode()) == CALL
     assert isinstance(pickle.loads(pickle.dumps(WrongVersion("a message"))), WrongVersion)

@@ -126,7 +126,7 @@ class Attempts:
                 job.ticket.trace.event("worker lost", tokens=len(produced))
                 await asyncio.sleep(0.2 * attempt)
                 await job.dispatcher.move(job.ticket, chosen)
-        raise OutOfCapacity("The workers of this model were lost repeatedly; please try again.", retry_after=5.0)
+        raise WorkersLost
 
     async def _attempt(self, job: Job, sent: GenerateCall, told: list[PromptLogprobs]) -> AsyncIterator[TokenItem]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""

@@ -88,8 +88,7 @@ class Exchange:
             except ClientDisconnect:
                 raise
             except Estimated as asked:
-                shown = asked.estimate.shown()
-                response = json_answer(success(shown) if endpoint.error_body is envelope else shown)
+                response = estimated(asked, endpoint.error_body)
             except Exception as error:
                 return error_answer(error, endpoint.error_body)
             response.headers.update(getattr(request.state, "rate", {}))
@@ -168,7 +167,13 @@ def written(answer: Answer) -> Response:
     return json_answer(answer.body)
 
 
-def error_answer(error: Exception, error_body: ErrorBody) -> Response:
+def estimated(asked: Estimated, error_body: ErrorBody) -> Response:
+    """What a request would cost, in the words of its dialect."""
+    shown = asked.estimate.shown()
+    return json_answer(success(shown) if error_body is envelope else shown)
+
+
+def error_answer(error: Exception, error_body: ErrorBody = envelope) -> Response:
     shown = as_api_error(error)
     if not isinstance(error, ApiError):
         log.error("the request failed", exc_info=error)

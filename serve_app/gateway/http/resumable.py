@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import Message
+from starlette.routing import Route
 
 from serve_app.api import identity
-from serve_app.api.errors import NoRoute
 from serve_app.api.openai.write import close
 from serve_app.api.types import Event
 from serve_app.gateway.http import request_id
+from serve_app.gateway.http.inside import Inside
 from serve_app.gateway.http.streams import EventStream, Primed, progressing
 from serve_app.gateway.resume.log import StreamLog, current
 from serve_app.gateway.resume.streams import Streams
@@ -120,23 +119,15 @@ def runs_again(
 ) -> Callable[[Taken, StreamLog], Awaitable[None]]:
     """What runs a stream's request again, up to :meth:`Streams.run`. ``handlers``: of the ``routes``, unguarded."""
 
+    inside = Inside(zip(routes, handlers, strict=True))
+
     async def again(taken: Taken, stream: StreamLog) -> None:
         head = taken.head
         kept = msgspec.msgpack.decode(head.request, type=_Kept)
-        scope = {"type": "http", "method": "POST", "path": kept.path, "query_string": kept.query}
-        scope |= {"root_path": kept.root_path, "headers": [*kept.headers, (b"content-length", b"%d" % len(kept.body))]}
-        fitting = ((route.matches(scope), handler) for route, handler in zip(routes, handlers, strict=True))
-        found = next(((child, handler) for (match, child), handler in fitting if match == Match.FULL), None)
-        if found is None:
-            raise NoRoute("POST", kept.path)
-        child, handler = found
-
-        async def receive() -> Message:
-            return {"type": "http.request", "body": kept.body, "more_body": False}
-
-        request = Request({**scope, **child}, receive)
-        request.state.caller = Caller(head.account, kept.weight, kept.priority, kept.key, frozenset(kept.scopes))
-        request.state.account = head.account
+        caller = Caller(head.account, kept.weight, kept.priority, kept.key, frozenset(kept.scopes))
+        request, handler = inside.post(
+            kept.path, kept.body, caller, headers=kept.headers, query=kept.query, root_path=kept.root_path
+        )
         request_id.current.set(head.id)
         identity.current.set(identity.Identity(head.id, head.created, again=True))
         current.set(stream)

@@ -1,0 +1,53 @@
+"""Batch: a runner of batches. A gateway core of its own, without HTTP, whose requests come from the store."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ray import serve
+from ray.util import get_node_ip_address
+
+from deployments.calls import ask_all_replicas, call_application
+from deployments.metrics import GatewayMetrics
+from serve_app.gateway.batches import runner_of
+from serve_app.gateway.core import Gateway as Core
+from serve_app.gateway.settings import GatewaySettings
+
+# A call of a gateway ends when there has been nothing to do for so long; the replica goes a while later.
+IDLE_S = 3.0
+
+
+@serve.deployment(name="Batch")
+class Batch:
+    async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
+        host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
+        self._core = Core(settings, call_application, ask_all_replicas, host)
+        await self._core.start(clients=False)
+        self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
+        self._metrics.start()
+        self._runner = runner_of(self._core)
+        self._running = asyncio.ensure_future(self._runner.run())
+
+    async def work(self) -> None:
+        """Returns when nothing has been left to do for a while: for so long Serve keeps replicas for its callers."""
+        self._runner.wake()
+        while self._runner.idle_s < IDLE_S:
+            if self._running.done():
+                raise RuntimeError("the runner has ended") from self._running.exception()
+            await asyncio.sleep(IDLE_S / 10)
+
+    async def nudge(self) -> None:
+        """There is something new."""
+        self._runner.wake()
+
+    async def check_health(self) -> None:
+        if self._running.done():
+            raise RuntimeError("the runner has ended") from self._running.exception()
+
+    def __del__(self) -> None:
+        # Serve calls this when the replica has ended its requests, Python perhaps again.
+        if (core := getattr(self, "_core", None)) is not None:
+            if (running := getattr(self, "_running", None)) is not None:
+                running.cancel()
+                self._runner.release()
+            core.close()

@@ -1,0 +1,54 @@
+"""What runs batches in a process of its own: a gateway core without clients, and a runner over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from serve_app.batch import results
+from serve_app.batch.ends import Ends
+from serve_app.batch.intake import Plan, Refusal
+from serve_app.batch.job import Done
+from serve_app.batch.prepare import prepare
+from serve_app.batch.runner import Pace, Runner, Steady
+from serve_app.gateway.core import Gateway
+from serve_app.gateway.http.app import endpoints
+from serve_app.gateway.http.batched import performer
+from serve_app.gateway.models import Models
+from serve_app.state.batches import Batch, Result, Waiting
+
+# Requests of one model that a runner has under way.
+AT_ONCE = 64
+
+
+class Ready:
+    """A pace that lets models load first. One that has scaled to zero starts with its first request."""
+
+    def __init__(self, pace: Pace, models: Models) -> None:
+        self._pace = pace
+        self._models = models
+
+    def plan(self, waiting: Mapping[str, Waiting], now: float) -> None:
+        self._pace.plan(waiting, now)
+
+    def room(self, model: str) -> int:
+        known = self._models.get(model)
+        loads = known is not None and not known.ready and not known.scales_to_zero
+        return 0 if loads else self._pace.room(model)
+
+    def told(self, model: str, done: Done, seconds: float) -> None:
+        self._pace.told(model, done, seconds)
+
+
+def runner_of(gateway: Gateway) -> Runner:
+    """Works off all batches of the gateway's store."""
+    state = gateway.state
+
+    def lines(batch: Batch, found: Iterable[Result], errors: bool) -> Iterator[bytes]:
+        return results.lines(batch, found, errors=errors)
+
+    def check(batch: Batch, stop: Callable[[], bool]) -> Plan | Refusal:
+        return prepare(state.files, batch, gateway.known, stop=stop)
+
+    ends = Ends(state.batches, state.files, check, lines)
+    perform = performer(endpoints(gateway), state.accounts.today)
+    return Runner(state.batches, state.files, perform, ends, Ready(Steady(AT_ONCE), gateway.models))
