@@ -236,7 +236,7 @@ async def test_a_runner_that_ends_leaves_nothing_claimed(store, open_store, file
         raise AssertionError
 
     batch = make(store.batches, files, "b", 8)
-    async with running(runner(store.batches, files, stuck, lease_s=500.0)):
+    async with running(runner(store.batches, files, stuck, lease_s=50.0)):
         await until(lambda: store.batches.find("a", "b").status == "running")
     async with running(runner(open_store("elsewhere").batches, files)):
         found = await ended(store.batches, batch)

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from serve_app.state.batches import Batch, Result, Shard
 from serve_app.state.errors import QueueFull
-from serve_app.state.store.batch_shards import RUNNABLE, BatchShards, batch_of, columns_of, lock, sums_of
+from serve_app.state.store.batch_shards import RUNNABLE, BatchShards, batch_of, columns_of, lapsed, lock, sums_of
 from serve_app.state.store.batch_tables import batch_results, batch_shards, batches
 from serve_app.state.store.database import Database
 from serve_app.state.store.events import EventTable
@@ -81,7 +81,7 @@ class BatchTables(BatchShards):
             return connection.execute(sa.select(batches.c.id).where(~_CLEARED).limit(1)).first() is not None
 
     def claim_input(self, owner: str, now: float, until: float, batch_id: str = "") -> Batch | None:
-        free = (batches.c.status == "validating") & (batches.c.deadline > now) & (batches.c.until <= now)
+        free = (batches.c.status == "validating") & (batches.c.deadline > now) & lapsed(batches, now)
         return self._take(free & (batches.c.id == batch_id) if batch_id else free, owner, until)
 
     def planned(self, owner: str, batch_id: str, shards: Sequence[Shard], wrong: Sequence[Result], now: float) -> bool:
@@ -140,9 +140,9 @@ class BatchTables(BatchShards):
         over = (batches.c.status == "cancelling") | (
             batches.c.status.in_(("validating", *RUNNABLE)) & (batches.c.deadline <= now)
         )
-        under_way = batch_shards.c.owner.is_not(None) & (batch_shards.c.owner > "") & (batch_shards.c.until > now)
+        under_way = (batch_shards.c.owner > "") & ~lapsed(batch_shards, now)
         idle = ~sa.exists().where(batch_shards.c.batch == batches.c.id, under_way)
-        ready = (batches.c.status == "finalizing") & (batches.c.until <= now)
+        ready = (batches.c.status == "finalizing") & lapsed(batches, now)
         found = sa.select(batches.c.id).where(over, idle).limit(50)
         with self._database.reading() as connection:
             closing = list(connection.execute(found).scalars())
