@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from serve_app.batch import results
@@ -49,6 +50,10 @@ def runner_of(gateway: Gateway) -> Runner:
     def check(batch: Batch, stop: Callable[[], bool]) -> Plan | Refusal:
         return prepare(state.files, batch, gateway.known, stop=stop)
 
-    ends = Ends(state.batches, state.files, check, lines)
+    def register(batch: Batch, output: int, errors: int) -> None:
+        if batch.door == "openai":
+            results.register(state.uploads, batch, output, errors, time.time())
+
+    ends = Ends(state.batches, state.files, check, lines, register)
     perform = performer(endpoints(gateway), state.accounts.today)
     return Runner(state.batches, state.files, perform, ends, Ready(Steady(AT_ONCE), gateway.models))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from serve_app.api.errors import InvalidInput, OutOfCapacity
+from serve_app.api.errors import InvalidInput, WorkersLost
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
 from serve_app.gateway.resume.log import ChoiceTokens
