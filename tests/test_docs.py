@@ -26,6 +26,7 @@ DOCUMENTS = [
     "docs/gpu.md",
     "docs/api.md",
     "docs/security.md",
+    "docs/batch.md",
     "CONTRIBUTING.md",
 ]
 # Read by kernels, which know no settings.

@@ -30,9 +30,11 @@ from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import conversations as routes_conversations
 from serve_app.gateway.http.routes import estimate as routes_estimate
+from serve_app.gateway.http.routes import event_subscriptions as routes_event_subscriptions
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
+from serve_app.gateway.http.routes import queues as routes_queues
 from serve_app.gateway.http.routes import requests as routes_requests
 from serve_app.gateway.http.routes import rerank as routes_rerank
 from serve_app.gateway.http.routes import responses as routes_responses
@@ -57,6 +59,8 @@ OTHERS = (
     routes_account_tokens.endpoints,
     routes_usage.endpoints,
     routes_webhooks.endpoints,
+    routes_queues.endpoints,
+    routes_event_subscriptions.endpoints,
 )
 # The gateway host's routes fit much, and the first route that fits answers.
 LAST = (routes_ai_gateway.endpoints,)
