@@ -7,7 +7,6 @@ system gives them) and :class:`Decoder` runs batches. The records mirror ``cpu/d
 from __future__ import annotations
 
 import ctypes
-import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,15 +17,12 @@ import torch
 from torch import Tensor
 
 from serve_app.kernels.library import native
-from serve_app.kernels.library.load import cpu_library
-from serve_app.kernels.linear import compact
+from serve_app.kernels.linear.panels import LINEAR, PANEL, PanelStore, panel_library, plain_order
 from serve_app.kernels.linear.quantize import Quantized, pack_panels
 from serve_app.kernels.shapes import ShapeMismatch, check_batch, check_decoder, check_plane
 
-PANEL = 64
 PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attention", "head")
-_HUGE_PAGE = 2 << 20
-_NORM, _LINEAR = "Pd", "5P3q"
+_NORM, _LINEAR = "Pd", LINEAR
 _LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qdd")
 _MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
 _STEP = struct.Struct("17P9q")
@@ -115,47 +111,13 @@ class DecoderLayer:
 
 def decoder_library(*, quantized: bool = False) -> native.Library | None:
     """The C++ library if this CPU can run the pass, and with ``quantized`` also on weights in fewer bits."""
-    library = cpu_library()
-    if library is None or not torch.cpu._is_avx512_bf16_supported():
-        return None
-    return None if quantized and not torch.cpu._is_vnni_supported() else library
-
-
-def plain_order(rows: int) -> np.ndarray:
-    """Source row of each packed row for ``rows`` outputs in their own order; -1 pads the last panel."""
-    order = np.arange(-(-rows // PANEL) * PANEL, dtype=np.int64)
-    order[rows:] = -1
-    return order
+    return None if quantized and not torch.cpu._is_vnni_supported() else panel_library()
 
 
 def paired_order(inner: int) -> np.ndarray:
     """Each panel: 32 rows of the first part (gates), then the 32 of the second (ups) that belong to them."""
     half = PANEL // 2
     return np.arange(2 * inner, dtype=np.int64).reshape(2, inner // half, half).transpose(1, 0, 2).reshape(-1).copy()
-
-
-class Arena:
-    """Anonymous memory handed out front to back; huge pages save the address translation of a long read."""
-
-    def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, size + _HUGE_PAGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._next = -(-base // _HUGE_PAGE) * _HUGE_PAGE
-        self._end = base + size + _HUGE_PAGE
-
-    def take(self, size: int) -> int:
-        """The address of ``size`` zeroed bytes, aligned to 64."""
-        at = self._next
-        self._next += -(-size // 64) * 64
-        if self._next > self._end:
-            raise RuntimeError("the weights' arena is too small")
-        return at
-
-
-# Weights that stay in the last level of the cache are read fast as they are.
-COMPACT_ABOVE_BYTES = 64 << 20
 
 
 class Decoder:
@@ -190,10 +152,8 @@ class Decoder:
         self.shape = shape
         linears = [w for layer in layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         most = sum(w.packed_bytes for w in [*linears, head])
-        self._compact = most > COMPACT_ABOVE_BYTES if compact is None else compact
-        # Bytes that a step with all rows reads, and what they would be with every weight as it came.
-        self.packed_bytes, self.plain_bytes = 0, most
-        self._arena = Arena(most + 64 * (len(linears) + 1))  # what is not used costs nothing
+        self.plain_bytes = most
+        self._store = PanelStore(library, most + 64 * (len(linears) + 1), compact=compact)
         table = b"".join(self._layer(layer) for layer in layers)
         record = _MODEL.pack(
             self._hold(table), embedding.data_ptr(), *self._norm(final_norm), *self._linear(head), len(layers),
@@ -202,8 +162,13 @@ class Decoder:
         self._model = self._hold(record)
 
     @property
+    def packed_bytes(self) -> int:
+        """Bytes that a step with all rows reads; ``plain_bytes``: what they would be with every weight as it came."""
+        return self._store.bytes
+
+    @property
     def threads(self) -> int:
-        return self._library.thread_limit or torch.get_num_threads()
+        return native.threads(self._library)
 
     def __call__(self, batch: Any) -> Tensor:
         """Logits [S, vocab] float32 of ``batch.sample_rows`` (``engine.step.Batch``, cache bfloat16).
@@ -290,33 +255,12 @@ class Decoder:
     def _linear(self, weight: LinearWeight, paired: bool = False) -> tuple[int, ...]:
         rows, k = weight.out_features, weight.parts[0].shape[1]
         order = paired_order(rows // 2) if paired else plain_order(rows)
-        bits, exceptions = 16, (0, 0, 0)
+        bias = torch.cat([b.detach().float() for b in weight.biases]) if weight.biases else None
         if weight.quantized:
-            at = self._take(weight.packed_bytes)
+            at = self._store.take(weight.packed_bytes)
             codes = Quantized.stack(weight.quantized)
-            panels, bits = pack_panels(codes, order), codes.bits
+            panels = pack_panels(codes, order)
             ctypes.memmove(at, panels.data_ptr(), panels.numel())
-        else:
-            source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
-            source = source.detach().to(torch.bfloat16).contiguous()
-            extra = compact.survey(self._library, source, order, self.threads) if self._compact else None
-            if extra is not None:
-                at, bits = self._take(compact.compact_bytes(len(order), k)), 12
-                compact.pack(self._library, source, order, self.threads, extra, at)
-                self._keep.append(extra)
-                self.packed_bytes += extra.nbytes
-                exceptions = extra.addresses()
-            else:
-                at = self._take(weight.packed_bytes)
-                self._library.pack(source.data_ptr(), at, order.ctypes.data, len(order), k, self.threads)
-        bias = 0
-        if weight.biases:
-            values = torch.cat([b.detach().float() for b in weight.biases] + [torch.zeros(1)])
-            ordered = values[torch.from_numpy(order)].contiguous()  # -1 is the zero at the end
-            self._keep.append(ordered)
-            bias = ordered.data_ptr()
-        return at, bias, *exceptions, rows, k, bits
-
-    def _take(self, size: int) -> int:
-        self.packed_bytes += size
-        return self._arena.take(size)
+            return at, self._store.bias(order, bias), 0, 0, 0, rows, k, codes.bits
+        source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
+        return self._store.pack(source.detach().to(torch.bfloat16), order, bias)

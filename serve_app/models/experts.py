@@ -1,13 +1,15 @@
-"""The experts of a mixture on CPUs: one after the other, on weights that oneDNN has laid out once.
+"""The experts of a mixture on CPUs, on weights that are laid out once.
 
 transformers calls a registered function for the experts of every mixture, as it does for attention. Its own functions
-read row-major weights of all experts on every call; with a few rows per step most of the time goes there. Here each
-expert that a row has chosen is two linears on packed weights.
+read row-major weights of all experts on every call; with a few rows per step most of the time goes there. Here the
+experts that rows have chosen are two calls into C++ where their weights lie in panels, and elsewhere, one after the
+other, two linears each on weights in oneDNN's blocks.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.kernels.linear.packed import PackedLinear, packing_available
+from serve_app.kernels.linear.panels import PanelLinears, PanelStore
 
 NAME = "serve_app_experts"
 log = logging.getLogger(__name__)
@@ -23,12 +26,37 @@ log = logging.getLogger(__name__)
 _TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
 
 
+# (rows [T, k] or [P, k], expert of each pair [P]) -> [P, n]
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
 @dataclass(slots=True)
 class PackedExperts:
-    """Both linears of each expert of one layer."""
+    """Both products of one layer's experts."""
 
-    up: list[PackedLinear]
-    down: list[PackedLinear]
+    up: Product
+    down: Product
+    count: int
+
+
+class ExpertLinears:
+    """Linears of one shape in oneDNN's blocks, each for the pairs of a row and an expert that are its own."""
+
+    def __init__(self, linears: list[PackedLinear]) -> None:
+        self._linears = linears
+
+    def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """As :class:`~serve_app.kernels.linear.panels.PanelLinears`."""
+        choices = len(chosen) // max(1, len(x))
+        order = chosen.argsort(stable=True)
+        rows = x[order // choices]
+        out = torch.empty(len(chosen), self._linears[0].out_features, dtype=x.dtype)
+        at = 0
+        for expert, count in enumerate(torch.bincount(chosen, minlength=len(self._linears)).tolist()):
+            if count:
+                out[order[at : at + count]] = self._linears[expert](rows[at : at + count])
+                at += count
+        return out
 
 
 def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -38,27 +66,19 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
         from transformers.integrations.moe import grouped_mm_experts_forward
 
         return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
-    tokens, chosen = top_k_index.shape
-    experts = top_k_index.reshape(-1)
-    order = experts.argsort(stable=True)
-    rows = hidden_states[order // chosen]
-    out = torch.empty(tokens * chosen, hidden_states.shape[-1], dtype=hidden_states.dtype)
-    at = 0
-    for expert, count in enumerate(torch.bincount(experts, minlength=len(packed.up)).tolist()):
-        if not count:
-            continue
-        inner = packed.up[expert](rows[at : at + count])
-        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-        out[order[at : at + count]] = packed.down[expert](inner)
-        at += count
+    tokens, choices = top_k_index.shape
+    chosen = top_k_index.reshape(-1)
+    inner = packed.up(hidden_states, chosen)
+    inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+    out = packed.down(inner, chosen)
     # As transformers has it: a sum over the choices of each row, in their order.
     weighted = out * top_k_weights.reshape(-1, 1)
-    return weighted.view(tokens, chosen, -1).sum(1).to(hidden_states.dtype)
+    return weighted.view(tokens, choices, -1).sum(1).to(hidden_states.dtype)
 
 
-def pack_experts(model: nn.Module) -> int:
-    """Packs the experts of a model on the CPU and frees their own weights; returns how many. Modules of another form
-    than transformers' experts stay as they are."""
+def pack_experts(model: nn.Module, store: PanelStore | None = None) -> int:
+    """Packs the experts of a model on the CPU, into ``store`` where there is one, and frees their own weights; returns
+    how many. Modules of another form than transformers' experts stay as they are."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
@@ -66,7 +86,7 @@ def pack_experts(model: nn.Module) -> int:
     for child in model.modules():
         if not _standard(child):
             continue
-        packed = _pack(child)
+        packed = _pack(child, store)
         if packed is None:
             continue
         owner: Any = child
@@ -75,7 +95,7 @@ def pack_experts(model: nn.Module) -> int:
             if isinstance(getattr(owner, name, None), nn.Parameter):
                 setattr(owner, name, None)
         owner.config._experts_implementation_internal = NAME
-        done += len(packed.up)
+        done += packed.count
     return done
 
 
@@ -91,28 +111,31 @@ def _standard(module: Any) -> bool:
 
 
 @torch.inference_mode()
-def _pack(module: Any) -> PackedExperts | None:
-    name = "gate_up_proj" if module.has_gate else "up_proj"
-    try:
-        up, down = (_linears(module, which) for which in (name, "down_proj"))
-    except RuntimeError as error:
-        log.warning("packing experts failed: %s", error)
-        return None
-    return PackedExperts(up, down) if up and down else None
+def _pack(module: Any, store: PanelStore | None) -> PackedExperts | None:
+    names = "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+    for way in (store, None) if store is not None else (None,):
+        try:
+            up, down = (_product(module, name, way) for name in names)
+        except (RuntimeError, ValueError) as error:
+            log.info("packing experts failed: %s", error)
+            continue
+        if up is not None and down is not None:
+            return PackedExperts(up, down, len(module.down_proj))
+    return None
 
 
-def _linears(module: Any, name: str) -> list[PackedLinear]:
-    """A linear for each expert; none where the first does not agree with the weights it was made of."""
+def _product(module: Any, name: str, store: PanelStore | None) -> Product | None:
+    """None where the first expert's linear does not agree with the weights it was made of."""
     weights = getattr(module, name).detach()
-    biases = getattr(module, f"{name}_bias") if module.has_bias else [None] * len(weights)
-    found = []
-    for index, weight in enumerate(weights.transpose(1, 2) if module.is_transposed else weights):
-        linear = PackedLinear(weight, biases[index])
-        if index == 0:
-            x = torch.randn(3, linear.in_features, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-            want = F.linear(x, weight.contiguous(), linear.bias).float()
-            limit = _TOLERANCE[weight.dtype] * float(want.abs().max()) + 1e-30
-            if not float((linear(x).float() - want).abs().max()) <= limit:
-                return []
-        found.append(linear)
-    return found
+    weights = weights.transpose(1, 2) if module.is_transposed else weights
+    biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
+    product: Product
+    if store is not None and weights.dtype is torch.bfloat16:
+        product = PanelLinears(store, list(weights), list(biases))
+    else:
+        product = ExpertLinears([PackedLinear(w, b) for w, b in zip(weights, biases, strict=True)])
+    x = torch.randn(3, weights.shape[2], generator=torch.Generator().manual_seed(0)).to(weights.dtype)
+    want = F.linear(x, weights[0].contiguous(), biases[0]).float()
+    limit = _TOLERANCE[weights.dtype] * float(want.abs().max()) + 1e-30
+    found = product(x, torch.zeros(3, dtype=torch.int64)).float()
+    return product if float((found - want).abs().max()) <= limit else None

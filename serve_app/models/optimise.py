@@ -87,13 +87,16 @@ def allowed_quantized(layers: int) -> float:
 
 
 def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
-    from serve_app.kernels.linear.packed import pack_linears
+    from serve_app.kernels.linear.packed import linear_bytes, pack_linears
+    from serve_app.kernels.linear.panels import PanelStore, panel_library
     from serve_app.kernels.norm import replace_rms_norms
     from serve_app.models.experts import pack_experts
 
+    library = panel_library() if model.dtype == torch.bfloat16 else None
+    store = PanelStore(library, linear_bytes(model.module)) if library is not None else None
     report: dict[str, Any] = {
-        "experts": f"packed {pack_experts(model.module)}",
-        "linears": str(pack_linears(model.module)),
+        "experts": f"packed {pack_experts(model.module, store)}",
+        "linears": str(pack_linears(model.module, store=store)),
         "norms": str(replace_rms_norms(model.module)),
     }
     error = difference(probe(model, model.forward), expected)

@@ -73,6 +73,7 @@ public:
     static constexpr int LINES = 4;  // of 64 bytes per pair of columns
     static constexpr int UNIT = 1;   // pairs of columns that a piece has at least
     static constexpr int TILE_ROWS = TILE, ROWS = ROW_CHUNK, FAR = K_PIECE / 2, CLOSE = K_NEAR / 2;
+    static constexpr bool STREAMS = true;  // one tile of rows passes it in one piece
 
     PlainPanel(const Linear& l, int panel) : begin_((const uint8_t*)l.weight + panel * bytes(l)) {}
     static int64_t bytes(const Linear& l) { return 2 * PANEL * l.k; }
@@ -95,6 +96,7 @@ class CompactPanel {
 public:
     static constexpr int LINES = 3, UNIT = COMPACT_BLOCK;
     static constexpr int TILE_ROWS = 4, ROWS = 8, FAR = 8 * COMPACT_BLOCK, CLOSE = 4 * COMPACT_BLOCK;  // unpacking takes registers, too
+    static constexpr bool STREAMS = true;
 
     CompactPanel(const Linear& l, int panel)
         : begin_((const uint8_t*)l.weight + panel * bytes(l)),
@@ -156,6 +158,7 @@ protected:
 class UnpackedPanel : public CompactPanel {
 public:
     static constexpr int TILE_ROWS = TILE, ROWS = 192, FAR = 512, CLOSE = 64;
+    static constexpr bool STREAMS = false;  // a piece must fit `memory`, however few rows are left
 
     UnpackedPanel(const Linear& l, int panel) : CompactPanel(l, panel) {
         alignas(64) static thread_local uint16_t memory[FAR * 2 * PANEL];
@@ -184,9 +187,10 @@ struct Pieces {
     int count;
     bool near;
 
-    // `far` and `close` are the most units of a piece in the second and in the first level of the cache.
-    Pieces(int64_t units, int tiles, int64_t far, int64_t close) : units(units), near(tiles <= 3) {
-        const int64_t most = tiles == 1 ? units : near ? close : far;
+    // `far` and `close` are the most units of a piece in the second and in the first level of the cache; `whole`: all
+    // units are one piece.
+    Pieces(int64_t units, int tiles, bool whole, int64_t far, int64_t close) : units(units), near(tiles <= 3) {
+        const int64_t most = whole ? units : near ? close : far;
         count = (int)((units + most - 1) / most);
     }
     int64_t begin(int i) const { return units * i / count; }
@@ -216,13 +220,15 @@ inline void panel_product(const Linear& l, int number, int next, const bf16* x, 
         const int count = std::min(Panel::ROWS, rows - low);
         // Even tiles: 8 rows go as 4 + 4, not 6 + 2.
         const int tiles = (count + Panel::TILE_ROWS - 1) / Panel::TILE_ROWS;
-        const Pieces pieces((pairs + Panel::UNIT - 1) / Panel::UNIT, tiles, Panel::FAR / Panel::UNIT, Panel::CLOSE / Panel::UNIT);
+        const bool streams = tiles == 1 && Panel::STREAMS;
+        const Pieces pieces((pairs + Panel::UNIT - 1) / Panel::UNIT, tiles, streams, Panel::FAR / Panel::UNIT,
+                            Panel::CLOSE / Panel::UNIT);
         for (int i = 0; i < pieces.count; i++) {
             const int64_t from = pieces.begin(i) * Panel::UNIT, to = std::min(pairs, pieces.begin(i + 1) * Panel::UNIT);
             panel.begin(from, to);
             // Behind the last piece comes the next panel, or this one again for the next rows.
             const uint8_t* to_come = i + 1 < pieces.count ? panel.at(to) : low + Panel::ROWS < rows ? panel.at(0) : following;
-            if (tiles == 1) to_come = panel.at(from) + NEAR;
+            if (streams) to_come = panel.at(from) + NEAR;
             for (int t = 0; t < tiles; t++) {
                 const int begin = count * t / tiles, end = count * (t + 1) / tiles;
                 any_tile(panel, end - begin, x + (low + begin) * x_stride + 2 * from, x_stride, (int)(to - from),

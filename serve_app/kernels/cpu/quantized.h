@@ -130,7 +130,7 @@ inline void quantized_panel(const Linear& l, int panel, int next, const Codes& x
     for (int low = 0; low < rows; low += ROW_CHUNK) {
         const int count = std::min(ROW_CHUNK, rows - low);
         const int tiles = (count + TILE - 1) / TILE;
-        const Pieces pieces(groups, tiles, PIECE, NEAR_PIECE);
+        const Pieces pieces(groups, tiles, tiles == 1, PIECE, NEAR_PIECE);
         for (int i = 0; i < pieces.count; i++) {
             const int64_t g = pieces.begin(i), after = pieces.begin(i + 1);
             const int64_t to_come = i + 1 < pieces.count ? after : low + ROW_CHUNK < rows ? 0 : far / bytes;

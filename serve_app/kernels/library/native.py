@@ -18,11 +18,13 @@ from torch import Tensor
 _ATTENTION = struct.Struct("7P12q2d")
 _WRITE = struct.Struct("4P8q")
 _NORM = struct.Struct("3P6qd")
+_LINEAR = struct.Struct("4P4q")
 _TYPES = (torch.float32, torch.bfloat16)
 _REASONS = {
     2: "query_start, seq_lens and block_tables contradict each other",
     3: "a block id or slot is outside the cache",
 }
+_LINEAR_REASONS = {3: "an expert that there is not", 9: "this build has no bfloat16 dot products"}
 MAX_HEAD_DIM = 512
 
 
@@ -35,6 +37,7 @@ class Library:
     write: Callable[[bytes], int]
     norm: Callable[[bytes], int]
     decoder: Callable[[bytes], int]
+    linear: Callable[[bytes], int]
     pack: Callable[..., None]
     survey_compact: Callable[..., None]
     pack_compact: Callable[..., None]
@@ -45,7 +48,7 @@ class Library:
 def open_library(path: Path) -> Library:
     """Loads the library. Raises OSError when it cannot be loaded, AttributeError when it is not ours."""
     handle = ctypes.CDLL(str(path))  # CDLL releases the GIL during calls
-    functions = (handle.paged_attention, handle.write_kv, handle.rms_norm, handle.decoder_step)
+    functions = (handle.paged_attention, handle.write_kv, handle.rms_norm, handle.decoder_step, handle.linear)
     for function in functions:
         function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
     pack = handle.pack_panels
@@ -59,8 +62,12 @@ def open_library(path: Path) -> Library:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
-    attention, write, norm, decoder = functions
-    return Library(path, attention, write, norm, decoder, pack, survey, compact, limit, note)
+    return Library(path, *functions, pack, survey, compact, limit, note)
+
+
+def threads(lib: Library) -> int:
+    """How many threads a call may use."""
+    return lib.thread_limit or torch.get_num_threads()
 
 
 def openmp_runtimes() -> set[str]:
@@ -113,7 +120,7 @@ def attention(
             block_tables.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
             token_stride, head_stride, requests, tokens, q_heads, kv_heads, dim, num_blocks,
             block_tables.stride(0), window or 0, q.dtype is torch.bfloat16,
-            lib.thread_limit or torch.get_num_threads(), scale, softcap or 0.0,
+            threads(lib), scale, softcap or 0.0,
         )
     )  # fmt: skip
     if code:
@@ -163,7 +170,28 @@ def rms_norm(lib: Library, x: Tensor, weight: Tensor, eps: float, round_first: b
     lib.norm(
         _NORM.pack(
             x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.numel() // dim, dim, dim,
-            lib.thread_limit or torch.get_num_threads(), x.dtype is torch.bfloat16, round_first, eps,
+            threads(lib), x.dtype is torch.bfloat16, round_first, eps,
         )
     )  # fmt: skip
+    return out
+
+
+def linear(lib: Library, linears: int, count: int, x: Tensor, n: int, chosen: Tensor | None) -> Tensor:
+    """``x`` [..., k] bfloat16 by one of ``count`` linears at the address ``linears``, all [n, k]; see
+    :class:`serve_app.kernels.linear.panels.PanelLinears`, which knows that they are. Raises ValueError.
+    """
+    x = x.contiguous()
+    rows = x.numel() // x.shape[-1]
+    if chosen is None:
+        pairs, which = rows, 0
+        out = torch.empty((*x.shape[:-1], n), dtype=torch.bfloat16)
+    else:
+        chosen = chosen.contiguous()
+        pairs, which = chosen.numel(), chosen.data_ptr()
+        if chosen.dtype is not torch.int64 or pairs % max(rows, 1) or (pairs and not rows):
+            raise ValueError(f"{pairs} choices of {chosen.dtype} for {rows} rows; give int64, as many for each row")
+        out = torch.empty((pairs, n), dtype=torch.bfloat16)
+    code = lib.linear(_LINEAR.pack(linears, x.data_ptr(), out.data_ptr(), which, count, rows, pairs, threads(lib)))
+    if code:
+        raise ValueError(f"the linear refused its input: {_LINEAR_REASONS[code]}")
     return out

@@ -1,8 +1,8 @@
-"""CPU linears on weights laid out once in oneDNN's own blocked format.
+"""CPU linears on weights laid out once: in panels of our own where the CPU multiplies those, else in oneDNN's blocks.
 
-``F.linear`` lets oneDNN read the row-major weight on every call; the prepacked form needs the same bytes,
-serves every batch size and gives the same result. The two operators are private to torch (they are what
-inductor's freezing emits), so each packed layer is checked against ``F.linear`` before it replaces anything.
+``F.linear`` lets oneDNN read the row-major weight on every call; a packed form needs the same bytes, serves every batch
+size and gives the same result. oneDNN's two operators are private to torch (they are what inductor's freezing emits),
+so each packed layer is checked against ``F.linear`` before it replaces anything.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from serve_app.kernels.linear.panels import PanelLinears, PanelStore, panel_bytes
+
 log = logging.getLogger(__name__)
 
 # Classes of transformers that are linears: GPT-2's has its weight transposed, Falcon's adds its bias in a second step.
@@ -30,15 +32,17 @@ _TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
 @dataclass(slots=True)
 class PackReport:
     """What :func:`pack_linears` did. ``skipped`` maps module names to reasons; ``bytes`` counts packed
-    weights."""
+    weights, and ``panels`` how many are in panels."""
 
     packed: int = 0
+    panels: int = 0
     bytes: int = 0
     seconds: float = 0.0
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         text = f"packed {self.packed} linears ({self.bytes / 1e6:.1f} MB) in {self.seconds:.2f} s"
+        text += f", {self.panels} of them in panels" if self.panels else ""
         reasons = Counter(self.skipped.values())
         return text + "".join(f"; {count} left as they are: {reason}" for reason, count in reasons.items())
 
@@ -46,29 +50,45 @@ class PackReport:
 class PackedLinear(nn.Module):
     """``nn.Linear`` for inference on CPU: [..., in_features] -> [..., out_features] in the weight's dtype.
 
-    Holds no parameters, so that the row-major weight can be freed; :attr:`weight` rebuilds it.
-    Raises RuntimeError when this torch build cannot pack.
+    Holds no parameters, so that the row-major weight can be freed; :attr:`weight` rebuilds it. With ``store`` the
+    weight lies there in panels. Raises RuntimeError or ValueError where it can't be packed.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, store: PanelStore | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        # Plain attributes: looking a Parameter up through nn.Module.__getattr__ shows in a step of hundreds
-        # of layers.
-        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self.bias: Tensor | None = None if bias is None else bias.detach()
-        self.apply_packed = torch.ops.mkldnn._linear_pointwise.default
+        # A plain attribute: looking a Parameter up through nn.Module.__getattr__ shows in a step of hundreds of layers.
+        self.weights: PanelLinears | _OneDnn
+        if store is not None:
+            self.weights = PanelLinears(store, [weight.detach()], [self.bias])
+        else:
+            self.weights = _OneDnn(weight.detach(), self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.apply_packed(x, self.packed, self.bias, "none", [], "")
+        return self.weights(x)
 
     @property
     def weight(self) -> Tensor:
         """A fresh row-major copy [out_features, in_features] (a full conversion: not for the hot path)."""
-        return self.packed.to_dense()
+        return self.weights.weight()
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class _OneDnn:
+    """One weight in oneDNN's blocks."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self._bias, self._apply = bias, torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._apply(x, self._packed, self._bias, "none", [], "")
+
+    def weight(self) -> Tensor:
+        return self._packed.to_dense()
 
 
 def packing_available(dtype: torch.dtype) -> bool:
@@ -81,9 +101,17 @@ def packing_available(dtype: torch.dtype) -> bool:
     return dtype is torch.float32 or bool(ops._is_mkldnn_bf16_supported())
 
 
-def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackReport:
+def linear_bytes(model: nn.Module) -> int:
+    """Bytes of the model's linears in panels, experts among them."""
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear) or type(m).__name__ == TRANSPOSED]
+    weights = [_weight_of(linear) for linear in linears] + [p for p in model.parameters() if p.ndim == 3]
+    return sum(panel_bytes(weight) for weight in weights)
+
+
+def pack_linears(model: nn.Module, *, exclude: Collection[str] = (), store: PanelStore | None = None) -> PackReport:
     """Replaces the model's ``nn.Linear`` modules by :class:`PackedLinear` where that is possible and agrees; GPT-2's
-    ``Conv1D`` and Falcon's ``FalconLinear`` (of transformers) as well.
+    ``Conv1D`` and Falcon's ``FalconLinear`` (of transformers) as well. Weights in bfloat16 go into ``store`` where
+    there is one.
 
     ``exclude`` holds shell patterns over qualified names (``"*.router"``). Other subclasses of nn.Linear, modules
     with hooks and tensors that are not on CPU stay. Original weights are freed unless something else holds
@@ -100,13 +128,14 @@ def pack_linears(model: nn.Module, *, exclude: Collection[str] = ()) -> PackRepo
             setattr(parent, name.rpartition(".")[2], shared)
             continue
         reason = _obstacle(name, module, exclude)
-        packed = None if reason else _pack_checked(module)
+        packed = None if reason else _pack_checked(module, store)
         if packed is None:
             report.skipped[name] = reason or "packed result differs from F.linear"
             continue
         setattr(parent, name.rpartition(".")[2], packed)
         done[id(module)] = packed
         report.packed += 1
+        report.panels += isinstance(packed.weights, PanelLinears)
         report.bytes += module.weight.numel() * module.weight.element_size()
     report.seconds = time.monotonic() - started
     if any("differs" in reason or "cannot" in reason for reason in report.skipped.values()):
@@ -137,18 +166,26 @@ def _obstacle(name: str, module: nn.Module, exclude: Collection[str]) -> str | N
 
 
 @torch.inference_mode()
-def _pack_checked(module: Any) -> PackedLinear | None:
-    try:
-        weight = _weight_of(module)
-        packed = PackedLinear(weight, module.bias)
-        generator = torch.Generator().manual_seed(0)
-        for rows in (1, 3):  # matrix-vector and matrix-matrix kernels are different code in oneDNN
-            x = torch.randn(rows, packed.in_features, generator=generator).to(weight.dtype)
-            want, got = module(x).float(), packed(x).float()
-            limit = _TOLERANCE[weight.dtype] * float(want.abs().max()) + 1e-30
-            if not float((got - want).abs().max()) <= limit:
-                return None
-    except RuntimeError as error:
-        log.warning("packing a %s linear failed: %s", tuple(_weight_of(module).shape), error)
-        return None
-    return packed
+def _pack_checked(module: Any, store: PanelStore | None) -> PackedLinear | None:
+    """The first way of packing that agrees with the module itself."""
+    weight = _weight_of(module)
+    ways = (store, None) if store is not None and weight.dtype is torch.bfloat16 else (None,)
+    for way in ways:
+        try:
+            packed = PackedLinear(weight, module.bias, way)
+            if _agrees(packed, module, weight.dtype):
+                return packed
+        except (RuntimeError, ValueError) as error:
+            log.info("packing a %s linear failed: %s", tuple(weight.shape), error)
+    return None
+
+
+def _agrees(packed: PackedLinear, module: Any, dtype: torch.dtype) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    for rows in (1, 3):  # matrix-vector and matrix-matrix kernels are different code in oneDNN
+        x = torch.randn(rows, packed.in_features, generator=generator).to(dtype)
+        want, got = module(x).float(), packed(x).float()
+        limit = _TOLERANCE[dtype] * float(want.abs().max()) + 1e-30
+        if not float((got - want).abs().max()) <= limit:
+            return False
+    return True

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from serve_app.kernels import decoder
 from serve_app.kernels.decoder import decoder_library, paired_order, plain_order
-from serve_app.kernels.linear import compact
+from serve_app.kernels.linear import compact, panels
 from serve_app.models.optimise import probe
 from tests import tiny
 
@@ -77,7 +76,7 @@ def test_a_pass_gives_the_same_numbers(family, threads, tmp_path, monkeypatch):
     path = tiny.write_checkpoint(tmp_path, family, hidden_size=160, intermediate_size=1184, head_dim=32, vocab_size=331)
     models = {}
     for limit in (0, 1 << 60):
-        monkeypatch.setattr(decoder, "COMPACT_ABOVE_BYTES", limit)
+        monkeypatch.setattr(panels, "COMPACT_ABOVE_BYTES", limit)
         models[limit] = tiny.load(path, dtype="bfloat16", optimise=True)
     small, plain = models.values()
     assert small.forward.packed_bytes < 0.8 * plain.forward.packed_bytes == 0.8 * plain.forward.plain_bytes
