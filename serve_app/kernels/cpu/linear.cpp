@@ -1,7 +1,4 @@
 // Linears on packed bfloat16 weights (gemm.h), and those of a mixture's experts in one call; plain C ABI.
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #include <atomic>
 #include <vector>
 
@@ -28,8 +25,8 @@ struct Groups {
     std::vector<int> active;
     std::vector<bf16> gathered;
 
-    // False for an expert that there is not.
-    bool sort(const LinearArgs& a) {
+    // Sorts pairs by expert and copies their rows side by side. False for an expert that there is not.
+    bool gather(const LinearArgs& a) {
         counts.assign(a.experts + 1, 0);
         for (int64_t p = 0; p < a.pairs; p++) {
             if (a.chosen[p] < 0 || a.chosen[p] >= a.experts) return false;
@@ -47,6 +44,10 @@ struct Groups {
         starts.push_back(a.pairs);
         order.resize(a.pairs);
         for (int64_t p = 0; p < a.pairs; p++) order[counts[a.chosen[p]]++] = p;
+        const int64_t k = a.linears->k, choices = a.pairs / a.rows;
+        if ((int64_t)gathered.size() < a.pairs * k) gathered.resize(a.pairs * k);
+        for (int64_t i = 0; i < a.pairs; i++)
+            std::memcpy(gathered.data() + i * k, a.x + order[i] / choices * k, k * sizeof(bf16));
         return true;
     }
 };
@@ -72,59 +73,26 @@ inline void any_panel(const Linear& l, int panel, int next, const bf16* x, int r
         panel_product<UnpackedPanel>(l, panel, next, x, l.k, rows, write);
 }
 
-// Calls work(thread) in `threads` threads, or fewer if the runtime grants fewer.
-template <class Work>
-inline void in_threads(int64_t threads, Work work) {
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel num_threads((int)threads)
-        work();
-        return;
+// Every panel of every expert that rows go to, by `threads` threads: each takes one after the other, so that one that comes
+// late takes fewer. Without `groups` there is one expert, and rows keep their order.
+void multiply(const LinearArgs& a, const Groups* groups) {
+    const int64_t n = a.linears->n, k = a.linears->k;
+    const int each = panels(*a.linears), all = each * (groups ? (int)groups->active.size() : 1);
+    const int threads = (int64_t)all * PANEL * k * 2 < SINGLE_THREAD_BYTES ? 1 : (int)a.threads;
+    std::atomic<int> taken{0};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    for (int item = taken++, next; item < all; item = next) {
+        next = taken++;
+        const int group = item / each, panel = item % each;
+        const int64_t first = groups ? groups->starts[group] : 0;
+        const int rows = (int)(groups ? groups->starts[group + 1] - first : a.rows);
+        const int width = (int)std::min<int64_t>(PANEL, n - (int64_t)panel * PANEL);
+        any_panel(a.linears[groups ? groups->active[group] : 0], panel, panel + next - item,
+                  (groups ? groups->gathered.data() : a.x) + first * k, rows, [&](int row, const float* sums) {
+                      const int64_t to = groups ? groups->order[first + row] : row;
+                      write_row(a.out + to * n + panel * PANEL, sums, width);
+                  });
     }
-#endif
-    work();
-}
-
-int plain(const LinearArgs& a) {
-    const Linear& l = *a.linears;
-    const int all = panels(l);
-    std::atomic<int> taken{0};
-    // Threads take panels one by one: one that comes late takes fewer.
-    in_threads(l.n * l.k * 2 < SINGLE_THREAD_BYTES ? 1 : a.threads, [&] {
-        for (int panel = taken++, next; panel < all; panel = next) {
-            next = taken++;
-            const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
-            any_panel(l, panel, next, a.x, (int)a.rows, [&](int row, const float* sums) {
-                write_row(a.out + row * l.n + panel * PANEL, sums, width);
-            });
-        }
-    });
-    return 0;
-}
-
-int experts(const LinearArgs& a) {
-    static thread_local Groups memory;
-    Groups& groups = memory;
-    if (!groups.sort(a)) return 3;
-    const int64_t n = a.linears->n, k = a.linears->k, choices = a.pairs / a.rows;
-    if ((int64_t)groups.gathered.size() < a.pairs * k) groups.gathered.resize(a.pairs * k);
-    const int each = panels(*a.linears), all = each * (int)groups.active.size();
-    for (int64_t i = 0; i < a.pairs; i++)
-        std::memcpy(groups.gathered.data() + i * k, a.x + groups.order[i] / choices * k, k * sizeof(bf16));
-    std::atomic<int> taken{0};
-    in_threads(all * PANEL * k * 2 < SINGLE_THREAD_BYTES ? 1 : a.threads, [&] {
-        for (int item = taken++, next; item < all; item = next) {
-            next = taken++;
-            const int group = item / each, panel = item % each;
-            const int64_t first = groups.starts[group], rows = groups.starts[group + 1] - first;
-            const int width = (int)std::min<int64_t>(PANEL, n - (int64_t)panel * PANEL);
-            any_panel(a.linears[groups.active[group]], panel, panel + next - item, groups.gathered.data() + first * k, (int)rows,
-                      [&](int row, const float* sums) {
-                          write_row(a.out + groups.order[first + row] * n + panel * PANEL, sums, width);
-                      });
-        }
-    });
-    return 0;
 }
 
 #endif
@@ -135,7 +103,14 @@ int experts(const LinearArgs& a) {
 extern "C" int linear(const LinearArgs* args) {
 #if HAS_BF16_DOT
     if (args->rows <= 0 || args->pairs <= 0) return 0;
-    return args->chosen ? experts(*args) : plain(*args);
+    if (!args->chosen) {
+        multiply(*args, nullptr);
+        return 0;
+    }
+    static thread_local Groups groups;
+    if (!groups.gather(*args)) return 3;
+    multiply(*args, &groups);
+    return 0;
 #else
     return 9;
 #endif

@@ -19,6 +19,8 @@ COMPILERS = ("g++", "clang++", "c++")
 # No -ffast-math: masked scores are -inf and must stay exact. Without errno and traps exp/sqrt still
 # vectorise.
 _COMMON = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w")
+# What `SERVE_APP_KERNELS=asan` adds: a process then needs the compiler's libasan.so in LD_PRELOAD (`make test-asan`).
+_SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address")
 # Tried in turn: a compiler without OpenMP (or without -march=native) still gives a correct, slower library.
 _VARIANTS = (("-march=native", "-fopenmp"), ("-march=native",), ("-fopenmp",), ())
 
@@ -40,6 +42,11 @@ def find_compiler() -> str:
     raise BuildError("no C++ compiler on PATH (install g++ or set CXX)")
 
 
+def flags() -> tuple[str, ...]:
+    """What every variant is compiled with."""
+    return _COMMON + (_SANITIZED if os.environ.get("SERVE_APP_KERNELS") == "asan" else ())
+
+
 def cpu_identity() -> str:
     """Architecture plus instruction set flags: a library built with -march=native runs only where these
     agree."""
@@ -55,7 +62,7 @@ def cache_key(compiler: str) -> str:
     """32 hex digits over sources, flags, compiler (path, size, time) and CPU. Reads files only, starts no
     process."""
     stat = os.stat(os.path.realpath(compiler))
-    parts = [repr((_COMMON, _VARIANTS, compiler, stat.st_size, stat.st_mtime_ns)), cpu_identity()]
+    parts = [repr((flags(), _VARIANTS, compiler, stat.st_size, stat.st_mtime_ns)), cpu_identity()]
     parts += [f"{p.name}\0{p.read_text()}" for p in sorted(SOURCES.iterdir()) if p.suffix in (".cpp", ".h")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -89,7 +96,7 @@ def _compile(compiler: str, library: Path, timeout: float) -> None:
     print("serve-app: compiling CPU kernels (once per machine) ...", file=sys.stderr, flush=True)
     try:
         for variant in _VARIANTS:
-            command = [compiler, *_COMMON, *variant, *sources, "-o", str(partial)]
+            command = [compiler, *flags(), *variant, *sources, "-o", str(partial)]
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
             except subprocess.TimeoutExpired as error:
