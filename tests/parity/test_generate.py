@@ -79,6 +79,26 @@ def test_prefix_cache(family, expected):
     assert engine.stats.cached_tokens > 0
 
 
+SAMPLED = {"temperature": 0.9, "seed": 4, "top_p": 0.95}
+
+
+def test_seeded_sampling_in_float32(family):
+    """Whatever the steps were: the promise of docs/api.md."""
+    batch = prompts(8)
+    alone = [generate(tiny.make_engine(family[0]), [prompt], **SAMPLED)[0] for prompt in batch]
+    for options in ({"num_blocks": 200}, {"num_blocks": 200, "max_batch_tokens": 23}, {"num_blocks": 14}):
+        assert generate(tiny.make_engine(family[0], **options), batch, **SAMPLED) == alone, options
+
+
+@pytest.mark.parametrize("optimise", [False, True])
+def test_seeded_sampling_in_bfloat16(family, optimise):
+    """The same in the same steps; other steps may change a token, which is not promised."""
+    model, batch = tiny.load(family[2], dtype="bfloat16", optimise=optimise), prompts(4)
+    for options in ({"num_blocks": 200}, {"num_blocks": 200, "max_batch_tokens": 23}):
+        first, second = (generate(tiny.make_engine(model, **options), batch, **SAMPLED) for _ in range(2))
+        assert first == second
+
+
 def test_eagle_head(family, expected, tmp_path):
     """Through chunks, preemption and the prefix cache, and for sampled requests as well."""
     _, _, path = family
