@@ -65,10 +65,10 @@ class UsageTable:
                 return UsagePage((), 0, since, until)
             if not self._database.is_sqlite:
                 connection.execute(_ROOM)
-            found = connection.execute(_paged(query, parts)).mappings().all()
-        units = _units(query)
-        rows = tuple(_row(query, units, row) for row in found)
-        return UsagePage(rows, int(found[0]["total"]) if found else self._beyond(query, parts), since, until)
+            found = connection.execute(_paged(query, parts)).all()
+        return UsagePage(
+            tuple(_rows(query, found)), int(found[0].total) if found else self._beyond(query, parts), since, until
+        )
 
     def entries(self, query: UsageQuery) -> list[Entry]:
         """Single entries, as far as they are kept: from the oldest, or with a descending order from the newest."""
@@ -103,9 +103,12 @@ class UsageTable:
         columns: list[Any] = [table.c[name] for name in query.by]
         if query.width is not None:
             columns.insert(0, _bucket(query, period, length).label("bucket"))
-        summed = [sa.func.sum(value).label(name) for name, value in self._values(query, table)]
-        asked = sa.select(*columns, *summed).where(period >= since // length, period < until // length)
-        asked = _chosen(query, table, asked)
+        values = list(self._values(query, table))
+        span = period >= since // length, period < until // length
+        if _is_grouped(query, table):
+            return _chosen(query, table, sa.select(*columns, *(v.label(name) for name, v in values)).where(*span))
+        summed = [sa.func.sum(value).label(name) for name, value in values]
+        asked = _chosen(query, table, sa.select(*columns, *summed).where(*span))
         # By place: PostgreSQL does not see that two bound expressions are one.
         return asked.group_by(*(sa.literal_column(str(place)) for place in range(1, len(columns) + 1)))
 
@@ -121,6 +124,12 @@ class UsageTable:
         )
         for name in _units(query):
             yield name, sa.func.coalesce(counts[name].as_integer(), 0)
+
+
+def _is_grouped(query: UsageQuery, table: sa.Table) -> bool:
+    """Whether each row of the table is a group of its own."""
+    period, *kept = (column.name for column in table.primary_key.columns)
+    return period != "id" and query.width == _LENGTHS[table] and {*kept} <= {*query.by}
 
 
 def _chosen(query: UsageQuery, table: sa.Table, asked: sa.Select[Any]) -> sa.Select[Any]:
@@ -207,7 +216,13 @@ def _bucket(query: UsageQuery, period: Any, length: int) -> Any:
         return sa.case(*cases, else_=sa.literal(starts[-1])) if cases else sa.literal(starts[-1])
     assert isinstance(query.width, int)
     seconds = sa.cast(sa.func.floor(period), sa.BigInteger) if length == 1 else period
-    return seconds // sa.literal_column(str(query.width // length)) * sa.literal_column(str(query.width))
+    # Without an operation that changes nothing PostgreSQL can go by the table's order.
+    number = seconds if query.width == length else seconds // _number(query.width // length)
+    return number * _number(query.width)
+
+
+def _number(value: int) -> sa.ColumnElement[int]:
+    return sa.literal_column(str(value), sa.BigInteger)
 
 
 def _names(query: UsageQuery) -> list[str]:
@@ -220,8 +235,11 @@ def _units(query: UsageQuery) -> tuple[str, ...]:
 
 def _grouped(query: UsageQuery, parts: list[sa.Select[Any]]) -> sa.Select[Any]:
     """All groups. Without anything to group by there is one, and none where nothing has been used."""
-    inner = (sa.union_all(*parts) if len(parts) > 1 else parts[0]).subquery()
     names = _names(query)
+    if len(parts) == 1:
+        inner = parts[0].subquery()
+        return sa.select(*(inner.c[name] for name in (*names, *_PLAIN, *_units(query)))).where(inner.c.entries > 0)
+    inner = sa.union_all(*parts).subquery()
     sums = [sa.func.sum(inner.c[name]).label(name) for name in (*_PLAIN, *_units(query))]
     asked = sa.select(*(inner.c[name] for name in names), *sums).group_by(*(inner.c[name] for name in names))
     return asked.having(sa.func.sum(inner.c.entries) > 0)
@@ -241,13 +259,19 @@ def _paged(query: UsageQuery, parts: list[sa.Select[Any]]) -> sa.Select[Any]:
     return asked.limit(query.limit).offset(query.offset)
 
 
-def _row(query: UsageQuery, units: tuple[str, ...], row: Any) -> UsageRow:
-    return UsageRow(
-        at=None if query.width is None else int(row["bucket"]),
-        dimensions={name: row[name] for name in query.by},
-        entries=int(row["entries"]),
-        seconds=float(row["seconds"]),
-        units={name: count for name in units if (count := int(row[name] or 0))},
-        neurons=int(row["neurons"]),
-        money=int(row["money"]),
-    )
+def _rows(query: UsageQuery, found: Sequence[sa.Row]) -> Iterator[UsageRow]:
+    """From the columns of :func:`_paged`, by their places: a page may have ten thousand rows."""
+    units, bucketed = _units(query), query.width is not None
+    first = bucketed + len(query.by)
+    last = first + len(_PLAIN) + len(units)
+    for row in found:
+        entries, seconds, neurons, money, *counts = row[first:last]
+        yield UsageRow(
+            at=int(row[0]) if bucketed else None,
+            dimensions=dict(zip(query.by, row[bucketed:first], strict=True)),
+            entries=int(entries),
+            seconds=float(seconds),
+            units={name: int(count) for name, count in zip(units, counts, strict=True) if count},
+            neurons=int(neurons),
+            money=int(money),
+        )
