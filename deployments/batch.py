@@ -1,4 +1,4 @@
-"""Batch: a runner of batches. A gateway core of its own, without HTTP, whose requests come from the store."""
+"""Batch: runs batches and queues. A gateway core of its own, without HTTP, whose requests come from the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ray.util import get_node_ip_address
 
 from deployments.calls import ask_all_replicas, call_application
 from deployments.metrics import GatewayMetrics
-from serve_app.gateway.batches import runner_of
+from serve_app.gateway.batches import Works
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.settings import GatewaySettings
 
@@ -25,20 +25,20 @@ class Batch:
         await self._core.start(clients=False)
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()
-        self._runner = runner_of(self._core)
-        self._running = asyncio.ensure_future(self._runner.run())
+        self._works = Works(self._core)
+        self._running = asyncio.ensure_future(self._works.run())
 
     async def work(self) -> None:
         """Returns when nothing has been left to do for a while: for so long Serve keeps replicas for its callers."""
-        self._runner.wake()
-        while self._runner.idle_s < IDLE_S:
+        self._works.wake()
+        while self._works.idle_s < IDLE_S:
             if self._running.done():
                 raise RuntimeError("the runner has ended") from self._running.exception()
             await asyncio.sleep(IDLE_S / 10)
 
     async def nudge(self) -> None:
         """There is something new."""
-        self._runner.wake()
+        self._works.wake()
 
     async def check_health(self) -> None:
         if self._running.done():
@@ -49,5 +49,5 @@ class Batch:
         if (core := getattr(self, "_core", None)) is not None:
             if (running := getattr(self, "_running", None)) is not None:
                 running.cancel()
-                self._runner.release()
+                self._works.release()
             core.close()

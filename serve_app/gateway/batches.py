@@ -1,7 +1,8 @@
-"""What runs batches in a process of its own: a gateway core without clients, and a runner over it."""
+"""What runs batches and queues in a process of its own: runners over a gateway core without clients."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -10,6 +11,7 @@ from serve_app.batch.ends import Ends
 from serve_app.batch.intake import Plan, Refusal
 from serve_app.batch.job import Done
 from serve_app.batch.prepare import prepare
+from serve_app.batch.queues import QueueRunner, Sharer
 from serve_app.batch.runner import Pace, Runner, Steady
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import endpoints
@@ -40,20 +42,43 @@ class Ready:
         self._pace.told(model, done, seconds)
 
 
-def runner_of(gateway: Gateway) -> Runner:
-    """Works off all batches of the gateway's store."""
-    state = gateway.state
+class Works:
+    """Works off all batches, and all queues that are bound to models, of the gateway's store."""
 
-    def lines(batch: Batch, found: Iterable[Result], errors: bool) -> Iterator[bytes]:
-        return results.lines(batch, found, errors=errors)
+    def __init__(self, gateway: Gateway) -> None:
+        state = gateway.state
+        pace, sharers = Ready(Steady(AT_ONCE), gateway.models), list[Sharer]()
+        perform = performer(endpoints(gateway), state.accounts.today)
 
-    def check(batch: Batch, stop: Callable[[], bool]) -> Plan | Refusal:
-        return prepare(state.files, batch, gateway.known, stop=stop)
+        def lines(batch: Batch, found: Iterable[Result], errors: bool) -> Iterator[bytes]:
+            return results.lines(batch, found, errors=errors)
 
-    def register(batch: Batch, output: int, errors: int) -> None:
-        if batch.door == "openai":
-            results.register(state.uploads, batch, output, errors, time.time())
+        def check(batch: Batch, stop: Callable[[], bool]) -> Plan | Refusal:
+            return prepare(state.files, batch, gateway.known, stop=stop)
 
-    ends = Ends(state.batches, state.files, check, lines, register)
-    perform = performer(endpoints(gateway), state.accounts.today)
-    return Runner(state.batches, state.files, perform, ends, Ready(Steady(AT_ONCE), gateway.models))
+        def register(batch: Batch, output: int, errors: int) -> None:
+            if batch.door == "openai":
+                results.register(state.uploads, batch, output, errors, time.time())
+
+        ends = Ends(state.batches, state.files, check, lines, register)
+        self._batches = Runner(state.batches, state.files, perform, ends, Sharer(pace, sharers))
+        self._queues = QueueRunner(state.queues, perform, Sharer(pace, sharers))
+
+    @property
+    def idle_s(self) -> float:
+        """For how long there has been nothing to do."""
+        return min(self._batches.idle_s, self._queues.idle_s)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._batches.run())
+            tasks.create_task(self._queues.run())
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._batches.wake()
+
+    def release(self) -> None:
+        """Lets others have what is under way. Blocks; for who ends without an event loop."""
+        self._batches.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -59,9 +60,10 @@ class Runners:
                 self._working = asyncio.ensure_future(self._call(self.work))
 
     async def _busy(self) -> bool:
+        state = self._state
         # The store may be away; runners could do nothing then.
         with suppress(Exception):
-            return await self._state.look(self._state.batches.busy)
+            return await state.look(lambda: state.batches.busy() or bool(state.queues.waiting(time.time())))
         return False
 
     async def _call(self, call: Callable[[], Awaitable[Any]] | None) -> None:

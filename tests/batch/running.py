@@ -90,7 +90,7 @@ def runner(
 
 
 @asynccontextmanager
-async def running(*runners: Runner):
+async def running(*runners: Any):
     tasks = [asyncio.ensure_future(one.run()) for one in runners]
     try:
         yield

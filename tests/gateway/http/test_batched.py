@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.batch.job import Done, Job
-from serve_app.gateway.batches import runner_of
+from serve_app.gateway.batches import Works
 from serve_app.gateway.http.app import endpoints
 from serve_app.gateway.http.batched import performer
 from serve_app.state.accounts import Caller
@@ -100,7 +100,7 @@ async def test_a_batch_runs_over_a_gateway_from_its_file_to_its_files(serve):
         about = orjson.dumps({"endpoint": urls, "id": "batch_1"})
         batch = Batch("b" * 32, "openai", OWN, now, now + 600, 60.0, about=about, input="files/one")
         state.batches.create(batch)
-        async with running(runner_of(gateway)):
+        async with running(Works(gateway)):
             found = await ended(state.batches, batch)
         assert found.status == "completed" and found.counts == Counts(5, 4, 1)
         lines = [orjson.loads(line) for line in state.files.get(found.output).splitlines()]
