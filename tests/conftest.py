@@ -94,6 +94,18 @@ if LocalCluster is not None:
     os.environ.update(_CLUSTER.environment)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def schema_made_once() -> Iterator[None]:
+    """Empty databases get their tables quickly."""
+    if LocalCluster is None:
+        yield
+        return
+    from tests.schema import made_once
+
+    with made_once():
+        yield
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Ray alone."""

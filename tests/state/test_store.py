@@ -83,7 +83,7 @@ def test_processes_that_start_at_once_make_the_schema_once(database, tmp_path):
         assert process.stdin is not None
         process.stdin.write(b"x")
         process.stdin.close()
-    assert [process.wait(60) for process in started] == [0] * 4
+    assert [process.wait(300) for process in started] == [0] * 4
     with SqlStore(tmp_path / "home0", database) as store:
         assert len(store.accounts.all()) == 4
 
