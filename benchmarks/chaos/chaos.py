@@ -6,21 +6,25 @@
     python -m benchmarks chaos --kills 200 --requests 10000 --postgresql           # gateways, workers, PostgreSQL
     python -m benchmarks chaos --list                                              # all faults
 
-Clients ask in every dialect and of every task, whole and in streams, and some leave in the middle. A third of the
-streams can be resumed: what has begun of these must come to its end, through whichever gateways. Every answer was
-learned from the quiet server, where dialects must agree; it must come again, token for token and with the same usage,
-whatever happens. A request must end within a minute, with its answer or, where a fault allows it, with an honest
-refusal (429 or 503 with Retry-After) or a broken connection; what had been shown by then must be its beginning. After
-each fault every model must answer within 5 seconds, but for the gateway and for what needs a new start. In the
-end nothing may hold a place, every answer must come once more, the newest answers must be in the books (their traces
-with their tokens, stored responses with their texts), the ledger must have an entry for each complete answer with the
-tokens and neurons that its client was told, none for what nobody asked, and for a broken answer no more than the whole
-one has; memory must not have grown (runs of 10 minutes and more) and the server must leave no process and no temporary
-file behind, after each `kill -9` as well.
+Clients ask in every dialect and of every task, whole and in streams, with reasoning too, and some leave in the middle.
+Where the tests' packages are installed, half of the requests go through OpenAI's, Anthropic's and Cloudflare's own
+libraries, some of them under an `Idempotency-Key` that these send again by themselves. A third of the streams can be
+resumed: what has begun of these must come to its end, through whichever gateways. Every answer was learned from the
+quiet server, where dialects must agree; it must come again, token for token and with the same usage, whatever happens.
+A request must end within a minute, with its answer or, where a fault allows it, with an honest refusal (429 or 503 with
+Retry-After) or a broken connection; what had been shown by then must be its beginning. After each fault every model
+must answer within 5 seconds, but for the gateway and for what needs a new start. In the end nothing may hold a place,
+every answer must come once more, the newest answers must be in the books (their traces with their tokens, stored
+responses with their texts), the ledger must have an entry for each complete answer with the tokens and neurons that its
+client was told, one for an idempotent request however often it was sent, none for what nobody asked, and for a broken
+answer no more than the whole one has; memory must not have grown (runs of 10 minutes and more) and the server must
+leave no process and no temporary file behind, after each `kill -9` as well.
 
 A seed gives the same faults in the same order. It starts a server with a state directory of its own, or takes the one
-with ``--home``, without the faults that end it. ``--database`` is an empty PostgreSQL database; it is reached through
-a proxy that hangs up, says nothing or is slow. Ends with status 1 if anything broke, and says how to run it again.
+with ``--home``, without the faults that end it. ``--database`` is an empty PostgreSQL database; it is reached through a
+proxy that hangs up, says nothing or is slow; ``--postgresql`` starts one, which can be killed as well. ``--kills`` are
+`kill -9` of gateways, workers, replicas and PostgreSQL alone, at seeded numbers of ``--requests``. Ends with status 1
+if anything broke, and says how to run it again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def test_another_user_reads_and_replaces_nothing(stack: Any, folder: Path) -> No
     files = [path for place in (stack.home, folder) for path in (place, *place.rglob("*"))]
     processes = processes_in(folder)
     told = [Path(f"/proc/{pid}/{name}") for pid in processes for name in ("environ", "mem", "fd")]
-    assert {path.name for path in files} >= {"ray_token", "ledger"} and len(processes) > 10
+    assert {path.name for path in files} >= {"ray_token", "state.sqlite3"} and len(processes) > 10
     tried = "".join(f"{path}\n" for path in [*files, *told, "/proc/self/environ"])
     done = subprocess.run(
         ["/bin/sh", "-c", TRIES], input=tried, capture_output=True, text=True, cwd="/",
