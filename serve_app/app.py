@@ -64,6 +64,7 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         prices=None if settings.prices is None else str(settings.prices.expanduser().resolve()),
         ledger_days=settings.ledger_days,
         give_away=settings.ledger_full == "serve",
+        ledger_fsync=settings.ledger_fsync,
         resume_max_s=settings.resume_max_s,
         resume_bytes=settings.resume_bytes,
         plan=settings.plan,

@@ -44,6 +44,7 @@ ENVIRONMENT = {
     "SERVE_APP_PRICES": "prices",
     "SERVE_APP_LEDGER_DAYS": "ledger_days",
     "SERVE_APP_LEDGER_FULL": "ledger_full",
+    "SERVE_APP_LEDGER_FSYNC": "ledger_fsync",
     "SERVE_APP_PLAN": "plan",
     "SERVE_APP_STORE_AWAY_S": "store_away_s",
     "SERVE_APP_ALERT_URL": "alert_url",
@@ -131,6 +132,8 @@ class Settings(BaseModel):
     ledger_days: float = Field(default=90, gt=0, allow_inf_nan=False)  # entries are kept so long, their sums for ever
     # What happens to requests while nothing can be written down of them.
     ledger_full: Literal["refuse", "serve"] = "refuse"
+    # Whether an answer waits until its entry would outlive a loss of power.
+    ledger_fsync: bool = False
     # Of accounts that have none of their own: free (10,000 neurons a day, no models that are marked paid) or paid.
     plan: Literal["free", "paid"] = "paid"
     # For so long requests go on while the database is away, with the keys, limits and leases that are known.

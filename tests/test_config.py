@@ -131,6 +131,7 @@ def test_alerts_and_plans(tmp_path):
 
     found = load(SERVE_APP_PLAN="free", SERVE_APP_ALERT_SHARES="90, 100", SERVE_APP_ALERT_URL="https://a.example/x?y=z")
     assert (found.plan, found.alert_shares, found.alert_private) == ("free", (90, 100), False)
+    assert not found.ledger_fsync and load(SERVE_APP_LEDGER_FSYNC="true").ledger_fsync
     made = alert_secret(found)
     assert made == alert_secret(load()) and made.startswith("whsec_") and len(base64.b64decode(made[6:])) == 32
     assert stat.S_IMODE((tmp_path / "alert_secret").stat().st_mode) == 0o600

@@ -133,6 +133,17 @@ MEASUREMENTS = (
         (("litellm", "--litellm {litellm}"),),
     ),
     Measurement(
+        "entries",
+        "benchmarks entries --json",
+        "benchmarks entries --json --requests 50 --rounds 1",
+        (
+            Row("keys, prices, limits and the ledger: of the time that a request takes of its gateway's thread",
+                lambda f: f["loop_percent"], "{:.1f} %", "at most 3 %", at_most(3)),
+            Row("an answer's end waits for its entry in the ledger, median",
+                lambda f: f["end_ms"], "{:.2f} ms", "at most 1 ms", at_most(1)),
+        ),
+    ),
+    Measurement(
         "fairness",
         "benchmarks fairness --size 80m --seconds 8 --rounds 3",
         "benchmarks fairness --seconds 1.5 --rounds 1 --itl-ms 50",

@@ -91,7 +91,7 @@ class Quote:
         return any(money for _, money in self.tariff.rates.values())
 
     def cost(self, units: Units, *, batch: bool = False) -> Cost:
-        return cost(self.tariff, units, discount=self.batch if batch else Fraction(0))
+        return cost(self.tariff, units, discount=self.batch if batch else None)
 
 
 class Prices:

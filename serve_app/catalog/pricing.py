@@ -194,7 +194,7 @@ def _each(unit: Unit, amounts: Mapping[str, Decimal], scale: int) -> Fraction:
     return Fraction(amounts.get(key, Decimal(0))) * scale / unit.per
 
 
-def cost(tariff: Tariff, units: Units, *, discount: Fraction = Fraction(0)) -> Cost:
+def cost(tariff: Tariff, units: Units, *, discount: Fraction | None = None) -> Cost:
     """Of one piece of work. ``discount``: the share that is taken off, for batches. A unit without a price is free."""
     rates = tariff.rates
     neurons = money = 0
@@ -206,9 +206,12 @@ def cost(tariff: Tariff, units: Units, *, discount: Fraction = Fraction(0)) -> C
     if (cached := units.get("cached_tokens", 0)) and "cached_tokens" in rates and "input_tokens" in rates:
         neurons -= cached * rates["input_tokens"][0]
         money -= cached * rates["input_tokens"][1]
-    above, below = discount.denominator - discount.numerator, discount.denominator
-    whole = tariff.denominator * below
-    return Cost(_rounded(neurons * above, whole), _rounded(money * above, whole), tariff.currency)
+    whole = tariff.denominator
+    if discount is not None:
+        neurons *= discount.denominator - discount.numerator
+        money *= discount.denominator - discount.numerator
+        whole *= discount.denominator
+    return Cost(_rounded(neurons, whole), _rounded(money, whole), tariff.currency)
 
 
 def _rounded(numerator: int, denominator: int) -> int:

@@ -78,6 +78,7 @@ class Gateway:
             rate_limits=settings.rate_limits,
             ledger_days=settings.ledger_days,
             give_away=settings.give_away,
+            fsync=settings.ledger_fsync,
             plan=settings.plan,
             away_s=settings.store_away_s,
             alert_shares=settings.alert_shares,

@@ -36,6 +36,7 @@ class GatewaySettings:
     ledger_days: float = 90.0
     # Answer although nothing can be written down.
     give_away: bool = False
+    ledger_fsync: bool = False
     # Of accounts that have none: free or paid.
     plan: Literal["free", "paid"] = "paid"
     store_away_s: float = 3600.0

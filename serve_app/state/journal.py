@@ -43,17 +43,18 @@ _RECORDS = msgspec.msgpack.Decoder(_Record)
 
 class Journal:
     """``folder``: of all processes that share a state directory. Nothing is made there before the first record.
-    ``name``: what the file's name begins with.
+    ``name``: what the file's name begins with. ``fsync``: rows outlive a loss of power as well.
     """
 
-    def __init__(self, folder: Path, name: str = "") -> None:
+    def __init__(self, folder: Path, name: str = "", *, fsync: bool = False) -> None:
         self._folder = folder
+        self._fsync = fsync
         self._descriptor: int | None = None
         self._path = folder / f"{name or os.getpid()}-{os.urandom(4).hex()}.journal"
         self.bytes = 0
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Returns when the rows outlive this process, if not a loss of power. Raises :class:`OSError`."""
+        """Returns when the rows outlive this process, and with ``fsync`` a loss of power. Raises :class:`OSError`."""
         packed = b"".join(pack(row) for row in rows)
         self._write(packed)
         self.bytes += len(packed)
@@ -67,11 +68,28 @@ class Journal:
         if self._descriptor is None:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._descriptor = self._open()
+            if self._fsync:
+                self._sync_folder()
         if os.write(self._descriptor, data) < len(data):
             # A part of a record would hide all that come after it.
             os.ftruncate(self._descriptor, self.bytes)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self._fsync:
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError:
+                # Nobody knows what is on the disk: these rows are not, as far as anybody is told.
+                os.ftruncate(self._descriptor, self.bytes)
+                raise
         return self._descriptor
+
+    def _sync_folder(self) -> None:
+        """A file whose name is lost is lost."""
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def _open(self) -> int:
         while True:

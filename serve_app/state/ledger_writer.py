@@ -76,13 +76,15 @@ class _Segment:
 
 class LedgerWriter:
     """``folder``: journals of all gateways that share a state directory. :meth:`flush` and :meth:`adopt` are to be
-    called again and again, by one other thread. ``give_away``: answer although nothing can be written.
+    called again and again, by one other thread. ``give_away``: answer although nothing can be written. ``fsync``: an
+    entry is safe when it outlives a loss of power, and not this process alone.
     """
 
-    def __init__(self, store: Store, folder: Path, *, give_away: bool = False) -> None:
+    def __init__(self, store: Store, folder: Path, *, give_away: bool = False, fsync: bool = False) -> None:
         self._store = store
         self._folder = folder
         self._give_away = give_away
+        self._fsync = fsync
         # Of this process alone, whatever number it has.
         self._name = f"{os.getpid()}-{os.urandom(4).hex()}"
         # A list of rows is what is under way.
@@ -92,7 +94,7 @@ class LedgerWriter:
         self._finished = False
         # Guards the segments; never taken by an event loop.
         self._lock = threading.Lock()
-        self._segments = [_Segment(Journal(folder, self._name))]
+        self._segments = [_Segment(Journal(folder, self._name, fsync=fsync))]
         self._open: dict[str, Callable[[], Entry | None]] = {}
         self._open_file = OpenEntries(folder, self._name)
         self._telling = False
@@ -241,7 +243,7 @@ class LedgerWriter:
             self._segments.pop(0).journal.close()
             if (held := self.waiting_bytes) > MAX_BYTES:
                 raise OSError(f"{held} bytes of entries wait for the store")
-        self._segments.append(_Segment(Journal(self._folder, self._name)))
+        self._segments.append(_Segment(Journal(self._folder, self._name, fsync=self._fsync)))
         return self._segments[-1]
 
     def _refuse(self, group: list[_Asked], error: Exception) -> None:

@@ -56,8 +56,8 @@ _T = TypeVar("_T")
 
 class State:
     """``home``: the state directory. ``database``, ``files``, ``ledger_days``: see
-    :class:`serve_app.config.Settings`; ``give_away``: see :class:`LedgerWriter`. ``account`` and ``key_hashes`` are
-    those of the settings.
+    :class:`serve_app.config.Settings`; ``give_away``, ``fsync``: see :class:`LedgerWriter`. ``account`` and
+    ``key_hashes`` are those of the settings.
 
     The thread begins with :meth:`start`, or with the first request that leaves something to tell.
     """
@@ -76,8 +76,9 @@ class State:
         alert_shares: tuple[int, ...] = (50, 80, 100),
         ledger_days: float = 90.0,
         give_away: bool = False,
+        fsync: bool = False,
     ) -> None:
-        self._store: Store = SqlStore(home, database)
+        self._store: Store = SqlStore(home, database, durable=fsync)
         self._background = Background("state", self._turn, poll_s=POLL_S, group_s=GROUP_S)
         self._closed = False
         self._reader = Reader()
@@ -107,7 +108,7 @@ class State:
         self.events = self._store.events
         self.queues = self._store.queues
         self.responses = Responses(self._store.responses, self._writer, self._reader)
-        self.ledger = LedgerWriter(self._store, home / "ledger", give_away=give_away)
+        self.ledger = LedgerWriter(self._store, home / "ledger", give_away=give_away, fsync=fsync)
         self.conversations = Conversations(self._store.conversations, self._writer, self._reader)
         self.streams = self._store.streams
         self.answers = self._store.answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -82,6 +83,40 @@ async def test_entries_that_come_together_are_written_together(make, monkeypatch
     rest = [writer.enter(replace(ENTRY, id=f"r{n}")) for n in range(1, 200)]
     await asyncio.gather(first, *rest)
     assert sum(written) == 200 and len(written) < 20
+
+
+async def test_with_fsync_an_entry_outlives_a_loss_of_power_before_anybody_is_told(make, store, tmp_path, monkeypatch):
+    synced: list[int] = []
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        real(descriptor)
+        synced.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    writer = make(fsync=True)
+    await writer.enter(replace(ENTRY, id="r0"))
+    [file] = files(tmp_path)
+    assert synced == [file.stat().st_size] != [0]
+    await asyncio.gather(*(writer.enter(replace(ENTRY, id=f"r{n}")) for n in range(1, 50)))
+    # One for each group.
+    assert 1 < len(synced) < 25 and synced[-1] == file.stat().st_size and store.ids == []
+    count = len(synced)
+    await make().enter(replace(ENTRY, id="plain"))
+    assert len(synced) == count
+
+
+async def test_a_disk_that_cannot_sync_has_nothing(make, store, tmp_path, monkeypatch):
+    def fdatasync(descriptor: int) -> None:
+        raise OSError(errno.EIO, "no")
+
+    writer = make(fsync=True)
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    await writer.enter(replace(ENTRY, id="r0"))
+    assert store.ids == ["r0"] and [file.stat().st_size for file in files(tmp_path)] == [0]
+    store.there = False
+    with pytest.raises(BooksClosed):
+        await writer.enter(replace(ENTRY, id="r1"))
 
 
 async def test_while_the_store_is_away_the_disk_holds_what_waits(make, store, tmp_path, monkeypatch):

@@ -143,6 +143,12 @@ def test_only_the_owner_can_read_the_file(tmp_path):
         assert set(modes.values()) == {0o600} and "state.sqlite3" in modes
 
 
+@pytest.mark.parametrize(("durable", "mode"), [(False, 1), (True, 2)])
+def test_a_durable_store_syncs_what_it_commits(tmp_path, durable, mode):
+    with SqlStore(tmp_path, durable=durable) as store, store.database.writing() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == mode
+
+
 def test_other_databases_are_refused():
     for url in ("mysql://x/y", "oracle", "postgresql+asyncpg://h/n", "sqlite://"):
         with pytest.raises(StateError, match="postgresql\\+psycopg"):

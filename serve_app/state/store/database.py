@@ -32,13 +32,17 @@ class Database:
     """``url``: ``postgresql+psycopg://...``, ``sqlite:///FILE``, or None for the file in ``home``.
 
     ``prepare`` is called once, before the first transaction; it raises :class:`StateError` for a wrong schema.
+    ``durable``: all transactions are, see :meth:`writing`.
     """
 
-    def __init__(self, home: Path, url: str | None, prepare: Callable[[Database], object]) -> None:
+    def __init__(
+        self, home: Path, url: str | None, prepare: Callable[[Database], object], *, durable: bool = False
+    ) -> None:
         self.home = home
         self.url = parse_url(url) if url else sa.URL.create("sqlite", database=str(home / FILE))
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._prepare = prepare
+        self._durable = durable
         self._prepared = False
         self._preparing = threading.Lock()
         self._making = threading.Lock()
@@ -84,7 +88,7 @@ class Database:
     @contextmanager
     def unprepared(self, *, write: bool = True, durable: bool = False) -> Iterator[Connection]:
         """A transaction on whatever schema there is; for migrations."""
-        options = self.engine.execution_options(write=write, durable=durable)
+        options = self.engine.execution_options(write=write, durable=durable or self._durable)
         with self._noting(), options.begin() as connection:
             yield connection
 

@@ -30,11 +30,11 @@ from serve_app.state.store.usage import UsageTable
 
 class SqlStore:
     """:class:`serve_app.state.protocols.Store`. The database is opened and brought to this program's schema when it
-    is first used.
+    is first used. ``durable``: every transaction outlives a loss of power.
     """
 
-    def __init__(self, home: Path, url: str | None = None) -> None:
-        self.database = Database(home, url, upgrade)
+    def __init__(self, home: Path, url: str | None = None, *, durable: bool = False) -> None:
+        self.database = Database(home, url, upgrade, durable=durable)
         self.accounts = AccountTables(self.database)
         self.ledger = LedgerTable(self.database)
         self.queues = QueueTables(self.database, self.ledger)
