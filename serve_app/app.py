@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
     gateway = Gateway.options(**options, ray_actor_options={"num_cpus": 0.25})  # type: ignore[attr-defined]
-    return gateway.bind(told, _runners(settings).bind(told))
+    # A runner bounds its requests itself, by what workers have room for.
+    return gateway.bind(told, _runners(settings).bind(replace(told, max_inflight=MAX_ONGOING)))
 
 
 def _runners(settings: Settings) -> Any:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain, count
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -116,19 +116,27 @@ class Ends:
                     log.error("the input of batch %s could not be checked", batch.id, exc_info=error)
             now = claim_until()[0]
             if left:
-                pass
+                log.info("batch %s was ended while it was checked", batch.id)
             elif found is None:
                 problem = {"code": "server_error", "message": "The server could not check this batch.", "line": None}
                 await ask(self._store.refused, owner, batch.id, orjson.dumps([{**problem, "param": None}]), now)
             elif hasattr(found, "problems"):
                 await ask(self._store.refused, owner, batch.id, found.problems, now)
-            else:
-                await ask(self._store.planned, owner, batch.id, found.shards, found.wrong, now)
+            elif not await ask(self._store.planned, owner, batch.id, found.shards, found.wrong, now):
+                left = True
+            if left:
+                await ask(self._leave, batch)
             self.wake()
         finally:
             look.cancel()
             self._doing -= 1
         return True
+
+    def _leave(self, batch: Batch) -> None:
+        """Takes back what was written of a batch that has ended meanwhile."""
+        known = self._store.find(batch.caller.account, batch.id)
+        if known is None or known.ended is not None:
+            self._files.delete_below(f"batches/{batch.id}/shards")
 
     async def _left(self, batch: Batch, ask: Ask) -> None:
         """Ends when nobody needs the input checked any more."""
@@ -194,12 +202,5 @@ class Ends:
 
     def _clear(self, batch_id: str) -> None:
         """Drops shards and results of a batch that has ended."""
-        shards = self._store.shards(batch_id)
-        for shard in shards:
-            self._files.delete(shard.blob)
-        if not shards:
-            # Cancelled while it was cut.
-            for number in count():
-                if not self._files.delete(f"batches/{batch_id}/shards/{number:06}"):
-                    break
+        self._files.delete_below(f"batches/{batch_id}/shards")
         self._store.clear(batch_id)

@@ -14,7 +14,7 @@ from serve_app.state.ledger import Entry
 @dataclass(slots=True, frozen=True)
 class Job:
     """``created``: of the batch, in unix seconds. ``tries``: how often it has been tried before; ``faults``: how often
-    it may itself have been why that failed.
+    it may itself have been why that failed. ``model``: what it asks for, "" where that is not known.
     """
 
     batch: str
@@ -23,6 +23,7 @@ class Job:
     created: float
     tries: int = 0
     faults: int = 0
+    model: str = ""
 
     @property
     def request_id(self) -> str:

@@ -233,7 +233,12 @@ class Runner:
             numbers = [request.number for request in requests]
             done = await self._ask(self._store.done, claim.batch.id, numbers) if claim.done else ()
             batch = claim.batch
-            jobs = [Job(batch.id, one, batch.caller, batch.created) for one in requests if one.number not in done]
+            model = claim.shard.model
+            jobs = [
+                Job(batch.id, one, batch.caller, batch.created, model=model)
+                for one in requests
+                if one.number not in done
+            ]
             left = len(jobs)
         shard = self._hand[key] = InHand(claim, jobs, left)
         self._arriving.discard(key)

@@ -12,15 +12,13 @@ from serve_app.batch.intake import Plan, Refusal
 from serve_app.batch.job import Done
 from serve_app.batch.prepare import prepare
 from serve_app.batch.queues import QueueRunner, Sharer
-from serve_app.batch.runner import Pace, Runner, Steady
+from serve_app.batch.runner import Pace, Runner
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import endpoints
 from serve_app.gateway.http.batched import performer
 from serve_app.gateway.models import Models
+from serve_app.gateway.pacing import pace_of
 from serve_app.state.batches import Batch, Result, Waiting
-
-# Requests of one model that a runner has under way.
-AT_ONCE = 64
 
 
 class Ready:
@@ -47,8 +45,9 @@ class Works:
 
     def __init__(self, gateway: Gateway) -> None:
         state = gateway.state
-        pace, sharers = Ready(Steady(AT_ONCE), gateway.models), list[Sharer]()
-        perform = performer(endpoints(gateway), state.accounts.today)
+        known, sharers = pace_of(gateway), list[Sharer]()
+        pace = Ready(known, gateway.models)
+        perform = performer(endpoints(gateway), state.accounts.today, known.share)
 
         def lines(batch: Batch, found: Iterable[Result], errors: bool) -> Iterator[bytes]:
             return results.lines(batch, found, errors=errors)

@@ -313,7 +313,5 @@ def forget(store: BatchStore, files: Files, batch: Batch) -> bool:
     """Deletes a batch that has ended, with its blobs; whether it was there. The input of a batch may be a file of its
     sender's own, which stays. Blocks.
     """
-    for blob in (batch.input, batch.output, batch.errors):
-        if blob.startswith(f"batches/{batch.id}/"):
-            files.delete(blob)
+    files.delete_below(f"batches/{batch.id}")
     return store.delete(batch.caller.account, batch.id) is not None

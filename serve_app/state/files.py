@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -61,6 +62,9 @@ class Files(Protocol):
 
     def list(self, prefix: str = "") -> list[str]:
         """Names that begin with ``prefix``, in order."""
+
+    def delete_below(self, folder: str) -> None:
+        """Deletes all blobs below a folder, and what is left of ones that were never finished."""
 
 
 def open_files(where: str) -> Files:
@@ -135,8 +139,14 @@ class _FsspecFiles:
         return True
 
     def list(self, prefix: str = "") -> list[str]:
-        found = (path[len(self._root) :].lstrip("/") for path in self._system.find(self._root))
+        folder, slash, _ = prefix.rpartition("/")
+        where = self._path(folder) if slash else self._root
+        found = (path[len(self._root) :].lstrip("/") for path in self._system.find(where))
         return sorted(name for name in found if name.startswith(prefix) and _NAME.fullmatch(name))
+
+    def delete_below(self, folder: str) -> None:
+        for name in self.list(f"{folder}/"):
+            self.delete(name)
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
@@ -169,6 +179,11 @@ class DirectoryFiles(_FsspecFiles):
             draft.unlink(missing_ok=True)
             raise
         return length
+
+    def delete_below(self, folder: str) -> None:
+        path = self._path(folder)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 class BucketFiles(_FsspecFiles):

@@ -125,7 +125,8 @@ def work(world: World, seed: int, faults: bool) -> None:
     for name in FAULTY:
         setattr(store.batches, name, fuse.around(name, getattr(store.batches, name), Away("the dice say so")))
     files.put = fuse.torn(files.put)  # type: ignore[method-assign]
-    files.delete = fuse.around("delete", files.delete, OSError(28, "full"))  # type: ignore[method-assign]
+    failed = OSError(5, "the dice say so")
+    files.delete_below = fuse.around("delete", files.delete_below, failed)  # type: ignore[method-assign]
 
     async def perform(job: Job) -> Done:
         append(world.ran, f"{job.batch} {job.request.number}")

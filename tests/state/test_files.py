@@ -63,6 +63,10 @@ def test_what_is_put_can_be_read_listed_and_deleted(files, where):
     other.put("a/b.txt", b"again")
     assert files.get("a/b.txt") == b"again"
     assert files.delete("a/b.txt") is True and other.list("a/b") == []
+    files.put("a/e.txt", b"")
+    other.delete_below("a")
+    other.delete_below("a")
+    assert files.list() == ["e.txt"] and files.list("a/") == []
     for missing in (files.get, files.size, lambda name: list(files.stream(name))):
         with pytest.raises(NoFile):
             missing("a/b.txt")

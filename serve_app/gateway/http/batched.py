@@ -14,6 +14,7 @@ from starlette.routing import Route
 from serve_app.api import identity
 from serve_app.api.errors import ApiError, Internal, InvalidInput, Timeout, WorkersLost
 from serve_app.batch.job import Done, Job, Perform
+from serve_app.batch.pace import LEAST
 from serve_app.gateway.booking import kept_with_answer
 from serve_app.gateway.http import request_id
 from serve_app.gateway.http.exchange import Endpoint, error_answer, estimated
@@ -31,8 +32,12 @@ _ALONE = ("stream", "stream_options", "background")
 AGAIN_S = 1.0
 
 
-def performer(listed: Sequence[Endpoint], today: Callable[[Caller], Caller]) -> Perform:
-    """Runs jobs by these endpoints. ``today``: a caller with the limits it has by now."""
+def performer(
+    listed: Sequence[Endpoint], today: Callable[[Caller], Caller], share: Callable[[str], float] = lambda model: LEAST
+) -> Perform:
+    """Runs jobs by these endpoints. ``today``: a caller with the limits it has by now. ``share``: of a worker's time,
+    what requests of batches for a model get at least.
+    """
     inside = Inside((Route(e.path, e.handler, methods=[e.method]), e) for e in listed)
 
     async def perform(job: Job) -> Done:
@@ -42,7 +47,7 @@ def performer(listed: Sequence[Endpoint], today: Callable[[Caller], Caller]) -> 
         kept_with_answer.set(entries)
         endpoint = None
         try:
-            caller = replace(today(job.caller), priority="batch")
+            caller = replace(today(job.caller), priority="batch", share=share(job.model))
             request, endpoint = inside.post(job.request.url, _whole(job.request.body), caller, headers=_JSON)
             response = await endpoint.handler(request)
             if isinstance(response, StreamingResponse):
