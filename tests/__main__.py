@@ -1,8 +1,9 @@
-"""``python -m tests``: the whole suite in two processes at a time, and one line of counts for all.
+"""``python -m tests``: the whole suite in three processes at a time, and one line of counts for all.
 
-Tests of the Ray cluster wait for processes most of the time; all others compute. So the one process runs the cluster's
-tests, and the other the rest, in parts, large ones first; whoever is done takes the next part. Each loads only the
-files that may have tests for it. What the cluster's tests print is seen at once, the rest when all has ended.
+Tests of the Ray cluster wait for processes most of the time, and so do some of the others. So one process runs the
+cluster's tests, and two the rest, in parts, large ones first; whoever is done takes the next part. The cluster goes
+first where all want to compute. Each process loads only the files that may have tests for it. What the cluster's tests
+print is seen at once, the rest when all has ended.
 
 Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run.
 """
@@ -23,12 +24,14 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 # pytest's exit statuses: all passed, some failed, there were none. Any other says that not all of them have run.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 # Of the rest, in shares of its files: the smaller the last ones, the sooner both processes are done.
-PARTS = (6, 4, 2)
+PARTS = (4, 4, 2, 2)
+# How many processes run them beside the cluster's tests, and how far these go before.
+BESIDE, NICE = 2, 5
 # More failures than these are no accident.
 MAX_AGAIN = 3
 # All tests of this folder are the cluster's, of others those that take its fixtures.
@@ -78,18 +81,24 @@ def main(arguments: list[str]) -> int:
 
 def run_all(pytest: Pytest) -> tuple[int, Counter[str]]:
     """The exit status of them all, and what has been counted."""
+    started = time.monotonic()
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
     parts = shared_out([path for path in files if OF_THE_CLUSTER not in path.parents])
-    with ThreadPoolExecutor(1) as beside:
-        others = beside.submit(run_parts, pytest, parts)
+    with ThreadPoolExecutor(BESIDE) as beside:
+        others = [beside.submit(run_parts, pytest, parts) for _ in range(BESIDE)]
         theirs = [str(path) for path in files if may_need_the_cluster(path)]
         cluster = subprocess.Popen(pytest.command("cluster", theirs), stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
         total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
-        codes = [cluster.wait()]
-        for code, said in [*run_parts(pytest, parts), *others.result()]:
-            total += show(said, sys.stdout)
-            codes.append(code)
+        codes, took = [cluster.wait()], [time.monotonic() - started]
+        ran = run_parts(pytest, parts)
+        for part in [*ran, *(part for other in others for part in other.result())]:
+            total += show(part.said, sys.stdout)
+            codes.append(part.code)
+            took.append(part.seconds)
+    print(
+        f"seconds: {took[0]:.0f} of the cluster's tests, {', '.join(f'{s:.0f}' for s in took[1:])} of the others' parts"
+    )
     return together(codes), total
 
 
@@ -139,16 +148,25 @@ def shared_out(files: list[Path]) -> queue.SimpleQueue[list[str]]:
     return parts
 
 
-def run_parts(pytest: Pytest, parts: queue.SimpleQueue[list[str]]) -> list[tuple[int, str]]:
-    """Takes parts, which are files, while there are any; the status of each and what it has printed."""
+class Part(NamedTuple):
+    """One that has run: its exit status, what it has printed, and how long it took."""
+
+    code: int
+    said: str
+    seconds: float
+
+
+def run_parts(pytest: Pytest, parts: queue.SimpleQueue[list[str]]) -> list[Part]:
+    """Takes parts, which are files, while there are any."""
     done = []
     with contextlib.suppress(queue.Empty):
         while True:
+            started = time.monotonic()
             ran = subprocess.run(
-                pytest.command("rest", parts.get_nowait()),
+                ["nice", "-n", str(NICE), *pytest.command("rest", parts.get_nowait())],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
             )  # fmt: skip
-            done.append((ran.returncode, ran.stdout))
+            done.append(Part(ran.returncode, ran.stdout, time.monotonic() - started))
     return done
 
 
