@@ -8,6 +8,7 @@ import pytest
 
 from serve_app.api.errors import InvalidInput, NotFound, StoreAway
 from serve_app.state import conversations as rooms
+from serve_app.state.store.bounds import Keep
 from serve_app.state.store.conversations import ConversationTable
 from tests.state.gateways import Gateways
 
@@ -121,7 +122,7 @@ async def test_a_conversation_has_bounds(gateways, monkeypatch):
 
 @pytest.mark.parametrize("bounds", [{"max_count": 10}, {"max_bytes": 1000}])
 def test_the_longest_unused_go_first(store, bounds):
-    table = ConversationTable(store.database, **bounds)
+    table = ConversationTable(store.database, Keep(**bounds))
     table.create("b", "other", b"{}")
     table.create("a", "used", b"{}")
     for n in range(65):
@@ -133,6 +134,6 @@ def test_the_longest_unused_go_first(store, bounds):
 
 
 def test_an_old_conversation_is_gone(store):
-    table = ConversationTable(store.database, max_age_s=0.0)
+    table = ConversationTable(store.database, Keep(max_age_s=0.0))
     table.create("a", "x", b"{}")
     assert table.find("a", "x") is None and not table.add("a", "x", [("1", b"{}")])

@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.api.errors import InvalidInput, NotFound, StoreAway
 from serve_app.state import responses
+from serve_app.state.store.bounds import Keep
 from serve_app.state.store.responses import ResponseTable
 from tests.state.gateways import Gateways
 
@@ -133,7 +134,7 @@ def row(account: str, n: int, size: int = 100) -> dict[str, Any]:
 
 @pytest.mark.parametrize("bounds", [{"max_count": 10}, {"max_bytes": 1000}])
 def test_the_oldest_go_first(store, bounds):
-    table = ResponseTable(store.database, **bounds)
+    table = ResponseTable(store.database, Keep(**bounds))
     with store.database.writing() as connection:
         table.write(connection, [row("b", 0)])
     for n in range(65):
@@ -147,7 +148,7 @@ def test_the_oldest_go_first(store, bounds):
 
 
 def test_age(store):
-    table = ResponseTable(store.database, max_age_s=60)
+    table = ResponseTable(store.database, Keep(max_age_s=60))
     with store.database.writing() as connection:
         table.write(connection, [{**row("a", 0), "created": 1.0}, row("a", 1)])
     assert table.body("a", "a-000") is None and table.chain("a", "a-000", 9) == []

@@ -10,43 +10,27 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from serve_app.state.protocols import Conversation
+from serve_app.state.store.bounds import USUAL, Bounds, Keep
 from serve_app.state.store.database import Database
 from serve_app.state.store.tables import conversation_items, conversations
 
-# What goes beyond an account's number or size, counted from the one that was used last.
-_TRIM = sa.text("""
-DELETE FROM conversations WHERE id IN (
-    SELECT id FROM (
-        SELECT id, row_number() OVER latest AS number, sum(size) OVER latest AS total
-        FROM conversations WHERE account = :account WINDOW latest AS (ORDER BY used DESC, id DESC)
-    ) AS counted WHERE number > :count OR total > :bytes
-)
-""")
 _ITEMS = conversation_items.c
 
 
 class ConversationTable:
-    """Keeps ``max_count`` conversations and ``max_bytes`` of them per account, each for ``max_age_s`` seconds after its
-    last use; the longest unused go first. Bounds are looked at every :attr:`TRIM_EVERY` writes.
-    """
+    """The longest unused of an account go first."""
 
     KIND = "conversation"
-    TRIM_EVERY = 32
 
-    def __init__(
-        self, database: Database, *, max_age_s: float = 30 * 86400, max_count: int = 10_000, max_bytes: int = 256 << 20
-    ) -> None:
+    def __init__(self, database: Database, keep: Keep = USUAL) -> None:
         self._database = database
-        self._max_age_s = max_age_s
-        self._max_count = max_count
-        self._max_bytes = max_bytes
-        self._written: dict[str, int] = {}
+        self._bounds = Bounds(conversations, conversations.c.used, keep)
 
     def create(self, account: str, conversation_id: str, metadata: bytes) -> None:
         now = time.time()
         row = {"id": conversation_id, "account": account, "created": now, "used": now, "metadata": metadata}
         with self._database.writing() as connection:
-            self._trim(connection, account)
+            self._bounds.written(connection, account)
             connection.execute(sa.insert(conversations).values(**row, next=0, size=len(metadata)))
 
     def find(self, account: str, conversation_id: str) -> Conversation | None:
@@ -116,7 +100,7 @@ class ConversationTable:
 
     def _own(self, account: str, conversation_id: str) -> sa.ColumnElement[bool]:
         c = conversations.c
-        return (c.id == conversation_id) & (c.account == account) & (c.used > time.time() - self._max_age_s)
+        return (c.id == conversation_id) & (c.account == account) & (c.used > self._bounds.since)
 
     def _add(
         self, connection: Connection, account: str, conversation_id: str, items: Sequence[tuple[str, bytes]]
@@ -140,14 +124,5 @@ class ConversationTable:
         put = self._database.insert(conversation_items).on_conflict_do_nothing(index_elements=["conversation", "id"])
         if rows:
             connection.execute(put, rows)
-        self._trim(connection, account)
+        self._bounds.written(connection, account)
         return True
-
-    def _trim(self, connection: Connection, account: str) -> None:
-        """Looking at every row of an account is worth it now and then only; the bound is soft by this much."""
-        count = self._written.get(account, 0)
-        self._written[account] = count + 1
-        if count % self.TRIM_EVERY == 0:
-            connection.execute(sa.delete(conversations).where(conversations.c.used <= time.time() - self._max_age_s))
-            bounds = {"count": self._max_count, "bytes": self._max_bytes}
-            connection.execute(_TRIM, {"account": account, **bounds})
