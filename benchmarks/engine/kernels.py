@@ -25,6 +25,7 @@ from serve_app.kernels.batch import BLOCK
 from serve_app.kernels.library.load import attention_backend
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
 from serve_app.kernels.linear.packed import PackedLinear, packing_available
+from serve_app.kernels.linear.panels import PanelStore, panel_bytes, panel_library
 from serve_app.kernels.reference.attention import paged_attention_torch
 
 # Largest difference of two sides, over the largest number.
@@ -122,7 +123,9 @@ def linear_rows(rounds: int, checks: Checks, cases: int | None = None) -> list[d
             # Enough copies to leave the last-level cache, as the layers of a real model do.
             copies = max(1, min(8, (64 << 20) // (out_features * in_features * dtype.itemsize)))
             weights = [torch.randn(out_features, in_features).to(dtype) for _ in range(copies)]
-            packed = [PackedLinear(w, None) for w in weights]
+            library = panel_library() if dtype == torch.bfloat16 else None
+            store = PanelStore(library, sum(panel_bytes(w) for w in weights), compact=False) if library else None
+            packed = [PackedLinear(w, None, store) for w in weights]
             for m in (1, 8, 32):
                 x = torch.randn(m, in_features).to(dtype)
                 sides: dict[str, Callable[[], Any]] = {
