@@ -50,18 +50,18 @@ _ROOT = Path(__file__).resolve().parents[1]
 @dataclass(slots=True)
 class Verdict:
     """``differs``: why the model can't be served; ``fused_differs``: why not with the fused decoder; empty if it can.
-    ``unchecked``: why nothing could be compared.
+    ``compared``: whether there was anything to compare; without that a model is refused as well.
     """
 
     differs: str = ""
     fused_differs: str = ""
-    unchecked: str = ""
+    compared: bool = True
     seconds: float = 0.0
     cached: bool = False
 
     def report(self) -> dict[str, Any]:
         """For the model's report."""
-        said = self.unchecked or self.differs or "agrees with transformers"
+        said = self.differs or "agrees with transformers"
         return {"check": said + (" (known)" if self.cached else ""), "check_s": self.seconds}
 
 
@@ -91,7 +91,8 @@ def check(model_class: Any, config: Any) -> Verdict:
     finally:
         torch.set_num_threads(threads)
     verdict.seconds = round(time.perf_counter() - started, 2)
-    _write(file, verdict)
+    if verdict.compared:  # else the reason may lie in what is not installed
+        _write(file, verdict)
     return verdict
 
 
@@ -102,7 +103,8 @@ def compare(model_class: Any, config: Any, sizes: Sizes = SIZES, seed: int = 0) 
         small = build_small(model_class, config, sizes, own_attention(model_class.__name__), seed)
     except Exception as error:  # classes of models may object in any way they like
         reason = error if isinstance(error, NotScalable) else f"{type(error).__name__}: {error}"
-        return Verdict(unchecked=f"unchecked, as it can't be scaled down: {reason}"[:300])
+        said = f"it can't be compared with transformers, as it can't be scaled down: {reason}"
+        return Verdict(differs=said[:300], compared=False)
     with torch.inference_mode():
         try:
             prepared = prepare(small, torch.device("cpu"))
@@ -113,9 +115,8 @@ def compare(model_class: Any, config: Any, sizes: Sizes = SIZES, seed: int = 0) 
         try:
             truth([1, 2, 3])
         except Exception as error:
-            return Verdict(
-                unchecked=f"unchecked: transformers can't run it scaled down ({type(error).__name__}: {error})"[:300]
-            )
+            reason = f"{type(error).__name__}: {error}"
+            return Verdict(differs=f"transformers itself can't run it scaled down ({reason})"[:300], compared=False)
         differs = _first_difference(prepared.forward, prepared, shape, truth, sizes)
         fused = differs and "the model itself differs"
         return Verdict(differs=differs, fused_differs=fused or _fused_difference(small, prepared, shape, truth, sizes))

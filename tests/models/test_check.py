@@ -39,6 +39,19 @@ def test_other_code_compares_again(monkeypatch):
     assert not check.check(LlamaForCausalLM, config).cached
 
 
+@pytest.mark.parametrize("broken", ["scale_down", "Truth"])
+def test_what_can_not_be_compared_is_refused_and_not_remembered(monkeypatch, tmp_path, broken):
+    def objects(*_):
+        raise ValueError("a library is missing")
+
+    path = tiny.write_checkpoint(tmp_path / "model", "llama")
+    with monkeypatch.context() as patched:
+        patched.setattr(check, broken, objects if broken == "scale_down" else lambda module: objects)
+        with pytest.raises(UnsupportedModel, match="scaled down.*a library is missing"):
+            load_causal_lm(path, dtype="float32")
+    assert load_causal_lm(path, dtype="float32").report["check"] == "agrees with transformers"
+
+
 def test_a_wrong_mask_is_seen_and_the_model_refused(monkeypatch):
     """Llama 4's chunks left out, as they once were: only beyond the first chunk anything differs."""
     from transformers import Llama4ForCausalLM, Llama4TextConfig
