@@ -115,8 +115,8 @@ def compare(model_class: Any, config: Any, sizes: Sizes = SIZES, seed: int = 0) 
         try:
             truth([1, 2, 3])
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            return Verdict(differs=f"transformers itself can't run it scaled down ({reason})"[:300], compared=False)
+            said = f"transformers itself can't run it scaled down ({type(error).__name__}: {error})"
+            return Verdict(differs=said[:300], compared=False)
         differs = _first_difference(prepared.forward, prepared, shape, truth, sizes)
         fused = differs and "the model itself differs"
         return Verdict(differs=differs, fused_differs=fused or _fused_difference(small, prepared, shape, truth, sizes))
