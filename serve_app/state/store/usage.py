@@ -59,13 +59,15 @@ class UsageTable:
         with self._database.reading() as connection:
             # Read first: days that are closed meanwhile stay where they were, too.
             closed = closed_until(connection) * DAY_S
-            spans = _spans(query, since, until, self._clock(), closed)
+            spans = list(_spans(query, since, until, self._clock(), closed))
             parts = [self._part(query, table, *span) for table, *span in spans]
             if not parts:
                 return UsagePage((), 0, since, until)
             if not self._database.is_sqlite:
                 connection.execute(_ROOM)
-            found = connection.execute(_paged(query, parts)).all()
+            kept = len(parts) == 1 and _is_grouped(query, spans[0][0])
+            asked = _kept(query, parts[0], spans[0][0]) if kept else _paged(query, parts)
+            found = connection.execute(asked).all()
         return UsagePage(
             tuple(_rows(query, found)), int(found[0].total) if found else self._beyond(query, parts), since, until
         )
@@ -106,7 +108,8 @@ class UsageTable:
         values = list(self._values(query, table))
         span = period >= since // length, period < until // length
         if _is_grouped(query, table):
-            return _chosen(query, table, sa.select(*columns, *(v.label(name) for name, v in values)).where(*span))
+            columns += (v.label(name) for name, v in values)
+            return _chosen(query, table, sa.select(*columns).where(*span))
         summed = [sa.func.sum(value).label(name) for name, value in values]
         asked = _chosen(query, table, sa.select(*columns, *summed).where(*span))
         # By place: PostgreSQL does not see that two bound expressions are one.
@@ -247,16 +250,29 @@ def _grouped(query: UsageQuery, parts: list[sa.Select[Any]]) -> sa.Select[Any]:
 
 def _paged(query: UsageQuery, parts: list[sa.Select[Any]]) -> sa.Select[Any]:
     grouped = _grouped(query, parts).subquery()
-    order: list[Any] = []
-    names = _names(query)
-    for wanted in query.order:
-        name = "bucket" if wanted.by == "time" else wanted.by
-        if name in grouped.c:
-            order.append(grouped.c[name].desc() if wanted.descending else grouped.c[name].asc())
-    # Pages need one order of all groups.
-    order += [grouped.c[name] for name in names]
-    asked = sa.select(*grouped.c, sa.func.count().over().label("total")).order_by(*order)
+    asked = sa.select(*grouped.c, sa.func.count().over().label("total")).order_by(*_order(query, grouped, "bucket"))
     return asked.limit(query.limit).offset(query.offset)
+
+
+def _kept(query: UsageQuery, part: sa.Select[Any], table: sa.Table) -> sa.Select[Any]:
+    """:func:`_paged` of rows that are groups already: in their table's order no others than the page's are read, and
+    the others counted.
+    """
+    rows = part.add_columns(table.primary_key.columns[0].label("period")).subquery()
+    total = sa.select(sa.func.count()).select_from(rows).where(rows.c.entries > 0).scalar_subquery()
+    names = (*_names(query), *_PLAIN, *_units(query))
+    asked = sa.select(*(rows.c[name] for name in names), total.label("total")).where(rows.c.entries > 0)
+    return asked.order_by(*_order(query, rows, "period")).limit(query.limit).offset(query.offset)
+
+
+def _order(query: UsageQuery, rows: sa.FromClause, time: str) -> Iterator[sa.ColumnElement[Any]]:
+    """``time``: the column that buckets are in the order of."""
+    for wanted in query.order:
+        name = time if wanted.by == "time" else wanted.by
+        if name in rows.c:
+            yield rows.c[name].desc() if wanted.descending else rows.c[name].asc()
+    # Pages need one order of all groups.
+    yield from (rows.c[time if name == "bucket" else name] for name in _names(query))
 
 
 def _rows(query: UsageQuery, found: Sequence[sa.Row]) -> Iterator[UsageRow]:
