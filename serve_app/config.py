@@ -57,6 +57,9 @@ ENVIRONMENT = {
     "SERVE_APP_BATCH_RUNNERS": "batch_runners",
     "SERVE_APP_RESUME_MAX_S": "resume_max_s",
     "SERVE_APP_RESUME_BYTES": "resume_bytes",
+    "SERVE_APP_BATCH_MAX_REQUESTS": "batch_max_requests",
+    "SERVE_APP_BATCH_FILE_BYTES": "batch_file_bytes",
+    "SERVE_APP_BATCH_HOURS": "batch_hours",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
     **{variable: setting for setting, variable in PORTS.items()},
 }
@@ -152,6 +155,10 @@ class Settings(BaseModel):
     # Streams that go on without a client: for how long at most, and bytes kept of each account's.
     resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
     resume_bytes: Bytes = 64 << 20
+    # Requests of a batch, bytes of a file of them, and hours before what is not done expires.
+    batch_max_requests: int = Field(default=50_000, ge=1, le=1_000_000)
+    batch_file_bytes: Bytes = 200_000_000
+    batch_hours: float = Field(default=24, gt=0, le=8760, allow_inf_nan=False)
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
     haproxy_metrics_port: PortNumber = 9101
     haproxy_stats_port: PortNumber = 8404

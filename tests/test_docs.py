@@ -194,6 +194,8 @@ ALIASES = re.compile(
     r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/client/v4/accounts/\{account\}/ai(/v1)*|/v1)"
     r"(?=/(chat/completions|completions|embeddings|models|responses|conversations|messages)(/|$))(?!/models/(search|schema))"
 )
+# Files and batches of OpenAI's have one of their own beside our own batches.
+BATCHES = re.compile(r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/v1)(?=/(files|batches)(/|$))")
 OWN = re.compile(r"^/v1(?=/requests/)")
 
 
@@ -201,7 +203,7 @@ def canonical(path: str) -> str:
     path = re.sub(r"^/(v1/|v2/)?(rerank|score)$", lambda m: f"{ACCOUNT}/ai/{m[1] or 'v1/'}{m[2]}", path)
     path = re.sub(rf"^{re.escape(ACCOUNT)}(?=/tokens(/|$))", "/client/v4/user", path)
     path = re.sub(r"^/v1(?=/(organization/|estimate$))", f"{ACCOUNT}/ai/v1", path)
-    path = ALIASES.sub(f"{ACCOUNT}/ai/v1", path)
+    path = BATCHES.sub(f"{ACCOUNT}/ai/v1", ALIASES.sub(f"{ACCOUNT}/ai/v1", path))
     return OWN.sub(f"{ACCOUNT}/ai", path)
 
 

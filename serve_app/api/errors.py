@@ -208,6 +208,20 @@ class AlreadyThere(ApiError):
     code, status, type, generic = 5006, 409, "conflict", True
 
 
+class RangeWrong(ApiError):
+    """A range of bytes that a file does not have."""
+
+    code, status, type = 5006, 416, "invalid_request_error"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"The range lies outside of the {size} bytes that there are.", param="range")
+        self._size = size
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "Content-Range": f"bytes */{self._size}"}
+
+
 class NoRoute(ApiError):
     code, status, type, generic = 7003, 404, "not_found_error", True
 

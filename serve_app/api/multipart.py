@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesHeaderParser
@@ -33,18 +34,22 @@ class Part:
 
 def read_multipart(data: bytes, content_type: str) -> list[Part]:
     """The parts of a body with the header ``content_type``. Raises `InvalidInput`."""
-    header = Message()
-    header["content-type"] = content_type
-    boundary = header.get_boundary()
-    if not boundary or len(boundary) > 70:
-        raise InvalidInput("The content type of a multipart body must name its boundary.")
     # The first delimiter may stand at the very beginning; behind the last one is nothing to read.
-    pieces = (b"\r\n" + data).split(b"\r\n--" + boundary.encode("latin-1"))
+    pieces = (b"\r\n" + data).split(b"\r\n--" + _boundary(content_type))
     if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
         raise InvalidInput("The multipart body does not end with its boundary.")
     if len(pieces) - 2 > MAX_PARTS:
         raise InvalidInput(f"The body has more than {MAX_PARTS} parts.")
     return [_part(piece) for piece in pieces[1:-1]]
+
+
+def _boundary(content_type: str) -> bytes:
+    header = Message()
+    header["content-type"] = content_type
+    boundary = header.get_boundary()
+    if not boundary or len(boundary) > 70:
+        raise InvalidInput("The content type of a multipart body must name its boundary.")
+    return boundary.encode("latin-1")
 
 
 def _part(piece: bytes) -> Part:
@@ -74,3 +79,71 @@ def write_multipart(parts: list[Part]) -> tuple[bytes, str]:
 
 def _quoted(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "").replace("\n", "")
+
+
+@dataclass(slots=True)
+class StreamedPart:
+    """A part whose data comes in ``pieces``, which are to be taken before the next part."""
+
+    name: str
+    filename: str
+    pieces: Iterator[bytes]
+
+
+def stream_multipart(pieces: Iterator[bytes], content_type: str) -> Iterator[StreamedPart]:
+    """The parts of a body that comes in ``pieces``, of which little more than one is held. Raises `InvalidInput`."""
+    return _Stream(pieces, b"\r\n--" + _boundary(content_type)).parts()
+
+
+class _Stream:
+    def __init__(self, pieces: Iterator[bytes], delimiter: bytes) -> None:
+        self._pieces = pieces
+        self._delimiter = delimiter
+        # The first delimiter may stand at the very beginning.
+        self._buffer = b"\r\n"
+
+    def parts(self) -> Iterator[StreamedPart]:
+        for _ in self._until():  # what stands before the first part is nothing to read
+            pass
+        for _ in range(MAX_PARTS):
+            if self._at_least(2).startswith(b"--"):
+                return
+            part = _part(self._head())
+            data = self._until()
+            yield StreamedPart(part.name, part.filename, data)
+            for _ in data:
+                pass
+        if not self._at_least(2).startswith(b"--"):
+            raise InvalidInput(f"The body has more than {MAX_PARTS} parts.")
+
+    def _until(self) -> Iterator[bytes]:
+        """The data up to the next delimiter, and behind it."""
+        while (at := self._buffer.find(self._delimiter)) < 0:
+            safe = len(self._buffer) - len(self._delimiter) + 1
+            if safe > 0:
+                yield self._buffer[:safe]
+                self._buffer = self._buffer[safe:]
+            self._more()
+        if at:
+            yield self._buffer[:at]
+        self._buffer = self._buffer[at + len(self._delimiter) :]
+
+    def _head(self) -> bytes:
+        while (at := self._buffer.find(b"\r\n\r\n")) < 0:
+            if len(self._buffer) > MAX_PART_HEADERS:
+                raise InvalidInput("A part of the multipart body has no headers, or too long ones.")
+            self._more()
+        head = self._buffer[: at + 4]
+        self._buffer = self._buffer[at + 4 :]
+        return head
+
+    def _at_least(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            self._more()
+        return self._buffer
+
+    def _more(self) -> None:
+        piece = next(self._pieces, b"")
+        if not piece:
+            raise InvalidInput("The multipart body does not end with its boundary.")
+        self._buffer += piece

@@ -6,6 +6,7 @@ less than 150 MB. Everything here blocks, in short steps that let other threads 
 
 from __future__ import annotations
 
+import secrets
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,6 +116,20 @@ class Intake:
             return self._problems
         return [*self._problems, Problem("too_many_errors", f"{self._left_out} more are wrong.")]
 
+    @property
+    def faults(self) -> list[Problem]:
+        """What is wrong with single requests so far, the first thousand."""
+        return self._faults
+
+    @property
+    def good(self) -> int:
+        """Requests that can be run."""
+        return len(self._spool)
+
+    @property
+    def first_model(self) -> str | None:
+        return next(iter(self._names), None)
+
     def take(self, number: int, raw: bytes | None) -> None:
         """One request as it stands in the input; ``raw`` None: it was too long to read. Raises `InvalidInput` where it
         is one too many.
@@ -204,8 +219,10 @@ class Intake:
 
     def _shards(self, files: Files, batch_id: str, found: np.ndarray, models: np.ndarray) -> Iterator[Shard]:
         names = list(self._names)
+        # Of two inputs under one id the second must not touch the shards of the first.
+        prefix = f"batches/{batch_id}/shards/{secrets.token_hex(4)}-"
         for number, part in enumerate(self._parts(found, models)):
-            blob = f"batches/{batch_id}/shards/{number:06}"
+            blob = f"{prefix}{number:06}"
             files.put(blob, _ARRAY + len(part).to_bytes(4, "big") + b"".join(map(self._spool.get, part)))
             yield Shard(number, names[models[part[0]]], blob, len(part))
 

@@ -8,7 +8,7 @@ import orjson
 
 from serve_app.api.errors import ApiError
 from serve_app.batch.check import Known
-from serve_app.batch.doors import anthropic_door, openai_door
+from serve_app.batch.doors import anthropic_door, native_door, openai_door
 from serve_app.batch.intake import Intake, Plan, Problem, Refusal
 from serve_app.batch.split import ArrayItems, lines
 from serve_app.state.batches import Batch
@@ -23,9 +23,16 @@ def prepare(files: Files, batch: Batch, known: Known, *, stop: Callable[[], bool
     """Reads ``batch.input`` as its door has it, and writes the shards. Blocks, for minutes where there are a million
     requests. ``stop``: asked now and then whether to leave it; raises `Ended` then.
     """
-    endpoint = orjson.loads(batch.about).get("endpoint", "")
-    door = openai_door(endpoint) if batch.door == "openai" else anthropic_door(checked=True)
-    intake = Intake(door, known, batch.caller, most=known.most)
+    about = orjson.loads(batch.about)
+    if batch.door == "openai":
+        door = openai_door(about["endpoint"])
+    elif batch.door == "anthropic":
+        door = anthropic_door(checked=True)
+    else:
+        door = native_door(batch.caller.account, about.get("model", ""))
+    # Doors with bounds of their own have held them.
+    most = known.most if batch.door == "openai" else 1 << 31
+    intake = Intake(door, known, batch.caller, most=most)
     try:
         if not batch.input:
             return _refused("server_error", "The server was lost while it read this batch; send it again.")

@@ -95,7 +95,7 @@ class Properties(Record):
     reasoning: bool | None = None
     vision: bool | None = None
     lora: bool | None = None
-    async_queue: bool | None = None
+    async_queue: bool | None = True  # every model takes batches
     beta: bool | None = None
     require_workers_paid: bool | None = None  # accounts with the free plan may not use it
     info: str | None = None

@@ -18,6 +18,8 @@ from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.batch.check import Known
+from serve_app.batch.front import Batches
+from serve_app.batch.sheet import Terms
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
@@ -122,6 +124,16 @@ class Gateway:
         self.streams = Streams(self.state.streams, settings.resume_max_s)
         self.state.batches.max_left = settings.batch_max_left
         self.runners = Runners(self.state)
+        terms = Terms(settings.batch_hours, settings.batch_keep_s, settings.batch_file_bytes)
+        self.batches = Batches(
+            self.state.batches,
+            self.state.uploads,
+            lambda: self.state.files,
+            self.known,
+            terms,
+            uuid.uuid4().hex,
+            self.runners.wake,
+        )
         self._subscriptions = None
         if ask_all is not None:
             self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan, self._told)
@@ -154,6 +166,7 @@ class Gateway:
         self.price_watch.close()
         self.webhooks.close()
         self.streams.close()
+        self.batches.close()
         self.state.close()
 
     def _plan(self, model: ServedModel) -> Wanted:
@@ -190,7 +203,7 @@ class Gateway:
             paid = bool(model.record.properties.require_workers_paid)
             self.state.allowance.check_plan(caller, model.id, paid=paid)
 
-        return Known(self.models.named, self.limits, allow, self.settings)
+        return Known(self.models.named, self.limits, allow, self.settings, self.settings.batch_max_requests)
 
     def limits(self, model: ServedModel) -> ModelLimits:
         """Bounds and defaults that bodies for the model are read with; the defaults for one that generates nothing."""
@@ -203,13 +216,12 @@ class Gateway:
         body: Body,
         caller: Caller,
         *,
-        queue_request: bool = False,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Answer | Streamed:
         """The native call."""
         model = self.models.find(name)
         task = tasks()[model.record.task]
-        request = with_headers(task.read(body, model, self.limits(model), queue_request=queue_request), headers)
+        request = with_headers(task.read(body, model, self.limits(model)), headers)
         return await task.answer(self.runtime, model, request, await self.perform(model, request, caller))
 
     async def perform(self, model: ServedModel, request: Asked, caller: Caller) -> Any:

@@ -50,6 +50,10 @@ class GatewaySettings:
     batch_max_left: int = 2_000_000
     resume_max_s: float = 3600.0
     resume_bytes: int = 64 << 20
+    # Requests of a batch, bytes of its input, and hours before what is not done expires.
+    batch_max_requests: int = 50_000
+    batch_file_bytes: int = 200_000_000
+    batch_hours: float = 24.0
     # With several nodes, workers on other nodes must reach this gateway's token inbox.
     several_nodes: bool = False
 

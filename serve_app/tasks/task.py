@@ -78,8 +78,8 @@ class Task(ABC):
         """JSON Schemas of a model's ``input`` and ``output``."""
 
     @abstractmethod
-    def read(self, body: Body, model: ServedModel, limits: ModelLimits, *, queue_request: bool = False) -> Asked:
-        """The request in a native body. Raises `ApiError`. ``queue_request``: the query asked for a batch."""
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> Asked:
+        """The request in a native body. Raises `ApiError`."""
 
     @abstractmethod
     async def run(self, runtime: Runtime, model: ServedModel, request: Any, caller: Caller) -> Any:

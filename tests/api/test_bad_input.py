@@ -208,8 +208,8 @@ GENERATE = [
     ({"prompt": "x", "modalities": ["audio"]}, "modalities"),
     ({"prompt": "x", "options": "fast"}, "options must be an object"),
     ({"prompt": "x", "options": {"rejectIfBusy": "yes"}}, "rejectIfBusy"),
-    ({"requests": [{"prompt": "x"}]}, "not available yet"),
-    ({"prompt": "", "request_id": "1"}, "not available yet"),
+    ({"requests": [{"prompt": "x"}]}, "belongs to batches"),
+    ({"prompt": "", "request_id": "1"}, "belongs to batches"),
 ]  # fmt: skip
 
 
@@ -287,7 +287,7 @@ NATIVE = [
     (parse_embed, {"text": ["a", 4]}, r"text\[1\]"),
     (parse_embed, {"text": ["a"] * 4097}, "at most 4096"),
     (parse_embed, {"text": "a", "pooling": "max"}, '"mean", "cls"'),
-    (parse_embed, {"text": "", "requests": [{"text": "a"}]}, "not available yet"),
+    (parse_embed, {"text": "", "requests": [{"text": "a"}]}, "belongs to batches"),
     (parse_rerank, {"contexts": [{"text": "a"}]}, "query"),
     (parse_rerank, {"query": "", "contexts": [{"text": "a"}]}, "query"),
     (parse_rerank, {"query": "q"}, "contexts"),
@@ -317,8 +317,9 @@ def test_adapters_and_batches_are_refused_by_their_codes():
     with pytest.raises(LoraUnsupported) as caught:
         parse_generate({"prompt": "x", "lora": "mine"}, "@cf/a/b", LIMITS)
     assert (caught.value.code, caught.value.status) == (5005, 405)
-    with pytest.raises(InvalidInput, match="batches"):
-        parse_generate({"prompt": "x"}, "@cf/a/b", LIMITS, queue_request=True)
+    for name in ("requests", "request_id"):
+        with pytest.raises(InvalidInput, match=name):
+            parse_generate({"prompt": "x", name: "x"}, "@cf/a/b", LIMITS)
     for body in ({}, {"model": "m"}, {"model": "m", "input": "x"}, {"input": {}}):
         with pytest.raises(InvalidInput):
             workers_ai.parse_run_target(body)

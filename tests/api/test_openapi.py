@@ -60,7 +60,8 @@ def test_every_dialect_is_described():
     described = {about["tags"][0] for _, _, about in operations()}
     openai = {"OpenAI", "OpenAI Responses", "OpenAI Conversations"}
     dialects = {"Workers AI", *openai, "Anthropic", "Reranking", "Tokens", "Ollama"}
-    assert described == {"Server", "Catalogue", "Requests", "Accounts", "Usage", *dialects}
+    batches = {"Batches", "OpenAI Batches", "Anthropic Batches"}
+    assert described == {"Server", "Catalogue", "Requests", "Accounts", "Usage", "Webhooks", *batches, *dialects}
 
 
 @pytest.mark.parametrize(("path", "method", "about"), operations(), ids=lambda value: str(value)[:60])

@@ -9,8 +9,9 @@ from typing import Any
 
 import orjson
 
-from serve_app.api.errors import NotFound
+from serve_app.api.errors import InvalidInput, NotFound
 
+MAX_PAGE = 1000
 _BATCH = re.compile(r"msgbatch_([0-9a-f]{32})", re.ASCII)
 # Anthropic's words for how a request ended.
 _NOT_RUN = {"expired": "expired", "cancelled": "canceled"}
@@ -74,3 +75,17 @@ def _time(at: float | None) -> str | None:
         if at is None
         else datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     )
+
+
+def parse_page(query: Mapping[str, str]) -> tuple[str, str, int]:
+    """The batch behind which to begin, the one in front of which to end, and how many. Raises `InvalidInput`."""
+    limit = query.get("limit", "").strip() or "20"
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
+        raise InvalidInput(f"limit must be an integer between 1 and {MAX_PAGE}.", param="limit")
+    after, before = (batch_key(named) if (named := query.get(name, "")) else "" for name in ("after_id", "before_id"))
+    return after, before, int(limit)
+
+
+def render_list(found: list[dict[str, Any]], more: bool) -> dict[str, Any]:
+    ends = {"first_id": found[0]["id"] if found else None, "last_id": found[-1]["id"] if found else None}
+    return {"data": found, "has_more": more, **ends}

@@ -15,7 +15,7 @@ from serve_app.api.fields.values import refuse, string, text
 PURPOSES = ("batch", "batch_output")
 MIN_KEPT_S, MAX_KEPT_S = 3600, 2_592_000
 MAX_NAME = 255
-_FILE = re.compile(r"file-[0-9a-f]{32}", re.ASCII)
+_FILE = re.compile(r"file-([0-9a-f]{32})", re.ASCII)
 _BATCH = re.compile(r"batch_([0-9a-f]{32})", re.ASCII)
 # What OpenAI calls a batch's states.
 _STATUS = {"queued": "in_progress", "running": "in_progress"}
@@ -75,13 +75,6 @@ def parse_upload(fields: Mapping[str, str]) -> tuple[str, float | None]:
 
 def file_name(value: str) -> str:
     return text(value, "file", limit=MAX_NAME) or "upload"
-
-
-def check_file_id(value: str) -> str:
-    """Raises `NotFound` for what no file is called."""
-    if not _FILE.fullmatch(value):
-        raise no_file(value)
-    return value
 
 
 def no_file(value: str) -> NotFound:
@@ -172,3 +165,40 @@ def result_line(
         return named + b',"response":null,"error":' + orjson.dumps({"code": code, "message": message}) + b"}\n"
     head = orjson.dumps({"status_code": status, "request_id": request_id})[:-1]
     return named + b',"response":' + head + b',"body":' + body + b'},"error":null}\n'
+
+
+def file_key(value: str) -> str:
+    """What stands in the store of a file's id. Raises `NotFound`."""
+    found = _FILE.fullmatch(value)
+    if found is None:
+        raise no_file(value)
+    return found[1]
+
+
+def parse_files_page(query: Mapping[str, str]) -> tuple[str, str, int, bool]:
+    """Purpose, the file behind which to begin, how many, and whether the oldest come first. Raises `InvalidInput`."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidInput('order must be "asc" or "desc".', param="order")
+    after = query.get("after", "")
+    return query.get("purpose", ""), file_key(after) if after else "", _limit(query, 10_000, 10_000), order == "asc"
+
+
+def parse_batches_page(query: Mapping[str, str]) -> tuple[str, int]:
+    """The batch behind which to begin, and how many."""
+    after = query.get("after", "")
+    return batch_key(after) if after else "", _limit(query, 20, 100)
+
+
+def _limit(query: Mapping[str, str], usual: int, most: int) -> int:
+    given = query.get("limit", "").strip()
+    if not given:
+        return usual
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= most):
+        raise InvalidInput(f"limit must be an integer between 1 and {most}.", param="limit")
+    return int(given)
+
+
+def render_list(found: list[dict[str, Any]], more: bool) -> dict[str, Any]:
+    ends = {"first_id": found[0]["id"] if found else None, "last_id": found[-1]["id"] if found else None}
+    return {"object": "list", "data": found, **ends, "has_more": more}

@@ -23,6 +23,7 @@ ERRORS = {
     409: "There is one of this name already, or it is under way.",
     413: "The body, or the prompt with its answer, is too large.",
     415: "The body is packed in another way than gzip.",
+    416: "The file does not have this range of bytes.",
     429: "No room at the moment, or over the rate limit; Retry-After says when to try again.",
     431: "The headers are too large.",
     500: "A failure of the server; the log has the cause under the id in cf-ray.",

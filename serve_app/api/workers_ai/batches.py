@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from serve_app.api.errors import InvalidInput, NotFound
-from serve_app.api.fields.values import boolean, refuse, string
+from serve_app.api.fields.values import boolean, refuse
 
 _ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _NOT_RUN = {
@@ -53,16 +53,16 @@ def polled(body: Mapping[str, Any]) -> str | None:
     return None if body.get("requests") is not None or body.get("request_id") is None else batch_key(body["request_id"])
 
 
-def parse_requests(body: dict[str, Any]) -> tuple[list[Any], bool]:
-    """The requests that a body submits, and whether it is one alone: then it is the inputs themselves."""
+def parse_requests(body: dict[str, Any]) -> list[Any]:
+    """The requests that a body submits; one that has none is a request itself."""
     listed = body.get("requests")
     if listed is None:
-        return [{name: value for name, value in body.items() if name not in ("queueRequest", "options")}], True
+        return [{name: value for name, value in body.items() if name not in ("queueRequest", "options")}]
     if not isinstance(listed, list):
         raise refuse("requests", "an array of the model's inputs", listed)
     if not listed:
         raise InvalidInput("requests must hold at least one item.", param="requests")
-    return listed, False
+    return listed
 
 
 def estimate_asked(body: dict[str, Any], header: str) -> bool:
@@ -71,7 +71,7 @@ def estimate_asked(body: dict[str, Any], header: str) -> bool:
     return bool(asked) or header.strip().lower() in ("true", "1")
 
 
-def metadata_page(query: Mapping[str, str]) -> tuple[str, int]:
+def parse_page(query: Mapping[str, str]) -> tuple[str, int]:
     """Cursor and size of a page of batches."""
     after, limit = query.get("after", ""), query.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 100):
@@ -103,7 +103,3 @@ def usage(read: int, cached: int, written: int) -> dict[str, Any]:
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-
-
-def name(body: dict[str, Any]) -> str | None:
-    return string(body, "model", limit=512)

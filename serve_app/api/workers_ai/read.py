@@ -30,14 +30,13 @@ def parse_run_target(body: bytes | dict[str, Any]) -> tuple[str, dict[str, Any]]
     return model, inner
 
 
-def open_native(body: bytes | dict[str, Any], queue_request: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def open_native(body: bytes | dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs, and how the request asks to be treated."""
     body = as_object(body)
     asked = parse_asked(body)
-    if queue_request or body.get("requests") is not None or body.get("request_id") is not None:
-        raise InvalidInput(
-            "Asynchronous batches are not available yet; send one request per input, without queueRequest."
-        )
+    for name in ("requests", "request_id"):
+        if body.get(name) is not None:
+            raise InvalidInput(f"{name} belongs to batches, of which this can't be one.", param=name)
     return body, asked
 
 

@@ -28,12 +28,16 @@ from serve_app.gateway.http.routes import account_tokens as routes_account_token
 from serve_app.gateway.http.routes import accounts as routes_accounts
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
+from serve_app.gateway.http.routes import anthropic_batches as routes_anthropic_batches
+from serve_app.gateway.http.routes import batches as routes_batches
 from serve_app.gateway.http.routes import conversations as routes_conversations
 from serve_app.gateway.http.routes import estimate as routes_estimate
 from serve_app.gateway.http.routes import event_subscriptions as routes_event_subscriptions
+from serve_app.gateway.http.routes import files as routes_files
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
+from serve_app.gateway.http.routes import openai_batches as routes_openai_batches
 from serve_app.gateway.http.routes import queues as routes_queues
 from serve_app.gateway.http.routes import requests as routes_requests
 from serve_app.gateway.http.routes import rerank as routes_rerank
@@ -52,6 +56,10 @@ DIALECTS = (
     routes_ollama.endpoints,
 )
 OTHERS = (
+    routes_files.endpoints,
+    routes_openai_batches.endpoints,
+    routes_anthropic_batches.endpoints,
+    routes_batches.endpoints,
     routes_conversations.endpoints,
     routes_requests.endpoints,
     routes_tokens.endpoints,

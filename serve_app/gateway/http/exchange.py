@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from serve_app.api import identity
 from serve_app.api.envelopes import envelope, status_of, success
-from serve_app.api.errors import ApiError, HeadersTooLarge, InvalidInput, as_api_error
+from serve_app.api.errors import ApiError, BodyTooLarge, HeadersTooLarge, InvalidInput, as_api_error
 from serve_app.api.fields.values import string
 from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
@@ -48,7 +48,8 @@ class Endpoint:
     """One route. ``scopes``: what a key of the account in the path needs, any of them; none: any key; None: no key.
     ``operated``: admins of the account of the settings may name any account.
 
-    ``error_body`` writes errors as the dialect's clients read them.
+    ``error_body`` writes errors as the dialect's clients read them. ``keyed``: an `Idempotency-Key` is looked after
+    here; otherwise by the handler.
     """
 
     method: str
@@ -58,6 +59,7 @@ class Endpoint:
     error_body: ErrorBody = envelope
     scopes: Collection[Scope] | None = RUN
     operated: bool = False
+    keyed: bool = True
 
 
 class Exchange:
@@ -80,7 +82,7 @@ class Exchange:
                     caller = authenticate(request.headers, book, account, endpoint.scopes, operator=operator)
                     request.state.caller, request.state.account = caller, caller.account
                 # Answers that hold a new key are kept nowhere.
-                runs = endpoint.method == "POST" and "inference" in (endpoint.scopes or ())
+                runs = endpoint.keyed and endpoint.method == "POST" and "inference" in (endpoint.scopes or ())
                 if runs and HEADER in request.headers:
                     response = await once(self.gateway, request, endpoint.handler)
                 else:
@@ -101,20 +103,32 @@ class Exchange:
         limit = max(task.body_limit(self.gateway.settings) for task in taking(takes) or tasks().values())
         return (await read_body(request, limit)).json
 
-    async def native_body(self, request: Request, name: str) -> Body:
-        """The body as the model's task takes it; a JSON object for a model that is not here."""
+    async def native_body(self, request: Request, name: str, most: int = 0) -> Body:
+        """The body as the model's task takes it, up to ``most`` bytes at least; a JSON object for a model that is not
+        here.
+        """
         model = self.gateway.models.get(name)
         if model is None:
             return Body(await self.body(request))
         task = tasks()[model.record.task]
-        return await read_body(request, task.body_limit(self.gateway.settings), task.bodies)
+        return await read_body(request, max(most, task.body_limit(self.gateway.settings)), task.bodies)
 
-    async def model(self, request: Request, name: str, takes: type[Asked] | None = None) -> ServedModel:
+    def check_size(self, request: Request, name: str) -> None:
+        """Raises `BodyTooLarge` for what has been read and is more than the model's task takes."""
+        if (model := self.gateway.models.get(name)) is not None:
+            limit = tasks()[model.record.task].body_limit(self.gateway.settings)
+            if len(request.state.raw_body) > limit:
+                raise BodyTooLarge(limit)
+
+    async def model(
+        self, request: Request, name: str, takes: type[Asked] | None = None, *, ready: bool = True
+    ) -> ServedModel:
         """The model that ``request`` names, which must run requests of the type ``takes``; counted against the limits
-        of requests of its caller. Raises `PaidPlanNeeded` where its caller may not use it.
+        of requests of its caller. Raises `PaidPlanNeeded` where its caller may not use it. ``ready``: at once.
         """
         fitting = () if takes is None else tuple(task.declaration.name for task in taking(takes))
-        model = self.gateway.models.find(name, fitting)
+        models = self.gateway.models
+        model = models.find(name, fitting) if ready else models.named(name, fitting)
         # A request that is run again has been counted.
         if not identity.again():
             allowance, caller = self.gateway.state.allowance, request.state.caller

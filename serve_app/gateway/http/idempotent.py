@@ -45,9 +45,8 @@ async def once(gateway: Gateway, request: Request, handler: Handler) -> Response
     """``handler``'s answer, or where the request's key was used before the one that there was. Raises
     `KeyReused` if that was another request, and `KeyInUse` while its answer is not there.
     """
-    key, account = request.headers[HEADER].strip(), request.state.account
-    if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
-        raise InvalidInput(f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters.")
+    key, account = check_key(request), request.state.account
+    assert key is not None
     limit = max(gateway.settings.max_body_bytes, gateway.settings.max_embedding_body_bytes)
     raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
     asked = b"\0".join([request.method.encode(), request.url.path.encode(), request.url.query.encode(), raw])
@@ -70,6 +69,16 @@ async def once(gateway: Gateway, request: Request, handler: Handler) -> Response
         response = Response(kept.body, media_type=kept.media_type)
     response.headers["Idempotent-Replayed"] = "true"
     return response
+
+
+def check_key(request: Request) -> str | None:
+    """The request's key; None: it has none. Raises `InvalidInput`."""
+    if HEADER not in request.headers:
+        return None
+    key = request.headers[HEADER].strip()
+    if not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+        raise InvalidInput(f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters.")
+    return key
 
 
 async def _first(gateway: Gateway, request: Request, raw: bytes, key: str, handler: Handler) -> Response:

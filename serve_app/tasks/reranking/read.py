@@ -11,9 +11,9 @@ from serve_app.api.types import RerankRequest
 from serve_app.api.workers_ai.read import open_native, parse_contexts
 
 
-def parse_rerank(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> RerankRequest:
+def parse_rerank(body: bytes | dict[str, Any], model: str) -> RerankRequest:
     """``{query, contexts: [{text}], top_k}``."""
-    body, asked = open_native(body, queue_request)
+    body, asked = open_native(body)
     query = string(body, "query")
     if not query:
         raise InvalidInput(

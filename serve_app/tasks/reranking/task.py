@@ -27,10 +27,8 @@ class Reranking(Task):
     def schema(self, limits: ModelLimits | None = None) -> dict[str, dict[str, Any]]:
         return {"input": input_schema(), "output": output_schema()}
 
-    def read(
-        self, body: Body, model: ServedModel, limits: ModelLimits, *, queue_request: bool = False
-    ) -> RerankRequest:
-        return parse_rerank(body.json, model.id, queue_request=queue_request)
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> RerankRequest:
+        return parse_rerank(body.json, model.id)
 
     async def run(
         self, runtime: Runtime, model: ServedModel, request: RerankRequest, caller: Caller

@@ -15,10 +15,10 @@ from serve_app.api.workers_ai.read import MAX_TEXTS, open_native, parse_contexts
 _ROLES = {"text": None, "queries": "query", "documents": "document"}
 
 
-def parse_embed(body: bytes | dict[str, Any], model: str, *, queue_request: bool = False) -> EmbedRequest:
+def parse_embed(body: bytes | dict[str, Any], model: str) -> EmbedRequest:
     """``{text}``, with Qwen3-Embedding ``{queries}`` or ``{documents}``, or the forms of bge-m3: ``{contexts}``
     (vectors) and ``{query, contexts}`` (scores)."""
-    body, asked = open_native(body, queue_request)
+    body, asked = open_native(body)
     pooling = choice(body, "pooling", ("mean", "cls"))
     asked |= _readings(body) | {"shorten": parse_shorten(body), "instruction": string(body, "instruction") or ""}
     if body.get("contexts") is not None:

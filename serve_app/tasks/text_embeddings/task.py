@@ -26,8 +26,8 @@ class TextEmbeddings(Task):
     def schema(self, limits: ModelLimits | None = None) -> dict[str, dict[str, Any]]:
         return {"input": input_schema(), "output": output_schema()}
 
-    def read(self, body: Body, model: ServedModel, limits: ModelLimits, *, queue_request: bool = False) -> EmbedRequest:
-        return parse_embed(body.json, model.id, queue_request=queue_request)
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> EmbedRequest:
+        return parse_embed(body.json, model.id)
 
     async def run(
         self, runtime: Runtime, model: ServedModel, request: EmbedRequest, caller: Caller

@@ -27,12 +27,9 @@ def parse_generate(
     body: bytes | dict[str, Any],
     model: str,
     limits: ModelLimits | None = None,
-    *,
-    queue_request: bool = False,
 ) -> GenerateRequest:
-    """Text generation from ``prompt`` or ``messages``. ``queue_request``: the query asked for an asynchronous
-    batch."""
-    body, asked = open_native(body, queue_request)
+    """Text generation from ``prompt`` or ``messages``."""
+    body, asked = open_native(body)
     limits = limits or ModelLimits()
     if body.get("lora") not in (None, ""):
         raise LoraUnsupported(model)

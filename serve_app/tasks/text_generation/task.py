@@ -29,10 +29,8 @@ class TextGeneration(Task):
     def schema(self, limits: ModelLimits | None = None) -> dict[str, dict[str, Any]]:
         return {"input": input_schema(limits or ModelLimits()), "output": output_schema()}
 
-    def read(
-        self, body: Body, model: ServedModel, limits: ModelLimits, *, queue_request: bool = False
-    ) -> GenerateRequest:
-        return parse_generate(body.json, model.id, limits, queue_request=queue_request)
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> GenerateRequest:
+        return parse_generate(body.json, model.id, limits)
 
     async def run(
         self, runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from serve_app.gateway.http.exchange import Endpoint, Exchange
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
+from serve_app.gateway.http.routes import anthropic_batches as routes_anthropic_batches
 from serve_app.gateway.http.routes import conversations as routes_conversations
+from serve_app.gateway.http.routes import files as routes_files
 from serve_app.gateway.http.routes import openai as routes_openai
+from serve_app.gateway.http.routes import openai_batches as routes_openai_batches
 from serve_app.gateway.http.routes import responses as routes_responses
 from serve_app.gateway.http.routes.native import NativeRoutes, run_operation
 
@@ -23,6 +26,11 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
         *routes_responses.under(exchange, provider + "/v1"),
         *routes_conversations.under(exchange, provider + "/v1"),
         *routes_anthropic.under(exchange, provider + "/v1"),
+        *routes_files.under(exchange, provider + "/v1"),
+        *routes_openai_batches.under(exchange, provider + "/v1"),
+        *routes_anthropic_batches.under(exchange, provider + "/v1"),
+        *routes_files.under(exchange, GATEWAY + "/compat"),
+        *routes_openai_batches.under(exchange, GATEWAY + "/compat"),
         *routes_openai.under(exchange, GATEWAY + "/compat"),
         Endpoint("POST", provider + "/run/{model:path}", native.run, run),
         # Last, because it takes whatever the others left.

@@ -9,7 +9,9 @@ from serve_app.api.envelopes import success
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation, Schema
 from serve_app.api.workers_ai import read as workers_ai
+from serve_app.api.workers_ai.batches import batch_key
 from serve_app.gateway.http.exchange import ACCOUNT, USE, Endpoint, Exchange, json_answer, written
+from serve_app.gateway.http.routes.queued import MAX_BYTES, poll, queued
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.task import Answer, Body
 
@@ -56,9 +58,13 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     found = {"anyOf": [listing, {"type": "object", "required": ["data"]}]}
     both = schemas.enveloped({"type": "object", "required": ["input", "output"]})
     ai = ACCOUNT + "/ai"
+    polling = Operation(
+        "How far a batch is, or its answers", "Workers AI", query={"request_id": {"type": "string", "minLength": 32}}
+    )
     return [
         Endpoint("POST", ai + "/run/{model:path}", routes.run, run),
         Endpoint("POST", ai + "/run", routes.run_generic, generic),
+        Endpoint("GET", ai + "/run/{model:path}", routes.poll, polling, scopes=USE),
         Endpoint(
             "GET",
             ai + "/models/search",
@@ -115,18 +121,21 @@ class NativeRoutes:
 
     async def run(self, request: Request) -> Response:
         name = request.path_params["model"]
-        return await self._run(request, name, await self._exchange.native_body(request, name))
+        return await self._run(request, name, await self._exchange.native_body(request, name, MAX_BYTES))
 
     async def run_generic(self, request: Request) -> Response:
         name, inputs = workers_ai.parse_run_target(await self._exchange.body(request))
         return await self._run(request, name, Body(inputs))
 
+    async def poll(self, request: Request) -> Response:
+        return await poll(self._exchange, request, batch_key(request.query_params.get("request_id", "")))
+
     async def _run(self, request: Request, name: str, body: Body) -> Response:
-        queued = request.query_params.get("queueRequest", "").lower() in ("true", "1")
+        if (answer := await queued(self._exchange, request, name, body.json)) is not None:
+            return answer
+        self._exchange.check_size(request, name)
         await self._exchange.model(request, name)
-        result = await self._exchange.gateway.run(
-            name, body, request.state.caller, queue_request=queued, headers=request.headers
-        )
+        result = await self._exchange.gateway.run(name, body, request.state.caller, headers=request.headers)
         if isinstance(result, Answer):
             return written(result)
         return await self._exchange.streamed(request, result.events, result.frames, result.waiting, result.resumable_s)

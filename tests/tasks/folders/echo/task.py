@@ -33,7 +33,7 @@ class Echo(Task):
         sound = {"type": "string", "contentMediaType": "audio/x-parrot"}
         return {"input": sound, "output": sound}
 
-    def read(self, body: Body, model: ServedModel, limits: ModelLimits, *, queue_request: bool = False) -> EchoRequest:
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> EchoRequest:
         if not body.parts:
             return EchoRequest(body.data)
         parts = {part.name: part for part in body.parts}

@@ -1,0 +1,160 @@
+"""OpenAI's batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serve_app.api.envelopes import openai_body
+from serve_app.api.errors import InvalidInput
+from serve_app.api.openai import batches as openai
+from serve_app.api.schema import batches as schemas
+from serve_app.api.schema.openapi import Operation
+from serve_app.api.types import Asked
+from serve_app.batch.doors import ENDPOINTS, openai_door
+from serve_app.batch.front import refusal
+from serve_app.batch.intake import Intake, Problem, Refusal
+from serve_app.batch.progress import extras
+from serve_app.batch.sheet import Sheet, batch_id
+from serve_app.batch.split import lines
+from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
+from serve_app.gateway.http.idempotent import check_key
+from serve_app.gateway.http.routes.files import find_file
+from serve_app.gateway.http.routes.openai import PREFIXES
+from serve_app.state.batches import Batch
+from serve_app.state.files import NoFile
+from serve_app.state.uploads import Upload, results_id
+
+_TAG = "OpenAI Batches"
+# What is looked at before a batch is taken.
+FIRST_BYTES = 1 << 20
+_EXAMPLE = {"input_file_id": "file-0123", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+CREATE = Operation("Create a batch", _TAG, schemas.openai_batch(), schemas.openai_create(), _EXAMPLE)
+LIST = Operation("Batches", _TAG, schemas.listed(schemas.openai_batch()), query=schemas.page_query())
+GET = Operation("A batch", _TAG, schemas.openai_batch())
+CANCEL = Operation("Cancel a batch", _TAG, schemas.openai_batch())
+_DOORS = ("openai",)
+
+
+def endpoints(exchange: Exchange) -> list[Endpoint]:
+    return [endpoint for prefix in PREFIXES for endpoint in under(exchange, prefix)]
+
+
+def under(exchange: Exchange, prefix: str) -> list[Endpoint]:
+    """The dialect's routes below ``prefix``."""
+    routes = BatchRoutes(exchange)
+    one = prefix + "/batches/{batch_id}"
+    return [
+        Endpoint("POST", prefix + "/batches", routes.create, CREATE, openai_body),
+        Endpoint("GET", prefix + "/batches", routes.list, LIST, openai_body, USE),
+        Endpoint("GET", one, routes.get, GET, openai_body, USE),
+        Endpoint("POST", one + "/cancel", routes.cancel, CANCEL, openai_body),
+    ]
+
+
+class BatchRoutes:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    async def create(self, request: Request) -> Response:
+        batches, caller = self._exchange.gateway.batches, request.state.caller
+        asked = openai.parse_create(await self._exchange.body(request, Asked), ENDPOINTS)
+        file = await find_file(self._exchange, request, asked["file"])
+        if file.purpose != "batch":
+            raise InvalidInput("input_file_id must name a file whose purpose is batch.", param="input_file_id")
+        model = await batches.aside(self._looked_at, file, asked["endpoint"], caller)
+        named = batch_id(caller, "openai", check_key(request))
+        about = {
+            "id": f"batch_{named}",
+            "endpoint": asked["endpoint"],
+            "input_file_id": asked["file"],
+            "completion_window": asked["window"],
+            "metadata": asked["metadata"],
+            "model": model,
+        }
+        sheet = Sheet(named, "openai", caller, about, asked["kept_s"])
+        made = await batches.accept(sheet, file.blob)
+        return _shown(made)
+
+    def _looked_at(self, file: Upload, endpoint: str, caller: Any) -> str | None:
+        """The model of the first request. What is wrong in the file's first megabyte is refused at once: a batch would
+        fail of it later.
+        """
+        batches = self._exchange.gateway.batches
+        files, intake = batches.files(), Intake(openai_door(endpoint), batches.known, caller, most=batches.known.most)
+        whole = file.size <= FIRST_BYTES
+        try:
+            first = files.get(file.blob, 0, FIRST_BYTES)
+            rows: Iterator[tuple[int, bytes | None]] = lines(
+                [first if whole else first[: first.rfind(b"\n") + 1]], batches.known.longest
+            )
+            for number, row in rows:
+                intake.take(number, row)
+        except NoFile:
+            raise InvalidInput("The bytes of input_file_id are gone; upload it again.", param="input_file_id") from None
+        finally:
+            intake.close()
+        intake.check_ids()
+        wrong = intake.problems
+        if whole and not intake.good:
+            wrong = wrong or intake.faults or [Problem("empty_file", "There are no requests in it.")]
+        if wrong:
+            raise refusal(Refusal.of(wrong))
+        return intake.first_model
+
+    async def list(self, request: Request) -> Response:
+        after, limit = openai.parse_batches_page(request.query_params)
+        found, more = await self._exchange.gateway.batches.page(request.state.account, _DOORS, after=after, limit=limit)
+        return json_answer(openai.render_list([shown(one) for one in found], more))
+
+    async def get(self, request: Request) -> Response:
+        named = request.path_params["batch_id"]
+        found = await self._exchange.gateway.batches.find(request.state.account, openai.batch_key(named))
+        return _shown(_there(found, named))
+
+    async def cancel(self, request: Request) -> Response:
+        named = request.path_params["batch_id"]
+        batches, key = self._exchange.gateway.batches, openai.batch_key(named)
+        _there(await batches.find(request.state.account, key), named)
+        found = await batches.cancel(request.state.account, key)
+        return _shown(_there(found, named))
+
+
+def _there(found: Batch | None, named: str) -> Batch:
+    if found is None or found.door != "openai":
+        raise openai.no_batch(named)
+    return found
+
+
+def shown(batch: Batch) -> dict[str, Any]:
+    about = orjson.loads(batch.about)
+    for kind, field in (("output", "output_file_id"), ("errors", "error_file_id")):
+        about[field] = f"file-{results_id(batch.id, kind)}" if getattr(batch, kind) else None
+    counts, used = batch.counts, batch.used
+    ended = {f"{batch.status}_at": batch.ended} if batch.ended is not None else {}
+    return openai.render_batch(
+        batch.id,
+        status=batch.status,
+        about=about,
+        problems=orjson.loads(batch.problems),
+        counts=(counts.total, counts.succeeded, counts.failed + counts.expired + counts.cancelled),
+        usage=(used.input_tokens, used.cached_tokens, used.output_tokens),
+        created=batch.created,
+        times={
+            "in_progress_at": batch.started,
+            "expires_at": batch.deadline,
+            "finalizing_at": batch.finalizing,
+            "cancelling_at": batch.cancelling,
+            **ended,
+        },
+        more=extras(batch, time.time()),
+    )
+
+
+def _shown(batch: Batch) -> Response:
+    return json_answer(shown(batch))
