@@ -128,7 +128,7 @@ class Checker:
         key = (url, _wording(body, varying))
         model = self._wordings.get(key)
         if model is None:
-            model = self._parsed(url, form, raw)
+            model, _ = self._parsed(url, form, raw)
             if len(self._wordings) >= MAX_WORDINGS:
                 self._wordings.clear()
             self._wordings[key] = model
@@ -137,7 +137,11 @@ class Checker:
             raise BodyTooLarge(limit)
         return _checked(model, body)
 
-    def _parsed(self, url: str, form: _Form | None, raw: bytes) -> ServedModel:
+    def read(self, url: str, raw: bytes) -> list[Any]:
+        """The pieces of work that a request is. Raises like :meth:`check`."""
+        return self._parsed(url, FORMS.get(url), raw)[1]
+
+    def _parsed(self, url: str, form: _Form | None, raw: bytes) -> tuple[ServedModel, list[Any]]:
         body = parse_body(raw)
         if form is not None:
             model = self._model(model_of(body)[0], form.takes)
@@ -153,7 +157,7 @@ class Checker:
                 raise InvalidInput("stream: requests of a batch are answered as a whole; leave it out.", param="stream")
             if request.estimate:
                 raise InvalidInput("options.estimate is for the batch as a whole, not for one of it.", param="options")
-        return model
+        return model, parsed
 
     def _model(self, name: str, takes: type[Asked] | None) -> ServedModel:
         found = self._models.get((name, takes))

@@ -103,7 +103,7 @@ class Intake:
         self._faults: list[Problem] = []
         self._models = array("H")
         self._names: dict[str, int] = {}
-        self._prompt_bytes = 0
+        self.prompt_bytes = 0
         self._rows = bytearray()
         self._ids = array("q")
         self._id_lines = array("I")
@@ -160,7 +160,7 @@ class Intake:
             self._answer(request, as_api_error(error))
         else:
             self._models.append(self._names.setdefault(checked.model.id, len(self._names)))
-            self._prompt_bytes += checked.prompt
+            self.prompt_bytes += checked.prompt
             self._rows += checked.begins
             self._spool.add(msgspec.msgpack.encode(request))
 
@@ -194,8 +194,29 @@ class Intake:
             self._problem(Problem("duplicate_custom_id", message, self._id_lines[at] + 1, "custom_id"))
         self._ids, self._id_lines = array("q"), array("I")
 
-    def plan(self, files: Files, batch_id: str) -> Plan | Refusal:
-        """Writes the shards. A batch of which nothing could be run is refused, and nothing is written."""
+    @property
+    def models(self) -> dict[str, int]:
+        """How many requests each model has."""
+        counts = np.bincount(np.frombuffer(self._models, np.uint16), minlength=len(self._names)).tolist()
+        return dict(zip(self._names, counts, strict=True))
+
+    def sample(self, count: int) -> list[tuple[str, list[Any]]]:
+        """The models and pieces of work of up to ``count`` requests, spread evenly over those of the input."""
+        names, total = list(self._names), len(self._spool)
+        found = []
+        for at in range(0, total, -(-total // count)):
+            request = msgspec.msgpack.decode(self._spool.get(at), type=Request)
+            if pieces := self._checker.read(request.url, request.body):
+                found.append((names[self._models[at]], pieces))
+        return found
+
+    def shared_bytes(self) -> int:
+        """Bytes of prompts that the request before has too, in the order in which they would be run."""
+        models, rows = np.frombuffer(self._models, np.uint16), levels(self._rows)
+        return int(shared(order(models, rows), models, rows).sum())
+
+    def refused(self) -> Refusal | None:
+        """Why this can be no batch, once all requests are here: one of which nothing could be run is none."""
         if self._door.unique:
             self.check_ids()
         if self.total == 0:
@@ -206,6 +227,12 @@ class Intake:
             more = self.total - len(self._faults)
             rest = [Problem("too_many_errors", f"{more} more are wrong.")] if more else []
             return Refusal.of([*self._faults, *rest])
+        return None
+
+    def plan(self, files: Files, batch_id: str) -> Plan | Refusal:
+        """Writes the shards. Nothing is written of what is refused."""
+        if (refused := self.refused()) is not None:
+            return refused
         models, rows = np.frombuffer(self._models, np.uint16), levels(self._rows)
         found = order(models, rows)
         near = int(shared(found, models, rows).sum())
@@ -213,7 +240,7 @@ class Intake:
             list(self._shards(files, batch_id, found, models)),
             _Wrong(self._wrong),
             self.total,
-            self._prompt_bytes,
+            self.prompt_bytes,
             near,
         )
 

@@ -60,7 +60,7 @@ def test_every_dialect_is_described():
     described = {about["tags"][0] for _, _, about in operations()}
     openai = {"OpenAI", "OpenAI Responses", "OpenAI Conversations"}
     dialects = {"Workers AI", *openai, "Anthropic", "Reranking", "Tokens", "Ollama"}
-    batches = {"Batches", "OpenAI Batches", "Anthropic Batches"}
+    batches = {"Batches", "OpenAI Batches", "Anthropic Batches", "Queues"}
     assert described == {"Server", "Catalogue", "Requests", "Accounts", "Usage", "Webhooks", *batches, *dialects}
 
 

@@ -319,3 +319,45 @@ def test_ranges():
     for header in ("bytes=10-", "bytes=-0", "bytes=99-100"):
         with pytest.raises(RangeWrong):
             span(header, 10)
+
+
+# -- what it would cost
+
+
+async def test_a_batch_tells_what_it_would_cost_at_every_door(echo):
+    """Eleven dollars a million tokens are a neuron a token; see `test_estimate.py` for what the backend foresees."""
+    next(iter(echo.gateway.models)).ready = True
+    single = {"requests": [{"messages": TURN}] * 3}
+    headers = {"x-estimate": "true"}
+    file = (await uploaded(echo.http, [chat(echo.model, i, max_tokens=64) for i in range(3)])).json()["id"]
+    openai = {"input_file_id": file, "endpoint": CHATS, "completion_window": "24h"}
+    anthropic = {"requests": [message(echo.model, i, max_tokens=64) for i in range(3)]}
+    run = f"{ACCOUNT}/run/{echo.model}"
+    answers = [
+        (await echo.http.post(run, json={**single, "options": {"estimate": True}})).json()["result"],
+        (await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json=single)).json()["result"],
+        (await echo.http.post("/v1/messages/batches", json=anthropic, headers=headers)).json(),
+        (await echo.http.post("/v1/batches", json=openai, headers=headers)).json(),
+    ]
+    for told, words in zip(answers, (3, 3, 3, 2), strict=True):
+        assert told["object"] == "batch.estimate" and told["requests"] == told["estimated_from"] == 3, told
+        expected = {"input_tokens": 3 * words, "cached_tokens": 3, "output_tokens": 9}
+        assert told["units"]["expected"] == expected and told["units"]["most"]["output_tokens"] == 3 * 64
+        assert told["neurons"]["expected"] == 3 * words + 9 and told["cost"]["currency"] == "USD"
+        assert told["finish_s"]["most"] == 86_400
+    assert not echo.settled and not echo.gateway.state.files.list("batches/")
+    assert (await echo.http.get(f"{ACCOUNT}/batches")).json()["result"] == []
+
+
+async def test_an_estimate_counts_what_requests_share_and_all_of_many(echo):
+    next(iter(echo.gateway.models)).ready = True
+    shared = " ".join(["word"] * 400)
+    items = [
+        {"messages": [{"role": "system", "content": shared}, {"role": "user", "content": f"w{i}"}]} for i in range(500)
+    ]
+    told = await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json={"requests": items})
+    found = told.json()["result"]
+    assert found["requests"] == 500 and 100 <= found["estimated_from"] <= 200 and 0.4 < found["cached_share"] < 1
+    assert found["units"]["expected"]["input_tokens"] == 500
+    wrong = await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json={"requests": [{"messages": TURN, "n": 1000}]})
+    assert wrong.status_code == 400

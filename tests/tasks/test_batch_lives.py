@@ -15,7 +15,7 @@ from anthropic import AsyncAnthropic
 from cloudflare import AsyncCloudflare
 from openai import AsyncOpenAI
 
-from serve_app.gateway.batches import runner_of
+from serve_app.gateway.batches import Works
 from tests.tasks.conftest import ACCOUNT, KEY
 from tests.tasks.test_backend import TURN, EchoBackend
 
@@ -29,7 +29,7 @@ async def echo(serve, record):
         served.model = model
         served.backend = served.gateway.backends[model] = EchoBackend()
         await served.gateway.state.start()
-        running = asyncio.ensure_future(runner_of(served.gateway).run())
+        running = asyncio.ensure_future(Works(served.gateway).run())
         yield served
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

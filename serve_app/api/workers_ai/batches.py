@@ -65,10 +65,9 @@ def parse_requests(body: dict[str, Any]) -> list[Any]:
     return listed
 
 
-def estimate_asked(body: dict[str, Any], header: str) -> bool:
+def estimate_asked(body: dict[str, Any]) -> bool:
     options = body.get("options")
-    asked = isinstance(options, dict) and boolean(options, "estimate")
-    return bool(asked) or header.strip().lower() in ("true", "1")
+    return isinstance(options, dict) and bool(boolean(options, "estimate"))
 
 
 def parse_page(query: Mapping[str, str]) -> tuple[str, int]:

@@ -164,7 +164,7 @@ async def test_headers_have_a_limit(http):
     ("method", "path", "allowed"),
     [
         ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"),
-        ("GET", f"/client/v4/accounts/local/ai/run/{CHAT}", "POST"),
+        ("PUT", f"/client/v4/accounts/local/ai/run/{CHAT}", "GET, HEAD, POST"),
         ("DELETE", "/health", "GET, HEAD"),
     ],
 )

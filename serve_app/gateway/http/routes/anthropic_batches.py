@@ -19,6 +19,7 @@ from serve_app.api.schema.openapi import Operation
 from serve_app.batch.doors import Malformed, anthropic_door, anthropic_id
 from serve_app.batch.sheet import Sheet, batch_id
 from serve_app.batch.split import ArrayItems
+from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
 from serve_app.gateway.http.blobs import blob_answer
 from serve_app.gateway.http.bodies import GZIP, unzipped
 from serve_app.gateway.http.exchange import RUN, USE, Endpoint, Exchange, json_answer
@@ -78,6 +79,8 @@ class BatchRoutes:
             if (there := await self._again(request, named, printed, key)) is not None:
                 return there
             items = await batches.aside(_items, data, batches.known.longest)
+            if asks_estimate(request):
+                return json_answer(await estimate_batch(self._exchange.gateway, anthropic_door(), caller, items))
             sheet = Sheet(named, "anthropic", caller, _about(named, printed))
             made = await batches.submit(sheet, anthropic_door(), items, self._most)
         else:

@@ -22,10 +22,12 @@ from serve_app.batch.intake import Intake, Problem, Refusal
 from serve_app.batch.progress import extras
 from serve_app.batch.sheet import Sheet, batch_id
 from serve_app.batch.split import lines
+from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
 from serve_app.gateway.http.exchange import USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.idempotent import check_key
 from serve_app.gateway.http.routes.files import find_file
 from serve_app.gateway.http.routes.openai import PREFIXES
+from serve_app.state.accounts import Caller
 from serve_app.state.batches import Batch
 from serve_app.state.files import NoFile
 from serve_app.state.uploads import Upload, results_id
@@ -67,6 +69,8 @@ class BatchRoutes:
         file = await find_file(self._exchange, request, asked["file"])
         if file.purpose != "batch":
             raise InvalidInput("input_file_id must name a file whose purpose is batch.", param="input_file_id")
+        if asks_estimate(request):
+            return json_answer(await self._estimate(file, asked["endpoint"], caller))
         model = await batches.aside(self._looked_at, file, asked["endpoint"], caller)
         named = batch_id(caller, "openai", check_key(request))
         about = {
@@ -81,7 +85,17 @@ class BatchRoutes:
         made = await batches.accept(sheet, file.blob)
         return _shown(made)
 
-    def _looked_at(self, file: Upload, endpoint: str, caller: Any) -> str | None:
+    async def _estimate(self, file: Upload, endpoint: str, caller: Caller) -> dict[str, Any]:
+        """Of a file's first megabyte, where there is more: what it says of ``bytes`` holds for the rest as well."""
+        batches = self._exchange.gateway.batches
+        first = await batches.aside(batches.files().get, file.blob, 0, FIRST_BYTES)
+        whole = file.size <= FIRST_BYTES
+        piece = first if whole else first[: first.rfind(b"\n") + 1]
+        rows = [row for _, row in lines([piece], batches.known.longest) if row is not None]
+        told = await estimate_batch(self._exchange.gateway, openai_door(endpoint), caller, rows)
+        return {**told, "estimated_bytes": len(piece), "bytes": file.size}
+
+    def _looked_at(self, file: Upload, endpoint: str, caller: Caller) -> str | None:
         """The model of the first request. What is wrong in the file's first megabyte is refused at once: a batch would
         fail of it later.
         """

@@ -16,6 +16,7 @@ from serve_app.api.workers_ai import batches as workers_ai
 from serve_app.batch.doors import native_door
 from serve_app.batch.progress import cost
 from serve_app.batch.sheet import Sheet, batch_id
+from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
 from serve_app.gateway.http.exchange import Exchange, json_answer
 from serve_app.gateway.http.idempotent import check_key
 from serve_app.state.batches import ENDED, Batch
@@ -38,6 +39,8 @@ async def queued(exchange: Exchange, request: Request, name: str, body: dict[str
     gateway, caller = exchange.gateway, request.state.caller
     packed = [orjson.dumps(item) for item in items]
     door = native_door(caller.account, model.id)
+    if workers_ai.estimate_asked(body) or asks_estimate(request):
+        return json_answer(success(await estimate_batch(gateway, door, caller, packed)))
     named = batch_id(caller, "workers-ai", check_key(request))
     sheet = Sheet(named, "workers-ai", caller, {"id": named, "model": model.id})
     made = await gateway.batches.submit(sheet, door, packed)
