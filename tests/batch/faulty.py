@@ -29,7 +29,8 @@ from tests.batch.running import answer, check_complete, make, runner
 
 LEASE_S = 0.4
 FAULTY = ("claim", "write", "finish", "end", "clear", "planned", "renew", "fill", "claim_input", "claim_end", "done")
-UNFINISHED = 4
+# Batches at once, and requests of the largest: of few faults, and of many.
+FEW, MANY = (2, 10), (4, 40)
 # Requests that fail whoever runs them.
 WRONG = 7
 
@@ -178,6 +179,7 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
     began, sizes = time.monotonic(), dict[str, int]()
     with world.store() as store:
         store.open()
+    unfinished, largest = FEW if faults < 50 else MANY
     slots: list[int] = []
     seeds = iter(range(seed * 1_000_000, sys.maxsize))
     looked = float("-inf")
@@ -192,8 +194,8 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
                     if not over and dice.random() < 0.1 and left:
                         world.note("cancelled")
                         store.batches.cancel("a", dice.choice(left), world.now())
-                    while not over and len(left) < UNFINISHED:
-                        sizes[name := f"b{len(sizes)}"] = dice.randint(1, 40)
+                    while not over and len(left) < unfinished:
+                        sizes[name := f"b{len(sizes)}"] = dice.randint(1, largest)
                         make(store.batches, files, name, sizes[name], deadline=time.time() + 10 * 86_400)
                         left.append(name)
                     done = over and not store.batches.busy()

@@ -17,8 +17,9 @@ def run(home, database: str, seed: int, faults: int) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_nothing_is_lost_and_nothing_counts_twice(database, tmp_path):
-    told = run(tmp_path, database, 3, 10)
+    told = run(tmp_path, database, 3, 6)
     assert "none lost, none twice" in told and "killed" in told
 
 
