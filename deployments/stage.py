@@ -100,7 +100,7 @@ class EngineStage:
 
     def _listen(self, gateway: Subscribe, lease_s: float) -> Listen:
         wish = gateway.roles.get(self.replica_id)
-        return Listen(gateway.inbox, lease_s, self.replica_id, self.role, wish)
+        return Listen(gateway.inbox, lease_s, self.replica_id, self.role, wish, gateway.plans)
 
     async def generate(self, call: bytes, replica: str = "") -> bytes:
         """One request from prompt to last token; see :class:`serve_app.wire.generate.GenerateCall`. ``replica`` is for

@@ -112,24 +112,24 @@ class Ramp:
 
 
 class Pace:
-    """``look()`` says what is known of each model now. ``scale(model, replicas)`` hears how many replicas batches need
-    beside what real-time requests need; 0 mostly. ``clock`` gives seconds.
+    """``look()`` says what is known of each model now. ``ask(model, ramp)`` hears what its batches ask for when that
+    changes. ``clock`` gives seconds.
     """
 
     def __init__(
         self,
         look: Callable[[], Mapping[str, ModelState]],
-        scale: Callable[[str, float], None] = lambda model, replicas: None,
+        ask: Callable[[str, Ramp], None] = lambda model, ramp: None,
         *,
         cores: int = SMALL_CORES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._look = look
-        self._scale = scale
+        self._ask = ask
         self._cores = cores
         self._clock = clock
         self._ramps: dict[str, Ramp] = {}
-        self._asked: dict[str, float] = {}
+        self._asked: dict[str, tuple[float, float]] = {}
         # When real-time requests were last seen, by node and model; when a model was asked to start; and when one that
         # shares cores with real-time requests may have its next request.
         self._seen: dict[tuple[str, str], float] = {}
@@ -149,9 +149,9 @@ class Pace:
             ramp = self._ramps.setdefault(model, Ramp(clock))
             present = len(states.get(model, ModelState()).workers)
             ramp.plan(left.requests if left else 0, left.deadline - now if left else 0.0, present, clock)
-            if self._asked.get(model, 0.0) != ramp.replicas:
-                self._asked[model] = ramp.replicas
-                self._scale(model, ramp.replicas)
+            if self._asked.get(model, (LEAST, 0.0)) != (ramp.share, ramp.replicas):
+                self._asked[model] = ramp.share, ramp.replicas
+                self._ask(model, ramp)
             if left is None:
                 del self._ramps[model]
                 self._asked.pop(model, None)

@@ -158,7 +158,7 @@ class Gateway:
             self.runners.start()
         self.price_watch.start()
         if self._subscriptions is not None:
-            self._subscriptions.start()
+            self._subscriptions.start(plans=clients)
 
     def close(self) -> None:
         """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""

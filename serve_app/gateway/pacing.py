@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from serve_app.batch.pace import ModelState, Pace, WorkerState
+from serve_app.batch.pace import ModelState, Pace, Ramp, WorkerState
 from serve_app.routing.types import WorkerLoad
 
 if TYPE_CHECKING:
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 def pace_of(core: Gateway) -> Pace:
     """The pace of a runner whose requests go through ``core``."""
 
-    def scale(name: str, replicas: float) -> None:
+    def ask(name: str, ramp: Ramp) -> None:
         model = core.models.get(name)
         if model is not None and core.engine.serves(model):
-            core.engine.dispatcher(model).policy.workers.batch_needed = replicas
+            dispatcher = core.engine.dispatcher(model)
+            dispatcher.share, dispatcher.policy.workers.batch_needed = ramp.share, ramp.replicas
 
     pace = Pace(
         lambda: {model.id: _state(core, model, pace.share(model.id)) for model in core.models},
-        scale,
+        ask,
         cores=os.cpu_count() or 1,
     )
     return pace

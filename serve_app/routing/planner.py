@@ -31,7 +31,14 @@ class DemandMeter:
         new = (prefill_seconds, output_tokens, output_tokens * context_tokens)
         self._sums = [s + x for s, x in zip(self._sums, new, strict=True)]
 
+    @property
+    def began(self) -> bool:
+        """Whether anything has ever arrived."""
+        return self._at is not None
+
     def demand(self, now: float) -> Demand:
+        if self._at is None:
+            return Demand(0.0, 0.0, 0.0)
         self._decay(now)
         # The weights of a window that has not filled yet sum to less than tau.
         age = now - self._since if self._since is not None else 0.0

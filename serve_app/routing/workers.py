@@ -95,8 +95,11 @@ class Workers:
 
     def needed(self, now: float) -> dict[str, float]:
         """Replicas of each stage that this gateway's requests need, as fractions."""
-        waiting = self._queue.waiting_tokens("realtime")
-        needs = self._planner.needs(self.loads, self.demand.demand(now), waiting)
+        needs = {"prefill": 0.0, "decode": 0.0}
+        # What waits in workers is told by those who have sent it.
+        if self.demand.began:
+            waiting = self._queue.waiting_tokens("realtime")
+            needs = self._planner.needs(self.loads, self.demand.demand(now), waiting)
         needs = needs if self._prefill_stage else {"decode": sum(needs.values())}
         return needs | {"decode": needs["decode"] + self.batch_needed}
 

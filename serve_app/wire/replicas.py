@@ -12,15 +12,17 @@ class Nothing(Message, tag="nothing:1", frozen=True):
     """For a call or an answer that says nothing but that it has come."""
 
 
-class Subscribe(Message, tag="subscribe:1", frozen=True):
+class Subscribe(Message, tag="subscribe:2", frozen=True):
     """Gateway -> replicas: wants load reports at ``inbox`` for ``lease_s`` seconds. ``needed``: replicas of each stage
-    that the gateway's requests need; ``roles``: what it wishes which replica to prefer.
+    that the gateway's requests need; ``roles``: what it wishes which replica to prefer. ``plans``: it may be
+    the one whose wishes count; one that has batches alone has none.
     """
 
     inbox: InboxAddress
     lease_s: float
     needed: dict[str, float] = {}
     roles: dict[str, str] = {}
+    plans: bool = True
 
 
 class Subscribed(Message, tag="subscribed:2", frozen=True):
@@ -30,7 +32,7 @@ class Subscribed(Message, tag="subscribed:2", frozen=True):
     listens: bool = True
 
 
-class Listen(Message, tag="listen:1", frozen=True):
+class Listen(Message, tag="listen:2", frozen=True):
     """Replica -> its worker: what :class:`Subscribe` means for it. ``replica``: Serve's id; ``role``: what it is by the
     catalogue; ``wish``: what that gateway wishes it to prefer.
     """
@@ -40,6 +42,7 @@ class Listen(Message, tag="listen:1", frozen=True):
     replica: str
     role: str
     wish: str | None = None
+    plans: bool = True
 
 
 class Counters(Message, tag="counters:1", frozen=True):

@@ -42,8 +42,10 @@ class WorkerLoad:
     def subscribe(self, call: Listen) -> None:
         """Several gateways may wish for several things. One is followed, the same at all workers: the first by name."""
         self._replica = call.replica
-        self._wishes[gateway_name(call.inbox)] = (time.monotonic() + call.lease_s, call.wish)
-        self._role = self._wishes[self._planner()][1] or self._role or call.role
+        if call.plans:
+            self._wishes[gateway_name(call.inbox)] = (time.monotonic() + call.lease_s, call.wish)
+        planner = self._planner()
+        self._role = (planner and self._wishes[planner][1]) or self._role or call.role
         self._reporter.subscribe(call.inbox, call.lease_s)
         self._reporter.changed()
 

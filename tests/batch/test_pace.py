@@ -18,7 +18,7 @@ class World:
         self.states = dict(states)
         self.scaled: list[tuple[str, float]] = []
         self.pace = Pace(
-            lambda: self.states, lambda m, n: self.scaled.append((m, n)), cores=cores, clock=lambda: self.clock
+            lambda: self.states, lambda m, r: self.scaled.append((m, r.replicas)), cores=cores, clock=lambda: self.clock
         )
 
     def plan(self, **left: Waiting) -> None:

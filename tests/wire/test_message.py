@@ -56,7 +56,7 @@ FIELDS = {
     "generate:5": "id ids salt sampling inbox priority resumed prefill prefill_above share",
     "generated:3": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
-    "listen:1": "inbox lease_s replica role wish",
+    "listen:2": "inbox lease_s replica role wish plans",
     "load:3": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
     "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch",
     "missing:1": "tokens cached",
@@ -70,7 +70,7 @@ FIELDS = {
     "publish:1": "chunks",
     "pulse:1": "pid step_s",
     "resume:1": "streams",
-    "subscribe:1": "inbox lease_s needed roles",
+    "subscribe:2": "inbox lease_s needed roles plans",
     "subscribed:2": "replica listens",
     "tokens:2": "items",
 }

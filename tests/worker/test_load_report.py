@@ -7,9 +7,12 @@ from collections import deque
 import numpy as np
 
 from serve_app.channel.sender import TokenSender
+from serve_app.channel.served import gateway_name
 from serve_app.engine.request import Request
 from serve_app.sampling_params import SamplingParams
+from serve_app.wire.address import InboxAddress
 from serve_app.wire.load import Batch
+from serve_app.wire.replicas import Listen
 from serve_app.worker.load_report import WorkerLoad
 from tests.engine.fake import HistoryModel, make_engine
 from tests.tiny import ROOT
@@ -63,4 +66,18 @@ async def test_what_batch_requests_have_is_told_apart() -> None:
     [real] = [r for r in engine.scheduler.running if not r.batch]
     assert (now.running, now.waiting, now.batch.running, now.batch.waiting) == (2, 2, 1, 2)
     assert now.batch.used_blocks == now.used_blocks - len(real.blocks)
+    await sender.aclose()
+
+
+async def test_a_gateway_that_has_batches_alone_plans_nothing() -> None:
+    sender = TokenSender("w")
+    load = WorkerLoad("m", "decode", "n1", make_engine(HistoryModel()), sender, deque())
+    runner, gateway = InboxAddress("127.0.0.1", 1, b"s" * 16), InboxAddress("127.0.0.1", 2, b"s" * 16)
+    load.subscribe(Listen(runner, 60.0, "r", "decode", None, plans=False))
+    assert (load._measure().planner, load._measure().gateways, load._measure().role) == ("", 0, "decode")
+    load.subscribe(Listen(gateway, 60.0, "r", "decode", "mixed"))
+    load.subscribe(Listen(runner, 60.0, "r", "decode", None, plans=False))
+    now = load._measure()
+    assert (now.planner, now.gateways, now.role) == (gateway_name(gateway), 1, "mixed")
+    load.close()
     await sender.aclose()

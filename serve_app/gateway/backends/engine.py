@@ -138,8 +138,8 @@ class EngineBackend:
         sampling = request.sampling
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
-        caller = job.work.caller
-        call = GenerateCall("", b"", job.work.salt, sampling, self._inbox.address, caller.priority, share=caller.share)
+        priority, share = job.ticket.request.priority, job.dispatcher.share
+        call = GenerateCall("", b"", job.work.salt, sampling, self._inbox.address, priority, share=share)
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
         kept = None if resumable is None else resumable.tokens(request.number, index)

@@ -61,10 +61,13 @@ class Subscriptions:
         self._due: dict[tuple[str, str], float] = {}
         self._roles: dict[tuple[str, str], Any] = {}  # as last sent
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._plans = True
         self._hurried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start(self, *, plans: bool = True) -> None:
+        """``plans``: this gateway may plan the roles of all workers; see :class:`serve_app.wire.replicas.Subscribe`."""
+        self._plans = plans
         self._task = asyncio.ensure_future(self._watch())
 
     def hurry(self) -> None:
@@ -94,7 +97,7 @@ class Subscriptions:
         return stage in plan.silent and _expected(model, stage)
 
     async def _subscribe(self, model: ServedModel, stage: str, plan: Wanted) -> None:
-        call = Subscribe(self._inbox.address, LEASE_S, plan.needed, plan.roles)
+        call = Subscribe(self._inbox.address, LEASE_S, plan.needed, plan.roles, self._plans)
         self._roles[model.id, stage] = plan.roles
         again, listens = PERIOD_S, False
         try:
