@@ -21,11 +21,10 @@ from collections import deque
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.drafts import accept
 from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status
-from serve_app.engine.scores import joined
-from serve_app.engine.sharing import Room, Sharing, put, realtime
+from serve_app.engine.scores import told
+from serve_app.engine.sharing import Room, Sharing, comes, put, realtime
 from serve_app.engine.step import Load, Prefix, Sampled, Scheduled, Step, StepOutput
 from serve_app.kv.keys import block_keys
-from serve_app.sampling_params import PromptLogprobs
 
 
 class Scheduler:
@@ -161,6 +160,11 @@ class Scheduler:
         budget, at = self.max_batch_tokens - step.tokens, 0 if room is None else realtime(self.waiting)
         while at < len(self.waiting) and budget > 0 and not step.preempted and not (room and step.yielded):
             request = self.waiting[at]
+            if room is not None:
+                self._extend_keys(request, len(request.tokens) - 1)
+                if comes(request, self.running, self.blocks):
+                    at += 1
+                    continue
             if request.batch is (room is None) or not (
                 len(self.running) < self.max_num_seqs or (room is None and self._displace(request, step))
             ):
@@ -205,7 +209,7 @@ class Scheduler:
                     result.logprobs[: len(new)] if result.logprobs is not None else None,
                     request.cached,
                     result.error,
-                    self._prompt_logprobs(request),
+                    told(request),
                 )
             )
             if request.finish_reason is not None:
@@ -213,11 +217,6 @@ class Scheduler:
             elif self.recompute and self._outgrown(request, request.tokens):
                 self._recompute(request)
         return outputs
-
-    def _prompt_logprobs(self, request: Request) -> PromptLogprobs | None:
-        """What a request that ends tells of its prompt."""
-        top = request.sampling.prompt_logprobs
-        return None if top is None or request.finish_reason is None else joined(request.scores, top)
 
     def _outgrown(self, request: Request, tokens: list[int]) -> bool:
         return self.extend_at is not None and not request.extended and len(tokens) > self.extend_at

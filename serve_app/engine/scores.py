@@ -18,6 +18,7 @@ from serve_app.engine.gpu.staging import to_device
 from serve_app.sampling_params import PromptLogprobs
 
 if TYPE_CHECKING:
+    from serve_app.engine.request import Request
     from serve_app.engine.step import Scheduled
 
 # Logits of one step for this purpose; 64 MiB in float32.
@@ -68,6 +69,12 @@ def _scores(item: Scheduled, logits: Tensor) -> Scores:
         ids.int().cpu().numpy(),
         top.cpu().numpy(),
     )
+
+
+def told(request: Request) -> PromptLogprobs | None:
+    """What a request that has ended tells of its prompt, where that is asked for."""
+    top = request.sampling.prompt_logprobs
+    return None if top is None or request.finish_reason is None else joined(request.scores, top)
 
 
 def joined(scores: list[Scores], top: int) -> PromptLogprobs:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 
 from serve_app.costs.steps import StepModel, StepSample
-from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.request import Request
 from serve_app.engine.step import Step
 
@@ -143,6 +143,15 @@ class Sharing:
     def _owe(self, seconds: float) -> None:
         self.owed = min(max(seconds, 0.0), OWED_S)
         self.entitled = self.owed >= (0.5 * ENTITLED_S if self.entitled else ENTITLED_S)
+
+
+def comes(request: Request, running: Sequence[Request], blocks: BlockPool) -> bool:
+    """Whether the next block that a request would compute is being computed for another. Batch requests that begin
+    alike stand behind each other: one waits for what the other computes, and others go first.
+    """
+    keys = request.keys[: (len(request.tokens) - 1) // BLOCK_TOKENS]
+    held = len(blocks.match(keys))
+    return held < len(keys) and any(keys[held] in r.keys[r.sealed :] for r in running if r.pending > 1)
 
 
 def realtime(requests: MutableSequence[Request]) -> int:

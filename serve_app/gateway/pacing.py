@@ -20,8 +20,7 @@ def pace_of(core: Gateway) -> Pace:
     def ask(name: str, ramp: Ramp) -> None:
         model = core.models.get(name)
         if model is not None and core.engine.serves(model):
-            dispatcher = core.engine.dispatcher(model)
-            dispatcher.share, dispatcher.policy.workers.batch_needed = ramp.share, ramp.replicas
+            core.engine.dispatcher(model).policy.workers.batch_needed = ramp.replicas
 
     pace = Pace(
         lambda: {model.id: _state(core, model, pace.share(model.id)) for model in core.models},

@@ -50,6 +50,8 @@ class Caller:
     account_limits: Limits = NO_LIMITS
     # The id of the member whose key it is; "" for one of the account's own.
     member: str = ""
+    # Of a worker's time, the least that its batch requests get.
+    share: float = 0.05
 
 
 @dataclass(slots=True, frozen=True)

@@ -35,11 +35,13 @@ class World:
         self.sharing = self.engine.scheduler.sharing = Sharing(self.clock)
         self.sharing.costs = StepModel((10e-3, 1e-4, 0.0, 10e-3, row, 0.0))
         self.answers: dict = {}
+        self.requests: dict[str, Request] = {}
         self.seconds = {"realtime": 0.0, "batch": 0.0}
 
     def add(self, name: str, prompt: list[int], *, batch: bool = False, share: float = 0.05, **sampling) -> Request:
         new = request(name, prompt, **sampling)
         new.share = share if batch else None
+        self.requests[name] = new
         self.engine.add(new)
         return new
 
@@ -245,6 +247,22 @@ def test_costs_are_learned_from_steps_with_batch_requests():
         rows = 1 + n % 9
         sharing.learn(StepSample(0, 0, rows, rows * 100, 4e-3 + rows * 5e-5 + rows * 100 * 1e-8))
     assert sharing.costs.d1 < 1e-4 and sharing.costs.d0 == pytest.approx(4e-3, rel=0.1)
+
+
+def test_batch_requests_that_begin_alike_compute_it_once():
+    """One after another in the queue, they would all begin in the same step, before any block of it is there."""
+    world = World(num_blocks=128, max_batch_tokens=64)
+    shared = random_prompt(0, 160)
+    prompts = {f"b{n}": [*shared, n, n + 1] for n in range(6)} | {"other": random_prompt(1, 40)}
+    for name, prompt in prompts.items():
+        world.add(name, prompt, batch=True, max_tokens=3)
+    first = world.step()
+    assert names(first) == ["b0"]
+    world.finish()
+    computed = sum(len(p) - world.requests[n].cached for n, p in prompts.items())
+    assert computed == 162 + 5 * 2 + 40
+    for name, prompt in prompts.items():
+        assert world.answers[name] == answer_alone(world.model, prompt, SamplingParams(temperature=0.0, max_tokens=3))
 
 
 def test_drafts_are_for_real_time_requests_while_there_are_any():

@@ -49,7 +49,8 @@ async def test_what_batch_requests_have_is_told_apart() -> None:
 
     def add(name: str, share: float | None) -> None:
         sampling = SamplingParams(max_tokens=30, temperature=0)
-        engine.add(Request(name, list(shared), 100, sampling, ROOT, share=share))
+        prompt = shared if name in ("b0", "r") else [len(name), *name.encode(), *shared[3:]]
+        engine.add(Request(name, [token % 30 for token in prompt], 100, sampling, ROOT, share=share))
 
     assert load._measure().batch == Batch()
     add("b0", 0.05)

@@ -138,7 +138,7 @@ class EngineBackend:
         sampling = request.sampling
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
-        priority, share = job.ticket.request.priority, job.dispatcher.share
+        priority, share = job.ticket.request.priority, job.work.caller.share
         call = GenerateCall("", b"", job.work.salt, sampling, self._inbox.address, priority, share=share)
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()

@@ -74,8 +74,6 @@ class Dispatcher:
         self.start_worker: Callable[[], None] = lambda: None
         self.hurry: Callable[[], None] = lambda: None
         self.policy = Dispatch(dispatch_config(model))
-        # Of a worker's time, the least that batch requests get.
-        self.share = 0.05
         # Prompt tokens by where their K/V came from: computed, the worker's own blocks, a tier of the pool.
         self._sources: dict[str, int] = {}
         self._waiting: dict[str, Ticket] = {}

@@ -1,0 +1,1 @@
+"""Batches: their order, what they cost others, and what their intake takes."""

@@ -1,0 +1,53 @@
+"""The benchmark of batches with few requests, and with an order that loses some."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.batch import batch, beside, intake, order
+from benchmarks.checks import Checks
+
+
+def figures(capsys) -> dict:
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_order(checkpoint_here, capsys, monkeypatch):
+    assert batch.main(["--parts", "order", "--requests", "12", "--json"]) == 0
+    found = figures(capsys)
+    assert 0 < found["order"]["computed_in_our_order"] <= found["order"]["computed_in_file_order"] and found["answers"]
+    # It is small enough for the cache in any order, and says so.
+    assert any("order: misses the target" in told for told in found["missed"])
+    monkeypatch.setattr(order, "_order", lambda lines: [0, *range(len(lines) - 1)])
+    with pytest.raises(SystemExit, match="no figures(?s:.)*in shards, each once"):
+        batch.main(["--parts", "order", "--requests", "4"])
+    assert capsys.readouterr().out == ""
+
+
+def test_beside(capsys):
+    assert batch.main(["--parts", "beside", "--seconds", "0.4", "--rounds", "1", "--json"]) == 0
+    found = figures(capsys)["beside"]
+    assert found["streams"] and found["batch_requests"] and found["ttft_p99_growth"] > 0 < found["itl_p99_growth"]
+
+
+def test_intake(capsys):
+    assert batch.main(["--parts", "intake", "--lines", "700", "--json"]) == 0
+    found = figures(capsys)["intake"]
+    assert found["lines"] == 700 and found["lines_per_s"] > 0 and found["more_mb"] >= 0
+
+
+def test_what_misses_its_target_says_so():
+    assert batch.misses("order", {"gain": 1.6}) == [] and len(batch.misses("order", {"gain": 1.4})) == 1
+    assert len(batch.misses("intake", {"more_mb": 200.0, "lines_per_s": 5})) == 2
+    assert len(batch.misses("beside", {"ttft_p99_growth": 1.2, "itl_p99_growth": 1.0})) == 1
+    assert intake.LEAST_LINES == 20_000
+
+
+def test_gaps_are_those_between_tokens():
+    stream = beside.Stream(1.0, [1], 3, [(11.5, [7]), (11.7, [8, 9])])
+    first, gaps = stream.times(10.0)
+    assert first == pytest.approx(0.5) and gaps == pytest.approx([0.1, 0.1]) and stream.answer == [7, 8, 9]
+    with pytest.raises(SystemExit, match="no answer came"):
+        Checks().require()
