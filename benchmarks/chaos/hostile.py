@@ -94,11 +94,12 @@ async def _idle(address: Address, key: str) -> None:
 
 
 Attack = Callable[[Address, str], Awaitable[None]]
-# How many connections at a time.
+# How many connections at a time. Streams that nobody reads take half of one decode worker's slots: all of them would
+# be another question, namely how long others wait for the end of long streams.
 ATTACKS: dict[str, tuple[Attack, int]] = {
     "half-headers": (_half_headers, 4000),
     "slow-bodies": (_slow_body, 500),
-    "no-readers": (_no_reader, 64),
+    "no-readers": (_no_reader, 16),
     "huge-bodies": (_huge_body, 16),
     "idle-connections": (_idle, 9000),
 }
