@@ -11,6 +11,11 @@ def file() -> Schema:
     return object_({"id": {"type": "string"}, "object": {"const": "file"}, "bytes": _COUNT}, ["id", "object", "bytes"])
 
 
+def upload() -> Schema:
+    fields = {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}}
+    return object_(fields, ["file", "purpose"])
+
+
 def deleted() -> Schema:
     return object_({"id": {"type": "string"}, "deleted": {"type": "boolean"}}, ["id", "deleted"])
 

@@ -33,7 +33,9 @@ ERRORS = {
 
 @dataclass(slots=True, frozen=True)
 class Operation:
-    """What a route does, takes and answers. ``streams``: it also answers streams, of ``stream_type``."""
+    """What a route does, takes and answers; its body is of ``body_type``. ``streams``: it also answers streams, of
+    ``stream_type``.
+    """
 
     summary: str
     tag: str
@@ -44,6 +46,7 @@ class Operation:
     streams: bool = False
     media_type: str = "application/json"
     stream_type: str = "text/event-stream"
+    body_type: str = "application/json"
 
 
 def document(
@@ -94,7 +97,7 @@ def _operation(method: str, path: str, operation: Operation, needs_key: bool, ac
         media: dict[str, Any] = {"schema": operation.body}
         if operation.example is not None:
             media["example"] = dict(operation.example)
-        out["requestBody"] = {"required": True, "content": {"application/json": media}}
+        out["requestBody"] = {"required": True, "content": {operation.body_type: media}}
     return out
 
 

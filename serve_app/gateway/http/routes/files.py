@@ -27,7 +27,14 @@ _TAG = "OpenAI Batches"
 # What stands around the file in its form.
 FORM_BYTES = 64 << 10
 JSONL = "application/jsonl"
-UPLOAD = Operation("Upload a file of requests, as multipart/form-data", _TAG, schemas.file())
+UPLOAD = Operation(
+    "Upload a file of requests",
+    _TAG,
+    schemas.file(),
+    schemas.upload(),
+    {"file": "", "purpose": "batch"},
+    body_type="multipart/form-data",
+)
 LIST = Operation("Files", _TAG, schemas.listed(schemas.file()), query=schemas.files_query())
 GET = Operation("A file", _TAG, schemas.file())
 DELETE = Operation("Delete a file", _TAG, schemas.deleted())
