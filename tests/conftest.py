@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -95,14 +96,14 @@ if LocalCluster is not None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def schema_made_once() -> Iterator[None]:
-    """Empty databases get their tables quickly."""
+def quick_and_patient_store() -> Iterator[None]:
+    """Empty databases get their tables quickly, and look-ups have as long as a busy machine needs."""
     if LocalCluster is None:
         yield
         return
     from tests.schema import made_once
 
-    with made_once():
+    with made_once(), patch("serve_app.state.reader.TIMEOUT_S", 60.0):
         yield
 
 
