@@ -22,6 +22,7 @@ from typing import Any
 from serve_app.batch import ends as ends_module
 from serve_app.batch import runner as runner_module
 from serve_app.batch.job import Done, Job
+from serve_app.state.batches import forget
 from serve_app.state.errors import Away
 from serve_app.state.files import open_files
 from serve_app.state.store.sql import SqlStore
@@ -217,7 +218,9 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
         found = [store.batches.find("a", name) for name in sizes]
         for batch in found:
             assert batch is not None and batch.status in ("completed", "cancelled"), batch
-            check_complete(store, files, batch, sizes[batch.id])
+            # Who was stopped over an input and killed later may have left shards; they go with the batch.
+            check_complete(store, files, batch, sizes[batch.id], tidy=False)
+            assert forget(store.batches, files, batch) and not files.list(f"batches/{batch.id}/")
     kinds = Counter(" ".join(line.split()[:2]) for line in world.faults.read_text().splitlines())
     runs = Counter(world.ran.read_text().splitlines())
     again = sum(count - 1 for count in runs.values())

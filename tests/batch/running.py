@@ -120,8 +120,10 @@ async def ended(store: BatchStore, batch: Batch, patience_s: float = 30.0) -> Ba
     return await until(look, patience_s)
 
 
-def check_complete(store: SqlStore, files: Files, batch: Batch, count: int) -> None:
-    """Every request has one line, in the order of the input; each that succeeded one entry; and the sums are theirs."""
+def check_complete(store: SqlStore, files: Files, batch: Batch, count: int, *, tidy: bool = True) -> None:
+    """Every request has one line, in the order of the input; each that succeeded one entry; and the sums are theirs.
+    ``tidy``: nothing else of it is among the files.
+    """
     found = [json.loads(line) for name in (batch.output, batch.errors) if name for line in files.get(name).splitlines()]
     for name in (batch.output, batch.errors):
         numbers = [json.loads(line)[0] for line in files.get(name).splitlines()] if name else []
@@ -141,4 +143,6 @@ def check_complete(store: SqlStore, files: Files, batch: Batch, count: int) -> N
     assert batch.used.input_tokens == sum(line[0] + 1 for line in done)
     assert store.batches.results(batch.id) == [] and store.batches.shards(batch.id) == []
     left = {batch.input, batch.output, batch.errors} - {""}
-    assert set(files.list(f"batches/{batch.id}/")) == left
+    assert left <= set(files.list(f"batches/{batch.id}/"))
+    if tidy:
+        assert left == set(files.list(f"batches/{batch.id}/"))
