@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.families.generation import lengths_of
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.engine.encoder.types import Readout
 from serve_app.models.encoder import EncoderModel
@@ -33,9 +32,8 @@ def compare(model_class: Any, folder: Path, seed: int, task: str) -> tuple[str, 
 
 def _differs(model: EncoderModel, reference: Any, seed: int, task: str) -> str:
     rng = np.random.default_rng(seed)
-    lengths = lengths_of(seed) if seed else LENGTHS
-    longest = min(model.max_length, max(lengths))
-    texts = [rng.integers(5, model.vocab_size, min(n, longest)).astype(np.int32) for n in lengths]
+    longest = min(model.max_length, max(LENGTHS))
+    texts = [rng.integers(5, model.vocab_size, min(n, longest)).astype(np.int32) for n in LENGTHS]
     # The models' own heads take the last token that is no padding, wherever it stands.
     pad = getattr(reference.config.get_text_config(), "pad_token_id", None)
     texts = [np.where(ids == pad, ids - 1 if pad == model.vocab_size - 1 else ids + 1, ids) for ids in texts]

@@ -34,19 +34,11 @@ def compare(model_class: Any, folder: Path, seed: int) -> tuple[str, str, str]:
 
 
 def prompts(seed: int, vocab: int, context: int) -> list[list[int]]:
-    """One prompt of each length that fits; the last two share a beginning. Seeds but 0 have lengths of their own,
-    some of them at the borders of blocks."""
+    """One prompt of each length that fits; the last two share a beginning."""
     rng = random.Random(seed)
-    lengths = [n for n in (lengths_of(seed) if seed else LENGTHS) if n + NEW_TOKENS < context]
+    lengths = [n for n in LENGTHS if n + NEW_TOKENS < context]
     made = [[rng.randrange(3, vocab) for _ in range(n)] for n in lengths]
     return [*made, made[-1][: lengths[-1] // 2] + [rng.randrange(3, vocab) for _ in range(9)]]
-
-
-def lengths_of(seed: int) -> list[int]:
-    """Nine lengths up to 230, ascending, the first of them short."""
-    rng = random.Random(seed)
-    borders = [32 * rng.randrange(1, 8) + rng.choice([-1, 0, 1]) for _ in range(3)]
-    return sorted([rng.randrange(1, 9), *borders, *(rng.randrange(9, 231) for _ in range(5))])
 
 
 @torch.inference_mode()
