@@ -103,6 +103,11 @@ class QueueRunner:
         """For how long there has been nothing to do."""
         return time.monotonic() - self._worked_at
 
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._worked_at = time.monotonic()
+        self._wakes.set()
+
     async def run(self) -> None:
         """Works until it is cancelled; then it writes what is done, and leaves the rest to others."""
         try:

@@ -77,6 +77,7 @@ class Works:
     def wake(self) -> None:
         """There may be something to do."""
         self._batches.wake()
+        self._queues.wake()
 
     def release(self) -> None:
         """Lets others have what is under way. Blocks; for who ends without an event loop."""

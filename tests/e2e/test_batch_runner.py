@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -68,6 +69,30 @@ def test_a_batch_is_answered_as_single_requests_are(stack, http, store):
     alone = http.post(f"{stack.url}{URL}", json=bodies[2]).json()
     assert lines[2]["response"]["body"]["choices"] == alone["choices"]
     assert found.used.output_tokens == sum(line["response"]["body"]["usage"]["completion_tokens"] for line in lines)
+
+
+def test_requests_of_a_queue_are_answered_into_another(stack, http):
+    top = f"{stack.url}/client/v4/accounts/{ACCOUNT}/queues"
+
+    def post(path: str, body: dict) -> dict:
+        answer = http.post(top + path, json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["result"]
+
+    asks, answers = (post("", {"queue_name": name})["queue_id"] for name in ("asks", "answers"))
+    post(f"/{asks}/consumers", {"type": "workers_ai", "model": CHAT, "results_queue": "answers"})
+    body = {"prompt": "Count to 3.", "max_tokens": 4, "temperature": 0}
+    post(f"/{asks}/messages", {"body": {**body, "external_reference": "row-1"}})
+    limit = time.monotonic() + 120
+    while not (found := post(f"/{answers}/messages/pull", {})["messages"]):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    told = json.loads(base64.b64decode(found[0]["body"]))
+    alone = http.post(f"{stack.url}/client/v4/accounts/{ACCOUNT}/ai/run/{CHAT}", json=body).json()
+    assert (told["status"], told["external_reference"]) == (200, "row-1")
+    assert told["result"]["response"] == alone["result"]["response"]
+    spent = http.get(f"{stack.url}/client/v4/accounts/{ACCOUNT}/ai/usage?group_by=batch").json()
+    assert asks in json.dumps(spent)
 
 
 @pytest.mark.slow

@@ -247,5 +247,7 @@ class QueueRoutes:
             name = hashlib.sha256(f"{queue.id}\0{key}\0{place}".encode()).hexdigest()[:32] if key else None
             new.append(New(name or secrets.token_hex(16), body, kind, delay_s))  # type: ignore[arg-type]
         await self._look(self._store.push, queue, new, request.state.caller, time.time())
+        if queue.consumer is not None and queue.consumer.model:
+            self._gateway.runners.wake()
         backlog = await self._look(self._store.backlog, queue.id)
         return json_answer(success({"metadata": {"metrics": write.metrics(backlog)}}))
