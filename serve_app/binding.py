@@ -20,11 +20,14 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_app.config import DEFAULT_HOME
+
+if TYPE_CHECKING:
+    from serve_app.batch_client import AsyncBatchHandle, BatchHandle
 
 # Before a call is made again whose gateway was lost.
 AGAIN_S = 0.3
@@ -48,7 +51,8 @@ class _Bound:
         """
         from serve_app.cluster import attach
 
-        attach(Path(home or os.environ.get("SERVE_APP_HOME") or DEFAULT_HOME).expanduser())
+        self._home = Path(home or os.environ.get("SERVE_APP_HOME") or DEFAULT_HOME).expanduser()
+        attach(self._home)
         from ray import serve
 
         self._handle = serve.get_app_handle("gateway")
@@ -65,9 +69,22 @@ class _Bound:
             raise AIError(frame)
         return frame
 
+    def _submitted(self, model: str, requests: Iterable[Mapping[str, Any]], key: str) -> BatchHandle:
+        from serve_app.batch_client import Batches, BatchHandle
+
+        batches = Batches.connect(self._home)
+        return BatchHandle(batches, batches.submit(model, requests, key=key)["id"])
+
 
 class AI(_Bound):
     """Calls models and waits for the answer."""
+
+    def batch(self, model: str, requests: Iterable[Mapping[str, Any]], *, key: str = "") -> BatchHandle:
+        """Has requests run with what interactive users leave of the machine; they are sent as they come, so there may
+        be many. The batch goes on when this process ends: `serve-app batch` shows it. ``key``: one key makes one batch,
+        however often it is sent. Raises :class:`~serve_app.batch_client.BatchError`.
+        """
+        return self._submitted(model, requests, key)
 
     def run(self, model: str, inputs: dict[str, Any], options: dict[str, Any] | None = None) -> Any:
         """The result as a dict, or with ``inputs["stream"]`` an iterator of the stream's events.
@@ -103,6 +120,12 @@ class AI(_Bound):
 
 class AsyncAI(_Bound):
     """The same for event loops: ``await ai.run(...)``, and ``async for`` over ``ai.stream(...)``."""
+
+    async def batch(self, model: str, requests: Iterable[Mapping[str, Any]], *, key: str = "") -> AsyncBatchHandle:
+        """See :meth:`AI.batch`."""
+        from serve_app.batch_client import AsyncBatchHandle
+
+        return AsyncBatchHandle(await asyncio.to_thread(self._submitted, model, requests, key))
 
     async def run(self, model: str, inputs: dict[str, Any], options: dict[str, Any] | None = None) -> dict[str, Any]:
         """The result as a dict. Raises :class:`AIError`."""

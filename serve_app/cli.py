@@ -1,4 +1,4 @@
-"""``serve-app serve | models | run | accounts | db | webhooks | usage | status | config | train-draft | bench``."""
+"""``serve-app``: serve, models, run, accounts, db, webhooks, usage, batch, status, config, train-draft and bench."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from serve_app.batch_command import add_parser as add_batch_parser
 from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
 from serve_app.distill.command import add_parser as add_train_draft
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add_webhooks_parser(commands)
 
     add_usage_parser(commands)
+    add_batch_parser(commands)
 
     status = commands.add_parser("status", help="show the running server's models and workers as JSON")
     status.set_defaults(command=_status)

@@ -84,7 +84,7 @@ def _usage(arguments: argparse.Namespace) -> int:
         print(json.dumps(render_usage(asked, page), indent=2))
     else:
         columns = shutil.get_terminal_size().columns
-        print(table(page.rows, arguments.by, columns, blocks=_can_show(_EIGHTHS)), end="")
+        print(table(page.rows, arguments.by, columns, blocks=can_show(_EIGHTHS)), end="")
         if page.total > len(page.rows):
             print(f"and {page.total - len(page.rows)} more; ask for less time", file=sys.stderr)
     return 0
@@ -144,7 +144,7 @@ def _moment(text: str, option: str, now: float) -> int:
         raise StateError(f"{option}: {error}") from None
 
 
-def _can_show(text: str) -> bool:
+def can_show(text: str) -> bool:
     try:
         text.encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

@@ -98,6 +98,8 @@ def test_python_handle_and_command_line(stack):
         assert "".join(f["response"] for f in kept) == whole["response"] and "usage" in kept[-1]
         assert ai.run("{CHAT}", inputs, {{"resumable": 30}})["response"] == whole["response"]
         assert ai.run("{EMBED}", {{"text": "x"}})["shape"] == [1, 384]
+        batch = ai.batch("{CHAT}", (inputs for _ in range(2)))
+        assert [answer["result"]["response"] for answer in batch.results()] == [whole["response"]] * 2
         try:
             ai.run("@cf/no/such", inputs)
         except AIError as error:

@@ -29,6 +29,7 @@ from serve_app.gateway.http.routes import accounts as routes_accounts
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import anthropic_batches as routes_anthropic_batches
+from serve_app.gateway.http.routes import batch_lines as routes_batch_lines
 from serve_app.gateway.http.routes import batches as routes_batches
 from serve_app.gateway.http.routes import conversations as routes_conversations
 from serve_app.gateway.http.routes import estimate as routes_estimate
@@ -60,6 +61,7 @@ OTHERS = (
     routes_openai_batches.endpoints,
     routes_anthropic_batches.endpoints,
     routes_batches.endpoints,
+    routes_batch_lines.endpoints,
     routes_conversations.endpoints,
     routes_requests.endpoints,
     routes_tokens.endpoints,

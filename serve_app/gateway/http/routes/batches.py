@@ -27,12 +27,12 @@ _TAG = "Batches"
 JSONL = "application/jsonl"
 # How often somebody who follows a batch is told, and for how long nothing may be told.
 TOLD_S, SILENT_S = 0.5, 10.0
-_BATCH = enveloped(schemas.native_batch())
+BATCH = enveloped(schemas.native_batch())
 LIST = Operation("Batches of every door", _TAG, query=schemas.page_query())
-GET = Operation("A batch", _TAG, _BATCH)
-CANCEL = Operation("Cancel a batch", _TAG, _BATCH)
-DELETE = Operation("Cancel a batch, or delete one that has ended", _TAG, _BATCH)
-RETRY = Operation("Run what did not succeed again, as a new batch", _TAG, _BATCH)
+GET = Operation("A batch", _TAG, BATCH)
+CANCEL = Operation("Cancel a batch", _TAG, BATCH)
+DELETE = Operation("Cancel a batch, or delete one that has ended", _TAG, BATCH)
+RETRY = Operation("Run what did not succeed again, as a new batch", _TAG, BATCH)
 RESULTS = Operation(
     "Its results, one JSON object a line, as its door has them; a range of them where it has ended",
     _TAG,
@@ -69,24 +69,24 @@ class BatchRoutes:
         return json_answer(success([shown(one, now) for one in found], result_info=told))
 
     async def get(self, request: Request) -> Response:
-        return _shown(await self._found(request))
+        return shown_answer(await self._found(request))
 
     async def cancel(self, request: Request) -> Response:
-        return _shown(await self._cancelled(await self._found(request)))
+        return shown_answer(await self._cancelled(await self._found(request)))
 
     async def delete(self, request: Request) -> Response:
         found = await self._found(request)
         if found.status not in ENDED:
-            return _shown(await self._cancelled(found))
+            return shown_answer(await self._cancelled(found))
         if not await self._exchange.gateway.batches.delete(found):
             raise InvalidInput("The batch is just being put away; try again in a moment.")
-        return _shown(found)
+        return shown_answer(found)
 
     async def retry(self, request: Request) -> Response:
         found, batches = await self._found(request), self._exchange.gateway.batches
         if found.status not in ENDED:
             raise InvalidInput("This batch has not ended; wait for it, or cancel it first.", param="batch_id")
-        return _shown(await batches.retry(found, request.state.caller))
+        return shown_answer(await batches.retry(found, request.state.caller))
 
     async def results(self, request: Request) -> Response:
         found, batches = await self._found(request), self._exchange.gateway.batches
@@ -140,5 +140,5 @@ class BatchRoutes:
         return found
 
 
-def _shown(found: Batch) -> Response:
+def shown_answer(found: Batch) -> Response:
     return json_answer(success(shown(found, time.time())))

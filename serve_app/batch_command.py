@@ -1,0 +1,291 @@
+"""``serve-app batch``: many requests at once to the running server, with progress, and again after Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from serve_app.batch_client import ENDED, BatchError, Batches
+from serve_app.usage_command import bar, can_show
+
+BAR = 24
+# Requests of a file that an estimate looks at.
+SAMPLE = 200
+_ABOUT = """\
+A batch is a file of requests, one JSON object a line. They are run with what interactive users leave of the machine,
+and each is answered, whatever is lost meanwhile. Two forms are known:
+  bodies of one model, which --model names:
+    {"prompt": "What does math.sqrt do?", "external_reference": "row-1"}
+  OpenAI's, of any models:
+    {"custom_id": "row-1", "method": "POST", "url": "/v1/completions", "body": {"model": "@cf/...", "prompt": "..."}}
+
+examples:
+  serve-app batch submit in.jsonl --model @cf/pico/pico-instruct --watch
+  serve-app batch estimate in.jsonl --model @cf/pico/pico-instruct      what it would cost, without running it
+  serve-app batch watch ID                                              again, after Ctrl-C or from elsewhere
+  serve-app batch results ID -o out.jsonl                               what is done so far, or everything
+  serve-app batch retry ID --watch                                      run what did not succeed again
+"""
+
+
+def add_parser(commands: Any) -> None:
+    batch = commands.add_parser(
+        "batch",
+        help="run a file of requests on the running server",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = batch.add_subparsers(required=True, metavar="ACTION")
+
+    submit = _action(actions, "submit", "send a file of requests; prints the batch's id", _submit)
+    submit.add_argument("file", type=Path, help="one JSON object a line")
+    submit.add_argument("--model", help="the model of all requests, where they are bodies of one model")
+    submit.add_argument("--watch", action="store_true", help="show the progress until it has ended")
+    submit.add_argument("--key", default="", help="one key makes one batch, however often it is sent")
+
+    estimate = _action(actions, "estimate", "what a file would use and cost, without running it", _estimate)
+    estimate.add_argument("file", type=Path, help="one JSON object a line")
+    estimate.add_argument("--model", help="the model of all requests, where they are bodies of one model")
+
+    listed = _action(actions, "list", "batches of the account, the newest first", _list)
+    listed.add_argument("--limit", type=int, default=20, help="at most so many, up to 100 (default 20)")
+    listed.add_argument("--after", default="", metavar="ID", help="those before this one")
+
+    for name, said, command in (
+        ("status", "how far a batch is", _status),
+        ("watch", "show the progress of a batch until it has ended", _watch),
+        ("cancel", "cancel a batch; what is done stays", _cancel),
+        ("delete", "forget a batch that has ended, with its results", _delete),
+    ):
+        _action(actions, name, said, command).add_argument("id", help="the batch's id")
+
+    results = _action(
+        actions, "results", "answers of a batch, one JSON object a line, in the order of the file", _results
+    )
+    results.add_argument("id", help="the batch's id")
+    results.add_argument("-o", "--output", type=Path, help="write them to this file")
+    results.add_argument("--errors", action="store_true", help="what did not succeed (of a file in OpenAI's form)")
+
+    retry = _action(actions, "retry", "run what did not succeed again, as a new batch", _retry)
+    retry.add_argument("id", help="the batch's id")
+    retry.add_argument("--watch", action="store_true", help="show the progress until it has ended")
+
+
+def _action(actions: Any, name: str, help: str, command: Any) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+    def run(arguments: argparse.Namespace) -> int:
+        try:
+            batches = Batches.connect()
+            try:
+                return int(command(arguments, batches))
+            finally:
+                batches.close()
+        except (BatchError, OSError, UnicodeDecodeError) as error:
+            print(f"serve-app: {error}", file=sys.stderr)
+            return 1
+
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _submit(arguments: argparse.Namespace, batches: Batches) -> int:
+    endpoint = _endpoint(arguments.file, arguments.model)
+    if endpoint:
+        made = batches.submit_file(arguments.file, endpoint, key=arguments.key)
+    else:
+        with arguments.file.open("rb") as lines:
+            made = batches.submit_lines(arguments.model, lines, key=arguments.key)
+    if arguments.watch:
+        return _follow(batches, made["id"], as_json=arguments.json)
+    return _print(made, arguments.json, made["id"])
+
+
+def _estimate(arguments: argparse.Namespace, batches: Batches) -> int:
+    endpoint, total, sample = _endpoint(arguments.file, arguments.model), 0, []
+    with arguments.file.open("rb") as lines:
+        total = sum(bool(line.strip()) for line in lines)
+    every = max(1, total // SAMPLE)
+    with arguments.file.open("rb") as lines:
+        for place, line in enumerate(line for line in lines if line.strip()):
+            if place % every == 0:
+                read = _read(line, place + 1)
+                path = "/v1/estimate" if endpoint else _native_estimate(batches, arguments.model)
+                sample.append((path, read["body"] if endpoint else _plain(read)))
+    found = [each.get("result", each) for each in batches.estimate(sample)]
+    whole = total / len(found)
+    neurons = {case: sum(each["neurons"][case] for each in found) * whole for case in ("least", "expected", "most")}
+    shown = {"requests": total, "looked_at": len(found), "neurons": neurons}
+    said = f"{total} requests: {neurons['expected']:,.2f} neurons ({neurons['least']:,.2f} to {neurons['most']:,.2f})"
+    exact = "" if len(found) == total else f", by {len(found)} of them"
+    return _print(shown, arguments.json, said + exact)
+
+
+def _list(arguments: argparse.Namespace, batches: Batches) -> int:
+    found, more = batches.page(after=arguments.after, limit=arguments.limit)
+    if arguments.json:
+        return _print(found, True, "")
+    for each in found:
+        made = datetime.fromtimestamp(each["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
+        counts = each["requests"]
+        print(
+            f"{each['id']}  {made}  {each['status']:10} {each['progress']['done']:>8} of {counts['total']:<8} "
+            f"{each['model'] or ''}".rstrip()
+        )
+    if more:
+        print(f"more: --after {found[-1]['id']}", file=sys.stderr)
+    return 0
+
+
+def _status(arguments: argparse.Namespace, batches: Batches) -> int:
+    found = batches.get(arguments.id)
+    return _print(found, arguments.json, described(found))
+
+
+def _watch(arguments: argparse.Namespace, batches: Batches) -> int:
+    return _follow(batches, arguments.id, as_json=arguments.json)
+
+
+def _cancel(arguments: argparse.Namespace, batches: Batches) -> int:
+    found = batches.cancel(arguments.id)
+    return _print(found, arguments.json, described(found))
+
+
+def _delete(arguments: argparse.Namespace, batches: Batches) -> int:
+    if batches.get(arguments.id)["status"] not in ENDED:
+        raise BatchError(f"the batch has not ended; `serve-app batch cancel {arguments.id}` first", 400)
+    return _print(batches.delete(arguments.id), arguments.json, f"{arguments.id} is forgotten")
+
+
+def _results(arguments: argparse.Namespace, batches: Batches) -> int:
+    lines = batches.lines(arguments.id, errors=arguments.errors)
+    if arguments.output is None:
+        for line in lines:
+            print(line)
+        return 0
+    # Whole or not at all: half a file would look like all results.
+    partial = arguments.output.with_name(arguments.output.name + ".part")
+    with partial.open("w", encoding="utf-8") as file:
+        count = sum(1 for line in lines if file.write(line + "\n"))
+    partial.replace(arguments.output)
+    print(f"{count} results in {arguments.output}", file=sys.stderr)
+    return 0
+
+
+def _retry(arguments: argparse.Namespace, batches: Batches) -> int:
+    made = batches.retry(arguments.id)
+    if arguments.watch:
+        return _follow(batches, made["id"], as_json=arguments.json)
+    return _print(made, arguments.json, made["id"])
+
+
+def _follow(batches: Batches, batch_id: str, *, as_json: bool) -> int:
+    """Shows progress; Ctrl-C leaves the batch running, and says how to come back."""
+    live = sys.stderr.isatty() and not as_json
+
+    def told(batch: dict[str, Any]) -> None:
+        if live:
+            columns = shutil.get_terminal_size().columns
+            print("\r" + progress(batch)[: columns - 1].ljust(columns - 1), end="", file=sys.stderr, flush=True)
+
+    print(f"batch {batch_id}", file=sys.stderr)
+    try:
+        ended = batches.wait(batch_id, told)
+    except KeyboardInterrupt:
+        print(f"\nThe batch goes on. Come back with: serve-app batch watch {batch_id}", file=sys.stderr)
+        print(f"End it with: serve-app batch cancel {batch_id}", file=sys.stderr)
+        return 130
+    if live:
+        print(file=sys.stderr)
+    _print(ended, as_json, described(ended))
+    return 0 if ended["status"] == "completed" and not ended["requests"]["failed"] else 1
+
+
+def progress(batch: dict[str, Any]) -> str:
+    """One line: a bar, how many are done, the rate, and the time that is left."""
+    total, done = batch["requests"]["total"], batch["progress"]["done"]
+    share = done / total if total else 0.0
+    said = f"{batch['status']:10} "
+    if total:
+        said += f"{bar(share, BAR, blocks=can_show('█')).ljust(BAR)} {share:4.0%}  {done:,} of {total:,}"
+    if rate := batch["progress"]["requests_per_second"]:
+        said += f"  {rate:,.1f}/s"
+    if (left := batch["progress"]["seconds_left"]) and batch["status"] not in ENDED:
+        said += f"  {duration(left)} left"
+    if failed := batch["requests"]["failed"]:
+        said += f"  {failed:,} failed"
+    return said
+
+
+def described(batch: dict[str, Any]) -> str:
+    """A few lines for people."""
+    counts, used, cost = batch["requests"], batch["usage"], batch["cost"]
+    names = ("succeeded", "failed", "cancelled", "expired")
+    ends = ", ".join(f"{counts[name]:,} {name}" for name in names if counts[name])
+    lines = [f"batch {batch['id']}", f"  {progress(batch).rstrip()}"]
+    if ends:
+        lines.append(f"  {ends}")
+    if used["input_tokens"] or used["output_tokens"]:
+        read = f"{used['input_tokens']:,} tokens read ({used['cached_tokens']:,} cached)"
+        money = f", {cost['amount']} {cost['currency']}" if cost else ""
+        lines.append(f"  {read}, {used['output_tokens']:,} written, {batch['neurons']:,.2f} neurons{money}")
+    problems = batch["problems"]
+    for problem in problems[:10]:
+        where = f"line {problem['line']}: " if problem.get("line") else ""
+        lines.append(f"  {where}{problem.get('message', problem)}")
+    if len(problems) > 10:
+        lines.append(f"  and {len(problems) - 10} more")
+    return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
+def _endpoint(path: Path, model: str | None) -> str:
+    """What a file in OpenAI's form is for; "" for bodies of one model."""
+    first = _read(next(_lines(path), b""), 1)
+    if {"custom_id", "url", "body"} <= first.keys():
+        return str(first["url"])
+    if not model:
+        raise BatchError(f"{path} holds bodies of one model: name it with --model", 400)
+    return ""
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (line for line in file if line.strip())
+
+
+def _read(line: bytes, number: int) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise BatchError(f"line {number} is no JSON: {error}", 400) from None
+    if not isinstance(found, dict):
+        raise BatchError(f"line {number} is no JSON object", 400)
+    return found
+
+
+def _plain(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "external_reference"}
+
+
+def _native_estimate(batches: Batches, model: str) -> str:
+    return f"/client/v4/accounts/{batches.account}/ai/estimate/{model}"
+
+
+def _print(found: Any, as_json: bool, said: str) -> int:
+    print(json.dumps(found, indent=2) if as_json else said)
+    return 0
