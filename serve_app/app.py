@@ -97,7 +97,7 @@ def _runners(settings: Settings) -> Any:
         target_ongoing_requests=1,
         upscale_delay_s=0,
         downscale_delay_s=30,
-        look_back_period_s=2,
+        look_back_period_s=METRICS_INTERVAL_S + 0.5,
         metrics_interval_s=METRICS_INTERVAL_S,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}

@@ -268,7 +268,7 @@ class Leases:
         lease.due = False
         refused, lease.refused = lease.refused, False
         owed = {entry: cost for entry, (cost, _) in lease.owed.items()}
-        return Want(lease.quota, lease.window, lease.limit, asked, lease.held, owed, refused)
+        return Want(lease.quota, lease.window, lease.limit, lease.amount, asked, lease.held, owed, refused)
 
     def _heard(self, lease: _Lease, want: Want, granted: Granted) -> None:
         if lease.window != want.window:

@@ -77,13 +77,15 @@ class Need:
 
 @dataclass(slots=True, frozen=True)
 class Want:
-    """What a gateway asks of the store: a lease of ``asked``, of which ``held`` is in use. ``owed``: costs by the ids
-    of work that has ended, a part of ``held`` until the ledger has their entries. ``refused``: a request did not fit.
+    """What a gateway asks of the store: a lease of ``asked``, of which ``held`` is in use. ``amount``: what it goes by
+    until it is answered, at most what it was last granted. ``owed``: costs by the ids of work that has ended, a part of
+    ``held`` until the ledger has their entries. ``refused``: a request did not fit.
     """
 
     quota: Quota
     window: int
     limit: int
+    amount: int
     asked: int
     held: int
     owed: Mapping[str, int] = field(default_factory=dict)

@@ -88,7 +88,7 @@ def spend(store: SqlStore, name: str, neurons: int, *, refused: bool = False, ow
     """Work of ``neurons`` is in the ledger, and a gateway looks."""
     entry = Entry(name, "team-a", "k1", NOON, 1.0, "m", "t", "done", {}, neurons * MICRO, 0, "USD")
     store.write([entry.row()])
-    store.leases.lease(owner, NOON, [Want(QUOTA, DAY, 10 * MICRO, 0, 0, refused=refused)])
+    store.leases.lease(owner, NOON, [Want(QUOTA, DAY, 10 * MICRO, 0, 0, 0, refused=refused)])
 
 
 def test_signed_as_standard_webhooks_has_it():

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from serve_app.state.errors import Away
-from serve_app.state.leases import Leases, Reservation, Short
+from serve_app.state.leases import IDLE_S, Leases, Reservation, Short
 from serve_app.state.ledger import Entry
 from serve_app.state.quotas import MONEY, NEURONS, REQUESTS, STREAMS, TOKENS, Need, Quota
 from serve_app.state.store.sql import SqlStore
@@ -29,6 +29,19 @@ class Gone:
 
     def lease(self, owner, now, wants):
         raise Away("gone")
+
+
+class Lost:
+    """A store whose answer never arrives."""
+
+    away_s = 0.0
+
+    def __init__(self, store: SqlStore) -> None:
+        self._leases = store.leases
+
+    def lease(self, owner, now, wants):
+        self._leases.lease(owner, now, wants)
+        raise Away("lost on its way back")
 
 
 def need(kind: str, limit: int, amount: int = 1, *, account: str = "a", key: str = "") -> Need:
@@ -191,6 +204,30 @@ def test_a_budget_counts_what_the_ledger_has_and_what_is_on_its_way(store):
     clock.now += 1
     assert two.let_in_with(one, need(NEURONS, 1000, 751)) is None
     assert two.let_in_with(one, need(NEURONS, 1000, 750)) is not None
+
+
+def test_an_entry_is_taken_off_a_lease_once_however_often_the_answer_is_lost(store):
+    clock = Clock()
+    one, two = Gateway("one", store, clock), Gateway("two", store, clock)
+    one.let_in(need(NEURONS, 1000, 100)).settle({NEURONS: 100}, "a1")
+    assert one.let_in(need(NEURONS, 1000, 500)) is not None
+    # One has nothing leased ahead any more.
+    clock.now += IDLE_S + 1
+    one.poll()
+    two.let_in(need(NEURONS, 1000, 400)).settle({NEURONS: 400}, "b1")
+    store.write([entry("a1", clock.now, 100).row(), entry("b1", clock.now, 400).row()])
+    # Meanwhile what is two's counts twice: in the ledger, and as its lease.
+    for _ in range(3):
+        clock.now += 1
+        with pytest.raises(Away):
+            one.leases.exchange(Lost(store), "one")
+    two.poll()
+    clock.now += 1
+    assert two.let_in(need(NEURONS, 1000, 1)) is None
+    one.poll()
+    assert one.leases.held()[Quota("a", "", NEURONS)] == (500, 500)
+    clock.now += 1
+    assert two.let_in(need(NEURONS, 1000, 1)) is None
 
 
 def test_a_key_spends_its_own_budget_and_its_accounts(store):

@@ -99,7 +99,8 @@ class LeaseTable:
         here = frozenset(entry for entry in want.owed if entry in written)
         known = sum(want.owed[entry] for entry in here)
         used = spent.since(connection, quota, want.window) if quota.is_budget else 0
-        mine, asked = max(0, mine - known), max(0, want.asked - known)
+        # What the gateway was never told, because an answer was lost, is neither its lease nor taken off it twice.
+        mine, asked = max(0, min(mine, want.amount - known)), max(0, want.asked - known)
         amount = max(min(mine, asked), min(asked, want.limit - used - others))
         return Granted(max(0, amount), others, others_held, contended, used, here)
 
