@@ -118,7 +118,7 @@ def load_causal_lm(
         extend_at=prepared.extend_at,
         recompute=prepared.recompute,
     )
-    verdict = check(model_class, module.config)
+    verdict = check(type(module), module.config)
     report |= verdict.report()
     if verdict.differs:
         raise UnsupportedModel(f"{name} can't be served: {verdict.differs}")

@@ -72,7 +72,7 @@ def test_every_application_builds(profile: str) -> None:
     for application in shipped(profile)["applications"]:
         deployments = built_deployments(application)
         if application["name"] == "gateway":
-            assert set(deployments) == {"Gateway"}
+            assert set(deployments) == {"Gateway", "Batch"}
             continue
         serving = catalog[application["args"]["model"]].serving[profile]  # type: ignore[index]
         stages = {stage.capitalize() for stage in serving.stages}
@@ -113,4 +113,4 @@ def test_serve_build_accepts_the_bound_applications(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     built = yaml.safe_load(out.read_text())
     deployments = [d["name"] for application in built["applications"] for d in application["deployments"]]
-    assert sorted(deployments) == ["Decode", "Draft", "Gateway", "Prefill", "Text"]
+    assert sorted(deployments) == ["Batch", "Decode", "Draft", "Gateway", "Prefill", "Text"]

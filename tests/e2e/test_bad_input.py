@@ -99,7 +99,9 @@ def test_other_accounts_unknown_paths_and_methods(stack):
     assert other.status_code == 403 and other.json()["errors"][0]["code"] == 10000
     missing = httpx.get(f"{stack.url}/client/v4/accounts/{ACCOUNT}/nothing", headers=stack.headers)
     assert missing.status_code == 404 and missing.json()["errors"][0]["code"] == 7003
-    method = httpx.get(f"{stack.api}/run/{CHAT}", headers=stack.headers)
+    nameless = httpx.get(f"{stack.api}/run/{CHAT}", headers=stack.headers)
+    assert nameless.status_code == 400 and "request_id" in nameless.json()["errors"][0]["message"]
+    method = httpx.put(f"{stack.api}/run/{CHAT}", headers=stack.headers)
     assert method.status_code == 405
 
 

@@ -128,7 +128,7 @@ class NativeRoutes:
         return await self._run(request, name, Body(inputs))
 
     async def poll(self, request: Request) -> Response:
-        return await poll(self._exchange, request, batch_key(request.query_params.get("request_id", "")))
+        return await poll(self._exchange, request, batch_key(request.query_params.get("request_id")))
 
     async def _run(self, request: Request, name: str, body: Body) -> Response:
         if (answer := await queued(self._exchange, request, name, body.json)) is not None:
