@@ -10,11 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import orjson
 
+from serve_app.batch.asking import ask
 from serve_app.state.batches import Batch, BatchStore, Outcome, Result, unpack
 from serve_app.state.files import Files, NoFile
 
@@ -28,16 +29,6 @@ LOOK_S = 0.5
 # How often checking an input is tried that fails for no reason of its own.
 MAX_TRIES = 3
 _PAGE = 1000
-
-Ask = Callable[..., Awaitable[Any]]
-
-
-class Cut(Protocol):
-    """An input that was checked; see `BatchStore.planned`. One that is wrong has ``problems`` instead."""
-
-    shards: Any
-    wrong: Any
-
 
 # Checks a batch's input and writes its shards. Blocks; ends early, in whatever way, where the second argument says so.
 Check = Callable[[Batch, Callable[[], bool]], Any]
@@ -74,14 +65,14 @@ class Ends:
         for event in self._wakes:
             event.set()
 
-    async def run(self, owner: str, claim_until: Callable[[], tuple[float, float]], ask: Ask) -> None:
-        """Until it is cancelled. ``ask`` calls off the event loop, again while store or disk are away."""
+    async def run(self, owner: str, claim_until: Callable[[], tuple[float, float]]) -> None:
+        """Until it is cancelled."""
         inputs, ends = self._wakes
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._loop(inputs, lambda: self._input(owner, claim_until, ask)))
-                tasks.create_task(self._loop(ends, lambda: self._end(owner, claim_until, ask)))
-                tasks.create_task(self._sweep(ask))
+                tasks.create_task(self._loop(inputs, lambda: self._input(owner, claim_until)))
+                tasks.create_task(self._loop(ends, lambda: self._end(owner, claim_until)))
+                tasks.create_task(self._sweep())
         finally:
             self._stops = True
 
@@ -93,13 +84,13 @@ class Ends:
                     async with asyncio.timeout(IDLE_S):
                         await event.wait()
 
-    async def _input(self, owner: str, claim_until: Callable[[], tuple[float, float]], ask: Ask) -> bool:
+    async def _input(self, owner: str, claim_until: Callable[[], tuple[float, float]]) -> bool:
         batch = await ask(self._store.claim_input, owner, *claim_until())
         if batch is None:
             return False
         self._doing += 1
         left = False
-        look = asyncio.ensure_future(self._left(batch, ask))
+        look = asyncio.ensure_future(self._left(batch))
 
         def stop() -> bool:
             return self._stops or look.done()
@@ -138,7 +129,7 @@ class Ends:
         if known is None or known.ended is not None:
             self._files.delete_below(f"batches/{batch.id}/shards")
 
-    async def _left(self, batch: Batch, ask: Ask) -> None:
+    async def _left(self, batch: Batch) -> None:
         """Ends when nobody needs the input checked any more."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -146,7 +137,7 @@ class Ends:
             if known is None or known.status != "validating":
                 return
 
-    async def _end(self, owner: str, claim_until: Callable[[], tuple[float, float]], ask: Ask) -> bool:
+    async def _end(self, owner: str, claim_until: Callable[[], tuple[float, float]]) -> bool:
         batch = await ask(self._store.claim_end, owner, *claim_until())
         if batch is None:
             return False
@@ -162,7 +153,7 @@ class Ends:
             self._doing -= 1
         return True
 
-    async def _sweep(self, ask: Ask) -> None:
+    async def _sweep(self) -> None:
         """Puts away what runners left behind that ended over it."""
         while True:
             for batch_id in await ask(self._store.uncleared):

@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
 
 import msgspec
 
+from serve_app.batch.asking import ask
 from serve_app.batch.job import Done, Job, Perform
 from serve_app.batch.runner import Pace
 from serve_app.state.batches import Request, Waiting
@@ -38,8 +38,6 @@ MAX_HELD = 512
 BACKOFF_S, MAX_BACKOFF_S = 1.0, 300.0
 # Attempts beyond those of its consumer after which a message is given up that runners were lost over.
 MAX_LOSSES = 10
-AGAIN_S = 0.5
-_T = TypeVar("_T")
 
 
 class Sharer:
@@ -127,20 +125,11 @@ class QueueRunner:
             self._store.answer(self._answered, self._clock())
         self._store.renew(list(self._held), self._clock())
 
-    async def _ask(self, call: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-        """Off the event loop, and again while the store is away."""
-        while True:
-            try:
-                return await asyncio.to_thread(call, *args, **kwargs)
-            except Away as away:
-                log.info("queues wait for the store: %s", away)
-            await asyncio.sleep(AGAIN_S)
-
     async def _turns(self) -> None:
         while True:
             self._wakes.clear()
             now = self._clock()
-            waiting = await self._ask(self._store.waiting, now)
+            waiting = await ask(self._store.waiting, now)
             self._pace.plan(waiting, now)
             if waiting or self._held:
                 self._worked_at = time.monotonic()
@@ -151,7 +140,7 @@ class QueueRunner:
                 limit = min(room[model], MAX_HELD - len(self._held))
                 if limit <= 0:
                     continue
-                tasks = await self._ask(self._store.take, [model], limit, self._clock(), self._clock() + self._lease_s)
+                tasks = await ask(self._store.take, [model], limit, self._clock(), self._clock() + self._lease_s)
                 taken += len(tasks)
                 for task in tasks:
                     self._begin(task)
@@ -189,7 +178,7 @@ class QueueRunner:
             least = max(done.retry_after, consumer.delay_s, BACKOFF_S * 2 ** min(message.attempts - 1, 10))
             # Not all of them at the same moment.
             wait = min(least, MAX_BACKOFF_S) * random.uniform(0.75, 1.25)
-            await self._ask(self._store.again, task, self._clock() + wait, counts=done.at_fault)
+            await ask(self._store.again, task, self._clock() + wait, counts=done.at_fault)
             self._held.pop(message.lease, None)
             return
         rows = [entry.row() for entry in done.entries]
@@ -204,7 +193,7 @@ class QueueRunner:
             self._writes.clear()
             group, self._answered = self._answered, []
             if group:
-                written = await self._ask(self._store.answer, group, self._clock())
+                written = await ask(self._store.answer, group, self._clock())
                 self.lost += len(group) - len(written)
                 for each in group:
                     self._held.pop(each.task.message.lease, None)
@@ -214,7 +203,7 @@ class QueueRunner:
             await asyncio.sleep(min(RENEW_S, self._lease_s / 4))
             if not (held := list(self._held)):
                 continue
-            still = await self._ask(self._store.renew, held, self._clock() + self._lease_s)
+            still = await ask(self._store.renew, held, self._clock() + self._lease_s)
             for lease in held:
                 if lease not in still and (running := self._held.get(lease)) is not None and not running.done():
                     # Somebody else has it.

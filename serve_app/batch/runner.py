@@ -21,10 +21,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
+from serve_app.batch.asking import ask
 from serve_app.batch.ends import Ends
 from serve_app.batch.hand import InHand
 from serve_app.batch.job import Done, Job, Perform
@@ -50,10 +51,6 @@ REST_S = 5.0
 # Tries of a request that may itself be at fault, and the longest wait before another try of any.
 MAX_FAULTS = 3
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 60.0
-# How often a store or a disk that is away is asked again.
-AGAIN_S = 0.5
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 class Pace(Protocol):
@@ -67,20 +64,6 @@ class Pace(Protocol):
 
     def told(self, model: str, done: Done, seconds: float) -> None:
         """A request has ended, this time."""
-
-
-class Steady:
-    """The same number for every model."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def plan(self, waiting: Mapping[str, Waiting], now: float) -> None: ...
-
-    def room(self, model: str) -> int:
-        return self._count
-
-    def told(self, model: str, done: Done, seconds: float) -> None: ...
 
 
 class Runner:
@@ -138,7 +121,7 @@ class Runner:
             async with asyncio.TaskGroup() as tasks:
                 for loop in (self._turns, self._renewals, self._groups):
                     tasks.create_task(loop())
-                tasks.create_task(self._ends.run(self.owner, self._claim_until, self._ask))
+                tasks.create_task(self._ends.run(self.owner, self._claim_until))
         finally:
             self._stops = True
             with suppress(TimeoutError):
@@ -164,18 +147,6 @@ class Runner:
         now = self._clock()
         return now, now + self._lease_s
 
-    async def _ask(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Off the event loop, and again while the store or the disk is away."""
-        told = False
-        while True:
-            try:
-                return await asyncio.to_thread(call, *args, **kwargs)
-            except (Away, OSError) as error:
-                if not told:
-                    log.warning("batches wait: %s", error)
-                    told = True
-            await asyncio.sleep(AGAIN_S)
-
     # -- shards
     # ---------------------------------------------------------------------------------------------------------
 
@@ -185,7 +156,7 @@ class Runner:
         while True:
             self._wakes.clear()
             if time.monotonic() - asked >= TURN_S or not waiting:
-                waiting = await self._ask(self._store.waiting)
+                waiting = await ask(self._store.waiting)
                 asked = time.monotonic()
                 self._pace.plan(waiting, self._clock())
             if waiting or self._hand or self._ends.busy:
@@ -211,7 +182,7 @@ class Runner:
         self._resting = {pair: rests for pair, rests in self._resting.items() if rests > time.monotonic()}
         limit, requests = MAX_SHARDS - len(self._hand), sum(wanted.values())
         claim, resting = self._store.claim, list(self._resting)
-        claims = await self._ask(claim, self.owner, now, until, wanted, limit, requests=requests, resting=resting)
+        claims = await ask(claim, self.owner, now, until, wanted, limit, requests=requests, resting=resting)
         self._arriving.update((one.batch.id, one.shard.number) for one in claims)
         for one in claims:
             await self._begin(one)
@@ -225,13 +196,13 @@ class Runner:
         jobs: list[Job] = []
         left = claim.shard.requests - claim.done
         try:
-            requests = await self._ask(lambda: unpack(self._files.get(claim.shard.blob)))
+            requests = await ask(lambda: unpack(self._files.get(claim.shard.blob)))
         except (NoFile, msgspec.DecodeError) as error:
             # Nobody can run it; what is known of its batch is given at its deadline.
             log.error("shard %s of batch %s is lost (%s)", claim.shard.number, claim.batch.id, error)
         else:
             numbers = [request.number for request in requests]
-            done = await self._ask(self._store.done, claim.batch.id, numbers) if claim.done else ()
+            done = await ask(self._store.done, claim.batch.id, numbers) if claim.done else ()
             batch = claim.batch
             model = claim.shard.model
             jobs = [
@@ -313,7 +284,7 @@ class Runner:
         while True:
             await asyncio.sleep(min(RENEW_S, self._lease_s / 4))
             hand = dict(self._hand)
-            held = await self._ask(self._store.renew, self.owner, *self._claim_until())
+            held = await ask(self._store.renew, self.owner, *self._claim_until())
             ends = {(one.batch, one.shard, one.epoch): one.ends for one in held}
             for key, shard in hand.items():
                 found = ends.pop((*key, shard.epoch), None)
@@ -330,13 +301,13 @@ class Runner:
             for batch_id, number, epoch in ends:
                 # Claimed by us, as the store has it, and we do not know of it.
                 if (batch_id, number) not in self._hand and (batch_id, number) not in self._arriving:
-                    await self._ask(self._store.give_back, self.owner, batch_id, number, epoch)
+                    await ask(self._store.give_back, self.owner, batch_id, number, epoch)
 
     async def _rest(self, shard: InHand) -> None:
         """All that is left of it is to be tried later: then its place is for others."""
         self._resting[(shard.account, shard.model)] = time.monotonic() + shard.rests_s
         del self._hand[shard.key]
-        await self._ask(self._store.give_back, self.owner, *shard.key, shard.epoch)
+        await ask(self._store.give_back, self.owner, *shard.key, shard.epoch)
         await shard.stop()
 
     # -- results
@@ -356,7 +327,7 @@ class Runner:
             if (part := shard.take()) is not None:
                 parts.append(part)
         if parts:
-            refused = await self._ask(self._store.write, self.owner, parts)
+            refused = await ask(self._store.write, self.owner, parts)
             self._unwritten -= sum(len(part.results) for part in parts)
             for part in parts:
                 found = self._hand.get((part.batch, part.shard))
@@ -374,7 +345,7 @@ class Runner:
 
     async def _finish(self, shard: InHand) -> None:
         batch_id, number = shard.key
-        await self._ask(self._store.finish, self.owner, batch_id, number, shard.epoch, self._clock())
+        await ask(self._store.finish, self.owner, batch_id, number, shard.epoch, self._clock())
         if self._hand.get(shard.key) is shard:
             del self._hand[shard.key]
         self._wakes.set()

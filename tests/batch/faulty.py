@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from serve_app.batch import asking
 from serve_app.batch import ends as ends_module
 from serve_app.batch import runner as runner_module
 from serve_app.batch.job import Done, Job
@@ -172,7 +173,7 @@ def fork(call: Callable[..., None], *args: Any) -> int:
 
 def main(home: str, database: str, seed: int, faults: int) -> None:
     # Nothing waits for as long as it would in a server.
-    runner_module.TURN_S = runner_module.GROUP_S = runner_module.AGAIN_S = 0.01  # type: ignore[misc]
+    runner_module.TURN_S = runner_module.GROUP_S = asking.AGAIN_S = 0.01  # type: ignore[misc]
     runner_module.BACKOFF_S = 0.001  # type: ignore[misc]
     ends_module.IDLE_S = ends_module.SWEEP_S = 0.1  # type: ignore[misc]
     world, dice = World(Path(home), database), random.Random(seed)

@@ -14,15 +14,31 @@ import sqlalchemy as sa
 
 from serve_app.batch.ends import Ends
 from serve_app.batch.job import Done, Job
-from serve_app.batch.runner import Runner, Steady
+from serve_app.batch.runner import Runner
 from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch, BatchStore, Counts, Request, Result, Shard, pack
+from serve_app.state.batches import Batch, BatchStore, Counts, Request, Result, Shard, Waiting, pack
 from serve_app.state.files import Files
 from serve_app.state.ledger import Entry
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import ledger
 
 SIZE = 4
+
+
+class Steady:
+    """The same room for every model."""
+
+    def __init__(self, room: int = 4) -> None:
+        self._room = room
+        self.planned: dict[str, Waiting] = {}
+
+    def plan(self, waiting, now) -> None:
+        self.planned = dict(waiting)
+
+    def room(self, model: str) -> int:
+        return self._room
+
+    def told(self, model, done, seconds) -> None: ...
 
 
 @dataclass(slots=True, frozen=True)

@@ -15,22 +15,9 @@ from serve_app.state.accounts import Caller
 from serve_app.state.batches import Waiting
 from serve_app.state.queues import Consumer, New
 from serve_app.state.store.sql import SqlStore
+from tests.batch.running import Steady
 
 CALLER = Caller("a", key="key1")
-
-
-class Steady:
-    def __init__(self, room: int = 4) -> None:
-        self._room = room
-        self.planned: dict[str, Waiting] = {}
-
-    def plan(self, waiting, now) -> None:
-        self.planned = dict(waiting)
-
-    def room(self, model: str) -> int:
-        return self._room
-
-    def told(self, model, done, seconds) -> None: ...
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ async def test_a_clock_that_is_moved_changes_no_result(store, open_store, files)
 
 @one_database
 async def test_results_wait_while_the_store_is_away(store, files, monkeypatch):
-    monkeypatch.setattr(runners, "AGAIN_S", 0.01)
+    monkeypatch.setattr("serve_app.batch.asking.AGAIN_S", 0.01)
     write, failed = store.batches.write, []
 
     def away(*call):
@@ -186,7 +186,7 @@ async def test_results_wait_while_the_store_is_away(store, files, monkeypatch):
 
 @one_database
 async def test_a_full_disk_delays_the_files_of_results(store, files, monkeypatch):
-    monkeypatch.setattr(runners, "AGAIN_S", 0.01)
+    monkeypatch.setattr("serve_app.batch.asking.AGAIN_S", 0.01)
     put, failed = files.put, []
 
     def full(name, data):
