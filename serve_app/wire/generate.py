@@ -24,13 +24,23 @@ class PrefillAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 HERE = PrefillAt("")
 
 
-class GenerateCall(Message, tag="generate:5", frozen=True):
+class AdapterAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A LoRA adapter in the file store: ``adapters/{digest}/adapter_config.json`` and ``adapter_model.safetensors``
+    beside it. ``digest``: of the content of both, hexadecimal; ``size``: bytes of both.
+    """
+
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+
+
+class GenerateCall(Message, tag="generate:6", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
     tokens go as they come; None: nowhere. ``prefill``: who computes what is stored nowhere; None: whom the replica
     would choose. ``prefill_above``, from the replica to its worker: a prompt that lacks so many tokens is not started
-    but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get.
+    but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get. ``adapter``:
+    what its tokens pass through beside the model; None: the model alone.
     """
 
     id: str
@@ -43,6 +53,7 @@ class GenerateCall(Message, tag="generate:5", frozen=True):
     prefill: PrefillAt | None = None
     prefill_above: int | None = None
     share: Share = 0.05
+    adapter: AdapterAt | None = None
 
 
 class Missing(Message, tag="missing:1", frozen=True):
@@ -109,10 +120,10 @@ class Failed(Message, tag="failed:1", frozen=True):
     refused: bool = False
 
 
-class PrefillCall(Message, tag="prefill:2", frozen=True):
+class PrefillCall(Message, tag="prefill:3", frozen=True):
     """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
 
-    ``priority`` and ``share`` as in :class:`GenerateCall`.
+    ``priority``, ``share`` and ``adapter`` as in :class:`GenerateCall`.
     """
 
     id: str
@@ -120,6 +131,7 @@ class PrefillCall(Message, tag="prefill:2", frozen=True):
     salt: bytes
     priority: Literal["realtime", "batch"] = "realtime"
     share: Share = 0.05
+    adapter: AdapterAt | None = None
 
 
 class PrefillDone(Message, tag="prefill-done:1", frozen=True):

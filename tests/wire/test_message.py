@@ -53,7 +53,7 @@ FIELDS = {
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "failed:1": "error refused",
-    "generate:5": "id ids salt sampling inbox priority resumed prefill prefill_above share",
+    "generate:6": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter",
     "generated:3": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:2": "inbox lease_s replica role wish plans",
@@ -63,7 +63,7 @@ FIELDS = {
     "nothing:1": "",
     "pause:1": "streams",
     "prefill-done:1": "cached node",
-    "prefill:2": "id ids salt priority share",
+    "prefill:3": "id ids salt priority share adapter",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
     "propose:1": "queries count over",
@@ -76,6 +76,7 @@ FIELDS = {
 }
 # What lies inside of messages; whoever changes one raises the version of the messages that carry it.
 INSIDE = {
+    "AdapterAt": "digest size",
     "ChunkFields": "chunk_id root start_token n_tokens block_keys tail_key layout nbytes tenant",
     "InboxAddress": "host port secret",
     "PrefillAt": "stage replica",
@@ -131,8 +132,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("4", "6"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:5.*upgrade"):
+    for version in ("5", "7"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:6.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

@@ -8,8 +8,6 @@ import dataclasses
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 
-import numpy as np
-
 from serve_app.api.collect import merge
 from serve_app.api.errors import InvalidInput
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ModelLimits, Usage
@@ -73,7 +71,7 @@ class EngineBackend:
 
     def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
         dispatcher = self.dispatcher(model)
-        return dispatcher.foresee(_route_request(dispatcher, prepared.request, prepared.prompt, salt, caller))
+        return dispatcher.foresee(_route_request(dispatcher, prepared, salt, caller))
 
     def waiting(self, model: ServedModel) -> str:
         return self.dispatcher(model).waiting()
@@ -99,7 +97,7 @@ class EngineBackend:
         """The request's events. Closing the iterator ends the request wherever it is."""
         request, ids = prepared.request, prepared.prompt
         dispatcher = self.dispatcher(work.model)
-        route = _route_request(dispatcher, request, ids, work.salt, work.caller)
+        route = _route_request(dispatcher, prepared, work.salt, work.caller)
         ticket = Ticket(route, work.caller.weight, work.trace)
         usages = [Usage() for _ in range(request.n)]
         sent = [0] * request.n
@@ -117,7 +115,7 @@ class EngineBackend:
             await dispatcher.enter(ticket)
             work.placed = True
             job = Job(work, dispatcher, ticket)
-            choices = [self._choice(job, request, ids, i, usages[i], sent) for i in range(request.n)]
+            choices = [self._choice(job, prepared, i, usages[i], sent) for i in range(request.n)]
             async for event in _merge_choices(choices):
                 if request.continuous_usage:
                     told = sum(u.completion_tokens for u in usages)
@@ -128,9 +126,10 @@ class EngineBackend:
             dispatcher.finish(ticket, cached=work.usage.cached_tokens, output=work.usage.completion_tokens)
 
     async def _choice(
-        self, job: Job, request: GenerateRequest, ids: np.ndarray, index: int, usage: Usage, sent: list[int]
+        self, job: Job, prepared: Prepared, index: int, usage: Usage, sent: list[int]
     ) -> AsyncIterator[Event]:
         """Counts its tokens in ``usage``, and in ``sent[index]`` those whose events were taken."""
+        request, ids = prepared.request, prepared.prompt
         model = job.model
         record = model.record
         parsers = {"tool_parser": record.tool_parser, "reasoning_parser": record.reasoning_parser}
@@ -139,7 +138,9 @@ class EngineBackend:
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
         priority, share = job.ticket.request.priority, job.work.caller.share
-        call = GenerateCall("", b"", job.work.salt, sampling, self._inbox.address, priority, share=share)
+        call = GenerateCall(
+            "", b"", job.work.salt, sampling, self._inbox.address, priority, share=share, adapter=prepared.adapter
+        )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
         kept = None if resumable is None else resumable.tokens(request.number, index)
@@ -191,14 +192,14 @@ def _check_told(request: GenerateRequest, tokens: int) -> None:
         )
 
 
-def _route_request(
-    dispatcher: Dispatcher, request: GenerateRequest, ids: np.ndarray, salt: bytes, caller: Caller
-) -> RouteRequest:
-    """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's."""
+def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, caller: Caller) -> RouteRequest:
+    """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's, nor one adapter's."""
+    request, ids = prepared.request, prepared.prompt
+    adapter = prepared.adapter.digest if prepared.adapter is not None else ""
     per_key = dispatcher.chunk_tokens // BLOCK_TOKENS
     # Where something is to be told of the prompt, nothing that is stored of it helps.
     stored = ids[:0] if request.sampling.prompt_logprobs is not None else ids
-    keys = block_keys(root_key("", "", "", "", salt), stored)[per_key - 1 :: per_key]
+    keys = block_keys(root_key("", "", "", adapter, salt), stored)[per_key - 1 :: per_key]
     dispatcher.know(tenant_id(salt).hex(), caller.account)
     now = dispatcher.now()
     return RouteRequest(
