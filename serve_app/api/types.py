@@ -76,6 +76,17 @@ class AnswerFormat:
         return self.kind in ("json_object", "json_schema")
 
 
+@dataclass(slots=True, frozen=True)
+class AdapterRef:
+    """An adapter as a request uses it. ``id``: the adapter's; ``digest``: of its content, by which workers and caches
+    know it; ``size``: bytes of its files.
+    """
+
+    id: str
+    digest: str
+    size: int
+
+
 @dataclass(slots=True)
 class GenerateRequest(Asked):
     """Text generation. Exactly one of ``messages``, ``prompt`` and ``prompt_ids`` is set.
@@ -86,7 +97,8 @@ class GenerateRequest(Asked):
     object that names one or some tools; ``strict_tools`` name those whose arguments must validate even where calls are
     up to the model.
     ``max_tokens_given`` tells a limit the client asked for from the model's
-    default, which may be shortened to fit.
+    default, which may be shortened to fit. ``lora``: the id or name of an adapter, "" for none; ``adapter``: what that
+    is, once it has been looked up.
     """
 
     model: str
@@ -124,6 +136,8 @@ class GenerateRequest(Asked):
     prompt_only: bool = False
     # How many alternatives to each token of the prompt are told, in a field of their own.
     prompt_logprobs: int | None = None
+    lora: str = ""
+    adapter: AdapterRef | None = None
 
     @property
     def tells_prompt(self) -> bool:

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from serve_app.api import identity
-from serve_app.api.errors import BudgetSpent, OutOfCapacity, RateLimited, WorkersLost
-from serve_app.api.types import Usage
+from serve_app.api.errors import BudgetSpent, LoraUnsupported, OutOfCapacity, RateLimited, WorkersLost
+from serve_app.api.types import AdapterRef, Usage
 from serve_app.catalog.price_list import Prices, Quote
 from serve_app.state.accounts import Caller
 from serve_app.state.allowance import Allowance, Worst
@@ -110,6 +110,11 @@ class Work:
             self.traces.release(self.trace)
 
 
+async def no_adapters(model: ServedModel, caller: Caller, name: str) -> AdapterRef:
+    """Where there are none."""
+    raise LoraUnsupported(model.id)
+
+
 @dataclass(slots=True)
 class Runtime:
     """What a gateway lends to tasks.
@@ -118,6 +123,7 @@ class Runtime:
     time. ``check()`` raises what keeps any work from being begun. ``book(settled)`` settles, and has the entry written;
     its result, if any, is there when the client may be told of the end. ``keep(id, look)`` has an entry kept as
     ``look()`` makes it, for work that this process may not live to settle. ``allowance``: limits of callers, if any.
+    ``adapter(model, caller, name)`` looks an adapter up by id or name, and raises what the client should see.
     """
 
     call: Call
@@ -132,6 +138,7 @@ class Runtime:
     book: Callable[[Settled], Awaitable[None] | None] | None = None
     keep: Callable[[str, Callable[[], Entry | None]], None] | None = None
     allowance: Allowance | None = None
+    adapter: Callable[[ServedModel, Caller, str], Awaitable[AdapterRef]] = no_adapters
 
     @asynccontextmanager
     async def work(
@@ -146,6 +153,7 @@ class Runtime:
         shown: bool = False,
         facts: Mapping[str, Any] = MappingProxyType({}),
         worst: Mapping[str, int] = MappingProxyType({}),
+        adapter: str = "",
     ) -> AsyncIterator[Work]:
         """A piece of work that holds ``streams`` places of the model; ``facts`` begin its trace. ``number``: which one
         of its request. ``shown``: its client sees it as it is made, and not only as a whole. ``worst``: the most of
@@ -158,7 +166,9 @@ class Runtime:
         self.check()
         own_id = self.request_id() if request_id is None else request_id
         began = time.monotonic()
-        work = Work(caller, model, self.salt(caller.account), traces=self.traces, batch=identity.batch())
+        work = Work(
+            caller, model, self.salt(caller.account), traces=self.traces, adapter=adapter, batch=identity.batch()
+        )
         if self.traces is not None:
             work.trace = self.traces.begin(own_id, caller.account, model.id)
         work.trace.event("received", **facts)

@@ -24,7 +24,7 @@ async def generate(
         # It has been let in, and begun in time.
         request = replace(request, deadline_s=None, reject_if_busy=False)
     backend = runtime.backend(model)
-    prepared = await backend.prepare(model, request)
+    prepared = await backend.prepare(model, await _with_adapter(runtime, model, request, caller))
     events = _events(runtime, backend, model, prepared, caller, runtime.request_id())
     if request.deadline_s is not None:
         events = begun_within(events, request.deadline_s)
@@ -34,7 +34,7 @@ async def generate(
 async def estimate(runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller) -> Estimate:
     """A prompt is read once however many answers it has. All of it but its last token may come from a cache."""
     backend = runtime.backend(model)
-    prepared = await backend.prepare(model, request)
+    prepared = await backend.prepare(model, await _with_adapter(runtime, model, request, caller))
     foreseen = backend.foresee(model, prepared, caller, runtime.salt(caller.account))
     asked, prompt = prepared.request.sampling, prepared.prompt_tokens
     shortest, longest = (0, 0) if request.prompt_only else (asked.min_tokens, asked.max_tokens)
@@ -46,6 +46,14 @@ async def estimate(runtime: Runtime, model: ServedModel, request: GenerateReques
     told = request.sampling.prompt_logprobs is not None
     least, most = used(0 if told else max(prompt - 1, 0), shortest), used(0, longest)
     return estimate_of(runtime.quote(model), model, least, used(foreseen.cached_tokens, usual), most, foreseen)
+
+
+async def _with_adapter(
+    runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
+) -> GenerateRequest:
+    if not request.lora:
+        return request
+    return replace(request, adapter=await runtime.adapter(model, caller, request.lora))
 
 
 async def _events(
@@ -67,6 +75,7 @@ async def _events(
         shown=request.stream,
         facts=facts,
         worst={"input_tokens": prepared.prompt_tokens, "output_tokens": request.n * request.sampling.max_tokens},
+        adapter="" if request.adapter is None else request.adapter.id,
     )
     async with places as work:
         events = backend.events(prepared, work)
