@@ -33,9 +33,10 @@ $(RUNTIME): requirements/lock.txt requirements/torch.txt pyproject.toml | $(PY)
 	$(call step,installing this project into $(VENV),$(PIP) --no-build-isolation --no-deps --editable .)
 	@touch $@
 
-$(DEV): requirements/dev-lock.txt requirements/triton.txt $(RUNTIME)
+$(DEV): requirements/dev-lock.txt requirements/triton.txt requirements/train.txt $(RUNTIME)
 	$(call step,installing test and lint tools,$(PIP) --require-hashes -r requirements/lock.txt -r requirements/dev-lock.txt)
 	$(call step,installing Triton unless torch has brought it,$(PY) -c 'import triton' || $(PIP) --no-deps --require-hashes -r requirements/triton.txt)
+	$(call step,installing PEFT,$(PIP) --no-deps --require-hashes -r requirements/train.txt)
 	@touch $@
 
 comma := ,

@@ -106,5 +106,7 @@ def test_locks_pin_and_hash_everything_and_name_no_index() -> None:
         assert not re.search(r"https?://|file:|--(extra-)?index|--find-links|/opt/|/tmp/", text)
     triton = (ROOT / "requirements" / "triton.txt").read_text()
     assert "triton==" in triton and triton.count("--hash=sha256:") == 2
+    train = (ROOT / "requirements" / "train.txt").read_text()
+    assert "peft==" in train and train.count("--hash=sha256:") == 2 * len(re.findall(r"(?m)^\S+==", train))
     assert "torch==" not in (ROOT / "requirements" / "lock.txt").read_text()
     assert "torch==2.13.0" in (ROOT / "requirements" / "torch.txt").read_text().splitlines()
