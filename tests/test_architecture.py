@@ -45,8 +45,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.grammar": {"llguidance", "numpy", "serve_app.api", "serve_app.engine.constrain", "serve_app.text"},
     "serve_app.models": {
         "serve_app.sampling_params",
-        "numpy", "safetensors", "torch", "transformers", "serve_app.engine", "serve_app.kernels",
+        "numpy", "safetensors", "torch", "transformers", "serve_app.adapters", "serve_app.engine",
+        "serve_app.kernels",
     },
+    "serve_app.adapters": {"safetensors", "torch"},
+    # What an upload is checked with, in processes without torch.
+    "serve_app.adapters.config": set(),
     "serve_app.distill": {
         "serve_app.sampling_params",
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
@@ -115,6 +119,8 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.worker": HTTP,
     "serve_app.kernels": {"ray", "transformers"} | HTTP,
     "serve_app.engine": {"ray", "transformers"} | HTTP,
+    "serve_app.adapters": {"ray", "transformers"} | HTTP,
+    "serve_app.adapters.config": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.models": {"ray"} | HTTP,
     "serve_app.distill": {"ray"},
     "serve_app.grammar.answer": {"ray", "torch", "transformers"},

@@ -217,16 +217,16 @@ class LayerLinears:
 
 
 def _linears(layer: DecoderLayer, plug: Plug | None) -> LayerLinears:
-    if plug is not None:  # one module may hold gates and ups, so that what is plugged in must compute both
+    if len(layer.gate_up.names) == 1 and plug is not None:  # what is plugged into one module computes all of it
         joined = _plugged(plug, layer.gate_up)
 
         def gated(x: Tensor, batch: Batch) -> Tensor:
             return swiglu(joined(x, batch))
     else:
-        gate, up = (FusedLinear(w, b) for w, b in _split(layer.gate_up))
+        gate, up = (plugged(plug, half, FusedLinear(*_fused(half))) for half in _split(layer.gate_up))
 
         def gated(x: Tensor, batch: Batch) -> Tensor:
-            return up.times(x, gate.swish(x))
+            return up.times(x, gate.swish(x, batch), batch)
 
     return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), gated, _plugged(plug, layer.down))
 
@@ -235,10 +235,12 @@ def _plugged(plug: Plug | None, weight: LinearWeight) -> Linear:
     return plugged(plug, weight, FusedLinear(*_fused(weight)))
 
 
-def _split(weight: LinearWeight) -> list[tuple[Tensor, Tensor | None]]:
+def _split(weight: LinearWeight) -> list[LinearWeight]:
+    """Gates and ups, which have as many outputs."""
     joined, bias = _fused(weight)
-    biases = bias.chunk(2) if bias is not None else (None, None)
-    return list(zip(joined.chunk(2), biases, strict=True))
+    biases = [[half] for half in bias.chunk(2)] if bias is not None else [[], []]
+    names = [(name,) for name in weight.names] if len(weight.names) == 2 else [(), ()]
+    return [LinearWeight([w], b, [], n) for w, b, n in zip(joined.chunk(2), biases, names, strict=True)]
 
 
 def _one_size(sizes: DecoderShape, layers: list[DecoderLayer], head: LinearWeight) -> None:

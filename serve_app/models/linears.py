@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 @dataclass(slots=True, frozen=True)
 class Place:
     """One linear of a model: the modules whose outputs it computes side by side, by qualified name, and how many
-    outputs each has.
+    outputs each has; all take ``columns`` inputs.
     """
 
     names: tuple[str, ...]
     widths: tuple[int, ...]
+    columns: int
 
 
 # (place, the linear there) -> what takes its place; the linear itself to leave it.
@@ -38,7 +39,15 @@ def plugged(plug: Plug | None, weight: LinearWeight, linear: Linear) -> Linear:
     """``linear``, which computes with ``weight``, or what ``plug`` puts into its place."""
     if plug is None:
         return linear
-    return plug(Place(weight.names, tuple(len(part) for part in weight.parts)), linear)
+    return plug(Place(weight.names, tuple(len(part) for part in weight.parts), weight.parts[0].shape[1]), linear)
+
+
+def chained(first: Plug | None, second: Plug | None) -> Plug | None:
+    """A plug that lets ``second`` take what ``first`` has put into a place."""
+    if first is None or second is None:
+        return second if first is None else first
+    before, after = first, second
+    return lambda place, linear: after(place, before(place, linear))
 
 
 @dataclass(slots=True)
@@ -108,7 +117,7 @@ def plug_modules(model: nn.Module, plug: Plug, current: Current) -> int:
         if type(module) not in (nn.Linear, PackedLinear) or not name:
             continue
         own = ModuleLinear(module)
-        linear = plug(Place((name,), (int(module.out_features),)), own)
+        linear = plug(Place((name,), (int(module.out_features),), int(module.in_features)), own)
         if linear is not own:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, BatchLinear(module, linear, current, head=module is head))

@@ -16,6 +16,7 @@ from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapt import own_attention
+from serve_app.models.adapters import AdapterBank
 from serve_app.models.check import check
 from serve_app.models.folder import (
     UnsupportedModel,
@@ -24,7 +25,7 @@ from serve_app.models.folder import (
     require_safetensors,
     require_weights,
 )
-from serve_app.models.linears import Current, Plug, plug_modules
+from serve_app.models.linears import Current, Plug, chained, plug_modules
 from serve_app.models.observe import Unservable
 from serve_app.models.prepare import prepare
 from serve_app.models.quantization import quantize_linears
@@ -50,6 +51,7 @@ class CausalModel:
     # beyond is computed anew.
     extend_at: int | None = None
     recompute: bool = False
+    adapters: AdapterBank | None = None  # None: the model was loaded without places for adapters
 
 
 def load_causal_lm(
@@ -62,6 +64,7 @@ def load_causal_lm(
     kv_cache_dtype: str = "auto",
     optimise: bool = True,
     plug: Plug | None = None,
+    adapters: int = 0,
     progress: Progress = lambda stage: None,
 ) -> CausalModel:
     """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
@@ -69,7 +72,8 @@ def load_causal_lm(
     ``dtype`` is ``auto`` (the checkpoint's, float16 read as bfloat16 on CPU) or a torch dtype's name; ``quantization``
     is ``none``, ``int8``, ``int4`` (:mod:`serve_app.models.quantization`) or ``fp8``
     (:mod:`serve_app.kernels.linear.fp8`); ``kv_cache_dtype`` is ``auto`` (the model's) or ``fp8`` (e4m3, no scales).
-    ``plug`` may put linears of its own into the model's (:mod:`serve_app.models.linears`).
+    ``plug`` may put linears of its own into the model's (:mod:`serve_app.models.linears`); ``adapters`` is the number
+    of places for LoRA adapters (:mod:`serve_app.models.adapters`).
     Raises :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or
     one that does not compute on the paged cache what transformers computes (:mod:`serve_app.models.check`).
     """
@@ -122,6 +126,9 @@ def load_causal_lm(
     report |= verdict.report()
     if verdict.differs:
         raise UnsupportedModel(f"{name} can't be served: {verdict.differs}")
+    if adapters:
+        model.adapters = AdapterBank(adapters, model.device)
+        plug = chained(plug, model.adapters.plug)
     if optimise:
         from serve_app.models.optimise import optimise as improve
 
@@ -131,6 +138,8 @@ def load_causal_lm(
         except ValueError as error:
             raise UnsupportedModel(f"{path}: {error}") from error
     if plug is not None and "fused_decoder" not in report:
+        if model.adapters is not None:
+            model.adapters.sites.clear()  # of a forward pass that was tried and left
         current = Current()
         report["plugged"] = plug_modules(module, plug, current)
         model.forward = current.around(model.forward)
