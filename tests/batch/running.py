@@ -118,7 +118,7 @@ async def running(*runners: Any):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def until(true: Callable[[], Any], patience_s: float = 30.0) -> Any:
+async def until(true: Callable[[], Any], patience_s: float = 120.0) -> Any:
     limit = time.monotonic() + patience_s
     while not (found := await asyncio.to_thread(true)):
         assert time.monotonic() < limit
@@ -126,7 +126,7 @@ async def until(true: Callable[[], Any], patience_s: float = 30.0) -> Any:
     return found
 
 
-async def ended(store: BatchStore, batch: Batch, patience_s: float = 30.0) -> Batch:
+async def ended(store: BatchStore, batch: Batch, patience_s: float = 120.0) -> Batch:
     """Waits until the batch has ended and everything of it is put away."""
 
     def look() -> Batch | None:

@@ -16,6 +16,7 @@ from serve_app.state.batches import Waiting
 from serve_app.state.queues import Consumer, New
 from serve_app.state.store.sql import SqlStore
 from tests.batch.running import Steady
+from tests.waiting import until
 
 CALLER = Caller("a", key="key1")
 
@@ -47,12 +48,6 @@ def push(store, queue, *bodies: bytes) -> None:
 def answers(store) -> list[dict]:
     (queue,) = (each for each in store.queues.all("a") if each.name == "answers")
     return [json.loads(each.body) for each in store.queues.peek(queue, 100, time.time())]
-
-
-async def until(check) -> None:
-    async with asyncio.timeout(30):
-        while not check():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

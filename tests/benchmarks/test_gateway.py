@@ -43,7 +43,9 @@ def test_figures_come_from_right_answers_only(served, liar, capsys):
     gateway.report(results)
     assert re.search(r"ours / plain: unary_c1 \d+\.\dx, streams_c8 \d+\.\dx", capsys.readouterr().out)
 
-    status = httpx.get(f"http://127.0.0.1:{port}{PREFIX}/v1/status", headers={"Authorization": f"Bearer {key}"})
+    status = httpx.get(
+        f"http://127.0.0.1:{port}{PREFIX}/v1/status", headers={"Authorization": f"Bearer {key}"}, timeout=120
+    )
     assert status.status_code == 200, status.text
     [worker] = status.json()["models"][MODEL]["routing"]["workers"]
     assert worker["stage"] == "decode"  # the gateway hears of its load, and requests are sent where routing says

@@ -30,7 +30,7 @@ def spec(tmp_path):
 
 def is_gone(worker) -> bool:
     try:
-        ray.get(worker.stats.remote(), timeout=30)
+        ray.get(worker.stats.remote(), timeout=120)
     except ray.exceptions.RayError:
         return True
     return False
@@ -49,7 +49,7 @@ async def test_one_replica_gets_it_and_it_ends_with_that_replica(spec):
     finally:
         replica.kill()
         replica.wait()
-    wait_for(lambda: is_gone(planted), 30)
+    wait_for(lambda: is_gone(planted), 90)
     assert await nursery.adopt(spec) is None
 
 
@@ -68,7 +68,7 @@ async def test_its_end_is_no_accident_to_ray(spec, capfd):
             assert await planted.adopt.remote(spec, parent.pid)
             pids.append(await planted.ready.remote())
             end(pids[-1], parent)
-            wait_for(lambda planted=planted: is_gone(planted), 30)
+            wait_for(lambda planted=planted: is_gone(planted), 90)
         finally:
             parent.kill()
             parent.wait()
@@ -79,7 +79,7 @@ async def test_its_end_is_no_accident_to_ray(spec, capfd):
         told += capfd.readouterr().out
         return f"Worker PID: {pids[1]}" in told
 
-    wait_for(of_the_second, 30)
+    wait_for(of_the_second, 90)
     assert f"Worker PID: {pids[0]}" not in told
 
 

@@ -12,6 +12,7 @@ from serve_app.wire.replicas import Listen
 from tests import tiny
 from tests.deployments import workers
 from tests.deployments.workers import SALT, Caller
+from tests.waiting import until
 
 
 async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
@@ -31,11 +32,10 @@ async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
                 await asyncio.sleep(0.05)
 
         async def told(role: str, planner: Caller) -> None:
-            while not all(
-                (r := caller.reports[-1]).role == role and r.planner == gateway_name(planner.address)
-                for caller in (one, two)
-            ):
-                await asyncio.sleep(0.05)
+            """Until both have heard of it. What follows may have come by then."""
+            wish = (role, gateway_name(planner.address))
+            for caller in (one, two):
+                await until(lambda caller=caller: wish in [(r.role, r.planner) for r in caller.reports])
 
         first, second = sorted((one, two), key=lambda caller: gateway_name(caller.address))
         await told("decode", first)

@@ -26,6 +26,7 @@ from serve_app.wire.message import WrongVersion
 from serve_app.wire.methods import ALL_STATS, COLLECT, GENERATE, PROBE, SUBSCRIBE, WAKE, Method
 from serve_app.wire.replicas import Nothing, Subscribe
 from tests import tiny
+from tests.waiting import until
 from tests.worker.world import MemoryPool, call, read, start
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -149,7 +150,7 @@ async def test_a_cancelled_call_leaves_nothing_in_the_worker(parts, inbox, monke
         (prompt(8, 30), lambda: work.stats().numbers["running"]),
     ):
         running = asyncio.ensure_future(asked(decode, GENERATE, call(ids, inbox, max_tokens=900)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not busy():
                 if running.done():  # it has ended between two looks
                     running = asyncio.ensure_future(asked(decode, GENERATE, call(ids, inbox, max_tokens=900)))
@@ -168,9 +169,7 @@ async def test_gateways_subscribe_and_ask(parts):
     told = Subscribe(inbox.address, 30.0, {"decode": 1.5}, {"d1": "mixed"})
     assert (await asked(decode, SUBSCRIBE, told)).replica == "d1"
     assert (await asked(prefill, SUBSCRIBE, told)).replica == "p1"
-    async with asyncio.timeout(20):
-        while {(r.replica, r.role) for r in heard} != {("d1", "mixed"), ("p1", "prefill")}:
-            await asyncio.sleep(0.01)
+    await until(lambda: {(r.replica, r.role) for r in heard} == {("d1", "mixed"), ("p1", "prefill")})
     assert await decode.record_autoscaling_stats() == {"needed_replicas": 1.5}
     [counters] = (await asked(decode, ALL_STATS, Nothing())).workers
     assert counters.stage == "decode" and not counters.silent and counters.shown()["running"] == 0

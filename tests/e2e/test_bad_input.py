@@ -71,7 +71,7 @@ def test_refused_with_the_documented_code(http, name, model, body, status, code)
 def test_wrong_key(stack, key):
     headers = {} if key is None else {"Authorization": key}
     for path in (f"/client/v4/accounts/{ACCOUNT}/ai/run/{CHAT}", "/v1/chat/completions"):
-        answer = httpx.post(stack.url + path, json={"prompt": "x"}, headers=headers)
+        answer = httpx.post(stack.url + path, json={"prompt": "x"}, headers=headers, timeout=120)
         assert answer.status_code == 401 and answer.json()["errors"][0]["code"] == 10000
 
 
@@ -94,14 +94,14 @@ class _NoGateway:
 
 def test_other_accounts_unknown_paths_and_methods(stack):
     other = httpx.post(
-        f"{stack.url}/client/v4/accounts/other/ai/run/{CHAT}", json={"prompt": "x"}, headers=stack.headers
+        f"{stack.url}/client/v4/accounts/other/ai/run/{CHAT}", json={"prompt": "x"}, headers=stack.headers, timeout=120
     )
     assert other.status_code == 403 and other.json()["errors"][0]["code"] == 10000
-    missing = httpx.get(f"{stack.url}/client/v4/accounts/{ACCOUNT}/nothing", headers=stack.headers)
+    missing = httpx.get(f"{stack.url}/client/v4/accounts/{ACCOUNT}/nothing", headers=stack.headers, timeout=120)
     assert missing.status_code == 404 and missing.json()["errors"][0]["code"] == 7003
-    nameless = httpx.get(f"{stack.api}/run/{CHAT}", headers=stack.headers)
+    nameless = httpx.get(f"{stack.api}/run/{CHAT}", headers=stack.headers, timeout=120)
     assert nameless.status_code == 400 and "request_id" in nameless.json()["errors"][0]["message"]
-    method = httpx.put(f"{stack.api}/run/{CHAT}", headers=stack.headers)
+    method = httpx.put(f"{stack.api}/run/{CHAT}", headers=stack.headers, timeout=120)
     assert method.status_code == 405
 
 
@@ -118,7 +118,7 @@ def test_bodies_that_never_end_or_never_stop(stack, run):
     """Clients that hold a connection open disturb nobody; a body without a declared length is bounded all the same."""
     address = httpx.URL(stack.url)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {stack.key}\r\n"
-    held = [socket.create_connection((address.host, address.port), timeout=30) for _ in range(40)]
+    held = [socket.create_connection((address.host, address.port), timeout=120) for _ in range(40)]
     try:
         for i, connection in enumerate(held):
             rest = "Content-Length: 1000\r\n\r\n{" if i % 2 else "Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"
@@ -133,7 +133,7 @@ def test_bodies_that_never_end_or_never_stop(stack, run):
             yield b"x" * 65536
 
     try:
-        answer = httpx.post(f"{stack.url}/v1/messages", headers=stack.headers, content=endless(), timeout=30)
+        answer = httpx.post(f"{stack.url}/v1/messages", headers=stack.headers, content=endless(), timeout=120)
         assert answer.status_code == 413 and answer.json()["errors"][0]["code"] == 3006
     except (httpx.WriteError, httpx.ReadError):
         pass  # the answer came, and the connection was closed, before all was sent

@@ -158,9 +158,9 @@ def test_paths_of_the_gateway_host(stack, expected, path):
     body = {"messages": ASK, **GREEDY}
     # Clients of that host carry two keys; the provider's may be anything.
     keys = {"cf-aig-authorization": f"Bearer {stack.key}", "Authorization": "Bearer someone-elses"}
-    answer = httpx.post(url, json=body, headers=keys, timeout=30)
+    answer = httpx.post(url, json=body, headers=keys, timeout=120)
     assert answer.status_code == 200 and answer.json()["result"]["response"] == expected
-    other = httpx.post(url.replace(f"/{ACCOUNT}/", "/other/"), json=body, headers=stack.headers)
+    other = httpx.post(url.replace(f"/{ACCOUNT}/", "/other/"), json=body, headers=stack.headers, timeout=120)
     assert other.status_code == 403
 
 
@@ -182,14 +182,14 @@ def test_authors_and_tasks(http):
 
 
 def test_the_description_is_open_and_its_examples_work(stack):
-    page = httpx.get(f"{stack.url}/docs")
+    page = httpx.get(f"{stack.url}/docs", timeout=120)
     assert page.status_code == 200 and "default-src 'none'" in page.headers["content-security-policy"]
     assert "http://" not in page.text and "https://" not in page.text
-    described = httpx.get(f"{stack.url}/openapi.json").json()
-    begun = httpx.post(f"{stack.url}/v1/conversations", json={}, headers=stack.headers).json()["id"]
+    described = httpx.get(f"{stack.url}/openapi.json", timeout=120).json()
+    begun = httpx.post(f"{stack.url}/v1/conversations", json={}, headers=stack.headers, timeout=120).json()["id"]
     line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": CHAT, "messages": ASK}}
     upload = {"files": {"file": ("in.jsonl", json.dumps(line))}, "data": {"purpose": "batch"}}
-    file = httpx.post(f"{stack.url}/v1/files", **upload, headers=stack.headers).json()["id"]
+    file = httpx.post(f"{stack.url}/v1/files", **upload, headers=stack.headers, timeout=120).json()["id"]
     tried = 0
     for path, methods in described["paths"].items():
         for about in methods.values():
@@ -201,7 +201,7 @@ def test_the_description_is_open_and_its_examples_work(stack):
             url = url.replace("{conversation_id}", begun)
             example |= {"input_file_id": file} if "input_file_id" in example else {}
             model = {"model": CHAT} if path.endswith("/ai/batches") else None
-            answer = httpx.post(url, json=example, params=model, headers=stack.headers, timeout=30)
+            answer = httpx.post(url, json=example, params=model, headers=stack.headers, timeout=120)
             assert answer.status_code == 200, (path, answer.text)
             tried += 1
     assert tried > 20
@@ -218,7 +218,7 @@ def test_every_answer_has_an_id_and_says_which_methods_there_are(stack):
         answer = httpx.request(method, stack.url + path)
         assert answer.status_code == status, path
         assert len(answer.headers["cf-ray"]) == 32 and answer.headers["request-id"] == answer.headers["cf-ray"]
-    assert httpx.put(f"{stack.url}/v1/responses/x").headers["allow"] == "DELETE, GET, HEAD"
+    assert httpx.put(f"{stack.url}/v1/responses/x", timeout=120).headers["allow"] == "DELETE, GET, HEAD"
 
 
 NESTED = b'{"model": ' + b"[" * 5000 + b"]" * 5000 + b"}"
@@ -284,7 +284,7 @@ def test_every_post_route_refuses_bad_bodies_while_others_stream_on(stack, expec
             answers.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices))
         return answers
 
-    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=stack.url, headers=stack.headers, timeout=30) as client:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=stack.url, headers=stack.headers, timeout=120) as client:
         streams = pool.submit(other_client)
         try:
             for path, bodies in _post_paths().items():
@@ -303,5 +303,7 @@ def test_every_post_route_refuses_bad_bodies_while_others_stream_on(stack, expec
 
 
 def test_large_headers_are_refused(stack):
-    answer = httpx.get(f"{stack.url}/v1/models", headers={**stack.headers, **{f"x-{i}": "v" * 4000 for i in range(5)}})
+    answer = httpx.get(
+        f"{stack.url}/v1/models", headers={**stack.headers, **{f"x-{i}": "v" * 4000 for i in range(5)}}, timeout=120
+    )
     assert answer.status_code in (400, 431)

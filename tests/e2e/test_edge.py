@@ -35,7 +35,7 @@ def haproxies(folder: Path) -> set[int]:
 
 def status(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -52,7 +52,7 @@ def test_sockets_lie_where_only_their_user_can_go(folder: Path) -> None:
 
 def test_what_is_served_is_not_told_without_a_key(stack) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(f"{stack.url}/-/routes", timeout=5)
+        urllib.request.urlopen(f"{stack.url}/-/routes", timeout=60)
     assert refused.value.code == 404 and json.load(refused.value)["errors"][0]["code"] == 7003
 
 

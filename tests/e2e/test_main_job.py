@@ -171,7 +171,7 @@ def test_models_search_pages_and_schema(http):
 
 @pytest.mark.parametrize("path", ["/v1/models", "/client/v4/accounts/local/ai/v1/models"])
 def test_openai_model_list(stack, path):
-    listed = httpx.get(stack.url + path, headers=stack.headers).json()
+    listed = httpx.get(stack.url + path, headers=stack.headers, timeout=120).json()
     assert listed["object"] == "list" and CHAT in [m["id"] for m in listed["data"]]
 
 

@@ -87,7 +87,7 @@ async def tenants(stack):
 
 
 def routing(stack) -> dict:
-    status = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30).json()
+    status = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=120).json()
     return status["models"][CHAT]["routing"]
 
 

@@ -97,7 +97,7 @@ def decode_worker(stack) -> int:
     found: list[int] = []
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        models = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=30).json()["models"]
+        models = httpx.get(f"{stack.url}/v1/status", headers=stack.headers, timeout=120).json()["models"]
         found = [w["pid"] for w in models[CHAT].get("workers", ()) if w["stage"] == "decode"]
         if len(found) == 1:
             return found[0]

@@ -263,9 +263,9 @@ async def test_least_recently_used_goes_first_and_memory_returns(client, pool):
 async def test_a_reader_waits_for_what_is_announced(client):
     tokens = prompt(512)
     keys, _ = prompt_keys(tokens, root())
-    await client.announce(keys)
-    reading = asyncio.create_task(fetch(client, tokens, wait_s=20))
-    first = asyncio.create_task(fetch(client, tokens, wait_s=20, first=True))
+    await client.announce(keys, ttl_s=300)
+    reading = asyncio.create_task(fetch(client, tokens, wait_s=300))
+    first = asyncio.create_task(fetch(client, tokens, wait_s=300, first=True))
     await asyncio.sleep(0.1)
     assert not reading.done() and not first.done()
     metas = cut(tokens, root(), BIG)
@@ -282,17 +282,17 @@ async def test_waiting_ends_when_the_promise_is_taken_back_or_was_never_made(cli
     tokens = prompt(256)
     keys, _ = prompt_keys(tokens, root())
     started = time.monotonic()
-    assert await fetch(client, tokens, wait_s=60) == []
-    await client.announce(keys)
-    reading = asyncio.create_task(fetch(client, tokens, wait_s=60))
+    assert await fetch(client, tokens, wait_s=300) == []
+    await client.announce(keys, ttl_s=300)
+    reading = asyncio.create_task(fetch(client, tokens, wait_s=300))
     await asyncio.sleep(0.1)
     assert not reading.done()
     await client.withdraw(keys)
     assert await reading == []
     await client.announce(keys, ttl_s=0.2)
-    assert await fetch(client, tokens, wait_s=60) == []
-    # Not a measurement: sixty seconds would mean that nothing woke the reader.
-    assert time.monotonic() - started < 60
+    assert await fetch(client, tokens, wait_s=300) == []
+    # Not a measurement: five minutes would mean that nothing woke the reader.
+    assert time.monotonic() - started < 300
 
 
 async def test_leases_are_returned(client, pool):

@@ -25,7 +25,7 @@ def called_without_the_token(port: int, pickled: bytes) -> str:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest", ASGIRequest.SerializeToString)
         try:
-            call(ASGIRequest(pickled_request_metadata=pickled), timeout=30)
+            call(ASGIRequest(pickled_request_metadata=pickled), timeout=120)
         except grpc.RpcError as error:
             return error.code().name
     return "OK"

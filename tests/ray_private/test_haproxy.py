@@ -111,7 +111,7 @@ def edge(tmp_path_factory) -> Iterator[int]:
 
 def asked(port: int, head: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the answer to a request that is written by hand."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         lines = [head, "Host: here", f"Content-Length: {len(body)}", "Connection: close"]
         if "Upgrade" in head:
             del lines[2:]

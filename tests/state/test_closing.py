@@ -162,9 +162,9 @@ def test_an_entry_on_its_way_is_not_missed(store, open_store):
         closing.start()
         if not store.database.is_sqlite:
             # In SQLite it waits for the other writer.
-            closing.join(30)
+            closing.join(60)
             assert not closing.is_alive() and mark(store) == START
-    closing.join(30)
+    closing.join(60)
     close_days(other, now)
     assert mark(store) == START + DAY_S
     check(store, [one, two])
@@ -180,13 +180,13 @@ def test_an_entry_that_comes_while_its_day_is_closed_counts_once(store, open_sto
     def hold(_: object, __: object, statement: str, *___: object) -> None:
         if statement.startswith("UPDATE ledger_closed"):
             summed.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
 
     event.listen(store.database.engine, "before_cursor_execute", hold)
     closing = threading.Thread(target=store.ledger.close_days, args=(START + DAY_S + CLOSE_AFTER_S,))
     closing.start()
     other = open_store("other")
-    assert summed.wait(30)
+    assert summed.wait(60)
     writing = threading.Thread(target=other.write, args=([two.row()],))
     writing.start()
     # Entries of other days go their way meanwhile, where several can write at all.
@@ -197,8 +197,8 @@ def test_an_entry_that_comes_while_its_day_is_closed_counts_once(store, open_sto
         # And nobody closes the day a second time.
         assert other.ledger.close_days(START + DAY_S + CLOSE_AFTER_S) is False
     go_on.set()
-    closing.join(30)
-    writing.join(30)
+    closing.join(60)
+    writing.join(60)
     other.write([today.row()])
     assert mark(store) == START + DAY_S
     check(store, [one, two, today])

@@ -20,6 +20,7 @@ from serve_app.state import ledger_writer
 from serve_app.state.errors import Away
 from serve_app.state.ledger_writer import LedgerWriter
 from tests.state.test_ledger import ENTRY
+from tests.waiting import until
 
 
 class Store:
@@ -172,9 +173,7 @@ def disk(monkeypatch) -> Iterator[object]:
 
 
 async def until_open(writer: LedgerWriter) -> None:
-    async with asyncio.timeout(20):
-        while writer.problem is not None:
-            await asyncio.sleep(0.005)
+    await until(lambda: writer.problem is None)
 
 
 async def test_with_a_full_disk_the_store_takes_them_or_nobody_does(make, store, disk):
@@ -232,7 +231,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_gateways_entries_are_taken_over(make, store, tmp_path):
-    ended = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "ledger")], env=os.environ, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "ledger")], env=os.environ, timeout=300)
     assert ended.returncode == -signal.SIGKILL
     [file] = files(tmp_path)
     with file.open("ab") as torn:

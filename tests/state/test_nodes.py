@@ -65,7 +65,7 @@ async def reach(
     client: httpx.AsyncClient, key: str, wanted: int, *, path: str = "/v1/models", meanwhile: int | None = None
 ) -> None:
     """Asks until the answer is the wanted one; before, it is ``meanwhile`` or, of a key, the other of its two."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (found := await status(client, key, path)) != wanted:
             assert found in ((200, 401) if meanwhile is None else (meanwhile,))
             await asyncio.sleep(0.05)

@@ -58,7 +58,7 @@ class Store:
 
 
 def test_a_killed_gateways_streams_are_charged_behind_its_journal(tmp_path):
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ, timeout=300)
     assert killed.returncode == -signal.SIGKILL
     assert {".journal", ".open"} <= {path.suffix for path in tmp_path.iterdir()}
     store = Store()
@@ -73,7 +73,7 @@ def test_a_killed_gateways_streams_are_charged_behind_its_journal(tmp_path):
 
 
 def test_while_another_takes_the_journal_over_streams_wait(tmp_path):
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ, timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], env=os.environ, timeout=300)
     store = Store()
     one, other = LedgerWriter(store, tmp_path), LedgerWriter(store, tmp_path)
     with one._segments[-1].journal.orphan() as rows:

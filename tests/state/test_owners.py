@@ -55,7 +55,7 @@ async def test_what_a_dead_gateway_had_leased_comes_back_when_its_journal_is_set
         with pytest.raises(BudgetSpent):
             await two.allowance.reserve(WHO, Worst(neurons=100 * MICRO))
         _die(one)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 try:
                     whole = await two.allowance.reserve(WHO, Worst(neurons=750 * MICRO))

@@ -90,7 +90,7 @@ async def test_what_has_ended_holds_what_it_cost_until_the_ledger_has_it(serve, 
     async with limited(serve, neurons_per_day="100", streams=2) as served:
         answer = await served.http.post(f"{ACCOUNT}/run/{CHAT}", json={"prompt": "one two three", "stream": stream})
         assert answer.status_code == 200
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while held(served):
                 assert set(held(served)) == {NEURONS}
                 await asyncio.sleep(0.02)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,10 @@ from tests.catalog.test_price_file import put
 from tests.tasks.conftest import ACCOUNT, Served
 from tests.tasks.test_backend import EchoBackend
 from tests.tasks.test_settle import CHAT
+from tests.waiting import until
 
 # Three tokens in, one of them cached, and three out.
 ASKED = {"prompt": "one two three"}
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not true():
-            await asyncio.sleep(0.02)
 
 
 async def cost(served: Served, **more: Any) -> tuple[Decimal, str]:
@@ -63,8 +56,8 @@ async def test_a_running_gateway_takes_a_changed_list_over_and_refuses_a_broken_
     # A price that is to come changes nothing yet.
     later = f'  - {{model: "{CHAT}", from: 2999-01-01, input: 9, output: 9}}\n'
     put(path, "currency: EUR\nprices:\n  - " + listed("2000000").split("prices: [")[1].replace("]", "") + later)
-    await until(lambda: not file.problem)
-    assert await cost(served) == (Decimal(12), "EUR")
+    await until(lambda: len(prices._listed.prices) == 2)
+    assert await cost(served) == (Decimal(12), "EUR") and not file.problem
     # What was used before stays at the price that it had.
     await until(lambda: served.gateway.state.ledger.waiting == 0)
     page = await served.gateway.state.usage.sums(UsageQuery(0, 2**31, "local", None, ("currency",)))

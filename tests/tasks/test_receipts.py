@@ -17,6 +17,7 @@ from serve_app.state.ledger import Entry
 from tests.tasks.conftest import ACCOUNT, KEY, Served
 from tests.tasks.test_backend import EchoBackend, frames
 from tests.tasks.test_settle import BODIES, CHAT, EMBED, RERANK, encoded
+from tests.waiting import until
 
 SAID = {"role": "user", "content": "one two three"}
 TEXT: dict[str, dict[str, Any]] = {
@@ -159,9 +160,7 @@ async def test_a_stream_whose_client_leaves_is_charged_for_what_it_took(serve) -
             events = await served.gateway.generate(model, request, Caller("local"))
             assert [(await anext(events)).text for _ in range(2)] == ["one", " two"]
             await events.aclose()
-        async with asyncio.timeout(10):
-            while not written(served):
-                await asyncio.sleep(0.001)
+        await until(lambda: written(served))
         [entry] = written(served)
         assert entry.status == "left" and entry.units["output_tokens"] == 2
 
@@ -191,8 +190,6 @@ async def test_with_a_full_disk_requests_are_refused_before_any_work(serve, monk
             assert embed.status_code == 503 and served.endings == [("text-generation", "done")]
             health = (await served.http.get("/health")).json()
             assert health["store"]["ledger"] == "closed"
-        async with asyncio.timeout(20):
-            while ledger.problem is not None:
-                await asyncio.sleep(0.005)
+        await until(lambda: ledger.problem is None)
         assert (await served.http.post("/v1/completions", json=ask)).status_code == 200
         assert "ledger" not in (await served.http.get("/health")).json()["store"]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from serve_app.channel.inbox import TokenInbox
 from serve_app.wire.generate import ArrivingCall, Missing, PrefillDone, Prefilled
 from tests import tiny
+from tests.waiting import until
 from tests.worker.world import MemoryPool, call, prefill_call, read, start
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,9 +45,10 @@ async def held(work, ids: list[int], salt: bytes | None = None) -> int:
 
 
 async def until_held(work, ids: list[int], tokens: int) -> None:
-    async with asyncio.timeout(20):
-        while await held(work, ids) < tokens:
-            await asyncio.sleep(0.02)
+    async def found() -> bool:
+        return await held(work, ids) >= tokens
+
+    await until(found)
 
 
 async def answered(work, inbox, ids: list[int], **sampling):
@@ -84,9 +86,7 @@ async def test_an_answer_cut_short_by_its_client_is_published(parts):
     first = prompt(4, 100)
     asked = call(first, inbox, max_tokens=900)
     running = asyncio.ensure_future(read(inbox, asked, lambda: decode.generate(asked)))
-    async with asyncio.timeout(20):
-        while not decode.stats().numbers["running"]:
-            await asyncio.sleep(0.01)
+    await until(lambda: decode.stats().numbers["running"])
     await decode.abort(asked.id)
     await running
     await until_held(other, first, 96)
@@ -109,9 +109,7 @@ async def test_chunks_are_taken_while_prefill_goes_on(parts):
     following = asyncio.ensure_future(read(inbox, asked, lambda: decode.arriving(ArrivingCall(asked.id))))
     first = await prefill.prefill(prefill_call(ids[:513]))
     # Decode's engine has them before the rest exists.
-    async with asyncio.timeout(20):
-        while decode.stats().numbers["cached_blocks"] < before + 16:
-            await asyncio.sleep(0.01)
+    await until(lambda: decode.stats().numbers["cached_blocks"] >= before + 16)
     assert isinstance(await prefill.prefill(prefill_call(ids)), PrefillDone)
     await decode.prefilled(Prefilled(asked.id, first.cached, first.node))
     answer, result = await following

@@ -13,6 +13,7 @@ from serve_app.wire.generate import ArrivingCall, Failed, Missing, Prefilled
 from tests import tiny
 from tests.deployments import workers
 from tests.deployments.workers import Caller
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -49,16 +50,10 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 async def held(caller, worker, ids: list[int], **sampling) -> int:
-    """Tokens of ``ids`` that a worker which has never seen them gets from the pool, once publishing is done."""
-    found = -1
-    for _ in range(20):
-        missing = await worker.generate(replace(caller.call([*ids, 5], **sampling), prefill_above=0))
-        assert isinstance(missing, Missing)
-        if missing.cached == found and found > 0:
-            break
-        found = missing.cached
-        await asyncio.sleep(0.05)
-    return found
+    """Tokens of ``ids`` that a worker which has never seen them gets from the pool."""
+    missing = await worker.generate(replace(caller.call([*ids, 5], **sampling), prefill_above=0))
+    assert isinstance(missing, Missing)
+    return missing.cached
 
 
 async def test_a_prefill_publishes_again_what_only_its_engine_still_holds(actors, caller):
@@ -71,10 +66,11 @@ async def test_a_prefill_publishes_again_what_only_its_engine_still_holds(actors
     assert before >= 2
     # A new pool knows nothing; the prefill worker's own cache has it all.
     ray.kill(pool, no_restart=False)
-    for _ in range(50):
-        if (await caller.prefill(prefill, ids)).cached and await held(caller, other, ids[:-1]) == 299:
-            return
-    pytest.fail("the new pool was not filled")
+
+    async def filled() -> bool:
+        return (await caller.prefill(prefill, ids)).cached > 0 and await held(caller, other, ids[:-1]) == 299
+
+    await until(filled)
 
 
 # --- the hand-over --------------------------------------------------------------------------------
@@ -109,12 +105,14 @@ async def test_an_aborted_hand_over_leaves_nothing_behind(actors, caller):
     running = asyncio.ensure_future(decode.arriving(ArrivingCall(call.id)))
     node = ray.get_runtime_context().get_node_id()
     pool = ray.get_actor(f"kvpool:{node}", "serve_app")
-    while not (await pool.stats.remote())["announced"]:
-        await asyncio.sleep(0.01)
+
+    async def promised() -> bool:
+        return bool((await pool.stats.remote())["announced"])
+
+    async def taken_back() -> bool:
+        return not await promised()
+
+    await until(promised)
     await decode.abort(call.id)
     assert await running == Failed("aborted")
-    for _ in range(100):
-        if not (await pool.stats.remote())["announced"]:
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail("keys are still promised")
+    await until(taken_back)

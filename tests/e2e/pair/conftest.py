@@ -32,7 +32,7 @@ async def clients(pair):
             with SqlStore(pair.home) as store:
                 key = store.accounts.add(name)
         client = made[name] = Client(key)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             for gateway in pair.gateways():
                 while (await client.http.get(f"{gateway}/v1/models")).status_code == 401:
                     await asyncio.sleep(0.1)

@@ -45,7 +45,7 @@ class Pair:
 
     def status(self, gateway: str) -> dict[str, Any]:
         """What one gateway tells about the model."""
-        answer = httpx.get(f"{gateway}/v1/status", headers=self.headers, timeout=30)
+        answer = httpx.get(f"{gateway}/v1/status", headers=self.headers, timeout=120)
         return answer.json()["models"][MODEL]
 
     @staticmethod

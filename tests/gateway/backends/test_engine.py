@@ -141,7 +141,7 @@ async def test_what_waits_at_a_worker_that_has_gone_moves_to_one_that_can_answer
 async def test_a_request_may_have_more_answers_than_a_worker_has_places(replicas) -> None:
     made, ask = replicas
     await made.up("d1", "decode")
-    usage = await asyncio.wait_for(ask(n=128), 30)
+    usage = await asyncio.wait_for(ask(n=128), 60)
     assert usage.completion_tokens == 128 * len(ANSWER) and usage.prompt_tokens < 20
     seeds = [call.sampling.seed for _, _, call in made.calls]
     assert len(seeds) == len(set(seeds)) == 128

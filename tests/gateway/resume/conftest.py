@@ -43,7 +43,7 @@ class Worker:
 
     async def holds(self, count: int, *gateways: Lost) -> None:
         """Until so many calls wait, and the store has all that came before."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.held < count or any(
                 one.safe < len(one.frames) for gateway in gateways for one in gateway.streams._running.values()
             ):

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError
 from serve_app.binding import AIError, AsyncAI
 from serve_app.gateway.http.handle import follow
 from tests.gateway.resume.conftest import CHAT, TEXT, Lost, Worker
+from tests.waiting import until
 
 STREAM = {"messages": [{"role": "user", "content": "hi"}], "seed": 0}
 FOR_A_MINUTE = {"resumable": 60}
@@ -98,7 +99,7 @@ async def test_a_stream_goes_on_at_another_gateway_event_by_event(start):
     await worker.holds(1, one)
     await handle.kill()
     worker.on.set()
-    await asyncio.wait_for(reading, 20)
+    await asyncio.wait_for(reading, 60)
     assert shown(found) == shown(whole) and handle.calls == 2
     assert not one.settled and [settled.status for settled in other.settled] == ["done"]
 
@@ -108,12 +109,10 @@ async def test_a_gateway_that_is_lost_before_it_began_is_as_if_it_had_not_been_a
     one, other = await start(worker), await start(worker)
     handle = Handle(one, other)
     whole = asyncio.ensure_future(bound(handle).run(CHAT, STREAM, FOR_A_MINUTE))
-    async with asyncio.timeout(20):
-        while not worker.held:
-            await asyncio.sleep(0.005)
+    await until(lambda: worker.held)
     await handle.kill()
     worker.on.set()
-    assert (await asyncio.wait_for(whole, 20))["response"] == TEXT
+    assert (await asyncio.wait_for(whole, 60))["response"] == TEXT
     assert len(one.settled) == 0 or one.settled[0].status == "left"
     assert [settled.status for settled in other.settled] == ["done"]
 
@@ -128,9 +127,7 @@ async def test_what_did_not_ask_for_it_is_lost_with_its_gateway(start):
     for call in (bound(handle).run(CHAT, STREAM), stream()):
         asking = asyncio.ensure_future(call)
         held = worker.held
-        async with asyncio.timeout(30):
-            while worker.held == held:
-                await asyncio.sleep(0.005)
+        await until(lambda before=held: worker.held != before)
         lost, handle.gateways = handle.gateways, []
         with pytest.raises(RayActorError):
             await asyncio.wait_for(asking, 60)

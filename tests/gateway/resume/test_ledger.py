@@ -12,6 +12,7 @@ from serve_app.state.ledger import Entry
 from serve_app.state.store.tables import ledger
 from tests.gateway.resume.conftest import CHAT, Worker
 from tests.gateway.resume.test_idempotent import ASK, KEYED
+from tests.waiting import until
 
 PATH = "/v1/chat/completions"
 STREAM = {**ASK, "stream": True, "stream_options": {"include_usage": True}, "options": {"resumable": 60}}
@@ -52,9 +53,7 @@ async def test_a_stream_that_is_taken_over_is_charged_once(start):
     await worker.holds(1, one)
     await one.kill()
     worker.on.set()
-    async with asyncio.timeout(30):
-        while not other.settled:
-            await asyncio.sleep(0.01)
+    await until(lambda: other.settled)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     [entry] = charged(one, other)
@@ -120,9 +119,7 @@ async def test_engine_tokens_of_a_stream_are_charged_as_they_are_taken(start, re
         await worker.holds(1)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    async with asyncio.timeout(30):
-        while not gateway.settled or not charged(gateway):
-            await asyncio.sleep(0.01)
+    await until(lambda: gateway.settled and charged(gateway))
     [entry] = charged(gateway)
     assert entry.status == "left" and 0 < entry.units["output_tokens"] <= 9
     assert entry.units["input_tokens"] == gateway.settled[0].usage.prompt_tokens

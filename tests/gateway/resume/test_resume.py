@@ -19,6 +19,7 @@ from serve_app.gateway.resume import streams
 from serve_app.state.accounts import ALL_SCOPES, USUAL_SCOPES, hash_key
 from serve_app.state.store.sql import SqlStore
 from tests.gateway.resume.conftest import CHAT, KEY, TEXT, Lost, Worker
+from tests.waiting import until
 
 NATIVE = f"/client/v4/accounts/local/ai/run/{CHAT}"
 TURN = [{"role": "user", "content": "hi"}]
@@ -235,9 +236,7 @@ async def test_a_gateway_that_was_thought_dead_adds_nothing(start):
     one.streams._loops[1].cancel()
     one.streams._release()
     whole = asyncio.ensure_future(other.http.get(f"/v1/requests/{stream.id}/stream"))
-    async with asyncio.timeout(20):
-        while stream.id not in other.streams._running:
-            await asyncio.sleep(0.005)
+    await until(lambda: stream.id in other.streams._running)
     worker.on.set()
     assert (await whole).content == (await reading).content
     assert stream.lost and said((await reading).content) == TEXT
@@ -256,9 +255,7 @@ async def test_a_request_nobody_waits_for_ends_after_its_time_and_is_kept_for_as
     await asyncio.gather(reading, return_exceptions=True)
     clock = time.time
     monkeypatch.setattr(streams, "time", SimpleNamespace(time=lambda: clock() + 61, monotonic=time.monotonic))
-    async with asyncio.timeout(20):
-        while not stream.complete:
-            await asyncio.sleep(0.005)
+    await until(lambda: stream.complete)
     frames = (await gateway.http.get(f"/v1/requests/{stream.id}/stream")).content
     assert b"No client was there for 60 seconds" in frames and b"event: error" in frames
     assert [s.status for s in gateway.settled] == ["left"] and gateway.settled[0].usage.completion_tokens == 9
