@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from benchmarks.batch import batch, beside, intake, order
+from benchmarks.batch import batch, beside, intake, offline, order
+from benchmarks.batch.files import short_requests
 from benchmarks.checks import Checks
+from benchmarks.engine import checkpoint
 
 
 def figures(capsys) -> dict:
@@ -42,7 +44,7 @@ def test_what_misses_its_target_says_so():
     assert batch.misses("order", {"gain": 1.6}) == [] and len(batch.misses("order", {"gain": 1.4})) == 1
     assert len(batch.misses("intake", {"more_mb": 200.0, "lines_per_s": 5})) == 2
     assert len(batch.misses("beside", {"ttft_p99_growth": 1.2, "itl_p99_growth": 1.0})) == 1
-    assert intake.LEAST_LINES == 20_000
+    assert len(batch.misses("offline", {"share": 0.8})) == 1 and intake.LEAST_LINES == 20_000
 
 
 def test_gaps_are_those_between_tokens():
@@ -51,3 +53,32 @@ def test_gaps_are_those_between_tokens():
     assert first == pytest.approx(0.5) and gaps == pytest.approx([0.1, 0.1]) and stream.answer == [7, 8, 9]
     with pytest.raises(SystemExit, match="no answer came"):
         Checks().require()
+
+
+def test_offline_alone(tmp_path):
+    assert checkpoint.main([str(tmp_path / "tiny"), "tiny"]) == 0
+    checks = Checks()
+    alone = offline.Alone(tmp_path / "tiny", 1, checks)
+    assert alone.run(list(short_requests(offline.MODEL, 3, tokens=offline.TOKENS))) > 0 and checks.require() == 1
+    with pytest.raises(SystemExit, match="no figures(?s:.)*tokens of each answer offline"):
+        alone.run(list(short_requests(offline.MODEL, 2, tokens=offline.TOKENS + 1)))
+        checks.require()
+
+
+def test_answers_of_a_batch_are_checked():
+    lines = list(short_requests(offline.MODEL, 2))
+
+    def row(number: int, tokens: int = offline.TOKENS) -> dict:
+        usage = {"completion_tokens": tokens}
+        return {"custom_id": f"request-{number}", "response": {"body": {"usage": usage}}}
+
+    for rows, wrong in (([row(0), row(1)], 0), ([row(1), row(0)], 1), ([row(0)], 1), ([row(0), row(1, 3)], 1)):
+        checks = Checks()
+        offline.check_answers(rows, lines, checks)
+        assert checks.wrong.total() == wrong
+
+
+@pytest.mark.slow
+def test_offline_share(capsys):
+    assert batch.main(["--parts", "offline", "--requests", "20", "--rounds", "1", "--json"]) == 0
+    assert figures(capsys)["offline"]["share"] > 0
