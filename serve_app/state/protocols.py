@@ -15,6 +15,7 @@ from serve_app.state.quotas import Granted, Quota, Want
 from serve_app.state.streams import Known, Part, Running, Shown, Taken
 
 if TYPE_CHECKING:
+    from serve_app.state.adapters import AdapterStore
     from serve_app.state.batches import BatchStore
     from serve_app.state.ledger import Entry
     from serve_app.state.queues import QueueStore
@@ -300,6 +301,9 @@ class Store(Protocol):
 
     @property
     def batches(self) -> BatchStore: ...
+
+    @property
+    def adapters(self) -> AdapterStore: ...
 
     @property
     def uploads(self) -> UploadStore: ...

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
+from serve_app.state.adapter_book import AdapterBook
 from serve_app.state.allowance import Allowance
 from serve_app.state.background import Background
 from serve_app.state.batches import forget
@@ -114,6 +115,7 @@ class State:
         self.answers = self._store.answers
         self.batches = self._store.batches
         self.uploads = self._store.uploads
+        self.adapters = AdapterBook(self._store.adapters, self._reader)
         self.traces = Traces(self._store.traces, self._writer, self._reader)
         # Whoever sums up years keeps no other look-up waiting.
         self._usage_reader = Reader(threads=2)
@@ -234,10 +236,16 @@ class State:
             self._store.open()
         found = self._store.revisions()
         # Another database has revisions of its own.
-        told = {name: found.get(name) for name in (self._store.accounts.NAME, "database")}
-        if self._revisions is None or any(self._revisions.get(name) != now for name, now in told.items()):
+
+        def changed(room: str) -> bool:
+            names = (room, "database")
+            return self._revisions is None or any(self._revisions.get(name) != found.get(name) for name in names)
+
+        if changed(self._store.accounts.NAME):
             # The revision was read first: a change in between is read twice, and never missed.
             self._fill()
+        if changed(self._store.adapters.NAME):
+            self.adapters.forget()
         self._revisions = found
 
     def _fill(self) -> None:
@@ -281,3 +289,4 @@ class State:
                 forget(self._store.batches, self.files, batch)
                 if time.monotonic() - now > TRIMMING_S:
                     break
+            self._store.adapters.sweep(wall, lambda digest: self.files.delete_below(f"adapters/{digest}"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -32,13 +33,15 @@ from serve_app.state.store.tables import accounts, keys, members
 
 class AccountTables:
     """Every change bumps the revision :attr:`NAME`, and gateways read the accounts again. Every method raises
-    :class:`AccountsError`; ``by`` None is the user of this process.
+    :class:`AccountsError`; ``by`` None is the user of this process. ``removes(connection, account, now)``: what an
+    account had, which goes with it.
     """
 
     NAME = "accounts"
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *removes: Callable[[Connection, str, float], None]) -> None:
         self._database = database
+        self._removes = removes
         self.keys = KeyTable(database)
         self.members = MemberTable(database)
         self.audit = AuditTable(database)
@@ -129,6 +132,8 @@ class AccountTables:
             was = {"label": row.label, "weight": row.weight, "keys": sorted(gone)}
             for table in (keys, members):
                 connection.execute(sa.delete(table).where(table.c.account == name))
+            for remove in self._removes:
+                remove(connection, name, time.time())
             connection.execute(sa.delete(accounts).where(accounts.c.name == name))
             audit.record(connection, by or local_actor(), "delete", "account", name, name, was)
             revisions.bump(self._database, connection, self.NAME)

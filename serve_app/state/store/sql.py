@@ -10,6 +10,7 @@ from typing import Any, Self
 from serve_app.state.protocols import Row, RowRoom
 from serve_app.state.store import revisions
 from serve_app.state.store.accounts import AccountTables
+from serve_app.state.store.adapters import AdapterTable
 from serve_app.state.store.alerts import AlertTable
 from serve_app.state.store.answers import AnswerTable
 from serve_app.state.store.batches import BatchTables
@@ -35,7 +36,8 @@ class SqlStore:
 
     def __init__(self, home: Path, url: str | None = None, *, durable: bool = False) -> None:
         self.database = Database(home, url, upgrade, durable=durable)
-        self.accounts = AccountTables(self.database)
+        self.adapters = AdapterTable(self.database)
+        self.accounts = AccountTables(self.database, self.adapters.remove_account)
         self.ledger = LedgerTable(self.database)
         self.queues = QueueTables(self.database, self.ledger)
         self.events = EventTable(self.database, self.queues)
