@@ -55,7 +55,9 @@ def read_adapter(config: bytes, weights: bytes | Path) -> AdapterWeights:
     told = read_config(config)
     tensors = _tensors(weights)
     deltas = {}
-    for name in sorted({_module(key) for key in tensors}):
+    # PEFT puts the base's own weight beside the adapter of an output head.
+    adapted = {name for key in tensors if (name := _module(key))}
+    for name in sorted(adapted):
         a, b = (_tensor(tensors, f"{PREFIX}{name}.{part}.weight") for part in ("lora_A", "lora_B"))
         rank = told.rank_of(name)
         if a.shape[0] != rank or b.shape[1] != rank:
@@ -81,10 +83,12 @@ def _tensors(weights: bytes | Path) -> dict[str, Tensor]:
 
 
 def _module(key: str) -> str:
-    """The module that a tensor belongs to. Refuses what is no A or B of a linear."""
+    """The module that an A or B belongs to, "" for a copy of the base's own weight. Refuses everything else."""
     for part in (".lora_A.weight", ".lora_B.weight"):
         if key.startswith(PREFIX) and key.endswith(part):
             return key[len(PREFIX) : -len(part)]
+    if key.endswith(".base_layer.weight"):
+        return ""
     for mark, what in (
         ("lora_magnitude_vector", "DoRA"),
         ("lora_embedding", "an adapter of embeddings"),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from serve_app.kernels.library import native
 from serve_app.kernels.linear.panels import LINEAR, PANEL, PanelStore, panel_library, plain_order
+from serve_app.kernels.linear.places import LinearLayout, Places
 from serve_app.kernels.linear.quantize import Quantized, pack_panels
 from serve_app.kernels.shapes import ShapeMismatch, check_batch, check_decoder, check_plane
 
@@ -25,12 +26,13 @@ PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attent
 _NORM, _LINEAR = "Pd", LINEAR
 _LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qdd")
 _MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
-_STEP = struct.Struct("17P9q")
+_STEP = struct.Struct("19P11q")
 _REASONS = {
     2: "lengths or sample rows contradict each other",
     3: "a block id or slot is outside the cache",
     4: "a token id is outside the vocabulary",
     5: "a position is outside the rotary table",
+    6: "a row names a place for adapters that there is not",
     9: "this build has no bfloat16 or 8-bit dot products",
 }
 
@@ -120,11 +122,25 @@ def paired_order(inner: int) -> np.ndarray:
     return np.arange(2 * inner, dtype=np.int64).reshape(2, inner // half, half).transpose(1, 0, 2).reshape(-1).copy()
 
 
+def _places(layers: list[DecoderLayer], head: LinearWeight, places: int) -> Places:
+    def layout(weight: LinearWeight, order: np.ndarray) -> LinearLayout:
+        return LinearLayout(tuple(len(part) for part in weight.parts), weight.parts[0].shape[1], order)
+
+    linears = []
+    for layer in layers:
+        for weight in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            paired = weight is layer.gate_up
+            rows = weight.out_features
+            linears.append(layout(weight, paired_order(rows // 2) if paired else plain_order(rows)))
+    return Places([*linears, layout(head, plain_order(head.out_features))], places)
+
+
 class Decoder:
     """A packed decoder. ``rotary(positions)`` gives cos and sin [positions, rotary_dim / 2] float32 for 0 and up.
 
     bfloat16 weights are packed into 12 bits, which changes no result, where that saves time (``compact`` None) or where
-    told to.
+    told to. With ``places`` rows may have adapters, which are put into :attr:`adapters`: for each layer those of qkv,
+    o, gate_up and down, then those of the head.
     """
 
     def __init__(
@@ -138,6 +154,7 @@ class Decoder:
         rotary: Callable[[int], tuple[Tensor, Tensor]],
         *,
         compact: bool | None = None,
+        places: int = 0,
     ) -> None:
         self._library = library
         self._rotary = rotary
@@ -153,6 +170,7 @@ class Decoder:
         linears = [w for layer in layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         most = sum(w.packed_bytes for w in [*linears, head])
         self.plain_bytes = most
+        self.adapters = _places(layers, head, places) if places else None
         self._store = PanelStore(library, most + 64 * (len(linears) + 1), compact=compact)
         table = b"".join(self._layer(layer) for layer in layers)
         record = _MODEL.pack(
@@ -190,6 +208,7 @@ class Decoder:
             states = (len(batch.input_ids), len(layers), self.shape.hidden)
             capture.states = torch.empty(states, dtype=torch.bfloat16)
         embedded, given = self._given(batch) if batch.embeddings is not None else (None, None)
+        adapters = self.adapters if batch.adapters is not None else None
         code = self._library.decoder(
             _STEP.pack(
                 self._model, plane.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
@@ -198,9 +217,12 @@ class Decoder:
                 logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data,
                 layers.ctypes.data, 0 if capture is None else capture.states.data_ptr(),
                 0 if embedded is None else embedded.data_ptr(), 0 if given is None else given.data_ptr(),
+                0 if adapters is None else batch.adapters.data_ptr(),
+                0 if adapters is None else adapters.records.ctypes.data,
                 plane.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
                 batch.block_tables.stride(0), samples, self._positions, self.threads, len(layers),
                 0 if given is None else given.shape[0],
+                0 if adapters is None else adapters.places, 0 if adapters is None else adapters.lanes,
             )
         )  # fmt: skip
         if code:

@@ -103,6 +103,7 @@ def check_batch(batch: Any) -> None:
         or batch.slots.shape[0] != tokens
         or batch.query_start.shape[0] != requests + 1
         or batch.block_tables.shape[0] != requests
+        or (batch.adapters is not None and batch.adapters.shape[0] != tokens)
     ):
         raise ShapeMismatch(f"the arrays of a batch of {tokens} tokens differ in length; build it with build_batch")
 

@@ -11,55 +11,63 @@ from serve_app.adapters.config import AdapterRefused
 from serve_app.adapters.weights import AdapterWeights, Delta
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, PlaceDelta, Rows, pack
-from serve_app.models.linears import Place
+from serve_app.models.linears import Place, Plug
 
 
 @dataclass(slots=True)
 class Prepared:
     """An adapter as one model takes it; ``bytes`` is the memory that it holds."""
 
-    sites: list[Any]
+    packed: Any
     bytes: int
 
 
-class Site(Protocol):
-    """One linear of the model: ``names`` of its modules, whose outputs of ``widths`` stand side by side."""
+class Holder(Protocol):
+    """Whatever computes with the adapters of a model's linears."""
 
-    names: tuple[str, ...]
-    widths: tuple[int, ...]
-    columns: int
-
-    def prepare(self, deltas: list[Delta | None]) -> Any:
-        """What :meth:`put` takes, with ``bytes``; None where no delta is there."""
+    def prepare(self, deltas: list[list[Delta | None]]) -> Any:
+        """One adapter's deltas for each linear, one per module of it; the result has ``bytes``."""
         ...
 
-    def put(self, place: int, delta: Any) -> None:
-        """Puts a prepared delta (None: none) into a place."""
+    def put(self, place: int, packed: Any) -> None:
+        """Puts what :meth:`prepare` gave (None: nothing) into a place."""
         ...
 
 
 class AdapterBank:
-    """``places`` adapters at most, in places 1 and up, of which a batch names one per row (``Batch.adapters``)."""
+    """``places`` adapters at most, in places 1 and up, of which a batch names one per row (``Batch.adapters``).
+
+    The forward pass decides what holds them: :meth:`plug` for linears that torch calls, :meth:`hold` for others.
+    """
 
     def __init__(self, places: int, device: torch.device) -> None:
-        self.places, self.device = places, device
-        self.sites: list[Site] = []
-        self._rows = Rows()
+        self.places = places
+        self.linears: list[Place] = []
+        self._device = device
+        self._holder: Holder = TorchAdapters(places, device)
+
+    def hold(self, linears: list[Place], holder: Holder) -> None:
+        """``holder`` computes with the adapters of ``linears``, and nothing else does."""
+        self.linears, self._holder = linears, holder
+
+    def reset(self) -> None:
+        """Forgets the linears of a forward pass that was tried and left."""
+        self.hold([], TorchAdapters(self.places, self._device))
 
     def plug(self, place: Place, linear: Linear) -> Linear:
         """A :data:`~serve_app.models.linears.Plug`: ``linear`` with this bank's adapters."""
-        adapted = AdapterLinear(linear, self.places, self._rows)
-        self.sites.append(LinearSite(place.names, place.widths, place.columns, adapted, self.device))
-        return adapted
+        assert isinstance(self._holder, TorchAdapters)
+        self.linears.append(place)
+        return self._holder.add(place, linear)
 
     def prepare(self, weights: AdapterWeights) -> Prepared:
         """Checks every matrix against the model and packs it; from any thread, beside a step. Raises
         :class:`AdapterRefused`.
         """
         known = {
-            name: (width, site.columns)
-            for site in self.sites
-            for name, width in zip(site.names, site.widths, strict=True)
+            name: (width, place.columns)
+            for place in self.linears
+            for name, width in zip(place.names, place.widths, strict=True)
         }
         for name, delta in weights.deltas.items():
             if name not in known:
@@ -70,40 +78,64 @@ class AdapterBank:
                     f"the adapter of {name} has A {list(delta.a.shape)} and B {list(delta.b.shape)}, and the model "
                     f"takes [r, {k}] and [{n}, r]; was it trained on another model?"
                 )
-        packed = [site.prepare([weights.deltas.get(name) for name in site.names]) for site in self.sites]
-        return Prepared(packed, sum(delta.bytes for delta in packed if delta is not None))
+        packed = self._holder.prepare([[weights.deltas.get(name) for name in place.names] for place in self.linears])
+        return Prepared(packed, packed.bytes)
 
     def put(self, place: int, prepared: Prepared) -> None:
         """Makes ``prepared`` the adapter of ``place`` (1 to ``places``): between two steps, or while no running request
         has it.
         """
         self._check(place)
-        for site, delta in zip(self.sites, prepared.sites, strict=True):
-            site.put(place, delta)
+        self._holder.put(place, prepared.packed)
 
     def clear(self, place: int) -> None:
         """Takes the adapter out of ``place``; its rows would get the base's results."""
         self._check(place)
-        for site in self.sites:
-            site.put(place, None)
+        self._holder.put(place, None)
 
     def _check(self, place: int) -> None:
         if not 1 <= place <= self.places:
             raise ValueError(f"place {place}, and the model has places 1 to {self.places}; load it with more")
 
 
+def bank_plug(bank: AdapterBank | None) -> Plug | None:
+    """The plug of a bank that no forward pass has used yet, or that has forgotten the one before."""
+    if bank is None:
+        return None
+    bank.reset()
+    return bank.plug
+
+
 @dataclass(slots=True)
-class LinearSite:
-    """A linear that torch adds deltas to."""
+class PackedDeltas:
+    """One adapter's delta for each linear."""
 
-    names: tuple[str, ...]
-    widths: tuple[int, ...]
-    columns: int
-    linear: AdapterLinear
-    device: torch.device
+    deltas: list[PlaceDelta | None]
 
-    def prepare(self, deltas: list[Delta | None]) -> PlaceDelta | None:
-        return pack(deltas, self.widths, self.device)
+    @property
+    def bytes(self) -> int:
+        return sum(delta.bytes for delta in self.deltas if delta is not None)
 
-    def put(self, place: int, delta: PlaceDelta | None) -> None:
-        self.linear.deltas[place] = delta
+
+class TorchAdapters:
+    """Adapters of linears that torch calls one by one."""
+
+    def __init__(self, places: int, device: torch.device) -> None:
+        self._places, self._device = places, device
+        self._linears: list[tuple[Place, AdapterLinear]] = []
+        self._rows = Rows()
+
+    def add(self, place: Place, linear: Linear) -> AdapterLinear:
+        adapted = AdapterLinear(linear, self._places, self._rows)
+        self._linears.append((place, adapted))
+        return adapted
+
+    def prepare(self, deltas: list[list[Delta | None]]) -> PackedDeltas:
+        return PackedDeltas(
+            [pack(own, place.widths, self._device) for own, (place, _) in zip(deltas, self._linears, strict=True)]
+        )
+
+    def put(self, place: int, packed: PackedDeltas | None) -> None:
+        deltas = [None] * len(self._linears) if packed is None else packed.deltas
+        for delta, (_, linear) in zip(deltas, self._linears, strict=True):
+            linear.deltas[place] = delta

@@ -32,7 +32,8 @@ from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.fused import FusedLinear, tail_rows
 from serve_app.kernels.reference.operators import swiglu
 from serve_app.models import attention
-from serve_app.models.linears import Plug, plugged
+from serve_app.models.adapters import AdapterBank, bank_plug
+from serve_app.models.linears import Plug, chained, place_of, plugged
 from serve_app.models.quantization import codes_of
 
 if TYPE_CHECKING:
@@ -109,20 +110,31 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> DecoderParts:
     )
 
 
-def build_forward(parts: DecoderParts, plug: Plug | None = None) -> tuple[Callable[[Batch], Tensor], str]:
+def build_forward(
+    parts: DecoderParts, plug: Plug | None = None, bank: AdapterBank | None = None
+) -> tuple[Callable[[Batch], Tensor], str]:
     """The fastest forward for this CPU and the weights' dtype, and its name for the log. Plugged linears are called
-    from Python, so that with ``plug`` the pass is torch's.
+    from Python, so that with ``plug`` the pass is torch's; adapters of ``bank`` are part of the C++ pass.
     """
     library = decoder_library(quantized=parts.quantized) if plug is None else None
     if library is not None and parts.embedding.dtype == torch.bfloat16 and parts.shape.obstacle() is None:
         decoder = Decoder(
-            library, parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head, parts.rotary
-        )
+            library, parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head, parts.rotary,
+            places=0 if bank is None else bank.places,
+        )  # fmt: skip
+        if bank is not None and decoder.adapters is not None:
+            bank.hold([place_of(weight) for weight in _all_linears(parts)], decoder.adapters)
         kind = " quantised" if parts.quantized else ""
         if decoder.packed_bytes < 0.9 * decoder.plain_bytes:
             kind += f", as if they were {decoder.plain_bytes / 1e6:.0f}"
         return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed{kind}"
-    return FusedForward(parts, plug), "fused torch decoder"
+    return FusedForward(parts, chained(plug, bank_plug(bank))), "fused torch decoder"
+
+
+def _all_linears(parts: DecoderParts) -> list[LinearWeight]:
+    """In the order of the C++ pass."""
+    layers = (weight for layer in parts.layers for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
+    return [*layers, parts.head]
 
 
 def free_weights(parts: DecoderParts) -> None:

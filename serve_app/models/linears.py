@@ -39,7 +39,12 @@ def plugged(plug: Plug | None, weight: LinearWeight, linear: Linear) -> Linear:
     """``linear``, which computes with ``weight``, or what ``plug`` puts into its place."""
     if plug is None:
         return linear
-    return plug(Place(weight.names, tuple(len(part) for part in weight.parts), weight.parts[0].shape[1]), linear)
+    return plug(place_of(weight), linear)
+
+
+def place_of(weight: LinearWeight) -> Place:
+    """The place of a fused linear."""
+    return Place(weight.names, tuple(len(part) for part in weight.parts), weight.parts[0].shape[1])
 
 
 def chained(first: Plug | None, second: Plug | None) -> Plug | None:

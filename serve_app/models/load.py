@@ -16,7 +16,7 @@ from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapt import own_attention
-from serve_app.models.adapters import AdapterBank
+from serve_app.models.adapters import AdapterBank, bank_plug
 from serve_app.models.check import check
 from serve_app.models.folder import (
     UnsupportedModel,
@@ -128,7 +128,6 @@ def load_causal_lm(
         raise UnsupportedModel(f"{name} can't be served: {verdict.differs}")
     if adapters:
         model.adapters = AdapterBank(adapters, model.device)
-        plug = chained(plug, model.adapters.plug)
     if optimise:
         from serve_app.models.optimise import optimise as improve
 
@@ -137,11 +136,9 @@ def load_causal_lm(
             report.update(improve(model, fp8=quantization == "fp8", fused=differs, plug=plug))
         except ValueError as error:
             raise UnsupportedModel(f"{path}: {error}") from error
-    if plug is not None and "fused_decoder" not in report:
-        if model.adapters is not None:
-            model.adapters.sites.clear()  # of a forward pass that was tried and left
+    if "fused_decoder" not in report and (every := chained(plug, bank_plug(model.adapters))) is not None:
         current = Current()
-        report["plugged"] = plug_modules(module, plug, current)
+        report["plugged"] = plug_modules(module, every, current)
         model.forward = current.around(model.forward)
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model

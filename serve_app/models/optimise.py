@@ -13,8 +13,9 @@ from serve_app.engine.request import Request
 from serve_app.engine.runner import Forward
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.models import device, fused_decoder
+from serve_app.models.adapters import bank_plug
 from serve_app.models.check import difference
-from serve_app.models.linears import Plug
+from serve_app.models.linears import Plug, chained
 from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool, plug: Pl
     try:
         # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
         if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
-            forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=plug)
+            every = chained(plug, bank_plug(model.adapters))
+            forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=every)
         else:
-            forward, name = fused_decoder.build_forward(parts, plug)
+            forward, name = fused_decoder.build_forward(parts, plug, model.adapters)
         error = difference(probe(model, forward), expected)
     except Exception as failure:  # those of kernels and compilers have no base in common
         log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 
+#include "delta.h"
 #include "gemm.h"
 #include "norm.h"
 #include "paged_attention.h"
@@ -54,7 +55,10 @@ struct StepArgs {
     bf16* captured;  // [tokens, captures, hidden] what enters those layers
     const int64_t* embedded;  // per token the row of `given` that takes the embedding's place, -1 for none; or null
     const bf16* given;        // [given_rows, hidden]
+    const int64_t* adapters;  // [tokens] the place of each token's adapter, 0 for none; or null
+    const Delta* deltas;      // [4 * layers + 1][places + 1] of each product, in the order in which they come
     int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads, captures, given_rows;
+    int64_t places, lanes;    // `lanes`: the most that any of the deltas has
 };
 
 #if HAS_BF16_DOT
@@ -100,8 +104,11 @@ public:
             at += (widths[i] * count + 31) / 32 * 32;
         }
         if (quantized()) prepare_codes(count);
-        claimed = std::make_unique<std::atomic<int>[]>(4 * m.layer_count + 1);
-        for (int64_t i = 0; i < 4 * m.layer_count + 1; i++) claimed[i] = 0;
+        if (a.adapters)
+            if (const int error = prepare_adapters()) return error;
+        const int64_t products = 4 * m.layer_count + 1;
+        claimed = std::make_unique<std::atomic<int>[]>(2 * products);  // panels, and in the second half pieces of adapters
+        for (int64_t i = 0; i < 2 * products; i++) claimed[i] = 0;
         return prepare_attention();
     }
 
@@ -230,10 +237,15 @@ private:
         std::atomic<int>& counter = claimed[index];
         const int all = panels(l);
         const Codes codes = l.bits >= 12 ? Codes{} : quantize(self, from, count, l.k);
+        const Adapted adapted = adapters_of(index, count);
+        if (adapted.rows) shrink(self, index, adapted, from, l.k, count);
         for (int panel = self.thread, next; panel < all; panel = next) {
             next = self.team.size + counter++;
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
-            const auto finished = [&](int row, const float* sums) { write(row, panel * PANEL, width, sums); };
+            const auto finished = [&](int row, float* sums) {
+                if (adapted.rows) adapted.add(row, panel, sums);
+                write(row, panel * PANEL, width, sums);
+            };
             if (l.bits == 16) panel_product<PlainPanel>(l, panel, next, from, l.k, (int)count, finished);
             if (l.bits == 12 && count <= CompactPanel::ROWS)
                 panel_product<CompactPanel>(l, panel, next, from, l.k, (int)count, finished);
@@ -244,6 +256,65 @@ private:
             if (l.bits == 4) quantized_panel<4>(l, panel, next, codes, (int)count, finished);
 #endif
         }
+    }
+
+    // The adapters of one product's rows; `rows` is null where none of them has one.
+    struct Adapted {
+        const AdapterRows* rows;
+        const Delta* deltas;
+        Inner inner;
+        bool round;
+
+        void add(int row, int64_t panel, float* sums) const {
+            if (const int64_t place = rows->places[row]) expand_panel(deltas[place], panel, inner, row, sums, round);
+        }
+    };
+
+    Adapted adapters_of(int64_t index, int64_t count) {
+        if (!a.adapters) return {};
+        const bool last = index == 4 * m.layer_count || (index > 4 * m.layer_count - 4 && index % 4);
+        const AdapterRows* rows = last ? sampled_adapters : token_adapters;
+        if (rows->tiles.empty()) return {};
+        const Delta* deltas = a.deltas + index * (a.places + 1);
+        for (const AdapterRows::Tile& tile : rows->tiles)
+            if (deltas[tile.place].a) return {rows, deltas, Inner{inner_values, inner_high, inner_low, a.lanes}, index < 4 * m.layer_count};
+        return {};
+    }
+
+    // The first product of the rows' adapters, shared by all threads, ready when this returns.
+    void shrink(const Shared& self, int64_t index, const Adapted& adapted, const bf16* from, int64_t k, int64_t count) {
+        std::atomic<int>& counter = claimed[4 * m.layer_count + 1 + index];
+        int64_t lanes = 0;
+        for (const AdapterRows::Tile& tile : adapted.rows->tiles) lanes = std::max(lanes, adapted.deltas[tile.place].lanes);
+        const int64_t chunks = shrink_chunks(k), groups = lanes / 16;
+        const int64_t items = (int64_t)adapted.rows->tiles.size() * groups * chunks;
+        for (int64_t item = counter++; item < items; item = counter++)
+            shrink_item(adapted.deltas, *adapted.rows, item, groups, chunks, from, k, count, partial, a.lanes);
+        self.team.wait();
+        rows(self, count, [&](int64_t r) {
+            if (const int64_t place = adapted.rows->places[r])
+                finish_row(adapted.deltas[place], r, partial, chunks, count, adapted.inner);
+        });
+        self.team.wait();
+    }
+
+    int prepare_adapters() {
+        static thread_local AdapterRows of_tokens, of_samples;
+        static thread_local std::vector<float> sums, values;
+        static thread_local std::vector<bf16> halves;
+        for (int64_t t = 0; t < a.tokens; t++)
+            if (a.adapters[t] < 0 || a.adapters[t] > a.places) return 6;
+        of_tokens.sort(a.tokens, a.places, [&](int64_t t) { return a.adapters[t]; });
+        of_samples.sort(a.samples, a.places, [&](int64_t s) { return a.adapters[a.sample_rows[s]]; });
+        const int64_t rows = std::max(a.tokens, a.samples);
+        const int64_t chunks = shrink_chunks(std::max({m.hidden, m.inner, m.q_heads * m.head_dim}));
+        if ((int64_t)sums.size() < rows * a.lanes * chunks) sums.resize(rows * a.lanes * chunks);
+        if ((int64_t)values.size() < rows * a.lanes) values.resize(rows * a.lanes);
+        if ((int64_t)halves.size() < 2 * rows * a.lanes) halves.resize(2 * rows * a.lanes);
+        token_adapters = &of_tokens, sampled_adapters = &of_samples;
+        partial = sums.data(), inner_values = values.data();
+        inner_high = halves.data(), inner_low = halves.data() + rows * a.lanes;
+        return 0;
     }
 
     // Rows in 8 bits. As with norms, every thread makes its own copy of a few rows.
@@ -369,6 +440,9 @@ private:
     int8_t* codes = nullptr;
     float* code_scales = nullptr;
     int32_t* code_sums = nullptr;
+    const AdapterRows *token_adapters = nullptr, *sampled_adapters = nullptr;
+    float *partial = nullptr, *inner_values = nullptr;
+    bf16 *inner_high = nullptr, *inner_low = nullptr;
     bf16 *x = nullptr, *normed = nullptr, *qkv = nullptr, *attended = nullptr, *inner = nullptr;
     std::unique_ptr<std::atomic<int>[]> claimed;
     std::vector<Attention<bf16>*> plans;
