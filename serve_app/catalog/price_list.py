@@ -80,15 +80,13 @@ class PriceList(BaseModel):
 
 @dataclass(slots=True, frozen=True)
 class Quote:
-    """What a model costs at a time. ``batch``: the share that is taken off for work of batches."""
+    """What a model costs at a time. ``batch``: the share that is taken off for work of batches. ``priced``: whether
+    it has a price in money.
+    """
 
     tariff: Tariff
-    batch: Fraction = Fraction(0)
-
-    @property
-    def priced(self) -> bool:
-        """Whether the model has a price in money."""
-        return any(money for _, money in self.tariff.rates.values())
+    batch: Fraction
+    priced: bool
 
     def cost(self, units: Units, *, batch: bool = False) -> Cost:
         return cost(self.tariff, units, discount=self.batch if batch else None)
@@ -142,7 +140,8 @@ class Prices:
     def _quote(self, model: str, at: float) -> Quote:
         price, discount = self.price(model, at), self._discount(at)
         tariff = Tariff(FREE.rates, 1, self.currency) if price is None else price.tariff
-        return Quote(tariff, Fraction(0) if discount is None else Fraction(discount.batch))
+        batch = Fraction(0) if discount is None else Fraction(discount.batch)
+        return Quote(tariff, batch, any(money for _, money in tariff.rates.values()))
 
     def _discount(self, at: float) -> Discount | None:
         held = [one for one in self._listed.discounts if one.since <= at]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -152,8 +152,7 @@ class Price(Rates):
         return Price(**money, neurons=Rates(**neurons), currency=self.currency)
 
 
-@dataclass(slots=True, frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """``neurons``: micro-neurons; ``money``: nano-units of ``currency``."""
 
     neurons: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -18,8 +17,7 @@ _JSON = msgspec.json.Encoder()
 _ROW_BYTES = 400
 
 
-@dataclass(slots=True, frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One piece of work that has used something.
 
     ``id``: the request's, with a number behind a point for the further prompts of one request; it counts once. ``key``:
@@ -70,4 +68,4 @@ class Entry:
         return cls(units=msgspec.json.decode(columns["units"]), **{name: columns[name] for name in _PLAIN})
 
 
-_PLAIN = tuple(name for name in Entry.__dataclass_fields__ if name != "units")
+_PLAIN = tuple(name for name in Entry.__struct_fields__ if name != "units")

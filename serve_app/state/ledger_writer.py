@@ -60,7 +60,7 @@ class _Asked:
     charges for, so that it is charged even if it cannot be written now.
     """
 
-    row: Row
+    entry: Entry
     shown: bool
     loop: asyncio.AbstractEventLoop
     safe: asyncio.Future[None]
@@ -117,7 +117,7 @@ class LedgerWriter:
         be written nowhere. Then it is forgotten, unless it was ``shown``.
         """
         loop = asyncio.get_running_loop()
-        asked = _Asked(entry.row(), shown, loop, loop.create_future())
+        asked = _Asked(entry, shown, loop, loop.create_future())
         self._open.pop(entry.id, None)
         if self._finished:
             # An answer that ends while the gateway does.
@@ -200,7 +200,7 @@ class LedgerWriter:
                     self._open_file.write(under_way)
 
     def _write(self, group: list[_Asked]) -> None:
-        rows = [*self._unwritten, *(asked.row for asked in group)]
+        rows = [*self._unwritten, *(asked.entry.row() for asked in group)]
         try:
             self._keep(rows)
         except Exception as error:
@@ -251,7 +251,7 @@ class LedgerWriter:
             what = "requests go on without being safe" if self._give_away else "requests are refused"
             log.error("the ledger cannot be written (%s): %s", error, what)
         self._closed = str(error)
-        kept = [asked.row for asked in group if asked.shown or self._give_away]
+        kept = [asked.entry.row() for asked in group if asked.shown or self._give_away]
         self._unwritten += kept
         if (more := len(self._unwritten) - MAX_UNWRITTEN) > 0:
             self.lost += more

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
+
 from serve_app.api import identity
 from serve_app.api.errors import BudgetSpent, LoraUnsupported, OutOfCapacity, RateLimited, WorkersLost
 from serve_app.api.types import AdapterRef, Usage
@@ -40,8 +42,7 @@ class WorkerGone(RuntimeError):
     """The replica or worker that had the request is gone; another may continue it."""
 
 
-@dataclass(slots=True, frozen=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """A piece of work that has ended. ``usage``: what it took. ``entry``: what is charged for it, None for nothing.
     ``shown``: the client has seen some of it. ``entry_id``: of the entry, also of one that is not made.
     """

@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 from alembic import command
+from msgspec.structs import replace
 from sqlalchemy import event
 
 from serve_app.state.ledger import DAY_S, HOUR_S, Entry

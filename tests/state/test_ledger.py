@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
 from alembic import command
+from msgspec.structs import replace
 
 from serve_app.state.ledger import Entry
 from serve_app.state.store import migrate

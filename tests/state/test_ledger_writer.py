@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from serve_app.api.errors import BooksClosed
 from serve_app.state import ledger_writer
@@ -216,14 +216,15 @@ async def test_an_operator_may_have_requests_served_all_the_same(make, store, di
 
 
 CHILD = """
-import asyncio, dataclasses, os, signal, sys
+import asyncio, os, signal, sys
 from pathlib import Path
+from msgspec.structs import replace
 from serve_app.state.ledger_writer import LedgerWriter
 from tests.state.test_ledger import ENTRY
 
 async def main():
     writer = LedgerWriter(None, Path(sys.argv[1]))
-    await asyncio.gather(*(writer.enter(dataclasses.replace(ENTRY, id=f"r{n}")) for n in range(20)))
+    await asyncio.gather(*(writer.enter(replace(ENTRY, id=f"r{n}")) for n in range(20)))
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())

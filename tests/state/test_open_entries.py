@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from serve_app.state import ledger_writer
 from serve_app.state.errors import Away
@@ -21,7 +21,7 @@ from tests.state.test_ledger import ENTRY
 # A gateway with two streams under way, of which one ends; then it is killed.
 KILLED = """
 import asyncio, os, signal, sys
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 from serve_app.state import ledger_writer
 from tests.state.test_ledger import ENTRY

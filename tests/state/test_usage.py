@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec import structs
 
 from serve_app.state.ledger import DAY_S, HOUR_S, Entry
 from serve_app.state.store.sql import SqlStore
@@ -191,7 +192,7 @@ def test_single_entries_and_receipts(store, usage):
     one = ENTRIES[7]
     assert usage.receipt(one.account, one.id) == [one] and usage.receipt(None, one.id) == [one]
     assert usage.receipt("somebody else", one.id) == [] and usage.receipt(None, "unknown") == []
-    prompts = [Entry(**{**{n: getattr(one, n) for n in Entry.__slots__}, "id": name}) for name in ("x.2", "x", "x.10")]
+    prompts = [structs.replace(one, id=name) for name in ("x.2", "x", "x.10")]
     store.write([entry.row() for entry in prompts])
     assert [entry.id for entry in usage.receipt(None, "x")] == ["x", "x.2", "x.10"]
 
