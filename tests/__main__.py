@@ -5,7 +5,8 @@ cluster's tests, and two the rest, in parts, large ones first; whoever is done t
 first where all want to compute. Each process loads only the files that may have tests for it. What the cluster's tests
 print is seen at once, the rest when all has ended.
 
-Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run.
+Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run. Why
+each has failed, both times, is told once more in short at the very end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ PARTS = (4, 4, 2, 2)
 # How many processes run them beside the cluster's tests, and how far these go before.
 BESIDE, NICE = 2, 5
 # More failures than these are no accident.
-MAX_AGAIN = 3
+MAX_AGAIN = 5
+# Of so many it is told at the end why they have failed.
+MAX_TOLD = 20
 # All tests of this folder are the cluster's, of others those that take its fixtures.
 OF_THE_CLUSTER = Path(__file__).parent / "e2e"
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,6 +46,14 @@ CLOSING = re.compile(rf"({COUNT.pattern}(, )?)+ in [\d.]+s( \([\d:]+\))?|no test
 ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
 ONE = {"error": "errors", "warning": "warnings"}
 STOPS_EARLY = re.compile(r"-x|--exitfirst|--maxfail(=.*)?")
+
+
+class Failure(NamedTuple):
+    """A test that has failed: in which part, and why in short."""
+
+    part: str | None
+    name: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -56,16 +67,16 @@ class Pytest:
         options = ["-q", *self.arguments, "--part", part, "--failed-to", str(self.failed_to)]
         return [sys.executable, "-m", "pytest", *options, *tests]
 
-    def failed(self) -> dict[str, list[str]]:
-        """The tests that have failed since the last call, by part, each once."""
-        found: dict[str, list[str]] = {}
+    def failed(self) -> list[Failure]:
+        """The tests that have failed since the last call, each once."""
+        found: dict[str, Failure] = {}
         if self.failed_to.exists():
             for line in self.failed_to.read_text().splitlines():
-                part, name = json.loads(line)
-                if name not in found.setdefault(part, []):
-                    found[part].append(name)
+                new = Failure(*json.loads(line))
+                before = found.get(new.name)
+                found[new.name] = new if before is None else before._replace(why=f"{before.why}\n{new.why}")
             self.failed_to.unlink()
-        return found
+        return list(found.values())
 
 
 def main(arguments: list[str]) -> int:
@@ -73,8 +84,13 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="tests-") as scratch:
         pytest = Pytest(arguments, Path(scratch) / "failed")
         status, total = run_all(pytest)
+        failed = pytest.failed()
         if status == FAILED and not any(STOPS_EARLY.fullmatch(argument) for argument in arguments):
-            status = run_again(pytest, pytest.failed(), total, sys.stdout)
+            status = run_again(pytest, failed, total, sys.stdout)
+        else:
+            tell_why("failed", failed, sys.stdout)
+    if status not in (PASSED, FAILED, NO_TESTS):
+        print(f"not all tests have run: a process of pytest ended with status {status}")
     print(summary(total, time.monotonic() - started))
     return status
 
@@ -108,29 +124,46 @@ def together(codes: list[int]) -> int:
     return worst[0] if worst else FAILED if FAILED in codes else PASSED if PASSED in codes else NO_TESTS
 
 
-def run_again(pytest: Pytest, failed: dict[str, list[str]], total: Counter[str], out: TextIO) -> int:
+def run_again(pytest: Pytest, failed: list[Failure], total: Counter[str], out: TextIO) -> int:
     """Gives the tests that failed a second chance, if they are few: one process at a time, and nothing beside it.
     Corrects the counts by what they do then; the exit status.
     """
-    names = [name for tests in failed.values() for name in tests]
+    names = [failure.name for failure in failed]
     if not 0 < len(names) <= MAX_AGAIN:
+        tell_why("failed", failed, out)
         return FAILED
     out.write(f"\nrunning again, alone, what has failed ({len(names)} of at most {MAX_AGAIN} tests):\n")
     codes, found = [], Counter[str]()
-    for part, tests in failed.items():
+    for part in dict.fromkeys(failure.part for failure in failed):
+        tests = [failure.name for failure in failed if failure.part == part]
         ran = subprocess.run(pytest.command(part, tests), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         found += show(ran.stdout, out)
         codes.append(ran.returncode)
     status = together(codes)
-    twice = {name for tests in pytest.failed().values() for name in tests}
+    again = pytest.failed()
+    twice = {failure.name for failure in again}
     # One that is skipped has not passed.
     all_have_run = status in (PASSED, FAILED) and not found["skipped"]
     passed = [name for name in names if name not in twice and all_have_run]
+    tell_why("failed at first", failed, out)
+    tell_why("failed again", again, out)
     for name in passed:
-        out.write(f"PASSED ONLY WHEN RUN AGAIN, ALONE: {name.removeprefix(f'{ROOT}/')} - mend it\n")
+        out.write(f"PASSED ONLY WHEN RUN AGAIN, ALONE: {short(name)} - mend it\n")
     total["failed"], total["errors"] = len(names) - len(passed), 0
     total["passed"] += len(passed)
     return FAILED if status == PASSED and total["failed"] else status
+
+
+def tell_why(when: str, failed: list[Failure], out: TextIO) -> None:
+    """Once more, in short: who reads the log of a run may see no more than its end."""
+    for failure in failed[:MAX_TOLD]:
+        out.write(f"\n{when}: {short(failure.name)}\n{failure.why}\n")
+    if len(failed) > MAX_TOLD:
+        out.write(f"\n{when}: {len(failed) - MAX_TOLD} more\n")
+
+
+def short(name: str) -> str:
+    return name.removeprefix(f"{ROOT}/")
 
 
 def may_need_the_cluster(file: Path) -> bool:

@@ -9,6 +9,9 @@ import pytest
 
 from tests.__main__ import OF_THE_CLUSTER, may_need_the_cluster
 
+# Why a test has failed, told in short: so many lines of each kind, so many characters a line.
+LINES, WIDTH = 20, 300
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("cluster", "rest"), help="only tests of the Ray cluster, or all others")
@@ -27,6 +30,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if (item in needing) == (part == "cluster")]
 
 
+def why(report: pytest.TestReport) -> str:
+    """The lines that failed and their errors, and the end of what was captured."""
+    told = [line for line in report.longreprtext.splitlines() if line.startswith(("E  ", ">"))][-LINES:]
+    for title, captured in report.sections:
+        told += [f"--- {title}", *captured.splitlines()[-LINES:]]
+    return "\n".join(line[:WIDTH] for line in told)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
     report = yield
@@ -34,5 +45,5 @@ def pytest_runtest_makereport(item: pytest.Item):
     if file is not None and report.failed:
         with file.open("a") as failed:
             name = f"{item.config.rootpath}/{item.nodeid}"
-            failed.write(json.dumps([item.config.getoption("--part"), name]) + "\n")
+            failed.write(json.dumps([item.config.getoption("--part"), name, why(report)]) + "\n")
     return report

@@ -10,7 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.__main__ import FAILED, MAX_AGAIN, OF_THE_CLUSTER, PASSED, Pytest, run_again, shared_out, show, summary
+from tests.__main__ import (
+    FAILED,
+    MAX_AGAIN,
+    OF_THE_CLUSTER,
+    PASSED,
+    Failure,
+    Pytest,
+    run_again,
+    shared_out,
+    show,
+    summary,
+)
 from tests.parts import pytest_collection_modifyitems
 
 
@@ -92,6 +103,7 @@ def test_good(): ...
 
 @pytest.mark.parametrize("what", ["a name :: with [everything]"])
 def test_flaky(what):
+    print("what it says")
     assert second_time("rest")
 
 def test_flaky_with_the_cluster(ray_cluster):
@@ -114,20 +126,25 @@ def test_what_passes_when_it_is_run_again_is_reported_and_what_fails_twice_fails
         assert ran.returncode == FAILED, ran.stdout
         total += show(ran.stdout, io.StringIO())
     failed = again.failed()
-    assert {part: len(names) for part, names in failed.items()} == {"cluster": 1, "rest": 2}
+    assert Counter(failure.part for failure in failed) == {"cluster": 1, "rest": 2}
     out = io.StringIO()
     assert run_again(again, failed, total, out) == FAILED
     assert total["failed"] == 1 and not total["errors"]
-    told = [line for line in out.getvalue().splitlines() if line.startswith("PASSED ONLY WHEN RUN AGAIN, ALONE: ")]
+    why = out.getvalue()[out.getvalue().index("\nfailed at first: ") :]
+    assert why.count("\nfailed at first: ") == 3 and why.count("\nfailed again: ") == 1
+    assert why.count("E       AssertionError: assert False") == 2 and why.count("E   ZeroDivisionError") == 2
+    assert why.count("--- Captured stdout call\nwhat it says") == 1
+    told = [line for line in why.splitlines() if line.startswith("PASSED ONLY WHEN RUN AGAIN, ALONE: ")]
     assert len(told) == 2 and all(line.endswith(" - mend it") for line in told)
     assert "test_flaky_with_the_cluster" in told[0] and "a name :: with [everything]" in told[1]
     # What has passed the second time is enough.
-    assert run_again(again, {"cluster": failed["cluster"]}, total, io.StringIO()) == PASSED
+    assert run_again(again, [each for each in failed if each.part == "cluster"], total, io.StringIO()) == PASSED
     assert not total["failed"]
 
 
 def test_many_failures_are_no_accident(tmp_path):
     out, total = io.StringIO(), Counter(failed=MAX_AGAIN + 1)
-    names = [f"tests/test_x.py::test_{n}" for n in range(MAX_AGAIN + 1)]
-    assert run_again(Pytest([], tmp_path / "failed"), {"rest": names}, total, out) == FAILED
-    assert total["failed"] == MAX_AGAIN + 1 and not out.getvalue()
+    failed = [Failure("rest", f"tests/test_x.py::test_{n}", "E  it") for n in range(MAX_AGAIN + 1)]
+    assert run_again(Pytest([], tmp_path / "failed"), failed, total, out) == FAILED
+    assert total["failed"] == MAX_AGAIN + 1 and out.getvalue().count("\nE  it\n") == MAX_AGAIN + 1
+    assert "running again" not in out.getvalue()
