@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -17,7 +18,7 @@ from deployments.root import Text
 from deployments.stage import EngineStage
 from deployments.worker import WorkerHandle
 from serve_app.catalog.records import Draft as DraftRecord
-from serve_app.catalog.records import ModelRecord
+from serve_app.catalog.records import Lora, ModelRecord
 from serve_app.wire.replicas import AllCounters, Counters, read_counters
 from serve_app.worker.spec import WorkerSpec
 
@@ -27,6 +28,8 @@ log = logging.getLogger("ray.serve")
 DRAFT_WAIT_S = 120.0
 # A stage that is loading has no counters to show.
 STATS_TIMEOUT_S = 1.5
+# Adapters that a worker on a GPU has there at most, unless the record says otherwise.
+GPU_PLACES = 32
 
 
 @serve.deployment(name="Decode")
@@ -113,12 +116,30 @@ def engine_specs(model: Blueprint) -> dict[str, WorkerSpec]:
     said, drafting = record.speculation, _drafting(record)
     drafts = min(drafting.tokens, said.tokens) if drafting is not None and ("draft" in stages or own) else 0
     proposers = {"speculate_tokens": said.tokens, "ngram": said.ngram, "recent": said.recent, "draft_tokens": drafts}
-    both = {"publish": True, "quantization": record.quantization, "kv_cache_dtype": record.kv_cache_dtype}
+    both: dict[str, Any] = {
+        "publish": True,
+        "quantization": record.quantization,
+        "kv_cache_dtype": record.kv_cache_dtype,
+    }
+    if record.adapters is not None:
+        both |= {
+            "files": model.settings.files or str(model.settings.home / "files"),
+            "adapter_cache_bytes": record.adapters.cache_bytes or model.settings.lora_cache_bytes,
+        }
     options: dict[str, dict[str, Any]] = {
         "decode": {**both, **proposers, **own},
         "prefill": {**both, **_own_draft(record, "prefill")},
     }
-    return {stage: model.spec(stage, **told) for stage, told in options.items() if stage in stages}
+    specs = {stage: model.spec(stage, **told) for stage, told in options.items() if stage in stages}
+    return {stage: _with_places(spec, record.adapters) for stage, spec in specs.items()}
+
+
+def _with_places(spec: WorkerSpec, lora: Lora | None) -> WorkerSpec:
+    """With as many adapters at a time as there may be requests, where the record does not say how many."""
+    if lora is None:
+        return spec
+    places = lora.places or (spec.max_num_seqs if spec.device == "cpu" else min(spec.max_num_seqs, GPU_PLACES))
+    return replace(spec, adapters=places)
 
 
 def _drafting(record: ModelRecord) -> DraftRecord | None:

@@ -39,6 +39,7 @@ ENVIRONMENT = {
     "SERVE_APP_FILES": "files",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
     "SERVE_APP_KV_DISK_BYTES": "kv_disk_bytes",
+    "SERVE_APP_LORA_CACHE_BYTES": "lora_cache_bytes",
     "SERVE_APP_KV_DISK_DIR": "kv_disk_dir",
     "SERVE_APP_KV_GUARANTEED": "kv_guaranteed",
     "SERVE_APP_PRICES": "prices",
@@ -117,6 +118,7 @@ class Settings(BaseModel):
     max_body_bytes: Bytes = 1 << 20  # text generation
     max_embedding_body_bytes: Bytes = 10_000_000  # tasks that take many texts, batches
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
+    lora_cache_bytes: Bytes = 1 << 30  # adapters in the memory of each worker of a model that takes them
     kv_disk_bytes: Bytes = 1 << 30  # files behind it, per node; 0: none
     kv_disk_dir: Path | None = None  # None: home/kv
     # The part of both that is shared out equally among the active tenants, so that nobody can flush another.

@@ -31,7 +31,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.wire": {"msgspec", "serve_app.sampling_params"},
     "serve_app.worker": {
         "serve_app.sampling_params",
-        "msgspec", "numpy", "torch", "serve_app.catalog", "serve_app.channel", "serve_app.engine", "serve_app.grammar",
+        "msgspec", "numpy", "torch", "serve_app.adapters", "serve_app.catalog", "serve_app.channel",
+        "serve_app.engine", "serve_app.grammar", "serve_app.state.adapters", "serve_app.state.files",
         "serve_app.kv", "serve_app.models", "serve_app.progress", "serve_app.wire",
     },
     "serve_app.worker.spec": set(),

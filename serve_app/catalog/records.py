@@ -14,7 +14,7 @@ from serve_app.catalog.tasks import TaskDeclaration, declared, stage_names
 
 ProfileName = Literal["local", "gpu"]
 # Fields of a record that only some tasks have; a task's declaration names those that its models may set.
-TASK_FIELDS = ("quantization", "draft")
+TASK_FIELDS = ("quantization", "draft", "lora")
 _UNITS = {
     "": 1,
     "KIB": 2**10,
@@ -172,6 +172,15 @@ class Speculation(Record):
     draft: bool = True  # the draft model, where the record has one and the profile starts it
 
 
+class Lora(Record):
+    """How a model serves LoRA adapters."""
+
+    max_rank: int = Field(default=32, ge=1, le=256)
+    # Adapters that requests of one worker use at the same time; None: max_num_seqs, and at most 32 on a GPU.
+    places: int | None = Field(default=None, ge=1, le=1024)
+    cache_bytes: Bytes | None = None  # of adapters in a worker's memory; None: the setting lora_cache_bytes
+
+
 class Profile(Record):
     """How one profile (`local`, `gpu`) serves the model: beside the fields, one key per stage that is started, by the
     names that tasks declare.
@@ -224,6 +233,7 @@ class ModelRecord(Record):
     matryoshka: bool = False  # trained so that the first values of a vector are a vector by themselves
     draft: Draft | None = None
     speculation: Speculation = Speculation()
+    lora: bool | Lora = False
     serving: dict[ProfileName, Profile] = {}
     tags: tuple[str, ...] = ()
 
@@ -283,6 +293,11 @@ class ModelRecord(Record):
             if given and name not in self.task_declaration.record_fields:
                 raise ValueError(f"{self.task} models have no {name} | Remove {name}.")
         return self
+
+    @property
+    def adapters(self) -> Lora | None:
+        """How the model serves adapters; None: not at all."""
+        return self.lora if isinstance(self.lora, Lora) else Lora() if self.lora else None
 
     @property
     def task_declaration(self) -> TaskDeclaration:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Tier = Literal["worker", "node", "remote", "disk"]  # engine's own blocks, this node's pool, another's, pool's files
+# Engine's own blocks, this node's pool, another's, pool's files; and an adapter that is loaded, measured in bytes.
+Tier = Literal["worker", "node", "remote", "disk", "adapter"]
 
 # What the priors count for, and how much of the past counts at all, in seconds of measured work.
 PRIOR_S = 0.25
@@ -17,7 +18,7 @@ LATENCY_WEIGHT = 0.1
 
 @dataclass(slots=True, frozen=True)
 class FetchSample:
-    """One fetch from a tier as measured: tokens copied into engine blocks, and seconds."""
+    """One fetch from a tier as measured: tokens copied into engine blocks (of an adapter: bytes), and seconds."""
 
     tier: Tier
     tokens: int

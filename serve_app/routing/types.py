@@ -53,6 +53,7 @@ class WorkerLoad:
     fetches: tuple[FetchSample, ...] = ()
     reported_at: float = 0.0
     batch: BatchLoad = BatchLoad()
+    adapters: frozenset[bytes] = frozenset()  # in its memory, by name
 
     @property
     def whole(self) -> WorkerLoad:
@@ -99,6 +100,8 @@ class RouteRequest:
     arrived_at: float = 0.0
     deadline: float | None = None  # latest time of the first token; None: the model's target, if it has one
     reject_if_busy: bool = False
+    adapter: bytes = b""  # its name; empty: none
+    adapter_bytes: int = 0
     # Prompt tokens that a cache was expected to hold when the request arrived; None where no worker was up.
     expected_cached_tokens: int | None = None
 

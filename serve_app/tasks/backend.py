@@ -13,19 +13,15 @@ if TYPE_CHECKING:
     from serve_app.tasks.estimate import Foreseen
     from serve_app.tasks.model import ServedModel
     from serve_app.tasks.work import Work
-    from serve_app.wire.generate import AdapterAt
 
 
 @dataclass(slots=True, frozen=True)
 class Prepared:
-    """A request that its backend can run as it is; ``prompt`` is the backend's own form of it, ``adapter`` what its
-    tokens pass through beside the model.
-    """
+    """A request that its backend can run as it is; ``prompt`` is the backend's own form of it."""
 
     request: GenerateRequest
     prompt_tokens: int
     prompt: Any = None
-    adapter: AdapterAt | None = None
 
 
 class Backend(Protocol):

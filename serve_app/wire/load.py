@@ -15,6 +15,9 @@ from serve_app.wire.message import Message
 MAX_SAMPLES = 16
 # Counts of what was served per report, those that changed last; what does not fit goes along with a later one.
 MAX_SERVED = 64
+# Adapters per report, and bytes of each one's digest; one that is not told is taken to be loaded anew.
+MAX_ADAPTERS = 128
+ADAPTER_BYTES = 8
 
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -34,7 +37,7 @@ class Step(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """One fetch from a tier of the pool as measured."""
+    """One fetch from a tier of the pool as measured, or the loading of an adapter: then ``tokens`` are bytes."""
 
     tier: Name
     tokens: Count
@@ -62,14 +65,15 @@ class Batch(NamedTuple):
     used_blocks: Count = 0
 
 
-class LoadReport(Message, tag="load:3", frozen=True):
+class LoadReport(Message, tag="load:4", frozen=True):
     """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
     gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
 
     ``queued_tokens``: prompt tokens accepted, not computed yet and not stored anywhere. ``running`` requests are in the
     batch, ``waiting`` ones are not yet. ``step_seconds``: recent mean time of a step. ``steps``, ``fetches``: samples
     since the last report. ``served``: what tenants have lately got by way of each gateway. ``batch``: how much of the
-    queued tokens, requests and blocks belongs to batch requests.
+    queued tokens, requests and blocks belongs to batch requests. ``adapters``: the first :data:`ADAPTER_BYTES` bytes of
+    the digests of those in its memory, one behind the other, the most recently used first.
     """
 
     replica: Name
@@ -92,6 +96,7 @@ class LoadReport(Message, tag="load:3", frozen=True):
     fetches: Annotated[tuple[Fetch, ...], Meta(max_length=MAX_SAMPLES)] = ()
     served: Annotated[tuple[ServedBy, ...], Meta(max_length=MAX_SERVED)] = ()
     batch: Batch = Batch()
+    adapters: Annotated[bytes, Meta(max_length=MAX_ADAPTERS * ADAPTER_BYTES)] = b""
 
     @property
     def busy(self) -> bool:

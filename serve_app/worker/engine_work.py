@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serve_app.adapters.config import AdapterRefused
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import gateway_name
 from serve_app.engine.loop import EngineLoop
@@ -18,6 +20,7 @@ from serve_app.kv.keys import tenant_id
 from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.generate import (
+    AdapterAt,
     ArrivingCall,
     CollectCall,
     Collected,
@@ -33,6 +36,7 @@ from serve_app.wire.generate import (
 )
 from serve_app.wire.replicas import Counters, Listen, Pulse
 from serve_app.wire.tokens import Acked, TokenItem
+from serve_app.worker.adapter_files import open_adapters
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_read import PoolReader, Stored
 from serve_app.worker.load_report import WorkerLoad
@@ -41,6 +45,8 @@ from serve_app.worker.requests import Finished, Requests, Running
 if TYPE_CHECKING:
     from serve_app.worker.loading import Loaded
     from serve_app.worker.spec import WorkerSpec
+
+log = logging.getLogger(__name__)
 
 # How long a gateway may be out of reach before its requests are given up.
 INBOX_GRACE_S = 10.0
@@ -73,9 +79,12 @@ class EngineWork:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine_loop = EngineLoop(engine, self._on_outputs, name=f"{spec.stage}-engine")
         self.requests = Requests(self._engine_loop.abort)
+        self.adapters = open_adapters(spec, loaded.model.adapters, self._engine_loop, self._fail)
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
-        self._load = WorkerLoad(spec.model, spec.stage, node_id, engine, self._sender, self._reader.fetches)
+        self._load = WorkerLoad(
+            spec.model, spec.stage, node_id, engine, self._sender, self._reader.fetches, self.adapters
+        )
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -90,7 +99,7 @@ class EngineWork:
                 prompt,
                 len(prompt) - call.resumed,
                 call.sampling,
-                self._root_of(call.salt),
+                self._root_of(call.salt, _digest(call)),
                 resumed=call.resumed,
                 tenant=tenant_id(call.salt),
                 share=call.share if call.priority == "batch" else None,
@@ -99,6 +108,8 @@ class EngineWork:
         )
         parked = False
         try:
+            if self.adapters is not None and call.adapter is not None:
+                self.adapters.expect(call.adapter)
             if (refused := await self._compile(running.request)) is not None:
                 return Failed(refused, refused=True)
             # A row that is copied tells nothing: what is to be told of a prompt is computed here, where it is wanted.
@@ -144,7 +155,7 @@ class EngineWork:
     async def prefill(self, call: PrefillCall) -> PrefillResult:
         """Computes and publishes the K/V of a prompt; returns once the pool of this node holds them."""
         ids = np.frombuffer(call.ids, np.int32).tolist()
-        root, tenant = self._root_of(call.salt), tenant_id(call.salt)
+        root, tenant = self._root_of(call.salt, _digest(call)), tenant_id(call.salt)
         share = call.share if call.priority == "batch" else None
         running = self._register(
             Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, tenant=tenant, share=share), None
@@ -152,8 +163,8 @@ class EngineWork:
         try:
             self._publisher.awaited.add(call.id)
             stored = await self._reader.stored(running.prompt)
-            if running.done.done():
-                return _failed(running)
+            if (failed := await self._placed(running, call.adapter)) is not None:
+                return failed
             self._start(running, stored)
             result = await running.done
             await self._publisher.published(call.id)
@@ -203,6 +214,7 @@ class EngineWork:
             "busy_seconds": round(engine.stats.busy_seconds, 3),
             "speculation": engine.speculation.stats() if engine.speculation is not None else None,
             "draft_connected": self.draft.connected,
+            "adapters": self.adapters.stats() if self.adapters is not None else None,
             "pool": self._publisher.stats() | self._reader.stats(),
         }
         return Counters(self.spec.stage, os.getpid(), numbers)
@@ -221,6 +233,8 @@ class EngineWork:
     async def aclose(self) -> None:
         """Ends the engine's thread and the connections to gateways."""
         self._load.close()
+        if self.adapters is not None:
+            self.adapters.close()
         await self._sender.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.stop)
 
@@ -238,6 +252,8 @@ class EngineWork:
         """From the engine's first step for the request to its last; what is stored is there."""
         request, call = running.request, running.call
         assert call is not None
+        if (failed := await self._placed(running, call.adapter)) is not None:
+            return failed
         if call.inbox is not None:
             running.streamed = True
             running.caller = gateway_name(call.inbox), request.tenant.hex(), call.priority
@@ -250,6 +266,20 @@ class EngineWork:
         # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
         undelivered = tuple(self._sender.undelivered(request.id))
         return Generated(result.reason, result.cached, path, undelivered, prompt_logprobs=result.prompt_logprobs)
+
+    async def _placed(self, running: Running, at: AdapterAt | None) -> Failed | None:
+        """Waits until the request's adapter has a place in the model; how the request ended where it did before."""
+        if at is not None:
+            if self.adapters is None:
+                return Failed("the model takes no adapters; give it lora: true in its record", refused=True)
+            try:
+                running.request.adapter = await self.adapters.place(running.request.id, at, running.done)
+            except AdapterRefused as refused:
+                return Failed(f"its adapter can't be used: {refused}", refused=True)
+            except Exception as error:  # another worker may reach the files
+                log.warning("adapter %s can't be loaded: %s: %s", at.digest[:16], type(error).__name__, error)
+                return Failed(f"its adapter can't be loaded here ({type(error).__name__})")
+        return _failed(running) if running.done.done() else None
 
     async def _compile(self, request: Request) -> str | None:
         """Gives a request its grammar, beside the event loop; the reason where that is impossible."""
@@ -265,10 +295,15 @@ class EngineWork:
     def _forget(self, request_id: str) -> None:
         self._sender.close(request_id)
         self.requests.forget(request_id)
+        if self.adapters is not None:
+            self.adapters.release(request_id)
 
     def _abort(self, request_id: str) -> None:
+        self._fail(request_id, "aborted")
+
+    def _fail(self, request_id: str, why: str) -> None:
         self._engine_loop.abort(request_id)
-        self.requests.end(request_id, Failed("aborted"))
+        self.requests.end(request_id, Failed(why))
 
     def _on_outputs(self, outputs: list[StepOutput]) -> None:
         # Engine's thread. One wake-up of the event loop per step, whatever the batch size.
@@ -312,6 +347,10 @@ class EngineWork:
                     self._abort(request_id)
 
         asyncio.get_running_loop().call_later(INBOX_GRACE_S, give_up)
+
+
+def _digest(call: GenerateCall | PrefillCall) -> str:
+    return call.adapter.digest if call.adapter is not None else ""
 
 
 def _item(output: StepOutput, cached: int | None) -> TokenItem:

@@ -9,8 +9,9 @@ from typing import Any
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import ServedLedger, gateway_name
-from serve_app.wire.load import MAX_SAMPLES, Batch, Fetch, LoadReport, Step
+from serve_app.wire.load import ADAPTER_BYTES, MAX_ADAPTERS, MAX_SAMPLES, Batch, Fetch, LoadReport, Step
 from serve_app.wire.replicas import Listen
+from serve_app.worker.adapters import Adapters
 
 
 class WorkerLoad:
@@ -24,9 +25,11 @@ class WorkerLoad:
         engine: Any,
         sender: TokenSender,
         fetches: deque[Fetch],
+        adapters: Adapters | None = None,
     ) -> None:
-        """``fetches`` is emptied with every report."""
+        """``fetches``, and what ``adapters`` have loaded, are emptied with every report."""
         self._fetches = fetches
+        self._adapters = adapters
         self.served = ServedLedger()
         self._sender = sender
         self._model = model
@@ -90,7 +93,13 @@ class WorkerLoad:
             # A gateway that is alone knows what it has served.
             served=self.served.recent() if self._sender.subscribers > 1 else (),
             batch=self._batch(running, waiting),
+            adapters=self._held(),
         )
+
+    def _held(self) -> bytes:
+        if self._adapters is None:
+            return b""
+        return b"".join(bytes.fromhex(digest)[:ADAPTER_BYTES] for digest in self._adapters.held[:MAX_ADAPTERS])
 
     def _batch(self, running: list[Any], waiting: list[Any]) -> Batch:
         if not any(r.batch for r in (*running, *waiting)):
@@ -107,6 +116,9 @@ class WorkerLoad:
         )
 
     def _take_fetches(self) -> tuple[Fetch, ...]:
-        taken = tuple(self._fetches)[-MAX_SAMPLES:]
+        loads = self._adapters.loads if self._adapters is not None else ()
+        taken = (*self._fetches, *loads)[-MAX_SAMPLES:]
         self._fetches.clear()
+        if self._adapters is not None:
+            self._adapters.loads.clear()
         return taken

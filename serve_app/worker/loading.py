@@ -68,6 +68,7 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
         max_model_len=spec.max_model_len or None,
         quantization=spec.quantization,
         kv_cache_dtype=spec.kv_cache_dtype,
+        adapters=spec.adapters,
         progress=progress,
     )
 
@@ -103,13 +104,13 @@ def fingerprint(path: Path) -> str:
 @dataclass(slots=True)
 class Loaded:
     """An engine with the stage's features plugged in. ``publisher`` gets what it exports; ``root_of``: from a tenant's
-    salt to the root of its cache keys.
+    salt and an adapter's digest ("": none) to the root of its cache keys.
     """
 
     model: CausalModel
     engine: Engine
     publisher: Publisher
-    root_of: Callable[[bytes], bytes]
+    root_of: Callable[[bytes, str], bytes]
 
 
 def load_engine(
@@ -147,8 +148,8 @@ def load_engine(
     if drafter is not None and drafter.weights is not None:
         revision += f" {fingerprint(drafter.weights)}"
 
-    def root_of(salt: bytes) -> bytes:
-        return root_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name, "", salt)
+    def root_of(salt: bytes, adapter: str) -> bytes:
+        return root_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name, adapter, salt)
 
     return Loaded(model, engine, publisher, root_of)
 

@@ -38,6 +38,11 @@ class WorkerSpec:
     draft_method: str = "deployment"
     draft_weights: dict[str, Any] | None = None
     always_draft: bool = False
+    # Adapters that requests use at the same time (0: the model takes none), bytes of them in memory, and where all of
+    # them lie.
+    adapters: int = 0
+    adapter_cache_bytes: int = 1 << 30
+    files: str = ""
     publish: bool = False
     # Published chunks that wait for the pool to fetch them.
     export_bytes: int = 256 << 20

@@ -57,8 +57,8 @@ FIELDS = {
     "generated:3": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:2": "inbox lease_s replica role wish plans",
-    "load:3": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
-    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch",
+    "load:4": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
+    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",

@@ -17,7 +17,7 @@ from serve_app.kv.costs import FetchCosts
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.index import ChunkIndex
 from serve_app.sampling_params import SamplingParams
-from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, PrefillCall
+from serve_app.wire.generate import AdapterAt, GenerateCall, Generated, GenerateResult, PrefillCall
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.engine_work import EngineWork
 from serve_app.worker.kv_publish import Publisher
@@ -84,16 +84,19 @@ def start(path: Path, stage: str, pool: MemoryPool, **options: Any) -> EngineWor
     return EngineWork(spec, loaded, draft, node_id="this node", worker_id=f"worker-{next(_numbers)}")
 
 
-def call(ids: list[int], inbox: TokenInbox | None = None, *, prefill_above: int | None = None, **sampling: Any):
+def call(
+    ids: list[int], inbox: TokenInbox | None = None, *, prefill_above: int | None = None,
+    adapter: AdapterAt | None = None, **sampling: Any,
+):  # fmt: skip
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 16, "ignore_eos": True, **sampling})
     name, prompt = f"request-{next(_numbers)}", np.array(ids, np.int32).tobytes()
     address = inbox.address if inbox is not None else None
-    return GenerateCall(name, prompt, SALT, params, address, prefill_above=prefill_above)
+    return GenerateCall(name, prompt, SALT, params, address, prefill_above=prefill_above, adapter=adapter)
 
 
-def prefill_call(ids: list[int]) -> PrefillCall:
+def prefill_call(ids: list[int], adapter: AdapterAt | None = None) -> PrefillCall:
     """All of ``ids`` but the last."""
-    return PrefillCall(f"prefill-{next(_numbers)}", np.array(ids[:-1], np.int32).tobytes(), SALT)
+    return PrefillCall(f"prefill-{next(_numbers)}", np.array(ids[:-1], np.int32).tobytes(), SALT, adapter=adapter)
 
 
 async def read(inbox: TokenInbox, request: GenerateCall, answer: Callable[[], Any]) -> tuple[list[int], GenerateResult]:

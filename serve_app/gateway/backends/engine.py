@@ -31,7 +31,7 @@ from serve_app.text.control import NoCopy
 from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 from serve_app.text.prompt_tokens import prompt_tokens
-from serve_app.wire.generate import GenerateCall
+from serve_app.wire.generate import AdapterAt, GenerateCall
 
 # The stage that requests are sent to.
 HOME = "decode"
@@ -138,8 +138,9 @@ class EngineBackend:
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
         priority, share = job.ticket.request.priority, job.work.caller.share
+        adapter = None if request.adapter is None else AdapterAt(request.adapter.digest, request.adapter.size)
         call = GenerateCall(
-            "", b"", job.work.salt, sampling, self._inbox.address, priority, share=share, adapter=prepared.adapter
+            "", b"", job.work.salt, sampling, self._inbox.address, priority, share=share, adapter=adapter
         )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
@@ -195,7 +196,7 @@ def _check_told(request: GenerateRequest, tokens: int) -> None:
 def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, caller: Caller) -> RouteRequest:
     """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's, nor one adapter's."""
     request, ids = prepared.request, prepared.prompt
-    adapter = prepared.adapter.digest if prepared.adapter is not None else ""
+    adapter = "" if request.adapter is None else request.adapter.digest
     per_key = dispatcher.chunk_tokens // BLOCK_TOKENS
     # Where something is to be told of the prompt, nothing that is stored of it helps.
     stored = ids[:0] if request.sampling.prompt_logprobs is not None else ids

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from serve_app.costs.steps import StepSample
 from serve_app.costs.transfers import FetchSample
 from serve_app.routing.served import ServedCount
 from serve_app.routing.types import BatchLoad, Role, WorkerLoad
-from serve_app.wire.load import LoadReport
+from serve_app.wire.load import ADAPTER_BYTES, LoadReport
 
 
 def worker_load(report: LoadReport, now: float) -> WorkerLoad:
@@ -30,6 +32,7 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         fetches=tuple(FetchSample(*sample) for sample in report.fetches),  # type: ignore[arg-type]
         reported_at=now,
         batch=batch,
+        adapters=_adapters(report.adapters),
     )
 
 
@@ -40,6 +43,12 @@ def served_elsewhere(report: LoadReport, own: str) -> list[ServedCount]:
         for number, gateway, tenant, priority, *counts in report.served
         if gateway != own
     ]
+
+
+@lru_cache(1024)
+def _adapters(told: bytes) -> frozenset[bytes]:
+    """A worker tells the same many times."""
+    return frozenset(told[at : at + ADAPTER_BYTES] for at in range(0, len(told), ADAPTER_BYTES))
 
 
 def _role(name: str) -> Role:

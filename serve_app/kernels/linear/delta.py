@@ -56,7 +56,7 @@ class Rows:
             parts = np.split(order, starts[1:])
             self._groups = [
                 (int(place), torch.from_numpy(part).to(adapters.device))
-                for place, part in zip(places, parts, strict=True)
+                for place, part in zip(places, parts, strict=False)  # of no rows there is one part, and no place
                 if place
             ]
             self._of = (adapters, rows)

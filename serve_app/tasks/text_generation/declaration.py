@@ -13,7 +13,7 @@ DECLARATION = TaskDeclaration(
     rate_limit=300,
     optional_stages=("draft",),
     answering_stages=("decode", "prefill"),
-    record_fields=frozenset({"quantization", "draft"}),
+    record_fields=frozenset({"quantization", "draft", "lora"}),
     order=10,
     # It takes longest to load and is what most people come for.
     starts_first=True,

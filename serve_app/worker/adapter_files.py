@@ -1,0 +1,51 @@
+"""Brings an adapter from the file store into the form that a model takes. All of it blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from serve_app.adapters.config import AdapterRefused
+from serve_app.adapters.weights import read_adapter
+from serve_app.state.adapters import CONFIG, WEIGHTS, blob, content_digest
+from serve_app.state.files import Files, NoFile, open_files
+from serve_app.wire.generate import AdapterAt
+from serve_app.worker.adapters import Adapters
+
+if TYPE_CHECKING:
+    from serve_app.engine.loop import EngineLoop
+    from serve_app.models.adapters import AdapterBank, Prepared
+    from serve_app.worker.spec import WorkerSpec
+
+
+def open_adapters(
+    spec: WorkerSpec, bank: AdapterBank | None, engine_loop: EngineLoop, lost: Callable[[str, str], None]
+) -> Adapters | None:
+    """Those of a model with places for adapters; None for any other."""
+    if bank is None:
+        return None
+    load = partial(load_adapter, open_files(spec.files), bank)
+    between_steps = partial(_between_steps, engine_loop)
+    return Adapters(bank, load, between_steps, lost, cache_bytes=spec.adapter_cache_bytes)
+
+
+def _between_steps(engine_loop: EngineLoop, function: Callable[[], None]) -> Future[None]:
+    return engine_loop.call(lambda engine: function())
+
+
+def load_adapter(files: Files, bank: AdapterBank, at: AdapterAt) -> Prepared:
+    """The adapter as ``bank`` takes it. Raises :class:`AdapterRefused` where its files are gone, damaged, or of another
+    model, and OSError where the file store is out of reach.
+    """
+    try:
+        config = files.get(blob(at.digest, CONFIG))
+        weights = files.get(blob(at.digest, WEIGHTS))
+    except NoFile:
+        raise AdapterRefused("its files are gone; upload the adapter again") from None
+    digest = content_digest(config, len(weights))
+    digest.update(weights)
+    if digest.hexdigest() != at.digest:
+        raise AdapterRefused("its files are damaged; upload the adapter again")
+    return bank.prepare(read_adapter(config, weights))
