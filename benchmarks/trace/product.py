@@ -85,8 +85,8 @@ class Product:
         config = DispatchConfig(
             admission=AdmissionConfig(self._targets),
             priors=CostPriors(
-                fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01},
-                fetch_token={"worker": 0.0, "node": node, "remote": remote, "disk": 1.0},
+                fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01, "adapter": 0.01},
+                fetch_token={"worker": 0.0, "node": node, "remote": remote, "disk": 1.0, "adapter": 1e-9},
             ),
             router=self._router,
         )

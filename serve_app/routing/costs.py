@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serve_app.costs.steps import StepModel, StepSample
-from serve_app.costs.transfers import FetchSample, Tier, Transfer
+from serve_app.costs.transfers import LARGE_BYTES, FetchSample, Tier, Transfer
 
 # A smaller fetch says something about latency, a larger one about bandwidth.
 LARGE_TOKENS = 64
@@ -26,10 +26,10 @@ class CostPriors:
     decode_seq: float = 2e-5  # d1
     decode_kv_token: float = 5e-8  # d2
     fetch_latency: dict[Tier, float] = field(
-        default_factory=lambda: {"worker": 0.0, "node": 3e-3, "remote": 8e-3, "disk": 10e-3}
+        default_factory=lambda: {"worker": 0.0, "node": 3e-3, "remote": 8e-3, "disk": 10e-3, "adapter": 10e-3}
     )
     fetch_token: dict[Tier, float] = field(
-        default_factory=lambda: {"worker": 0.0, "node": 1.3e-5, "remote": 4e-5, "disk": 6e-5}
+        default_factory=lambda: {"worker": 0.0, "node": 1.3e-5, "remote": 4e-5, "disk": 6e-5, "adapter": 1e-9}
     )
 
     def steps(self) -> tuple[float, ...]:
@@ -52,8 +52,8 @@ CPU_PRIORS = CostPriors(
     decode_step=2e-3,
     decode_seq=3e-4,
     decode_kv_token=5e-7,
-    fetch_latency={"worker": 0.0, "node": 5e-3, "remote": 15e-3, "disk": 10e-3},
-    fetch_token={"worker": 0.0, "node": 3e-6, "remote": 1e-5, "disk": 1e-5},
+    fetch_latency={"worker": 0.0, "node": 5e-3, "remote": 15e-3, "disk": 10e-3, "adapter": 10e-3},
+    fetch_token={"worker": 0.0, "node": 3e-6, "remote": 1e-5, "disk": 1e-5, "adapter": 2e-9},
 )
 
 
@@ -64,7 +64,11 @@ class CostModel(StepModel):
         self.priors = priors or CostPriors()
         super().__init__(self.priors.steps())
         self._transfers = {
-            tier: Transfer(latency, 1.0 / max(self.priors.fetch_token[tier], 1e-12), large=LARGE_TOKENS)
+            tier: Transfer(
+                latency,
+                1.0 / max(self.priors.fetch_token[tier], 1e-12),
+                large=LARGE_BYTES if tier == "adapter" else LARGE_TOKENS,
+            )
             for tier, latency in self.priors.fetch_latency.items()
         }
         # The router asks several times a decision: seconds of any fetch, and of each token.

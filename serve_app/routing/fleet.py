@@ -146,6 +146,13 @@ class Fleet:
             some[other.name] = other
         return [w for name, w in some.items() if name in self.workers]
 
+    def holding(self, adapter: bytes, now: float) -> list[Worker]:
+        """Those that have an adapter in memory; of a large fleet, the least loaded of them."""
+        if len(self.workers) <= PRICE_ALL:
+            return []
+        holding = (w for w in self.workers.values() if adapter in w.load.adapters)
+        return nsmallest(SHORTLIST, holding, key=lambda w: max(w.busy_until - now, 0.0) + w.step)
+
     def turn_s(self, ahead: int, streams: int, usual: float, now: float) -> float:
         """Seconds from the first place for so many streams more to the one behind ``ahead`` others that wait; 0 for a
         large fleet, where streams end all the time.

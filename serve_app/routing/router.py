@@ -5,9 +5,10 @@ chunks beside w's decoding). Each choice is priced in seconds, and the cheapest 
 
     price = TTFT + stream_weight · (own streaming time + delay of the streams there) + role_cost where against a role
 
-TTFT is the sum of the queue, fetching what some tier holds, computing the rest, the hand-over, and waiting for a decode
-place. The busier the workers for prefill are, the higher is role_cost and the lower stream_weight, because time wasted
-there delays all prompts behind. Only the last tie-break is random; it keeps several gateways from herding.
+TTFT is the sum of the queue, fetching what some tier holds (or loading the request's adapter, whichever takes longer),
+computing the rest, the hand-over, and waiting for a decode place. The busier the workers for prefill are, the higher is
+role_cost and the lower stream_weight, because time wasted there delays all prompts behind. Only the last tie-break is
+random; it keeps several gateways from herding.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
+from zlib import crc32
 
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fleet import Fleet, Reservation, Worker
@@ -23,6 +25,9 @@ from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.types import Decision, Priority, RouteRequest, WorkerLoad
 
 _POOL = "node:"
+# For so long an adapter is taken to be where a request took it, whatever the worker reports; and how many are known.
+TAKEN_S = 2.0
+TAKEN = 10_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,6 +42,8 @@ class RouterConfig:
     sessions: int = 100_000
     split: bool = True  # False: prefill and decode always on the same worker
     strict_roles: bool = False  # True: prefill only on workers of that role, decode likewise
+    # An adapter that is loaded puts another out: seconds of loading, against seconds of waiting for the first token.
+    adapter_weight: float = 2.0
     own_cache: bool = True  # workers keep blocks of their own between requests
     shared_pool: bool = True  # False: a worker has its own cache and nothing else
     early_handover: bool = True  # decode takes chunks while prefill computes
@@ -60,7 +67,8 @@ class _Price:
     place: float  # waiting for a decode place
     prefill: float  # what prefilling here costs in all
     decode: float  # what decoding here costs in all, without the hand-over
-    handover: float  # fetching the prompt from the pool
+    handover: float  # fetching the prompt from the pool, or loading the adapter meanwhile
+    loading: float  # what else loading the adapter costs
 
     @property
     def cached(self) -> int:
@@ -87,6 +95,8 @@ class Router:
         self.config = config or RouterConfig()
         self._reservations: dict[str, list[tuple[Fleet, Reservation]]] = {}
         self._sessions: OrderedDict[str, tuple[str, str]] = OrderedDict()  # prefill and decode worker
+        # Adapters that requests have taken to workers lately, and when: reports may not tell of them yet.
+        self._taken: OrderedDict[tuple[str, bytes], float] = OrderedDict()
         self._random = Random(self.config.seed)
         # As real-time requests find the workers; and as batch requests do, once there are any.
         self.fleet = Fleet(costs, self._random)
@@ -134,6 +144,8 @@ class Router:
             self._sessions.move_to_end(request.session)
             while len(self._sessions) > self.config.sessions:
                 self._sessions.popitem(last=False)
+        if request.adapter:
+            self._takes(request.adapter, {prefill.name, decode.name}, now)
         holders = {prefill.name, decode.name} if self.config.own_cache else set()
         if self.config.shared_pool:
             holders |= {pool_holder(prefill.load.node), pool_holder(decode.load.node)}
@@ -162,6 +174,8 @@ class Router:
         found = self._lookup(request)
         held = self._held(request)
         able = {w.name: w for w in fleet.candidates(now)}
+        if request.adapter:
+            able |= {w.name: w for w in fleet.holding(request.adapter, now)}
         for name in (*found.workers, *held):
             worker = fleet.workers.get(name)
             if worker is not None:
@@ -182,7 +196,7 @@ class Router:
         best: tuple[_Price, _Price] | None = None
         least = float("inf")
         for price in both:
-            total = price.prefill + price.decode + self._random.random() * config.jitter
+            total = price.prefill + price.decode + price.loading + self._random.random() * config.jitter
             if total < least:
                 least, best = total, (price, price)
         if config.split:
@@ -196,8 +210,8 @@ class Router:
     def _best_pair(self, prefill: list[_Price], decode: list[_Price]) -> tuple[_Price, _Price, float] | None:
         """(p, d, price) with p and d different workers; None if there are not two."""
         jitter, draw = self.config.jitter, self._random.random
-        first = sorted(((p.prefill + draw() * jitter, i) for i, p in enumerate(prefill)))[:2]
-        second = sorted(((p.decode + p.handover + draw() * jitter, i) for i, p in enumerate(decode)))[:2]
+        first = sorted(((p.prefill + p.loading + draw() * jitter, i) for i, p in enumerate(prefill)))[:2]
+        second = sorted(((p.decode + p.handover + p.loading + draw() * jitter, i) for i, p in enumerate(decode)))[:2]
         best = None
         for a, i in first:
             for b, j in second:
@@ -226,7 +240,8 @@ class Router:
             wait = 0.0
         chunk = max(load.max_batch_tokens - batch, load.block_tokens)
         compute = costs.prefill_seconds(uncached, cached, chunk, worker.step / slow) * slow
-        ready = (wait if wait > fetch else fetch) + compute
+        load_s = self._loading_s(request, load, now) if request.adapter else 0.0
+        ready = max(wait, fetch, load_s) + compute
         # A request that is larger than a worker waits until one is empty; the engine runs what fits of it.
         room = load.kv_tokens_total
         streams = min(request.streams, load.max_seqs)
@@ -247,10 +262,27 @@ class Router:
         elif role == "prefill":
             decode += against
         moved = min(prompt, config.chunk_tokens) if config.early_handover else prompt - own
-        handover = costs.fetch_seconds("node", moved)
+        handover = max(costs.fetch_seconds("node", moved), load_s)
         return _Price(
-            worker, own, node, remote, uncached, wait, compute, ready, step, place, prefill, decode, handover
+            worker, own, node, remote, uncached, wait, compute, ready, step, place, prefill, decode, handover,
+            load_s * (config.adapter_weight - 1.0 + _order(request.adapter, worker.name)),
         )  # fmt: skip
+
+    def _loading_s(self, request: RouteRequest, load: WorkerLoad, now: float) -> float:
+        """Seconds until a worker has the request's adapter in memory."""
+        if request.adapter in load.adapters:
+            return 0.0
+        taken = self._taken.get((load.worker, request.adapter))
+        if taken is not None and now - taken < TAKEN_S:
+            return 0.0
+        return self.costs.fetch_seconds("adapter", request.adapter_bytes)
+
+    def _takes(self, adapter: bytes, workers: set[str], now: float) -> None:
+        for worker in workers:
+            self._taken[worker, adapter] = now
+            self._taken.move_to_end((worker, adapter))
+        while len(self._taken) > TAKEN:
+            self._taken.popitem(last=False)
 
     def _lookup(self, request: RouteRequest) -> _Held:
         """What the index knows of the prompt, in tokens."""
@@ -349,6 +381,13 @@ def pool_holder(node: str) -> str:
 
 def _output(request: RouteRequest) -> int:
     return max(1, min(request.expected_output_tokens, request.max_tokens))
+
+
+def _order(adapter: bytes, worker: str) -> float:
+    """In [0, 1): which worker an adapter comes to first, other things being equal. All gateways agree, and a fleet
+    shares many adapters out.
+    """
+    return crc32(adapter + worker.encode()) / 2**32
 
 
 def _rank(session: str, worker: str) -> bytes:

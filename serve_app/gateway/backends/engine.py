@@ -32,6 +32,7 @@ from serve_app.text.output import open_output
 from serve_app.text.prompt import fit_context, prompt_ids
 from serve_app.text.prompt_tokens import prompt_tokens
 from serve_app.wire.generate import AdapterAt, GenerateCall
+from serve_app.wire.load import ADAPTER_BYTES
 
 # The stage that requests are sent to.
 HOME = "decode"
@@ -215,6 +216,8 @@ def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, call
         arrived_at=now,
         deadline=None if request.deadline_s is None else now + request.deadline_s,
         reject_if_busy=request.reject_if_busy,
+        adapter=bytes.fromhex(adapter)[:ADAPTER_BYTES],
+        adapter_bytes=0 if request.adapter is None else request.adapter.size,
     )
 
 
