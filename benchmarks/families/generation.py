@@ -33,10 +33,20 @@ def compare(model_class: Any, folder: Path, seed: int) -> tuple[str, str, str]:
     return served, "wrong" if note else "exact", note
 
 
+def lengths_of(seed: int) -> tuple[int, ...]:
+    """Lengths of texts, ascending: of seed 0 :data:`LENGTHS`, of others a short one, some around the borders of blocks
+    and chunks, and some anywhere."""
+    if seed == 0:
+        return LENGTHS
+    rng = random.Random(f"lengths {seed}")
+    borders = [rng.choice([32, 48, 64, 96, 128, 160, 192, 224]) + rng.choice([-1, 0, 1]) for _ in range(4)]
+    return tuple(sorted({rng.randint(1, 4), *borders, *(rng.randint(5, 240) for _ in range(4)), rng.randint(200, 240)}))
+
+
 def prompts(seed: int, vocab: int, context: int) -> list[list[int]]:
     """One prompt of each length that fits; the last two share a beginning."""
     rng = random.Random(seed)
-    lengths = [n for n in LENGTHS if n + NEW_TOKENS < context]
+    lengths = [n for n in lengths_of(seed) if n + NEW_TOKENS < context]
     made = [[rng.randrange(3, vocab) for _ in range(n)] for n in lengths]
     return [*made, made[-1][: lengths[-1] // 2] + [rng.randrange(3, vocab) for _ in range(9)]]
 
@@ -65,9 +75,12 @@ def _differs(model: CausalModel, reference: Any, seed: int) -> str:
     ways: list[tuple[str, dict[str, Any], int]] = [
         ("one after the other", {"max_num_seqs": 1}, 0),
         ("together, in chunks of 48", {"max_batch_tokens": 48}, 0),
-        ("together, with preemption", {}, 12),
+        *(("together, with preemption", {}, blocks) for blocks in (12, 13, 11, 14, 10)),
     ]
+    preempted = False
     for name, options, blocks in ways:
+        if preempted:
+            break
         limits = EngineLimits(
             kv_cache_bytes=(blocks or 120) * model.kv_shape.block_bytes, max_model_len=model.max_model_len, **options
         )
@@ -77,11 +90,10 @@ def _differs(model: CausalModel, reference: Any, seed: int) -> str:
             for index, (tokens, right) in enumerate(zip(got, wanted, strict=True)):
                 if tokens != right and (at := _first_difference(reference, given[index], tokens, right)) is not None:
                     return f"{name}{again}: token {at} behind a prompt of {len(given[index])} differs from generate"
-        if blocks and not engine.scheduler.preemptions:
-            return "nothing was preempted although blocks were few"
+        preempted = bool(blocks and engine.scheduler.preemptions)
         if not blocks and engine.stats.cached_tokens == 0 and max(map(len, given)) > 64:
             return "the second run found nothing in the prefix cache"
-    return ""
+    return "" if preempted else "nothing was preempted although blocks were few"
 
 
 def _generate(engine: Any, given: list[list[int]]) -> list[list[int]]:

@@ -135,7 +135,7 @@ class EncoderModel:
         ids[mask] = batch.ids[bounds[start] : bounds[end]]
         kinds[mask] = batch.type_ids[bounds[start] : bounds[end]]
         attended = self.tensor(mask)
-        inputs = {"input_ids": self.tensor(ids), "attention_mask": attended}
+        inputs = {"input_ids": self.tensor(ids), "attention_mask": attended.long()}
         if self.type_vocab_size:
             inputs["token_type_ids"] = self.tensor(kinds)
         if self.extend_at is not None:

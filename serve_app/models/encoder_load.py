@@ -12,7 +12,7 @@ import torch
 
 from serve_app.engine.encoder.types import EncodeBatch, Pooling, Readout
 from serve_app.models import encoder_attention
-from serve_app.models.encoder import EncoderModel, Task
+from serve_app.models.encoder import MAX_PADDING, EncoderModel, Task
 from serve_app.models.folder import (
     UnsupportedModel,
     read_config,
@@ -83,16 +83,25 @@ def load_encoder(
         device=torch.device(device),
         dense=tuple(layer.to(device) for layer in defaults.dense) if task == "embeddings" else (),
         extend_at=extend_at,
+        padding=0.0 if _chooses_by_length(base) else MAX_PADDING,
     )
     _check_alone(model, path)
     if task == "embeddings":
         model.heads = load_token_heads(path, config.hidden_size, next(module.parameters()).dtype, model.device)
     flat_reason = _try_flat(model)
+    packed, differs = _pack(model) if optimise and model.device.type == "cpu" else ("", "")
+    if differs:
+        # Each linear agreed, and roundings grew over the layers: a model like that is served as transformers has it.
+        plain = load_encoder(
+            path, task, dtype=dtype, device=device, pooling=pooling, max_length=max_length, optimise=False
+        )
+        plain.report["linears"] = f"left as they are: with packed ones {differs}"
+        return plain
     model.report = {
         "load_s": round(loaded - started, 2),
         "flat": model.flat,
         **({} if model.flat else {"padded_because": flat_reason}),
-        **(_pack(model) if optimise and model.device.type == "cpu" else {}),
+        **({"linears": packed} if packed else {}),
         "ready_s": round(time.perf_counter() - started, 2),
     }
     return model
@@ -161,7 +170,7 @@ def _probe_batch(model: EncoderModel) -> EncodeBatch:
 def _check_alone(model: EncoderModel, path: Path) -> None:
     """Compares padded batches with each sequence alone, and a reranker's reading of its head with the model's own.
     Where padding shows in other sequences' results, only equal lengths share a batch."""
-    batch = _probe_batch(model)
+    batch, described = _probe_batch(model), model.module.config.to_dict()
     bounds = np.concatenate([[0], np.cumsum(batch.lengths)])
     try:
         with torch.inference_mode():
@@ -180,6 +189,17 @@ def _check_alone(model: EncoderModel, path: Path) -> None:
                     own = model.module(**inputs).logits.float().cpu().numpy()
                     if reason := _differs(own, alone[-1], model):
                         raise UnsupportedModel(f"{path}: its score is read in another way than supported: {reason}")
+            found = model.module.config.to_dict()
+            if changed := [name for name in described if described[name] != found[name]]:
+                raise UnsupportedModel(
+                    f"{type(model.module).__name__} in {path} changes {', '.join(changed)} in its configuration with "
+                    "the first text that it reads, and with it what later texts give; set it in config.json"
+                )
+            if _draws(model, one):
+                raise UnsupportedModel(
+                    f"{type(model.module).__name__} in {path} draws random numbers where it attends: each time a text "
+                    "would get another vector; fix its seed in config.json if it has one (hash_seed)"
+                )
             expected = np.concatenate(alone)
             if _differs(expected, model.forward(batch), model):
                 model.padding = 0.0
@@ -190,6 +210,35 @@ def _check_alone(model: EncoderModel, path: Path) -> None:
     except Exception as error:  # classes of models object in any way they like
         name = type(model.module).__name__
         raise UnsupportedModel(f"{name} in {path} can't encode texts ({type(error).__name__}: {error})") from error
+
+
+def _draws(model: EncoderModel, batch: EncodeBatch) -> bool:
+    """Whether a pass reads torch's generator as it stands; one that sets it first is the same every time."""
+    ends = []
+    with torch.random.fork_rng():
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            model.forward(batch)
+            if torch.equal(before, torch.get_rng_state()):
+                return False
+            ends.append(torch.get_rng_state())
+    return not torch.equal(*ends)
+
+
+def _chooses_by_length(base: Any) -> bool:
+    """Whether the length of a text chooses its attention. BigBird, which does so, stays with full attention from its
+    first short text on; here each batch decides for itself."""
+    if not hasattr(base, "set_attention_type"):
+        return False
+    asked, config = base.attention_type, base.config
+    longest = (5 + 2 * config.num_random_blocks) * config.block_size
+
+    def choose(base: Any, _: Any, inputs: dict[str, Any]) -> None:
+        base.set_attention_type(asked if inputs["input_ids"].shape[1] > longest else "original_full")
+
+    base.register_forward_pre_hook(choose, with_kwargs=True)
+    return True
 
 
 def _try_flat(model: EncoderModel) -> str:
@@ -220,15 +269,14 @@ def _try_flat(model: EncoderModel) -> str:
     return reason
 
 
-def _pack(model: EncoderModel) -> dict[str, Any]:
+def _pack(model: EncoderModel) -> tuple[str, str]:
+    """Packs the model's linears; returns what was done, and how far results differ where that is too far."""
     from serve_app.kernels.linear.packed import pack_linears
 
     batch = _probe_batch(model)
     expected = model.forward(batch)
     packed = str(pack_linears(model.module))
-    if reason := _differs(expected, model.forward(batch), model):
-        raise RuntimeError(f"packed linears changed the model: {reason}")
-    return {"linears": packed}
+    return packed, _differs(expected, model.forward(batch), model)
 
 
 def _differs(expected: Any, found: Any, model: EncoderModel) -> str:

@@ -93,7 +93,7 @@ def load_causal_lm(
     imported = time.perf_counter()
     attention.register()
     progress("loading weights")
-    name = f"{model_class.__name__} in {path}"
+    name = f"{config['architectures'][0]} in {path}"
     try:
         module, report = _load_module(model_class, path, _dtype(dtype, config, device), torch.device(device), progress)
         module.requires_grad_(False)
@@ -129,13 +129,24 @@ def load_causal_lm(
     if adapters:
         model.adapters = AdapterBank(adapters, model.device)
     if optimise:
+        from serve_app.models.optimise import Differs
         from serve_app.models.optimise import optimise as improve
 
+        changed = ""
         try:
-            differs = verdict.fused_differs
-            report.update(improve(model, fp8=quantization == "fp8", fused=differs, plug=plug))
+            report.update(improve(model, fp8=quantization == "fp8", fused=verdict.fused_differs, plug=plug))
         except ValueError as error:
             raise UnsupportedModel(f"{path}: {error}") from error
+        except Differs as error:
+            changed = str(error)
+        if changed:
+            del model, module, prepared  # memory for one of them is all there may be
+            plain = load_causal_lm(
+                path, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization,
+                kv_cache_dtype=kv_cache_dtype, optimise=False, plug=plug, adapters=adapters, progress=progress,
+            )  # fmt: skip
+            plain.report["linears"] = f"left as they are: {changed}"
+            return plain
     if "fused_decoder" not in report and (every := chained(plug, bank_plug(model.adapters))) is not None:
         current = Current()
         report["plugged"] = plug_modules(module, every, current)
@@ -198,7 +209,7 @@ def _model_class(config: dict[str, Any], path: Path) -> Any:
     """The class named in the configuration, or whatever transformers maps the configuration to."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import model_type_to_module_name
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     names = config.get("architectures") or []
     model_type = config.get("model_type") or ""
@@ -219,7 +230,8 @@ def _model_class(config: dict[str, Any], path: Path) -> Any:
                 "folder is never run"
             ) from None
         return AutoModelForCausalLM
-    if not any(kind in names[0] for kind in ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
+    generates = names[0] in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or "ForConditionalGeneration" in names[0]
+    if not generates and not any(kind in names[0] for kind in ("ForCausalLM", "LMHeadModel")):
         raise UnsupportedModel(f"{names[0]} does not generate text; set the record's task to what it does")
     return found
 

@@ -22,7 +22,7 @@ TOKENS = 4
 # Modules that remember more of a text than keys and values, by what their classes are called.
 _STATEFUL = re.compile(
     "(?i:mamba|recurrent|rwkv|deltanet|gateddelta|linearattention|lightningattention|shortconv|rglru|[xms]lstm|kimidelta"
-    "|retention|canon)|SSM|Ssm"  # letter for letter, as GptOssModel has them too
+    "|retention|canon|indexer)|SSM|Ssm"  # letter for letter, as GptOssModel has them too
 )
 
 
@@ -120,7 +120,7 @@ def refuse_state(module: nn.Module) -> None:
         if isinstance(child, nn.Conv1d) or _STATEFUL.search(type(child).__name__):
             raise Unservable(
                 f"{type(child).__name__} keeps state between tokens beside keys and values, which the paged cache does "
-                "not hold. Hybrid, recurrent and convolutional models are not supported yet"
+                "not hold. Hybrid, recurrent, convolutional and indexed models are not supported yet"
             )
     if strange & {"linear_attention", "mamba", "conv", "recurrent", "hybrid"}:
         raise Unservable(

@@ -6,14 +6,24 @@ import faulthandler
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
+from transformers import BertConfig, BertModel
 
+from benchmarks.families import encoding
 from benchmarks.families.architectures import architectures
+from benchmarks.families.generation import LENGTHS, lengths_of
 from benchmarks.families.run import run_all
 from benchmarks.families.table import page, summary
 from benchmarks.families.work import examine
-from serve_app.models.miniature import Sizes
+from serve_app.models.encoder_load import load_encoder
+from serve_app.models.miniature import Sizes, build
+
+TINY = BertConfig(
+    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
+    max_position_embeddings=256,
+)  # fmt: skip
 
 # Most were wrong, crashed or failed with an error of their own before the checks at load.
 SERVED = [
@@ -31,10 +41,12 @@ SERVED = [
     ("CamembertForCausalLM", "transformers' forward"),
     ("GptOssForCausalLM", "transformers' forward"),
     ("PhimoeForCausalLM (longrope)", "transformers' forward"),
+    ("BertGenerationDecoder", "transformers' forward"),
 ]
 REFUSED = [
     ("FalconH1ForCausalLM", "keeps state"),
     ("DiffLlamaForCausalLM", "calls attention 8 times"),
+    ("DeepseekV32ForCausalLM", "DeepseekV32Indexer keeps state"),
     ("FalconForCausalLM (alibi)", "ALiBi"),
     ("BartForCausalLM", "takes no positions"),
     ("GitForCausalLM", "attention"),
@@ -106,6 +118,30 @@ def test_families_that_miss_are_named():
     found = summary({"A": plain, "B": {**plain, "ratio": {"1": 1.5, "8": 2.0}}, "C": {"failed": "x"}})
     assert (found["least"], found["missed"], found["failed"]) == (1.4, ["A"], ["C"])
     assert summary({"D": {**plain, "served": "fast layer"}})["missed"] == []
+
+
+def test_the_noise_of_float32_is_measured(tmp_path):
+    """Attention that is all or nothing multiplies roundings; a wrong result is wrong all the same."""
+    own = build(BertModel, TINY)
+    noise = {}
+    for peaked in (1.0, 100.0):
+        for layer in own.encoder.layer:
+            layer.attention.self.query.weight.mul_(peaked)
+        own.save_pretrained(tmp_path)
+        model = load_encoder(tmp_path, "embeddings")
+        texts = [np.arange(5, 5 + n, dtype=np.int32) for n in (9, 40)]
+        rows = np.stack([encoding._alone(own, ids, model, "text-embeddings") for ids in texts])
+        truth, noise[peaked] = encoding.exactly(own, texts, rows, model, "text-embeddings")
+        assert truth.dtype == np.float64 and encoding.distances(rows, truth).max() <= noise[peaked]
+    assert noise[1.0] < 1e-5 < 10 * noise[1.0] < noise[100.0]
+    other = build(BertModel, TINY, seed=1)
+    assert "one at a time" in encoding._differs(model, other, 0, "text-embeddings")
+
+
+def test_lengths_are_a_seeds_own():
+    found = {lengths_of(seed) for seed in range(30)}
+    assert len(found) == 30 and LENGTHS in found
+    assert all(list(n) == sorted(set(n)) and n[0] <= 4 and 200 <= n[-1] <= 240 for n in found)
 
 
 @pytest.mark.slow

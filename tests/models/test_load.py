@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForMaskedLM, BloomConfig, BloomForCausa
 from serve_app.engine.kv_cache import KVShape
 from serve_app.models.folder import UnsupportedModel
 from serve_app.models.load import load_causal_lm
+from serve_app.models.optimise import ALLOWED
 from tests import tiny
 
 
@@ -250,3 +251,14 @@ def test_progress_is_told(checkpoints):
     model = load_causal_lm(checkpoints("llama"), optimise=False, progress=stages.append)
     assert stages == ["importing", "loading weights", "optimising"]
     assert {"import_s", "load_s", "ready_s"} <= model.report.keys()
+
+
+def test_linears_stay_as_they_are_where_packed_ones_change_the_model(checkpoints, monkeypatch):
+    path = checkpoints("gemma2")
+    monkeypatch.setitem(ALLOWED, torch.float32, -1.0)  # nothing agrees so well
+    model = load_causal_lm(path)
+    assert model.report["linears"].startswith("left as they are: with packed linears and experts it differs by")
+    prompt = [5, 9, 2, 77, 31]
+    engine = tiny.make_engine(model)
+    engine.add(tiny.make_request("x", prompt, max_tokens=6, ignore_eos=True))
+    assert tiny.run_all(engine)["x"] == tiny.reference_tokens(tiny.load_reference(path), prompt, 6)
