@@ -127,7 +127,7 @@ class Dialect:
     generates: bool = True
 
 
-LIMITS = ModelLimits()
+LIMITS = ModelLimits(lora=True)
 RUN = "/client/v4/accounts/{account}/ai/run/{model}"
 DIALECTS = (
     Dialect("Workers AI, text generation", RUN, {"prompt": "x"}, lambda b: parse_generate(b, "m", LIMITS),

@@ -67,6 +67,8 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         give_away=settings.ledger_full == "serve",
         ledger_fsync=settings.ledger_fsync,
         batch_max_requests=settings.batch_max_requests,
+        lora_adapters=settings.lora_adapters,
+        lora_file_bytes=settings.lora_file_bytes,
         batch_file_bytes=settings.batch_file_bytes,
         batch_hours=settings.batch_hours,
         resume_max_s=settings.resume_max_s,

@@ -61,6 +61,8 @@ ENVIRONMENT = {
     "SERVE_APP_BATCH_MAX_REQUESTS": "batch_max_requests",
     "SERVE_APP_BATCH_FILE_BYTES": "batch_file_bytes",
     "SERVE_APP_BATCH_HOURS": "batch_hours",
+    "SERVE_APP_LORA_ADAPTERS": "lora_adapters",
+    "SERVE_APP_LORA_FILE_BYTES": "lora_file_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
     **{variable: setting for setting, variable in PORTS.items()},
 }
@@ -160,6 +162,8 @@ class Settings(BaseModel):
     # Requests of a batch, bytes of a file of them, and hours before what is not done expires.
     batch_max_requests: int = Field(default=50_000, ge=1, le=1_000_000)
     batch_file_bytes: Bytes = 200_000_000
+    lora_adapters: int = Field(default=100, ge=1, le=100_000)  # adapters of an account
+    lora_file_bytes: Bytes = 300_000_000  # of one's weights
     batch_hours: float = Field(default=24, gt=0, le=8760, allow_inf_nan=False)
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
     haproxy_metrics_port: PortNumber = 9101

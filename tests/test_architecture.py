@@ -49,9 +49,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numpy", "safetensors", "torch", "transformers", "serve_app.adapters", "serve_app.engine",
         "serve_app.kernels",
     },
-    "serve_app.adapters": {"safetensors", "torch"},
+    "serve_app.adapters": {"numpy", "safetensors", "torch"},
     # What an upload is checked with, in processes without torch.
     "serve_app.adapters.config": set(),
+    "serve_app.adapters.shapes": set(),
+    "serve_app.adapters.check": {"numpy", "serve_app.adapters.config", "serve_app.adapters.shapes"},
     "serve_app.distill": {
         "serve_app.sampling_params",
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
@@ -86,7 +88,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Of Ray, only Serve's status (health.py); of HTTP's clients, what webhooks need (webhooks.py).
     "serve_app.gateway": {
-        "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.api", "serve_app.batch",
+        "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.adapters.check",
+        "serve_app.adapters.config", "serve_app.adapters.shapes", "serve_app.api", "serve_app.batch",
         "serve_app.catalog",
         "serve_app.channel", "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check",
         "serve_app.kv.keys",
@@ -122,6 +125,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.engine": {"ray", "transformers"} | HTTP,
     "serve_app.adapters": {"ray", "transformers"} | HTTP,
     "serve_app.adapters.config": {"ray", "torch", "transformers"} | HTTP,
+    "serve_app.adapters.check": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.models": {"ray"} | HTTP,
     "serve_app.distill": {"ray"},
     "serve_app.grammar.answer": {"ray", "torch", "transformers"},

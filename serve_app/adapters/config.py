@@ -8,6 +8,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 # These initialisations change the base model's own weights, which others share.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "mica", "lora_ga")
 # A pattern is a regular expression of somebody's: what takes long to match is refused.
-_LONGEST_PATTERN, _MOST_PATTERNS, _MOST_REPEATS = 200, 2000, 3
+_LONGEST_PATTERN, _MOST_PATTERNS, _MOST_REPEATS = 200, 1000, 3
 
 
 class AdapterRefused(ValueError):
@@ -36,14 +37,26 @@ class AdapterRefused(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class AdapterConfig:
-    """What the configuration says of ranks and scales."""
+    """What the configuration says of modules, ranks and scales. ``base``: the base model's name or folder,
+    ``kind``: its model_type, as Cloudflare asks for it; "" where nothing is said.
+    """
 
     rank: int
     alpha: float
     rslora: bool
     targets: list[str] | str | None
+    excluded: list[str] | str | None = None
+    # Numbers of layers, None: all; and a name that they stand behind, None: an expression.
+    layers: frozenset[int] | None = None
+    layer_name: str | None = r"[^.]*"
+    base: str = ""
+    kind: str = ""
     rank_pattern: dict[str, int] = field(default_factory=dict)
     alpha_pattern: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (self.rank, *self.rank_pattern.values())
 
     def rank_of(self, module: str) -> int:
         return _of_pattern(self.rank_pattern, module, self.rank)
@@ -53,14 +66,28 @@ class AdapterConfig:
         rank = self.rank_of(module)
         return _of_pattern(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.rslora else rank)
 
+    def names(self, module: str) -> bool | None:
+        """Whether the adapter is for this linear, as PEFT's ``check_target_module_exists`` has it; None where that
+        depends on more than its name, or on an expression that may take long to match.
+        """
+        if _matches(self.excluded, module):
+            return False
+        if self.targets is None or self.targets == "all-linear":
+            return None
+        found = _matches(self.targets, module)
+        if not found or isinstance(self.targets, str) or self.layers is None:
+            return found
+        if self.layer_name is None:
+            return None
+        at = re.match(rf"(?:^|.*?\.){self.layer_name}\.(\d+)\.", module)
+        return at is not None and int(at[1]) in self.layers
+
     def require_target(self, module: str) -> None:
         """Refuses weights of a module that the configuration does not name: PEFT would leave them out."""
-        if isinstance(self.targets, list) and not any(
-            module == target or module.endswith("." + target) for target in self.targets
-        ):
+        if self.names(module) is False:
             raise AdapterRefused(
                 f"the adapter has weights for {module}, which target_modules in adapter_config.json does not name; "
-                "add it there"
+                "upload the configuration that was saved with these weights"
             )
 
 
@@ -85,14 +112,20 @@ def read_config(data: bytes) -> AdapterConfig:
             f"adapter_config.json has init_lora_weights: {_short(start)}, which changes the base model's weights; save "
             "the adapter with path_initial_model_for_weight_conversion"
         )
-    targets = found.get("target_modules")
-    if not (targets is None or isinstance(targets, str) or _strings(targets)):
-        raise AdapterRefused("adapter_config.json: target_modules must be a list of names or an expression")
+    for name in ("target_modules", "exclude_modules", "layers_pattern"):
+        value = found.get(name)
+        if not (value is None or isinstance(value, str) or _strings(value)):
+            raise AdapterRefused(f"adapter_config.json: {name} must be a list of names or an expression")
     return AdapterConfig(
         rank=_rank("r", found.get("r", 8)),
         alpha=_alpha("lora_alpha", found.get("lora_alpha", 8)),
         rslora=found.get("use_rslora") is True,
-        targets=targets,
+        targets=found.get("target_modules"),
+        excluded=found.get("exclude_modules"),
+        layers=_layers(found.get("layers_to_transform")),
+        layer_name=_layer_name(found.get("layers_pattern")),
+        base=_text(found, "base_model_name_or_path"),
+        kind=_text(found, "model_type"),
         rank_pattern={k: _rank(f"rank_pattern.{k}", v) for k, v in _pattern(found, "rank_pattern").items()},
         alpha_pattern={k: _alpha(f"alpha_pattern.{k}", v) for k, v in _pattern(found, "alpha_pattern").items()},
     )
@@ -110,6 +143,48 @@ def _alpha(name: str, value: Any) -> float:
     return float(value)
 
 
+def _layers(value: Any) -> frozenset[int] | None:
+    if value is None or value == []:
+        return None
+    listed = value if isinstance(value, list) else [value]
+    if not all(type(item) is int and item >= 0 for item in listed):
+        raise AdapterRefused("adapter_config.json: layers_to_transform must be a number or a list of numbers")
+    return frozenset(listed)
+
+
+def _layer_name(value: Any) -> str | None:
+    if not value:
+        return r"[^.]*"
+    names = [value] if isinstance(value, str) else value
+    return f"(?:{'|'.join(names)})" if all(re.fullmatch(r"\w+", name) for name in names) else None
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    value = found.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _matches(targets: list[str] | str | None, module: str) -> bool | None:
+    """As PEFT compares: an expression for the whole name, or names that it ends with."""
+    if not targets:
+        return False
+    if isinstance(targets, str):
+        return None if _slow(targets) else re.fullmatch(targets, module) is not None
+    return any(module == target or module.endswith("." + target) for target in targets)
+
+
+def _slow(pattern: str) -> bool:
+    """Whether an expression may take long to match, or is none."""
+    repeats = len(re.findall(r"[*+{]", pattern))
+    if len(pattern) > _LONGEST_PATTERN or repeats > _MOST_REPEATS or re.search(r"\)[*+{?]", pattern):
+        return True
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return True
+    return False
+
+
 def _strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -119,25 +194,25 @@ def _pattern(found: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
         raise AdapterRefused(f"adapter_config.json: {name} must be an object of at most {_MOST_PATTERNS} patterns")
     for pattern in patterns:
-        repeats = len(re.findall(r"[*+{]", pattern))
-        if len(pattern) > _LONGEST_PATTERN or repeats > _MOST_REPEATS or re.search(r"\)[*+{?]", pattern):
+        if _slow(pattern):
             raise AdapterRefused(
-                f"adapter_config.json: {name} has the pattern {_short(pattern)}, which may take long to match; write "
-                "names of modules"
+                f"adapter_config.json: {name} has {_short(pattern)}, which is no expression or may take long to match; "
+                "write names of modules"
             )
-        try:
-            re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise AdapterRefused(f"adapter_config.json: {name} has {_short(pattern)}: {error}") from error
     return patterns
 
 
 def _of_pattern(patterns: dict[str, T], module: str, otherwise: T) -> T:
     """As PEFT's ``get_pattern_key``: the first pattern that a name ends with."""
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if _ending(pattern).match(module):
             return value
     return otherwise
+
+
+@lru_cache(4096)
+def _ending(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 def _short(value: Any) -> str:

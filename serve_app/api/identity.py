@@ -9,19 +9,20 @@ import hashlib
 import secrets
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, frozen=True)
 class Identity:
     """``id``: 32 hex digits. ``created``: unix seconds. ``again``: another gateway had begun with it. ``batch``: the
-    batch that it belongs to.
+    batch that it belongs to. ``kept``: what was looked up for it and is the same when it is run again, by name.
     """
 
     id: str
     created: float
     again: bool = False
     batch: str = ""
+    kept: dict[str, str] = field(default_factory=dict)
 
 
 # Not set: nobody can run the request again, and ids are drawn at random.
@@ -60,6 +61,17 @@ def again() -> bool:
 def batch() -> str:
     known = current.get()
     return "" if known is None else known.batch
+
+
+def keep(name: str, value: str) -> None:
+    """Has whoever runs the request again find ``value``."""
+    if (known := current.get()) is not None:
+        known.kept[name] = value
+
+
+def kept(name: str) -> str | None:
+    known = current.get()
+    return None if known is None else known.kept.get(name)
 
 
 def _digest(known: Identity, *part: str | int) -> str:

@@ -32,6 +32,8 @@ class ModelLimits:
     repetition_penalty: float = 1.0
     # Kinds of content parts that messages may hold.
     takes: frozenset[PartKind] = TEXT_ONLY
+    # Whether requests may name an adapter.
+    lora: bool = False
 
     @property
     def of_chat(self) -> ModelLimits:

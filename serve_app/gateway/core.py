@@ -6,6 +6,8 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +15,10 @@ from typing import Any
 
 from serve_app.api import listing
 from serve_app.api.envelopes import envelope, success
-from serve_app.api.errors import NotFound, as_api_error
+from serve_app.api.errors import NotFound, StoreAway, as_api_error
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
+from serve_app.api.fields.lora import split_model, with_lora
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.batch.check import Known
 from serve_app.batch.front import Batches
@@ -25,6 +28,7 @@ from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
+from serve_app.gateway.adapters import Adapters, Bounds
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.booking import Booking
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
@@ -38,6 +42,7 @@ from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.tally import Tally
 from serve_app.gateway.webhooks import Receiver, Webhooks
 from serve_app.state.accounts import Caller
+from serve_app.state.adapters import Adapter
 from serve_app.state.state import State
 from serve_app.tasks.backend import Backend
 from serve_app.tasks.calls import AskAll, Call
@@ -100,6 +105,9 @@ class Gateway:
         )
         # What answers a model instead of engine workers, by its id.
         self.backends: dict[str, Backend] = {}
+        self.adapters = Adapters(
+            self.state, self.models, home, Bounds(settings.lora_adapters, settings.lora_file_bytes)
+        )
         self.tally = Tally()
         self.settlement = Settlement(self.tally)
         booking = Booking(self.settlement, self.state.ledger)
@@ -116,6 +124,7 @@ class Gateway:
             book=booking,
             keep=booking.keep,
             allowance=self.state.allowance,
+            adapter=self.adapters.choose,
         )
         self.state.streams.max_bytes = settings.resume_bytes
         of_alerts = (settings.alert_secret, settings.alert_private, "SERVE_APP_ALERT_PRIVATE")
@@ -167,6 +176,7 @@ class Gateway:
         self.webhooks.close()
         self.streams.close()
         self.batches.close()
+        self.adapters.close()
         self.state.close()
 
     def _plan(self, model: ServedModel) -> Wanted:
@@ -221,6 +231,8 @@ class Gateway:
         """The native call."""
         model = self.models.find(name)
         task = tasks()[model.record.task]
+        if body.json:
+            body = replace(body, json=with_lora(body.json, name))
         request = with_headers(task.read(body, model, self.limits(model)), headers)
         return await task.answer(self.runtime, model, request, await self.perform(model, request, caller))
 
@@ -311,12 +323,24 @@ class Gateway:
             raise NotFound(f"No such model {name[:120]}. GET /ai/models/search lists the models.", param="model")
         return tasks()[record.task].schema(self.limits(started) if started is not None else None)
 
-    def openai_models(self) -> dict[str, Any]:
-        return listing.openai_models(self._records())
+    async def openai_models(self, account: str) -> dict[str, Any]:
+        """The models, and the account's adapters as models of their own."""
+        records = self._records()
+        try:
+            own = await self.adapters.listed(account)
+        except StoreAway:
+            own = []
+        return listing.openai_models([*records, *(_of_adapter(records, each) for each in own if each.digest)])
 
-    def openai_model(self, name: str) -> dict[str, Any]:
-        found = self.models.get(name)
-        return listing.openai_model(self._records(), found.id if found is not None else name)
+    async def openai_model(self, account: str, name: str) -> dict[str, Any]:
+        model, adapter = split_model(name)
+        found = self.models.get(model)
+        records = self._records()
+        if found is not None and adapter:
+            chosen = await self.adapters.seen(account, adapter)
+            if chosen.digest and chosen.model == found.id:
+                return listing.openai_model([_of_adapter(records, chosen)], f"{found.id}@{chosen.name}")
+        return listing.openai_model(records, found.id if found is not None and not adapter else name)
 
     def _records(self) -> list[dict[str, Any]]:
         return [search_record(m.record) for m in self.models]
@@ -362,3 +386,10 @@ class Gateway:
         entries = [worker for counters in told for worker in counters.workers]
         workers = {(w.stage, w.pid): w.shown() for w in entries if not w.silent}
         return {"workers": list(workers.values()), "silent": sorted({w.stage for w in entries if w.silent})}
+
+
+def _of_adapter(records: list[dict[str, Any]], adapter: Adapter) -> dict[str, Any]:
+    """Its base model's record under the name that requests may use."""
+    base = next((record for record in records if record["name"] == adapter.model), records[0])
+    created = datetime.fromtimestamp(adapter.created, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return {**base, "name": f"{adapter.model}@{adapter.name}", "created_at": created}

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from serve_app.api.errors import MalformedModel, ModelLoading, ModelNotStarted, UnknownModel
+from serve_app.api.errors import LoraUnsupported, MalformedModel, ModelLoading, ModelNotStarted, UnknownModel
+from serve_app.api.fields.lora import split_model
 from serve_app.catalog.load import Catalog
 from serve_app.tasks.model import ServedModel
 
@@ -28,7 +29,10 @@ class Models:
         return iter(self.started.values())
 
     def get(self, name: str) -> ServedModel | None:
-        """The model called ``name``, its id or the id without ``@cf/``, if it is started here."""
+        """The model called ``name``, its id or the id without ``@cf/``, if it is started here; with an adapter's name
+        behind it (`fields.lora`) or without.
+        """
+        name, _ = split_model(name)
         return self.started.get(name) or self.started.get(f"@cf/{name.lstrip('/')}")
 
     def find(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
@@ -41,7 +45,7 @@ class Models:
 
     def named(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
         """The same, ready or not."""
-        name = name.removeprefix("workers-ai/")
+        name, adapter = split_model(name.removeprefix("workers-ai/"))
         if not _MODEL_ID.fullmatch(name):
             raise MalformedModel(name)
         model = self.get(name)
@@ -52,4 +56,6 @@ class Models:
             raise UnknownModel(name, tuple(m.id for m in self if not tasks or m.record.task in tasks))
         if tasks and model.record.task not in tasks:
             raise UnknownModel(name, tuple(m.id for m in self if m.record.task in tasks))
+        if adapter and model.record.adapters is None:
+            raise LoraUnsupported(model.id)
         return model

@@ -54,6 +54,9 @@ class GatewaySettings:
     batch_max_requests: int = 50_000
     batch_file_bytes: int = 200_000_000
     batch_hours: float = 24.0
+    # LoRA adapters of an account, and bytes of one's weights.
+    lora_adapters: int = 100
+    lora_file_bytes: int = 300_000_000
     # With several nodes, workers on other nodes must reach this gateway's token inbox.
     several_nodes: bool = False
 

@@ -88,7 +88,7 @@ def load_causal_lm(
         )
     progress("importing")
     started = time.perf_counter()
-    model_class = _model_class(config, path)
+    model_class = class_of(config, path)
     require_weights(path, model_class, config, found)
     imported = time.perf_counter()
     attention.register()
@@ -205,7 +205,7 @@ def _unnumbered(name: str) -> str:
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
-def _model_class(config: dict[str, Any], path: Path) -> Any:
+def class_of(config: dict[str, Any], path: Path) -> Any:
     """The class named in the configuration, or whatever transformers maps the configuration to."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import model_type_to_module_name

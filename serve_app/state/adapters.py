@@ -19,6 +19,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 # Longer than a stream can be away and come back with the version it began with.
 KEPT_S = 7200.0
+Order = Literal["created", "modified", "name"]
 Status = Literal["waiting", "refused", "ready"]
 
 
@@ -104,7 +105,7 @@ class AdapterStore(Protocol):
     def own(self, account: str) -> list[Adapter]:
         """The account's, the oldest first."""
 
-    def public(self, limit: int, offset: int = 0, *, oldest_first: bool = True) -> list[Adapter]:
+    def public(self, limit: int, offset: int = 0, order: Order = "created") -> list[Adapter]:
         """Those of all accounts that all may use."""
 
     def change(self, account: str, adapter_id: str, **fields: object) -> Adapter | None:

@@ -81,6 +81,7 @@ class ServedModel:
             top_k=defaults.top_k,
             min_p=defaults.min_p,
             repetition_penalty=defaults.repetition_penalty,
+            lora=self.record.adapters is not None,
         )
 
     @property

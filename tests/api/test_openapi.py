@@ -60,7 +60,7 @@ def test_every_dialect_is_described():
     described = {about["tags"][0] for _, _, about in operations()}
     openai = {"OpenAI", "OpenAI Responses", "OpenAI Conversations"}
     dialects = {"Workers AI", *openai, "Anthropic", "Reranking", "Tokens", "Ollama"}
-    batches = {"Batches", "OpenAI Batches", "Anthropic Batches", "Queues"}
+    batches = {"Batches", "OpenAI Batches", "Anthropic Batches", "Queues", "Fine-tunes"}
     assert described == {"Server", "Catalogue", "Requests", "Accounts", "Usage", "Webhooks", *batches, *dialects}
 
 
@@ -72,7 +72,7 @@ def test_bodies_and_examples(path, method, about):
                 Draft202012Validator.check_schema(media["schema"])
     body = about.get("requestBody")
     assert (body is not None) == (
-        method in ("post", "put", "patch") and not path.endswith(("/cancel", "/value", "/retry"))
+        method in ("post", "put", "patch") and not path.endswith(("/cancel", "/value", "/retry", "/versions"))
     )
     if body is not None:
         (media,) = body["content"].values()

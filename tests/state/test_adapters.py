@@ -72,11 +72,11 @@ def test_public_ones_are_for_all_once_they_can_be_used_and_ones_own_come_first(s
     assert store.adapters.find("other", "mine") == store.adapters.find("other", shared.id) == shared
     later = made("third", at=200.0, public=True)
     store.adapters.create(later, 9)
-    later = served(store, later, B)
+    later = served(store, later, B, at=50.0)
     assert store.adapters.find("other", "mine") == shared
     assert [one.id for one in store.adapters.public(10)] == [shared.id, later.id]
     assert [one.id for one in store.adapters.public(1, 1)] == [later.id]
-    assert [one.id for one in store.adapters.public(1, oldest_first=False)] == [later.id]
+    assert [one.id for one in store.adapters.public(1, order="modified")] == [later.id]
     own = made("other", at=300.0)
     store.adapters.create(own, 9)
     assert store.adapters.find("other", "mine") == own

@@ -16,6 +16,7 @@ from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.body import as_object, json_type
 from serve_app.api.fields.content import MAX_PARTS, Content, PartKind, content_text, part_kind, text_part
 from serve_app.api.fields.formats import parse_response_format
+from serve_app.api.fields.lora import parse_lora
 from serve_app.api.fields.messages import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -65,6 +66,7 @@ def _parse(body: dict[str, Any], limits: ModelLimits | None) -> GenerateRequest:
     messages = _conversation(body, (limits or ModelLimits()).takes)
     return GenerateRequest(
         model=model,
+        lora=parse_lora(body, model, limits),
         messages=messages,
         prompt=None,
         raw=False,

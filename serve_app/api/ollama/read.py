@@ -111,6 +111,7 @@ def _common(body: dict[str, Any], model: str) -> dict[str, Any]:
         **_format(body.get("format")),
         **_think(body.get("think")),
         "model": model,
+        "lora": body.get("lora"),
         # The one of our own options that fits among Ollama's.
         "options": {"estimate": options.get("estimate")},
         "stream": wants_stream(body),

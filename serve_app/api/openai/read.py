@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from serve_app.api.errors import InvalidInput, LoraUnsupported
+from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.body import as_object
 from serve_app.api.fields.formats import parse_format
+from serve_app.api.fields.lora import parse_lora
 from serve_app.api.fields.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
 from serve_app.api.fields.ranges import DIMENSIONS, TOP_LOGPROBS
 from serve_app.api.fields.sampling import (
@@ -54,7 +55,8 @@ def parse_chat(body: bytes | dict[str, Any], limits: ModelLimits | None = None) 
     tools = parse_tools(body.get("tools"))
     told = _of_prompt(body, stream)
     return GenerateRequest(
-        model=plain_model(model, body),
+        model=model,
+        lora=parse_lora(body, model, limits),
         messages=parse_messages(body["messages"], limits.takes),
         prompt=None,
         raw=False,
@@ -103,7 +105,8 @@ def parse_completions(body: bytes | dict[str, Any], limits: ModelLimits | None =
         body = {**body, "max_tokens": 1}
     sampling, given = parse_sampling(body, limits, logprobs=logprobs)
     base = GenerateRequest(
-        model=plain_model(model, body),
+        model=model,
+        lora=parse_lora(body, model, limits),
         messages=None,
         prompt=None,
         raw=True,
@@ -161,9 +164,10 @@ def _prompts(value: Any, limits: ModelLimits) -> list[tuple[str | None, tuple[in
 def parse_embeddings(body: bytes | dict[str, Any]) -> EmbedRequest:
     """`POST /v1/embeddings` with ``input`` as a string, token ids, or an array of either."""
     model, body = model_of(body)
+    parse_lora(body, model)
     found, ids = _inputs(body.get("input"))
     return EmbedRequest(
-        model=plain_model(model, body),
+        model=model,
         texts=found,
         ids=ids,
         pooling=choice(body, "pooling", ("mean", "cls")),  # type: ignore[arg-type]
@@ -190,13 +194,6 @@ def _inputs(value: Any) -> tuple[list[str], list[tuple[int, ...]] | None]:
     if not all(found):
         raise InvalidInput("input must not hold an empty string.", param="input")
     return found, None
-
-
-def plain_model(model: str, body: dict[str, Any]) -> str:
-    """``model``, of which no adapter is asked for."""
-    if body.get("lora") not in (None, ""):
-        raise LoraUnsupported(model)
-    return model
 
 
 def _usage(body: dict[str, Any], stream: bool, name: str) -> bool:

@@ -17,6 +17,7 @@ from serve_app.api.fields.asked import MAX_SESSION_CHARS, parse_asked
 from serve_app.api.fields.body import as_object
 from serve_app.api.fields.content import MAX_PARTS, TEXT_ONLY, PartKind
 from serve_app.api.fields.formats import parse_format, parse_response_format
+from serve_app.api.fields.lora import parse_lora
 from serve_app.api.fields.messages import (
     MAX_MESSAGES,
     parse_messages,
@@ -29,7 +30,7 @@ from serve_app.api.fields.sampling import parse_sampling, parse_stop, refuse_uns
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, objects, refuse, string, text
 from serve_app.api.fields.values import choice as choice_of
-from serve_app.api.openai.read import model_of, plain_model
+from serve_app.api.openai.read import model_of
 from serve_app.api.responses.compact import summary_message
 from serve_app.api.responses.template import parse_reference
 from serve_app.api.types import AnswerFormat, GenerateRequest, ModelLimits
@@ -112,7 +113,8 @@ def parse_responses(
     empty = (may_be_empty or bool(opening)) and asked_input == []
     request = ResponsesRequest(
         generate=GenerateRequest(
-            model=plain_model(model, body),
+            model=model,
+            lora=parse_lora(body, model, limits),
             messages=None,
             prompt=None,
             raw=False,

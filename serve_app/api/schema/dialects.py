@@ -46,6 +46,7 @@ def chat_input() -> Schema:
             **_sampling(limits=ModelLimits().of_chat),
             **_told(),
             **schemas.asked_fields(),
+            **schemas.lora_field(),
             "stream": _STREAM,
             "stream_options": _stream_options(),
         },
@@ -78,7 +79,7 @@ def completion_input() -> Schema:
     }
     logprobs = ranges.TOP_LOGPROBS.schema
     more = {"logprobs": logprobs, "echo": {"type": "boolean"}, **_told()}
-    fields = {**_sampling("top_logprobs"), **schemas.asked_fields(), **more}
+    fields = {**_sampling("top_logprobs"), **schemas.asked_fields(), **schemas.lora_field(), **more}
     return _object(
         {"model": _MODEL, "prompt": prompt, **fields, "stream": _STREAM, "stream_options": _stream_options()},
         "model",
@@ -138,6 +139,7 @@ def responses_input() -> Schema:
         "parallel_tool_calls": {"type": "boolean", "default": True},
         "reasoning": _object({"effort": schemas.thinking_fields()["reasoning_effort"]}),
         **schemas.asked_fields(),
+        **schemas.lora_field(),
         "temperature": ranges.TEMPERATURE.schema,
         "top_p": ranges.TOP_P.schema,
         "presence_penalty": ranges.PENALTY.schema,
@@ -209,6 +211,7 @@ def messages_input() -> Schema:
         "top_p": ranges.TOP_P.schema,
         "top_k": ranges.TOP_K.schema,
         "thinking": _object({"type": {"type": "string", "enum": ["enabled", "disabled", "adaptive"]}}, "type"),
+        **schemas.lora_field(),
         "stream": _STREAM,
     }
     return _object(fields, "model", "messages", "max_tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serve_app.api.fields import messages, ranges
-from serve_app.api.schema.parts import Schema, field, object_, tool_schema
+from serve_app.api.schema.parts import Schema, field, lora_field, object_, tool_schema
 
 _TEXT: Schema = {"type": "string"}
 _MODEL = field("string", "A model of GET /api/tags.", minLength=1, maxLength=512)
@@ -27,6 +27,7 @@ def _common() -> Schema:
         "stream": field("boolean", "One JSON object a line.", default=True),
         "options": object_(options),
         "format": {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}]},
+        **lora_field(),
         "think": {"anyOf": [{"type": "boolean"}, {"enum": ["low", "medium", "high"]}]},
     }
 

@@ -131,7 +131,12 @@ def generation_fields(limits: ModelLimits) -> Schema:
         "parallel_tool_calls": field("boolean", "False ends the answer after its first tool call.", default=True),
         **thinking_fields(),
         **asked_fields(),
+        **(lora_field() if limits.lora else {}),
     }
+
+
+def lora_field() -> Schema:
+    return {"lora": field("string", "The id or name of a fine-tune of the account, or of a public one.", maxLength=200)}
 
 
 def messages_field() -> Schema:

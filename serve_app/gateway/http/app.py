@@ -35,6 +35,7 @@ from serve_app.gateway.http.routes import conversations as routes_conversations
 from serve_app.gateway.http.routes import estimate as routes_estimate
 from serve_app.gateway.http.routes import event_subscriptions as routes_event_subscriptions
 from serve_app.gateway.http.routes import files as routes_files
+from serve_app.gateway.http.routes import finetunes as routes_finetunes
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
@@ -57,6 +58,7 @@ DIALECTS = (
     routes_ollama.endpoints,
 )
 OTHERS = (
+    routes_finetunes.endpoints,
     routes_files.endpoints,
     routes_openai_batches.endpoints,
     routes_anthropic_batches.endpoints,

@@ -43,6 +43,8 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True):
     # Streams of versions before there were scopes have neither.
     key: str = ""
     scopes: tuple[Scope, ...] = ("inference", "read")
+    # See `identity.Identity.kept`.
+    looked_up: dict[str, str] = {}
 
 
 async def resumable(
@@ -110,6 +112,7 @@ def _begin(streams: Streams, request: Request, keep_s: float | None) -> StreamLo
         caller.priority,
         caller.key,
         tuple(sorted_scopes(caller.scopes)),
+        known.kept,
     )
     return StreamLog(Head(known.id, caller.account, known.created, keep_s, msgspec.msgpack.encode(kept)))
 
@@ -129,7 +132,7 @@ def runs_again(
             kept.path, kept.body, caller, headers=kept.headers, query=kept.query, root_path=kept.root_path
         )
         request_id.current.set(head.id)
-        identity.current.set(identity.Identity(head.id, head.created, again=True))
+        identity.current.set(identity.Identity(head.id, head.created, again=True, kept=dict(kept.looked_up)))
         current.set(stream)
         await handler(request)
 

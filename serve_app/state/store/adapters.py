@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import BigInteger, Boolean, Column, Double, Index, String, Table
 from sqlalchemy.engine import Connection
 
-from serve_app.state.adapters import KEPT_S, Adapter, AdapterError, AdapterTaken
+from serve_app.state.adapters import KEPT_S, Adapter, AdapterError, AdapterTaken, Order
 from serve_app.state.store.database import Database
 from serve_app.state.store.queue_tables import metadata
 from serve_app.state.store.revisions import bump
@@ -87,10 +87,9 @@ class AdapterTable:
         with self._database.reading() as connection:
             return [_adapter(row) for row in connection.execute(query)]
 
-    def public(self, limit: int, offset: int = 0, *, oldest_first: bool = True) -> list[Adapter]:
-        order = (adapters.c.created, adapters.c.id)
+    def public(self, limit: int, offset: int = 0, order: Order = "created") -> list[Adapter]:
         usable = adapters.c.public & (adapters.c.digest != "")
-        query = sa.select(adapters).where(usable).order_by(*(c if oldest_first else c.desc() for c in order))
+        query = sa.select(adapters).where(usable).order_by(adapters.c[order], adapters.c.id)
         with self._database.reading() as connection:
             return [_adapter(row) for row in connection.execute(query.limit(limit).offset(offset))]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.api.errors import InvalidInput, LoraUnsupported
+from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.formats import parse_format
+from serve_app.api.fields.lora import parse_lora
 from serve_app.api.fields.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
 from serve_app.api.fields.sampling import (
     parse_chat_logprobs,
@@ -31,8 +32,7 @@ def parse_generate(
     """Text generation from ``prompt`` or ``messages``."""
     body, asked = open_native(body)
     limits = limits or ModelLimits()
-    if body.get("lora") not in (None, ""):
-        raise LoraUnsupported(model)
+    lora = parse_lora(body, model, limits)
     refuse_unsupported(body)
     prompt = string(body, "prompt")
     messages = body.get("messages")
@@ -63,6 +63,7 @@ def parse_generate(
         parallel_tool_calls=boolean(body, "parallel_tool_calls") is not False,
         strict_tools=strict_tools(body.get("tools")),
         answer_format=parse_format(body),
+        lora=lora,
     )
 
 

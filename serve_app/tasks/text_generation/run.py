@@ -24,7 +24,7 @@ async def generate(
         # It has been let in, and begun in time.
         request = replace(request, deadline_s=None, reject_if_busy=False)
     backend = runtime.backend(model)
-    prepared = await backend.prepare(model, await _with_adapter(runtime, model, request, caller))
+    prepared = await _prepare(runtime, backend, model, request, caller)
     events = _events(runtime, backend, model, prepared, caller, runtime.request_id())
     if request.deadline_s is not None:
         events = begun_within(events, request.deadline_s)
@@ -34,7 +34,7 @@ async def generate(
 async def estimate(runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller) -> Estimate:
     """A prompt is read once however many answers it has. All of it but its last token may come from a cache."""
     backend = runtime.backend(model)
-    prepared = await backend.prepare(model, await _with_adapter(runtime, model, request, caller))
+    prepared = await _prepare(runtime, backend, model, request, caller)
     foreseen = backend.foresee(model, prepared, caller, runtime.salt(caller.account))
     asked, prompt = prepared.request.sampling, prepared.prompt_tokens
     shortest, longest = (0, 0) if request.prompt_only else (asked.min_tokens, asked.max_tokens)
@@ -48,12 +48,13 @@ async def estimate(runtime: Runtime, model: ServedModel, request: GenerateReques
     return estimate_of(runtime.quote(model), model, least, used(foreseen.cached_tokens, usual), most, foreseen)
 
 
-async def _with_adapter(
-    runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
-) -> GenerateRequest:
-    if not request.lora:
-        return request
-    return replace(request, adapter=await runtime.adapter(model, caller, request.lora))
+async def _prepare(
+    runtime: Runtime, backend: Backend, model: ServedModel, request: GenerateRequest, caller: Caller
+) -> Prepared:
+    """The request, checked, with the adapter that it names."""
+    if request.lora:
+        request = replace(request, adapter=await runtime.adapter(model, caller, request.lora))
+    return await backend.prepare(model, request)
 
 
 async def _events(

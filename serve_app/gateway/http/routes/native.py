@@ -105,8 +105,6 @@ def _empty(ai: str) -> list[Endpoint]:
 
     listing = schemas.listing({"type": "object"})
     lists = {
-        "/finetunes": "Fine-tunes: there are none",
-        "/finetunes/public": "Public fine-tunes: there are none",
         "/tomarkdown/supported": "Documents that can be converted: there are none",
     }
     return [

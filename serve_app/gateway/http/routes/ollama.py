@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.fields.asked import with_headers
+from serve_app.api.fields.lora import with_lora
 from serve_app.api.ollama import listing, read, write
 from serve_app.api.schema import ollama as schemas
 from serve_app.api.schema.openapi import Operation
@@ -88,7 +89,8 @@ class OllamaRoutes:
     async def _answer(self, request: Request, form: write.Form, field: str, parse: Any) -> Response:
         clock = write.Clock()
         body = await self._exchange.body(request, GenerateRequest)
-        model = await self._exchange.model(request, read.model_of(body), GenerateRequest)
+        name = read.model_of(body)
+        model, body = await self._exchange.model(request, name, GenerateRequest), with_lora(body, name)
         if read.only_loads(body, field):
             return json_answer(write.render_loaded(model.id, form))
         gateway = self._exchange.gateway

@@ -106,7 +106,9 @@ class OpenAIRoutes:
         return json_answer(openai_answers.render_embeddings(parsed, reading.dense, usage))
 
     async def models(self, request: Request) -> Response:
-        return json_answer(self._exchange.gateway.openai_models())
+        return json_answer(await self._exchange.gateway.openai_models(request.state.account))
 
     async def model(self, request: Request) -> Response:
-        return json_answer(self._exchange.gateway.openai_model(request.path_params["model"]))
+        return json_answer(
+            await self._exchange.gateway.openai_model(request.state.account, request.path_params["model"])
+        )

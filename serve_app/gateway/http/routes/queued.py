@@ -11,6 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from serve_app.api.envelopes import success
 from serve_app.api.errors import BodyTooLarge
+from serve_app.api.fields.lora import with_lora
 from serve_app.api.receipt import MICRO
 from serve_app.api.workers_ai import batches as workers_ai
 from serve_app.batch.doors import native_door
@@ -34,7 +35,7 @@ async def queued(exchange: Exchange, request: Request, name: str, body: dict[str
         return await poll(exchange, request, asked)
     if len(request.state.raw_body) > MAX_BYTES:
         raise BodyTooLarge(MAX_BYTES)
-    items = workers_ai.parse_requests(body)
+    items = [with_lora(each, name) if isinstance(each, dict) else each for each in workers_ai.parse_requests(body)]
     model = await exchange.model(request, name, ready=False)
     gateway, caller = exchange.gateway, request.state.caller
     packed = [orjson.dumps(item) for item in items]

@@ -1,0 +1,82 @@
+"""The modules of a base model, by which adapters are checked: found once for each configuration and kept in the state
+directory, by whoever loads the model, or else by a short process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# Building a model of hundreds of layers without weights takes seconds; importing what builds it takes more.
+TIMEOUT_S = 300.0
+_FORM = 1
+
+
+class NoShapes(RuntimeError):
+    """The base model cannot be built from its configuration."""
+
+
+@dataclass(slots=True, frozen=True)
+class Base:
+    """``linears``: [out, in] of each linear layer, by its name in transformers. ``others``: of all other modules that
+    an adapter could be meant for, what they are. ``kind``: the configuration's model_type.
+    """
+
+    linears: dict[str, tuple[int, int]]
+    others: dict[str, str]
+    kind: str = ""
+
+
+def kept_at(folder: Path, home: Path) -> Path:
+    """Where the modules of the model whose configuration lies in ``folder`` are kept. Names of modules differ between
+    versions of transformers.
+    """
+    config = (folder / "config.json").read_bytes()
+    named = hashlib.sha256(f"{_FORM} {version('transformers')} ".encode() + config).hexdigest()
+    return home / "adapters" / f"{named}.json"
+
+
+def base_of(folder: Path, home: Path) -> Base:
+    """The modules of the model in ``folder``. Blocks, for seconds where nobody has looked before. Raises
+    :class:`NoShapes`.
+    """
+    path = kept_at(folder, home)
+    if not path.exists():
+        _describe(folder, home)
+    return _read(path)
+
+
+def keep(found: dict[str, Any], folder: Path, home: Path) -> None:
+    """Keeps what `serve_app.models.bare.describe` has found."""
+    path = kept_at(folder, home)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
+        json.dump(found, file)
+    os.replace(file.name, path)
+
+
+@lru_cache(64)
+def _read(path: Path) -> Base:
+    found = json.loads(path.read_bytes())
+    return Base({name: (out, into) for name, (out, into) in found["linears"].items()}, found["others"], found["kind"])
+
+
+def _describe(folder: Path, home: Path) -> None:
+    command = [sys.executable, "-m", "serve_app.models.bare", str(folder), str(home)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise NoShapes(f"the model of {folder} could not be built within {TIMEOUT_S:g} seconds") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise NoShapes(f"the model of {folder} could not be built: {said[:300]}")
