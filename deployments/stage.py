@@ -131,7 +131,15 @@ class EngineStage:
         # Under a name of its own: a wish may not be followed, and the prompt be computed where it is waited for.
         last_int32 = 4
         ids = request.ids[:-last_int32]
-        call = PrefillCall(f"{request.id}-prefill", ids, request.salt, request.priority, request.share, request.adapter)
+        call = PrefillCall(
+            f"{request.id}-prefill",
+            ids,
+            request.salt,
+            request.priority,
+            request.share,
+            request.adapter,
+            request.weight,
+        )
         told = Prefilled(request.id)
         try:
             response = self._peer(where.stage).prefill.remote(call.encode(), replica=where.replica)

@@ -101,7 +101,7 @@ class Engine:
             self.speculation.after_step(step, started)
         seconds = time.perf_counter() - started
         sample = self.meter.record(step.scheduled, seconds)
-        if self.scheduler.has_batch:
+        if self.scheduler.shares:
             self.scheduler.sharing.learn(sample)
         self._count(prompt, outputs, seconds)
         return outputs

@@ -78,6 +78,11 @@ class Request:
     extended: bool = False
     # Whose request it is, as the pool knows tenants.
     tenant: bytes = b""
+    # Its tenant's, where places are shared.
+    weight: float = 1.0
+    # When it began to wait, or got its place, on the scheduler's clock; and whether it waits because it made way.
+    since: float = 0.0
+    paused: bool = False
     # Batch work: it takes what the others leave of the engine, and at least this share of its time; None: real-time.
     share: float | None = None
     # Which of the loaded adapters its tokens pass through, from 1 on; 0: none. ``root`` names it in cache keys.
@@ -95,6 +100,11 @@ class Request:
     @property
     def output_len(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.sampling.max_tokens - self.output_len
 
     @property
     def known(self) -> int:

@@ -9,22 +9,22 @@ Batch requests stand behind all real-time ones, among those that wait and among 
     running   [ real-time, in order of admission | batch, in order of admission ]
     waiting   [ real-time, in order of arrival   | batch, in order of arrival   ]
 
-So the last of ``running`` is who makes way. What a step has room for beside real-time rows, :mod:`.sharing` says; batch
-rows that find none keep their blocks and go on later.
+So the last of ``running`` is who makes way for real-time requests. What a step has room for beside real-time rows,
+:mod:`.sharing` says; batch rows that find none keep their blocks and go on later. Among requests of one kind accounts
+have turns (:mod:`.turns`).
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
 from serve_app.engine.drafts import accept
 from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status
-from serve_app.engine.scores import told
-from serve_app.engine.sharing import Room, Sharing, comes, put, realtime
+from serve_app.engine.scores import scorable, told, untold
+from serve_app.engine.sharing import Room, Sharing, comes, kind, put, realtime
 from serve_app.engine.step import Load, Prefix, Sampled, Scheduled, Step, StepOutput
-from serve_app.kv.keys import block_keys
+from serve_app.kv.keys import block_keys, extended_root
 
 
 class Scheduler:
@@ -77,6 +77,11 @@ class Scheduler:
         return bool((self.running and self.running[-1].batch) or (self.waiting and self.waiting[-1].batch))
 
     @property
+    def shares(self) -> bool:
+        """Whether what steps take is wanted, since requests of different worth or turns are here."""
+        return self.has_batch or any(r.paused for r in self.waiting)
+
+    @property
     def drafted_for(self) -> list[Request]:
         """The running requests that tokens are drafted for: batch requests beside real-time ones have no room."""
         if not self.has_batch:
@@ -99,10 +104,11 @@ class Scheduler:
             self._prefixes[request.id] = prefix
         if request.sampling.min_tokens:
             request.early = request.sampling.going_on(self.eos_token_ids)
+        self.sharing.turns.waits(request)
         put(self.waiting, request)
 
     def remove(self, request_id: str) -> Request | None:
-        """Takes a request out, wherever it is, and frees its blocks at once."""
+        """Takes a request out and frees its blocks at once."""
         for request in [*self.running, *self.waiting]:
             if request.id == request_id:
                 self._finish(request)
@@ -145,7 +151,7 @@ class Scheduler:
             if request.status is not Status.RUNNING or budget == 0 or request.pending == 0:
                 continue
             self._trim_draft(request, budget - (len(order) - 1 - index), owed)
-            count = self._scorable(request, request.computed, min(request.pending, budget), step)
+            count = scorable(request, request.computed, min(request.pending, budget), self.score_rows - step.scores)
             if room is not None and not (count := room.fitting(request, request.computed, count)):
                 request.draft.clear()
             if count == 0 or not self._extend(request, request.computed + count, step):
@@ -157,22 +163,26 @@ class Scheduler:
 
     def _let_in(self, step: Step, room: Room | None = None) -> None:
         """Admits waiting requests: real-time ones, in the place of batch requests if need be; with ``room``, these."""
-        budget, at = self.max_batch_tokens - step.tokens, 0 if room is None else realtime(self.waiting)
-        while at < len(self.waiting) and budget > 0 and not step.preempted and not (room and step.yielded):
-            request = self.waiting[at]
-            if room is not None:
+        budget, batch = self.max_batch_tokens - step.tokens, room is not None
+        waiting = kind(self.waiting, batch) if self.waiting else []
+        while waiting and budget > 0 and not step.preempted and not (batch and step.yielded):
+            heads = self.sharing.turns.order(waiting, kind(self.running, batch))
+            request = heads[0]
+            if batch:
                 self._extend_keys(request, len(request.tokens) - 1)
                 if comes(request, self.running, self.blocks):
-                    at += 1
+                    waiting.remove(request)
                     continue
-            if request.batch is (room is None) or not (
-                len(self.running) < self.max_num_seqs or (room is None and self._displace(request, step))
-            ):
-                break
+            if len(self.running) >= self.max_num_seqs:
+                found = next((r for r in heads if self._displace(r, step)), None)
+                if found is None:
+                    break
+                request = found
+            waiting.remove(request)
             count = self._admit(request, budget, step, room)
             if count == 0:
                 break
-            del self.waiting[at]
+            self.waiting.remove(request)
             put(self.running, request)
             step.scheduled.append(self._schedule(request, count))
             budget -= count
@@ -255,16 +265,7 @@ class Scheduler:
     def _schedule(self, request: Request, count: int) -> Scheduled:
         reaches_end = request.computed + count == request.known and not request.prefill_only
         samples = 1 + len(request.draft) if reaches_end else 0
-        return Scheduled(request, request.computed, count, samples, scores=_scores(request, request.computed, count))
-
-    def _scorable(self, request: Request, start: int, count: int, step: Step) -> int:
-        """How many of ``count`` tokens from ``start`` on a step computes that has room for so many scores."""
-        if request.sampling.prompt_logprobs is None:
-            return count
-        left = self.score_rows - step.scores
-        if _scores(request, start, count) <= left:
-            return count
-        return max(start, request.scored) + left - start
+        return Scheduled(request, request.computed, count, samples, scores=untold(request, request.computed, count))
 
     def _admit(self, request: Request, budget: int, step: Step, room: Room | None) -> int:
         """Gives a waiting request its cached blocks and room for a first chunk; returns the chunk's tokens, 0 if
@@ -280,7 +281,7 @@ class Scheduler:
         # What the pool was asked for began where our own cache ended then; those blocks may have been given away since.
         usable = prefix is not None and prefix.begin <= hit_tokens
         start = max(hit_tokens, min(prefix.end, reusable)) if prefix is not None and usable else hit_tokens
-        count = self._scorable(request, start, min(len(request.tokens) - start, budget), step)
+        count = scorable(request, start, min(len(request.tokens) - start, budget), self.score_rows - step.scores)
         if room is not None:
             count = room.fitting(request, start, count)
         if count == 0:
@@ -288,7 +289,7 @@ class Scheduler:
         self.blocks.take(hits)
         missing = blocks_for(start + count) - len(hits)
         while not self.blocks.can_allocate(missing):
-            if room is not None or not self._displace(request, step):
+            if not self._displace(request, step):
                 self.blocks.release(hits)
                 return 0
         if room is not None:
@@ -297,6 +298,7 @@ class Scheduler:
         request.sealed = len(hits)
         request.computed = start
         request.status = Status.RUNNING
+        self.sharing.turns.goes_on(request, start, self.sharing.costs)
         if prefix is not None:
             del self._prefixes[request.id]
             if start > hit_tokens:
@@ -324,8 +326,8 @@ class Scheduler:
     def _extend(self, request: Request, tokens: int, step: Step) -> bool:
         """Makes room for ``tokens`` tokens, preempting the latest comers. False: ``request`` itself had to go."""
         while not self.blocks.can_allocate(missing := blocks_for(tokens) - len(request.blocks)):
-            victim = self.running[-1]
-            self._preempt(victim, step, request)
+            victim = self.sharing.turns.latest(kind(self.running, self.running[-1].batch))
+            self._preempt(victim, step, yields=victim.batch and not request.batch)
             if victim is request:
                 return False
         if missing > 0:
@@ -333,24 +335,31 @@ class Scheduler:
         return True
 
     def _displace(self, request: Request, step: Step) -> bool:
-        """The latest batch request gives place and blocks to ``request``, which is none. False: there is none to."""
-        batch = self.running[realtime(self.running) :]
-        if len(batch) <= int(self.sharing.entitled):
-            return False
-        self._preempt(batch[-1], step, request)
-        return True
+        """Somebody gives place and blocks to ``request``: the latest batch request to one that is none, or one of an
+        account that has more of them. False: nobody has to.
+        """
+        batch = kind(self.running, True)
+        if not request.batch and len(batch) > int(self.sharing.entitled):
+            self._preempt(batch[-1], step, yields=True)
+            return True
+        victim = self.sharing.turns.makes_way(request, batch if request.batch else kind(self.running, False))
+        if victim is not None:
+            self._preempt(victim, step, yields=True, paused=True)
+        return victim is not None
 
-    def _preempt(self, request: Request, step: Step, by: Request) -> None:
-        """Back to the queue's head; its K/V are recomputed, mostly from the prefix cache."""
-        self._put_back(request)
+    def _preempt(self, request: Request, step: Step, *, yields: bool, paused: bool = False) -> None:
+        """Back to the queue's head; its K/V are recomputed, mostly from the prefix cache. ``yields``: because others
+        come first, and not because there are too few blocks; ``paused``: since it is another account's turn.
+        """
+        self._put_back(request, paused=paused)
         self.preemptions += 1
-        if request.batch and not by.batch:
+        if yields:
             step.yielded += 1
         else:
             step.preempted += 1
         step.scheduled = [s for s in step.scheduled if s.request is not request]
 
-    def _put_back(self, request: Request) -> None:
+    def _put_back(self, request: Request, *, paused: bool = False) -> None:
         self.running.remove(request)
         self.blocks.release(request.blocks)
         request.blocks = []
@@ -358,7 +367,11 @@ class Scheduler:
         request.draft.clear()
         request.status = Status.WAITING
         request.preemptions += 1
-        self.waiting.insert(realtime(self.waiting) if request.batch else 0, request)
+        self.sharing.turns.waits(request, paused=paused)
+        at = realtime(self.waiting) if request.batch else 0
+        while paused and at < len(self.waiting) and self.waiting[at].paused:
+            at += 1
+        self.waiting.insert(at, request)
 
     def _extend_keys(self, request: Request, tokens: int) -> None:
         full = tokens // BLOCK_TOKENS
@@ -385,15 +398,3 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-
-
-def _scores(request: Request, start: int, count: int) -> int:
-    """How many of ``count`` rows from ``start`` on have something to tell of the prompt."""
-    if request.sampling.prompt_logprobs is None:
-        return 0
-    return max(0, min(start + count, request.score_end) - max(start, request.scored))
-
-
-def extended_root(root: bytes) -> bytes:
-    """The root of cache keys for texts that are rotated as long ones."""
-    return hashlib.sha256(b"extended" + root).digest()

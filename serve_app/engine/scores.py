@@ -30,6 +30,20 @@ def score_rows(vocab_size: int) -> int:
     return max(1, LOGITS_PER_STEP // vocab_size)
 
 
+def untold(request: Request, start: int, count: int) -> int:
+    """How many of ``count`` rows from ``start`` on have something to tell of the prompt."""
+    if request.sampling.prompt_logprobs is None:
+        return 0
+    return max(0, min(start + count, request.score_end) - max(start, request.scored))
+
+
+def scorable(request: Request, start: int, count: int, rows: int) -> int:
+    """How many of ``count`` tokens from ``start`` on a step computes in which so many ``rows`` may tell something."""
+    if untold(request, start, count) <= rows:
+        return count
+    return max(start, request.scored) + rows - start
+
+
 @dataclass(slots=True)
 class Scores:
     """Of n consecutive prompt tokens: ``own`` [n], ``ranks`` [n] from 1, ``top_ids`` and ``top`` [n, k]."""

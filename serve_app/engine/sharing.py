@@ -19,6 +19,7 @@ from serve_app.costs.steps import StepModel, StepSample
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.request import Request
 from serve_app.engine.step import Step
+from serve_app.engine.turns import Turns
 
 # Of the engine's time, where a request does not ask for more.
 SHARE = 0.05
@@ -94,6 +95,7 @@ class Sharing:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.costs = StepModel(PRIORS)
+        self.turns = Turns(clock)
         # Seconds that batch requests have not had of their share. Negative never.
         self.owed = 0.0
         # They are owed so much that they keep a place.
@@ -160,6 +162,12 @@ def realtime(requests: MutableSequence[Request]) -> int:
     while count and requests[count - 1].batch:
         count -= 1
     return count
+
+
+def kind(requests: MutableSequence[Request], batch: bool) -> list[Request]:
+    """The batch requests among ``requests``, or the others."""
+    found = list(requests)
+    return found[realtime(found) :] if batch else found[: realtime(found)]
 
 
 def put(requests: MutableSequence[Request], request: Request) -> None:

@@ -54,6 +54,11 @@ def tenant_id(tenant_salt: bytes) -> bytes:
     return sha256(_TENANT + tenant_salt).digest()[:16]
 
 
+def extended_root(root: bytes) -> bytes:
+    """The root for texts whose positions are rotated as those of long ones."""
+    return sha256(b"extended" + root).digest()
+
+
 def block_keys(root: bytes, token_ids: TokenIds, *, known: Sequence[bytes] = (), media: Media = ()) -> list[bytes]:
     """Keys of all full blocks of ``token_ids`` (1-D, int32 range): ``len(token_ids) // 32`` of them.
 

@@ -6,6 +6,7 @@ request that would queue on a worker waits in the gateway instead, where the ord
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from serve_app.routing.fairness import FairQueue
@@ -132,7 +133,7 @@ class Admission:
             return self._refusal(wait, "busy, and the request said not to wait")
         # The time that others take is predicted less well than the request's own.
         slack = 1.0 if request.deadline is None else 1.0 - self.config.slack
-        return self._late(request, now, queued / slack + decision.ttft, wait)
+        return self._late(request, now, queued / slack + decision.ttft, wait, self._given(request, decision))
 
     def place(self, request: RouteRequest, now: float) -> Decision | Refusal | None:
         """When it is the request's turn: where it goes, None while there is no place, or a refusal if it is late."""
@@ -140,7 +141,7 @@ class Admission:
         if decision is None:
             return None
         wait = decision.wait
-        late = self._late(request, now, decision.ttft, wait)
+        late = self._late(request, now, decision.ttft, wait, self._given(request, decision))
         if late is not None:
             return late
         if self._full(request, decision, now) or self._crowded(request, decision, now):
@@ -191,6 +192,14 @@ class Admission:
         """Whether other tenants have more streams of the request's priority than one that has a request."""
         return self._streams[request.priority].below_share(request.tenant)
 
+    def may_pass(self, request: RouteRequest, held_up: bool) -> bool:
+        """Whether the request may go before the head of the queue: its tenant is below its share of the streams, or,
+        as ``held_up`` demands, others have to give places to it.
+        """
+        if not held_up and self.below_share(request):
+            return True
+        return any(w.gives_s(request) < math.inf for w in self.router.view(request.priority).workers.values())
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _full(self, request: RouteRequest, decision: Decision, now: float) -> bool:
@@ -198,14 +207,20 @@ class Admission:
         the worker's own queue, where nothing can be decided about it any more.
         """
         usual = float(request.expected_output_tokens)
-        worker = self.router.view(request.priority).workers[decision.decode]
+        worker, given = self.router.view(request.priority).workers[decision.decode], self._given(request, decision)
         if request.priority == "batch":
             # A worker begins with those that stand in its queue without a pause, and lets others pass them.
             places = worker.load.max_seqs
-            return worker.batch + request.streams > places + max(QUEUED_LEAST, int(places * QUEUED_PART))
-        if decision.wait > self.config.window_s:
+            full = worker.batch + request.streams > places + max(QUEUED_LEAST, int(places * QUEUED_PART))
+            return full and not given
+        if decision.wait - given > self.config.window_s:
             return True
-        return worker.place_s(request.streams, usual, now, sure=True) > self.config.window_s
+        return not given and worker.place_s(request.streams, usual, now, sure=True) > self.config.window_s
+
+    def _given(self, request: RouteRequest, decision: Decision) -> float:
+        """Seconds of the wait that pass until other tenants give a place to the request; 0 where they need not."""
+        worker = self.router.view(request.priority).workers[decision.decode]
+        return decision.place if worker.gives_s(request) < math.inf else 0.0
 
     def _crowded(self, request: RouteRequest, decision: Decision, now: float) -> bool:
         """Whether the request would slow the streams on the worker, and those that places are kept for, beyond the
@@ -219,12 +234,16 @@ class Admission:
         itl = decision.itl + streams.kept_from(request.tenant, now) * (costs.d1 + costs.d2 * length)
         return itl > target * (self.config.stretch if self.below_share(request) else 1.0)
 
-    def _late(self, request: RouteRequest, now: float, ttft: float, wait: float) -> Refusal | None:
+    def _late(self, request: RouteRequest, now: float, ttft: float, wait: float, given: float) -> Refusal | None:
+        """``given``: seconds of both that other tenants have to give a place to the request. A target does not count
+        them, or who takes all places would have the others refused.
+        """
         deadline = request.deadline
         if deadline is None:
             # Batch requests have the time that they need.
             if self.config.targets.ttft is None or request.priority == "batch":
                 return None
+            ttft, wait = ttft - given, wait - given
             # A long prompt may take longer: it is refused for its wait, not for its length.
             deadline = request.arrived_at + max(self.config.targets.ttft, self.config.patience * (ttft - wait))
         if now + ttft + self._margin <= deadline:

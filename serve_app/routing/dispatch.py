@@ -19,7 +19,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serve_app.routing.absence import Absence
 from serve_app.routing.admission import Admission, AdmissionConfig
@@ -171,6 +171,7 @@ class Dispatch:
         ``planning``: this gateway plans the roles, one of ``gateways`` that the worker reports to.
         """
         self.absence.over(now)
+        load.standing = tuple(replace(one, tenant=self.elsewhere.name(one.tenant)) for one in load.standing)
         self.workers.report(process, load, now, planning=planning, gateways=gateways)
         self.elsewhere.take(process, served)
         return self.tick(now)
@@ -185,8 +186,8 @@ class Dispatch:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def arrive(self, request: RouteRequest, now: float, weight: float = 1.0) -> Effects:
-        """A new request of a tenant with this ``weight``. Its id must not be live."""
+    def arrive(self, request: RouteRequest, now: float) -> Effects:
+        """A new request. Its id must not be live."""
         self._expect(request)
         self.workers.arrived(request, now)
         present = bool(len(self.router.fleet))
@@ -197,7 +198,7 @@ class Dispatch:
         live = self._live[request.id] = _Live(request, unseen=not present)
         if request.deadline is not None or request.reject_if_busy:
             self._hasty[request.id] = live
-        self.queue.push(request, weight)
+        self.queue.push(request)
         effects = self.tick(now)
         effects.ahead = ahead
         return effects
@@ -290,16 +291,16 @@ class Dispatch:
     def _next_turn(self, now: float) -> Turn | None:
         # Requests of one priority find other places than those of the other, and hold none of them up.
         for priority in self.queue.priorities():
-            heads = self.queue.heads(HEADS, priority)
+            heads, held_up = self.queue.heads(HEADS, priority), False
             for request in heads:
-                # Where the head finds no place, tenants with fewer streams than others may pass it.
-                if request is not heads[0] and not self.admission.below_share(request):
+                # Where the head finds no place, tenants with fewer streams than others may pass it, and once nobody may
+                # any more, those that others have to give places to.
+                if request is not heads[0] and not self.admission.may_pass(request, held_up):
                     continue
                 turn = self._try(self._live[request.id], now)
                 if turn is not None:
                     return turn
-                if request is heads[0] and self._holds_up(self._live[request.id], now):
-                    break
+                held_up |= request is heads[0] and self._holds_up(self._live[request.id], now)
         return None
 
     def _holds_up(self, head: _Live, now: float) -> bool:

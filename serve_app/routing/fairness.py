@@ -93,13 +93,13 @@ class FairQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._where
 
-    def push(self, request: RouteRequest, weight: float = 1.0) -> None:
-        """Lets a request wait. ``weight`` is its tenant's."""
-        if weight <= 0:
-            raise ValueError(f"a tenant's weight must be positive, got {weight}")
+    def push(self, request: RouteRequest) -> None:
+        """Lets a request wait."""
+        if request.weight <= 0:
+            raise ValueError(f"a tenant's weight must be positive, got {request.weight}")
         kind = self._classes[request.priority]
         tenant = kind.tenants.setdefault(request.tenant, _Tenant())
-        tenant.weight = weight
+        tenant.weight = request.weight
         if not kind.waiting:
             others = [c.counter for c in self._classes.values() if c.waiting]
             if others:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 from random import Random
 
+from serve_app.costs.places import GAP_S, PATIENCE_S, TURN_S, share
 from serve_app.routing.costs import CostModel
 from serve_app.routing.places import Held, free_after, tokens_left
-from serve_app.routing.types import Role, WorkerLoad
+from serve_app.routing.types import Role, RouteRequest, WorkerLoad
 
 # Seconds over which the share of time with prompts is measured, and the most that it is taken to be.
 WATCH_S = 10.0
@@ -41,6 +42,7 @@ class Reservation:
     streams: int = 1
     stay: int = 256  # tokens of each stream that are expected
     most: int = 256  # and that it may have
+    tenant: str = ""
     started_at: float | None = None  # when its first token was there
     prefill_seen: bool = False
     decode_seen: bool = False
@@ -74,6 +76,27 @@ class Worker:
             return 0.0
         held = sorted(self._streams(now, sure=True)) if sure else self.held(now)
         return free_after(short, held, self.others, usual) * self.step
+
+    def gives_s(self, request: RouteRequest) -> float:
+        """Seconds until a tenant with more places for its weight gives some to the request; infinite where none has to.
+
+        No more tenants without a place wait for that than there are places.
+        """
+        load = self.load
+        if not load.standing:
+            return math.inf
+        kind = [s for s in load.standing if s.priority == request.priority]
+        others = [(s.streams, s.weight) for s in kind if s.tenant != request.tenant]
+        sent = sum(r.streams - r.ended for r in self.decoding.values() if r.tenant == request.tenant)
+        mine = max(sent, sum(s.streams for s in kind if s.tenant == request.tenant))
+        after = (mine + request.streams) / request.weight
+        most = max((streams / weight for streams, weight in others), default=0.0)
+        if mine and (after >= most or mine + request.streams > share(load.max_seqs, request.weight, others)):
+            return math.inf
+        if not others or (not mine and len(kind) >= 2 * load.max_seqs):
+            return math.inf
+        # A tenant without a place has its turn, if nothing else.
+        return (PATIENCE_S if after < most else TURN_S) + GAP_S * len(kind)
 
     @property
     def others(self) -> int:

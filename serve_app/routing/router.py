@@ -247,10 +247,12 @@ class Router:
         streams = min(request.streams, load.max_seqs)
         step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow
         place = worker.place_s(streams, output, now)
+        given = worker.gives_s(request)
         total = kv + min(prompt + streams * output, room)
         if total > room:
             # Of n running sequences one ends about every output·step/n seconds; a waiting sequence does not end.
             place = max(place, (total - room) / max(min(kv, room), 1) * output * step)
+        place = min(place, given)
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
         strain = max(1.0, self.fleet.congestion / config.calm)
         weight, against, role = config.stream_weight / strain, config.role_cost * strain, worker.role
@@ -337,6 +339,7 @@ class Router:
             itl=d.step,
             uncached=p.uncached,
             wait=p.wait + d.place,
+            place=d.place,
             compute=p.compute,
             batch=d.worker.batch,
             why=why,
@@ -369,7 +372,9 @@ def _reserve(view: Fleet, request: RouteRequest, decision: Decision, now: float)
     decode, prefill = view.workers[decision.decode], view.workers[decision.prefill or decision.decode]
     kv = request.prompt_tokens + request.streams * _output(request)
     stay, most = request.stay_tokens, request.max_tokens
-    reservation = Reservation(now, prefill, decode, decision.compute, kv, request.streams, stay, most)
+    reservation = Reservation(
+        now, prefill, decode, decision.compute, kv, request.streams, stay, most, tenant=request.tenant
+    )
     view.reserve(reservation)
     return reservation
 

@@ -52,6 +52,10 @@ class ServedElsewhere:
         if len(self._accounts) > _TENANTS:
             self._accounts.popitem(last=False)
 
+    def name(self, tenant: str) -> str:
+        """The account that workers know as ``tenant``; one that this gateway has not met goes by that id."""
+        return self._accounts.get(tenant, tenant)
+
     def take(self, process: str, counts: Sequence[ServedCount]) -> None:
         """Charges what has been served since the process last reported. ``counts`` are other gateways' only."""
         seen = self._seen.get(process)

@@ -27,13 +27,24 @@ class BatchLoad:
     kv_blocks_used: int = 0
 
 
+@dataclass(slots=True, frozen=True)
+class Standing:
+    """A tenant's streams of one priority that run on a worker or wait there."""
+
+    tenant: str
+    priority: str
+    streams: int
+    weight: float = 1.0
+
+
 @dataclass(slots=True)
 class WorkerLoad:
     """What one worker reports of itself, a few times per second and with every change that matters.
 
     ``batch`` is on top of the other numbers: real-time requests get it at once where they need it.
     ``reported_at`` is on the reader's clock: the reader sets it to the time of receipt. ``steps`` and ``fetches`` are
-    samples since the last report, for the cost model.
+    samples since the last report, for the cost model. ``standing``: who has places or waits for one, while none is
+    free.
     """
 
     worker: str
@@ -54,6 +65,7 @@ class WorkerLoad:
     reported_at: float = 0.0
     batch: BatchLoad = BatchLoad()
     adapters: frozenset[bytes] = frozenset()  # in its memory, by name
+    standing: tuple[Standing, ...] = ()
 
     @property
     def whole(self) -> WorkerLoad:
@@ -83,8 +95,8 @@ class RouteRequest:
 
     ``keys`` name the prompt's leading chunks, ``chunk_tokens`` of the router's locality index each, salted by tenant
     (the last block key of each chunk from :mod:`serve_app.kv.keys` will do). ``tenant`` and ``priority`` come from
-    the caller's key, never from a header. One prompt may have several answers: ``streams`` of them run at once, each
-    of up to ``max_tokens``.
+    the caller's key, never from a header; a tenant's part of tokens and places grows with its ``weight``. One prompt
+    may have several answers: ``streams`` of them run at once, each of up to ``max_tokens``.
     """
 
     id: str
@@ -96,6 +108,7 @@ class RouteRequest:
     streams: int = 1
     session: str | None = None  # from x-session-affinity or prompt_cache_key, made unique per tenant
     tenant: str = ""
+    weight: float = 1.0
     priority: Priority = "realtime"
     arrived_at: float = 0.0
     deadline: float | None = None  # latest time of the first token; None: the model's target, if it has one
@@ -120,6 +133,7 @@ class Decision:
     itl: float  # predicted seconds between tokens on the decode worker
     uncached: int  # prompt tokens that a worker has to compute
     wait: float = 0.0  # of ``ttft``, seconds before anything is computed for this request
+    place: float = 0.0  # of ``wait``, for a place among the streams
     compute: float = 0.0  # seconds of prefill on the worker that computes the prompt
     batch: int = 0  # streams on the decode worker before this request
     why: str = ""  # "least ttft", "session", "prefill behind", ...

@@ -12,6 +12,7 @@ from serve_app.wire.message import Message, Reader
 from serve_app.wire.tokens import TokenItem
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Weight = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
 
 
 class PrefillAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -33,14 +34,15 @@ class AdapterAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-class GenerateCall(Message, tag="generate:6", frozen=True):
+class GenerateCall(Message, tag="generate:7", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
     tokens go as they come; None: nowhere. ``prefill``: who computes what is stored nowhere; None: whom the replica
     would choose. ``prefill_above``, from the replica to its worker: a prompt that lacks so many tokens is not started
     but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get. ``adapter``:
-    what its tokens pass through beside the model; None: the model alone.
+    what its tokens pass through beside the model; None: the model alone. ``weight``: the account's, whose part of the
+    worker's places grows with it.
     """
 
     id: str
@@ -54,6 +56,7 @@ class GenerateCall(Message, tag="generate:6", frozen=True):
     prefill_above: int | None = None
     share: Share = 0.05
     adapter: AdapterAt | None = None
+    weight: Weight = 1.0
 
 
 class Missing(Message, tag="missing:1", frozen=True):
@@ -120,10 +123,10 @@ class Failed(Message, tag="failed:1", frozen=True):
     refused: bool = False
 
 
-class PrefillCall(Message, tag="prefill:3", frozen=True):
+class PrefillCall(Message, tag="prefill:4", frozen=True):
     """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
 
-    ``priority``, ``share`` and ``adapter`` as in :class:`GenerateCall`.
+    ``priority``, ``share``, ``adapter`` and ``weight`` as in :class:`GenerateCall`.
     """
 
     id: str
@@ -132,6 +135,7 @@ class PrefillCall(Message, tag="prefill:3", frozen=True):
     priority: Literal["realtime", "batch"] = "realtime"
     share: Share = 0.05
     adapter: AdapterAt | None = None
+    weight: Weight = 1.0
 
 
 class PrefillDone(Message, tag="prefill-done:1", frozen=True):

@@ -13,6 +13,8 @@ from serve_app.wire.message import Message
 
 # Samples per report; what does not fit is not missed.
 MAX_SAMPLES = 16
+# Accounts per report that have or want places; those with the fewest are left out.
+MAX_STANDING = 128
 # Counts of what was served per report, those that changed last; what does not fit goes along with a later one.
 MAX_SERVED = 64
 # Adapters per report, and bytes of each one's digest; one that is not told is taken to be loaded anew.
@@ -56,6 +58,15 @@ class ServedBy(NamedTuple):
     output: Count
 
 
+class Standing(NamedTuple):
+    """One tenant's requests of one class that generate here or will, and its weight."""
+
+    tenant: Name
+    priority: Name
+    streams: Count
+    weight: Annotated[float, Meta(gt=0, le=1e15)]
+
+
 class Batch(NamedTuple):
     """What batch requests have of a worker's load: it is theirs as long as no other wants it."""
 
@@ -65,7 +76,7 @@ class Batch(NamedTuple):
     used_blocks: Count = 0
 
 
-class LoadReport(Message, tag="load:4", frozen=True):
+class LoadReport(Message, tag="load:5", frozen=True):
     """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
     gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
 
@@ -73,7 +84,8 @@ class LoadReport(Message, tag="load:4", frozen=True):
     batch, ``waiting`` ones are not yet. ``step_seconds``: recent mean time of a step. ``steps``, ``fetches``: samples
     since the last report. ``served``: what tenants have lately got by way of each gateway. ``batch``: how much of the
     queued tokens, requests and blocks belongs to batch requests. ``adapters``: the first :data:`ADAPTER_BYTES` bytes of
-    the digests of those in its memory, one behind the other, the most recently used first.
+    the digests of those in its memory, one behind the other, the most recently used first. ``standing``: whose requests
+    they are, while no place is free.
     """
 
     replica: Name
@@ -97,6 +109,7 @@ class LoadReport(Message, tag="load:4", frozen=True):
     served: Annotated[tuple[ServedBy, ...], Meta(max_length=MAX_SERVED)] = ()
     batch: Batch = Batch()
     adapters: Annotated[bytes, Meta(max_length=MAX_ADAPTERS * ADAPTER_BYTES)] = b""
+    standing: Annotated[tuple[Standing, ...], Meta(max_length=MAX_STANDING)] = ()
 
     @property
     def busy(self) -> bool:

@@ -103,6 +103,7 @@ class EngineWork:
                 resumed=call.resumed,
                 tenant=tenant_id(call.salt),
                 share=call.share if call.priority == "batch" else None,
+                weight=call.weight,
             ),
             call,
         )
@@ -157,9 +158,9 @@ class EngineWork:
         ids = np.frombuffer(call.ids, np.int32).tolist()
         root, tenant = self._root_of(call.salt, _digest(call)), tenant_id(call.salt)
         share = call.share if call.priority == "batch" else None
-        running = self._register(
-            Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, tenant=tenant, share=share), None
-        )
+        request = Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, tenant=tenant, share=share)
+        request.weight = call.weight
+        running = self._register(request, None)
         try:
             self._publisher.awaited.add(call.id)
             stored = await self._reader.stored(running.prompt)
@@ -207,6 +208,7 @@ class EngineWork:
             "cached_blocks": scheduler.blocks.cached_blocks,
             "total_blocks": scheduler.blocks.num_blocks - 1,
             "preemptions": scheduler.preemptions,
+            "turns": scheduler.sharing.turns.given,
             "steps": engine.stats.steps,
             "prompt_tokens": engine.stats.prompt_tokens,
             "cached_tokens": engine.stats.cached_tokens,

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import ServedLedger, gateway_name
-from serve_app.wire.load import ADAPTER_BYTES, MAX_ADAPTERS, MAX_SAMPLES, Batch, Fetch, LoadReport, Step
+from serve_app.wire.load import (
+    ADAPTER_BYTES,
+    MAX_ADAPTERS,
+    MAX_SAMPLES,
+    MAX_STANDING,
+    Batch,
+    Fetch,
+    LoadReport,
+    Standing,
+    Step,
+)
 from serve_app.wire.replicas import Listen
 from serve_app.worker.adapters import Adapters
 
@@ -94,6 +104,7 @@ class WorkerLoad:
             served=self.served.recent() if self._sender.subscribers > 1 else (),
             batch=self._batch(running, waiting),
             adapters=self._held(),
+            standing=_standing([*running, *waiting]) if waiting or len(running) >= scheduler.max_num_seqs else (),
         )
 
     def _held(self) -> bytes:
@@ -122,3 +133,11 @@ class WorkerLoad:
         if self._adapters is not None:
             self._adapters.loads.clear()
         return taken
+
+
+def _standing(requests: list[Any]) -> tuple[Standing, ...]:
+    """By tenant and class. The last request's weight is the tenant's: it may have changed since the others came."""
+    streams = [r for r in requests if not r.prefill_only]
+    weights = {(r.tenant.hex(), "batch" if r.batch else "realtime"): r.weight for r in streams}
+    counts = Counter((r.tenant.hex(), "batch" if r.batch else "realtime") for r in streams)
+    return tuple(Standing(*who, count, weights[who]) for who, count in counts.most_common(MAX_STANDING))

@@ -44,6 +44,8 @@ class Arrival:
     abort_at: int | None
     prefill_only: bool
     share: float | None
+    tenant: bytes
+    weight: float
 
 
 @dataclass
@@ -80,6 +82,8 @@ arrivals = st.builds(
     abort_at=st.one_of(st.none(), st.none(), st.integers(0, 40)),
     prefill_only=st.sampled_from([False, False, False, True]),
     share=st.sampled_from([None, None, 0.05, 0.5]),
+    tenant=st.sampled_from([b"a", b"a", b"b", b"c"]),
+    weight=st.sampled_from([1.0, 1.0, 0.3, 2.0]),
 )
 traffic = st.builds(
     Traffic,
@@ -102,7 +106,8 @@ def test_everyone_gets_what_they_would_get_alone(case):
     model = HistoryModel()
     engine = make_engine(model, num_blocks=case.num_blocks, eos_token_ids=EOS, **case.options)
     scheduler = engine.scheduler
-    scheduler.sharing = Sharing(count().__next__)  # real-time requests are near for five steps
+    # Real-time requests are near for some steps, and accounts have their turns after a few.
+    scheduler.sharing = Sharing(count().__next__)
     drafts = random.Random(case.draft_seed)
     refused, aborted = set(), set()
     for now in range(6000):
@@ -111,6 +116,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
             if arrival.at == now:
                 new = Request(name, list(arrival.prompt), len(arrival.prompt), arrival.params, arrival.root)
                 new.prefill_only, new.share = arrival.prefill_only, arrival.share
+                new.tenant, new.weight = arrival.tenant, arrival.weight
                 if len(arrival.prompt) >= scheduler.max_model_len:
                     with pytest.raises(ValueError, match="context"):
                         engine.add(new)

@@ -83,10 +83,10 @@ class World:
         load.batch = BatchLoad(running=sum(map(streams_of, batch)), kv_blocks_used=sum(map(blocks_of, batch)))
         self.apply(self.dispatch.report(f"process of {worker}", load, self.now))
 
-    def arrive(self, new: RouteRequest, weight: float = 1.0) -> None:
+    def arrive(self, new: RouteRequest) -> None:
         new.arrived_at = self.now
         self.waiting[new.id] = self.all[new.id] = new
-        self.apply(self.dispatch.arrive(new, self.now, weight))
+        self.apply(self.dispatch.arrive(new, self.now))
 
     def apply(self, effects: Effects) -> None:
         for turn in effects.turns:
@@ -176,7 +176,7 @@ def test_tenants_that_always_wait_are_served_by_their_weights(first, second, wei
         for tenant, sizes in (("a", first), ("b", second)):
             prompt, output = sizes[number % len(sizes)]
             largest = max(largest, (prompt + 2 * output) / weights[tenant])
-            w.arrive(request(f"{tenant}{number}", tenant, prompt, output), weights[tenant])
+            w.arrive(request(f"{tenant}{number}", tenant, prompt, output, weight=weights[tenant]))
     while {r.tenant for r in w.waiting.values()} == {"a", "b"}:
         w.run(0.05)
         counters = w.dispatch.queue.counters()
@@ -545,7 +545,8 @@ def test_every_arrival_ends_exactly_once_and_leaves_nothing_behind(ops, targets,
             new.reject_if_busy, new.session = draw.random() < 0.1, draw.choice((None, "s"))
             new.deadline = draw.choice((None, None, now + draw.random() * 3))
             waiting.add(new.id)
-            apply(dispatch.arrive(new, now, draw.choice((1.0, 4.0))))
+            new.weight = draw.choice((1.0, 4.0))
+            apply(dispatch.arrive(new, now))
         elif op == "report":
             worker = draw.choice(("w0", "w1"))
             load = WorkerLoad(worker, "n0", "mixed", "decode", draw.randrange(3000), draw.randrange(4), max_seqs=4)

@@ -46,7 +46,8 @@ def test_two_tenants_that_always_wait_are_served_alike(first, second, weight, sl
             r = request(f"{tenant}{i}", tenant, prompt, output)
             cached[r.id] = prompt // 2 if hit else 0
             largest = max(largest, cost(r, config) / share)
-            queue.push(r, share)
+            r.weight = share
+            queue.push(r)
     served = {"a": 0.0, "b": 0.0}
     while all(t in queue.lengths() for t in "ab"):
         r = pop(queue)
@@ -147,7 +148,7 @@ def test_removal_costs_nothing_and_leaves_no_trace() -> None:
     assert queue.waiting_tokens() == 100 and queue.lengths() == {"a": 1}
     assert pop(queue).id == "a1" and pop(queue) is None and "a1" not in queue
     with pytest.raises(ValueError, match="positive"):
-        queue.push(request("x"), weight=0)
+        queue.push(request("x", weight=0))
 
 
 def test_what_is_ahead_is_what_would_be_served_before() -> None:

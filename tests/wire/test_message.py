@@ -53,17 +53,17 @@ FIELDS = {
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "failed:1": "error refused",
-    "generate:6": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter",
+    "generate:7": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight",
     "generated:3": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:2": "inbox lease_s replica role wish plans",
-    "load:4": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
-    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters",
+    "load:5": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
+    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters standing",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",
     "prefill-done:1": "cached node",
-    "prefill:3": "id ids salt priority share adapter",
+    "prefill:4": "id ids salt priority share adapter weight",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
     "propose:1": "queries count over",
@@ -132,8 +132,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("5", "7"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:6.*upgrade"):
+    for version in ("6", "8"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:7.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

@@ -99,7 +99,7 @@ class EngineBackend:
         request, ids = prepared.request, prepared.prompt
         dispatcher = self.dispatcher(work.model)
         route = _route_request(dispatcher, prepared, work.salt, work.caller)
-        ticket = Ticket(route, work.caller.weight, work.trace)
+        ticket = Ticket(route, work.trace)
         usages = [Usage() for _ in range(request.n)]
         sent = [0] * request.n
 
@@ -138,10 +138,18 @@ class EngineBackend:
         sampling = request.sampling
         if index:
             sampling = dataclasses.replace(sampling, seed=sampling.seed + index)
-        priority, share = job.ticket.request.priority, job.work.caller.share
+        priority, caller = job.ticket.request.priority, job.work.caller
         adapter = None if request.adapter is None else AdapterAt(request.adapter.digest, request.adapter.size)
         call = GenerateCall(
-            "", b"", job.work.salt, sampling, self._inbox.address, priority, share=share, adapter=adapter
+            "",
+            b"",
+            job.work.salt,
+            sampling,
+            self._inbox.address,
+            priority,
+            share=caller.share,
+            adapter=adapter,
+            weight=caller.weight,
         )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
@@ -212,6 +220,7 @@ def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, call
         streams=request.n,
         session=None if request.session is None else f"{caller.account}\0{request.session}",
         tenant=caller.account,
+        weight=caller.weight,
         priority=caller.priority,
         arrived_at=now,
         deadline=None if request.deadline_s is None else now + request.deadline_s,

@@ -38,7 +38,6 @@ class Ticket:
     """A request's way through the dispatcher. ``decision`` None: Serve chooses, since no worker reports."""
 
     request: RouteRequest
-    weight: float
     trace: Trace
     decision: Decision | None = None
     placed: bool = False
@@ -146,7 +145,7 @@ class Dispatcher:
         request = ticket.request
         ticket.turn = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = ticket
-        effects = self.policy.arrive(request, self._clock(), ticket.weight)
+        effects = self.policy.arrive(request, self._clock())
         if effects.ahead is not None:
             ticket.trace.event("queued", ahead_tokens=effects.ahead)
         self._apply(effects)

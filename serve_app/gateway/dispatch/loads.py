@@ -7,7 +7,7 @@ from functools import lru_cache
 from serve_app.costs.steps import StepSample
 from serve_app.costs.transfers import FetchSample
 from serve_app.routing.served import ServedCount
-from serve_app.routing.types import BatchLoad, Role, WorkerLoad
+from serve_app.routing.types import BatchLoad, Role, Standing, WorkerLoad
 from serve_app.wire.load import ADAPTER_BYTES, LoadReport
 
 
@@ -33,6 +33,7 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         reported_at=now,
         batch=batch,
         adapters=_adapters(report.adapters),
+        standing=tuple(Standing(*one) for one in report.standing),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from serve_app.engine.gpu import overlap
 from serve_app.engine.gpu.overlap import PLACEHOLDER, OverlapEngine, launch
+from serve_app.engine.sharing import Sharing
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.proposer import Draft
@@ -55,11 +57,17 @@ def requests(seed: int, count: int = 12, **sampling):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("blocks", [60, 9], ids=["room", "preemption"])
-def test_same_tokens_as_step_by_step(seed, blocks):
+@pytest.mark.parametrize("tenants", [1, 3])
+def test_same_tokens_as_step_by_step(seed, blocks, tenants):
     options = {"num_blocks": blocks, "max_batch_tokens": 40, "max_num_seqs": 5}
     expected = run(make_engine(HistoryModel(), **options), requests(seed))
     engine = ahead(make_engine(HistoryModel(), **options))
-    assert run(engine, requests(seed), random.Random(seed)) == expected
+    engine.scheduler.sharing = Sharing(itertools.count().__next__)
+    asked = requests(seed)
+    for number, request in enumerate(asked):
+        # The first takes the places before the others come.
+        request.tenant = bytes([max(0, number - len(asked) + tenants)])
+    assert run(engine, asked, random.Random(seed)) == expected
     if blocks == 9:
         assert engine.scheduler.preemptions > 0
     for request in requests(seed):

@@ -64,9 +64,8 @@ def slow_worker(dispatcher: Dispatcher, name: str = "d1", **now) -> None:
 
 
 def ticket(n: int, tokens: int = 512, tenant: str = "a", **fields) -> Ticket:
-    weight = fields.pop("weight", 1.0)
     request = RouteRequest(f"{tenant}{n}", tokens, max_tokens=16, tenant=tenant, arrived_at=Clock.now, **fields)
-    return Ticket(request, weight, Trace())
+    return Ticket(request, Trace())
 
 
 async def entered(dispatcher: Dispatcher, *tickets: Ticket) -> list[asyncio.Task[None]]:
