@@ -1,4 +1,6 @@
-"""``serve-app``: serve, models, run, accounts, db, webhooks, usage, batch, status, config, train-draft and bench."""
+"""``serve-app``: serve, models, run, accounts, db, webhooks, usage, batch, status, config, train-draft, train-lora
+and bench.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from serve_app.batch_command import add_parser as add_batch_parser
 from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
 from serve_app.distill.command import add_parser as add_train_draft
+from serve_app.finetune.command import add_parser as add_train_lora
 from serve_app.state.account_commands import add_accounts_parser
 from serve_app.state.commands import add_database_parser
 from serve_app.state.errors import StateError
@@ -75,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     config.set_defaults(command=_config)
 
     add_train_draft(commands)
+    add_train_lora(commands)
 
     bench = commands.add_parser("bench", help="run one of the project's benchmarks", add_help=False)
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="name and options; `bench --help` lists them")

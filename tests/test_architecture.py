@@ -59,6 +59,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
         "serve_app.models", "serve_app.text",
     },
+    "serve_app.finetune": {
+        "httpx", "numpy", "peft", "torch", "transformers", "serve_app.adapters", "serve_app.api", "serve_app.cluster",
+        "serve_app.config", "serve_app.distill", "serve_app.models", "serve_app.text",
+    },
     "serve_app.kv": {
         "msgspec", "numpy", "ray", "serve_app.costs", "serve_app.ray_private.fork_server", "serve_app.wire",
     },
