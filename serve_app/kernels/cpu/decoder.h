@@ -246,11 +246,10 @@ private:
                 if (adapted.rows) adapted.add(row, panel, sums);
                 write(row, panel * PANEL, width, sums);
             };
-            if (l.bits == 16) panel_product<PlainPanel>(l, panel, next, from, l.k, (int)count, finished);
-            if (l.bits == 12 && count <= CompactPanel::ROWS)
-                panel_product<CompactPanel>(l, panel, next, from, l.k, (int)count, finished);
-            if (l.bits == 12 && count > CompactPanel::ROWS)
-                panel_product<UnpackedPanel>(l, panel, next, from, l.k, (int)count, finished);
+            if (l.bits >= 12 && adapted.rows)
+                wide_panel(l, panel, next, from, count, finished, beside_of(adapted, index, panel, l));
+            else if (l.bits >= 12)
+                wide_panel(l, panel, next, from, count, finished, Nothing());
 #if HAS_QUANTIZED
             if (l.bits == 8) quantized_panel<8>(l, panel, next, codes, (int)count, finished);
             if (l.bits == 4) quantized_panel<4>(l, panel, next, codes, (int)count, finished);
@@ -264,11 +263,31 @@ private:
         const Delta* deltas;
         Inner inner;
         bool round;
+        int64_t count;
 
         void add(int row, int64_t panel, float* sums) const {
             if (const int64_t place = rows->places[row]) expand_panel(deltas[place], panel, inner, row, sums, round);
         }
     };
+
+    template <class Write, class Beside>
+    static void wide_panel(const Linear& l, int panel, int next, const bf16* from, int64_t count, Write write, Beside&& beside) {
+        if (l.bits == 16)
+            panel_product<PlainPanel>(l, panel, next, from, l.k, (int)count, write, beside);
+        else if (count <= CompactPanel::ROWS)
+            panel_product<CompactPanel>(l, panel, next, from, l.k, (int)count, write, beside);
+        else
+            panel_product<UnpackedPanel>(l, panel, next, from, l.k, (int)count, write, beside);
+    }
+
+    // What is fetched for adapters while a panel is multiplied, which goes through its columns once per tile of rows.
+    Beside& beside_of(const Adapted& adapted, int64_t index, int panel, const Linear& l) {
+        static thread_local Beside beside;
+        const Delta* next = index < 4 * m.layer_count ? adapted.deltas + a.places + 1 : nullptr;
+        fetch_beside(beside, *adapted.rows, adapted.deltas, next, panel, panels(l));
+        beside.spread(l.k / 2 * ((adapted.count + TILE - 1) / TILE));
+        return beside;
+    }
 
     Adapted adapters_of(int64_t index, int64_t count) {
         if (!a.adapters) return {};
@@ -277,7 +296,7 @@ private:
         if (rows->tiles.empty()) return {};
         const Delta* deltas = a.deltas + index * (a.places + 1);
         for (const AdapterRows::Tile& tile : rows->tiles)
-            if (deltas[tile.place].a) return {rows, deltas, Inner{inner_values, inner_high, inner_low, a.lanes}, index < 4 * m.layer_count};
+            if (deltas[tile.place].a) return {rows, deltas, Inner{inner_values, inner_high, inner_low, a.lanes}, index < 4 * m.layer_count, count};
         return {};
     }
 

@@ -41,6 +41,7 @@ struct AdapterRows {
         int64_t rows[SHRINK_ROWS];
     };
     std::vector<int64_t> places;  // of each row
+    std::vector<int64_t> used;    // the places that rows have, each once
     std::vector<Tile> tiles;
 
     // `place(row)` is 0 for none.
@@ -48,10 +49,12 @@ struct AdapterRows {
     void sort(int64_t count, int64_t all_places, Place place) {
         places.resize(count);
         tiles.clear();
+        used.clear();
         last_.assign(all_places + 1, -1);
         for (int64_t r = 0; r < count; r++) {
             const int64_t own = places[r] = place(r);
             if (!own) continue;
+            if (last_[own] < 0) used.push_back(own);
             if (last_[own] < 0 || tiles[last_[own]].count == SHRINK_ROWS) {
                 last_[own] = (int64_t)tiles.size();
                 tiles.push_back({own, 0, {}});
@@ -158,6 +161,64 @@ inline void finish_row(const Delta& d, int64_t row, const float* partial, int64_
         std::memcpy(to.high + row * to.stride + i, &high, sizeof high);
         std::memcpy(to.low + row * to.stride + i, &low, sizeof low);
     }
+}
+
+// Memory that adapters will be read from, in pieces, fetched line by line beside a product of the base.
+class Beside {
+public:
+    void clear() { pieces_.clear(), piece_ = 0, lines_ = 0, at_ = end_ = nullptr; }
+    void add(const uint8_t* begin, int64_t bytes) {
+        if (bytes <= 0) return;
+        pieces_.push_back({(const char*)begin, (const char*)begin + bytes});
+        lines_ += bytes / 64;
+    }
+    // To be through after so many pairs of columns.
+    void spread(int64_t pairs) {
+        per_pair_ = (int)std::min<int64_t>(8, lines_ / std::max<int64_t>(1, pairs) + 1);
+        if (!pieces_.empty()) at_ = pieces_[0].begin, end_ = pieces_[0].end;
+    }
+
+    struct Both : Ahead {
+        Beside* beside;
+    };
+    Both with(Ahead ahead) { return Both{ahead, this}; }
+
+    ALWAYS_INLINE void some() {
+        for (int i = 0; i < per_pair_ && at_; i++) {
+            _mm_prefetch(at_, _MM_HINT_T1);
+            at_ += 64;
+            if (at_ < end_) continue;
+            at_ = nullptr;
+            if (++piece_ < pieces_.size()) at_ = pieces_[piece_].begin, end_ = pieces_[piece_].end;
+        }
+    }
+
+private:
+    struct Piece {
+        const char *begin, *end;
+    };
+
+    std::vector<Piece> pieces_;
+    size_t piece_ = 0;
+    int64_t lines_ = 0;
+    int per_pair_ = 1;
+    const char *at_ = nullptr, *end_ = nullptr;
+};
+
+// What panel `panel` of `panels` fetches: B of its own outputs, and its share of A of the product that comes next.
+inline void fetch_beside(Beside& beside, const AdapterRows& rows, const Delta* deltas, const Delta* next, int64_t panel, int64_t panels) {
+    beside.clear();
+    for (const int64_t place : rows.used)
+        if (const Delta& d = deltas[place]; d.a)
+            beside.add(d.b + panel * 4 * d.rank * 2 * d.bits, 4 * d.rank * 2 * d.bits);
+    if (!next) return;
+    const int64_t count = (int64_t)rows.used.size(), slices = (panels + count - 1) / count;
+    for (int64_t unit = panel; unit < count * slices; unit += panels)
+        if (const Delta& d = next[rows.used[unit / slices]]; d.a) {
+            const int64_t lines = d.lanes * d.k * d.bits / 8 / 64, slice = unit % slices;
+            const int64_t begin = lines * slice / slices;
+            beside.add(d.a + begin * 64, (lines * (slice + 1) / slices - begin) * 64);
+        }
 }
 
 // What is added to a group of 16 outputs of one row.

@@ -5,6 +5,7 @@
 // as it stands while each panel is one sequential stream of memory.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "compact.h"
 #include "simd.h"
@@ -26,6 +27,9 @@ struct Linear {  // mirrored by serve_app/kernels/decoder.py
     int64_t n, k, bits;     // 16: bfloat16, as here; 12: compact.h; 8 and 4: quantized.h
 };
 
+// Within a loop whose sums are in registers, a call would put them all into memory and back.
+#define ALWAYS_INLINE __attribute__((always_inline)) inline
+
 inline int panels(const Linear& l) { return (int)((l.n + PANEL - 1) / PANEL); }
 
 #if HAS_BF16_DOT
@@ -43,9 +47,14 @@ struct Ahead {
     bool near;  // to the first-level cache, else to the second
 };
 
+// Nothing else is fetched beside a product.
+struct Nothing {
+    Ahead with(Ahead ahead) { return ahead; }
+};
+
 // sums[m][64] += x[m][2 * pairs] . w for M rows; a pair of columns to be fetched has LINES lines.
-template <int M, int LINES>
-inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs, float* sums, bool fresh, Ahead ahead) {
+template <int M, int LINES, class Fetching>
+inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs, float* sums, bool fresh, Fetching ahead) {
     __m512 acc[M][4];
     for (int m = 0; m < M; m++)
         for (int j = 0; j < 4; j++) acc[m][j] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + m * PANEL + 16 * j);
@@ -54,6 +63,7 @@ inline void panel_tile(const bf16* x, int64_t x_stride, const bf16* w, int pairs
             for (int j = 0; j < LINES; j++) fetch(ahead.next + (p * LINES + j) * 64, ahead.near);
             ahead.wait = ahead.every - 1;
         }
+        if constexpr (!std::is_same<Fetching, Ahead>::value) ahead.beside->some();
         __m512bh b[4];
         for (int j = 0; j < 4; j++) b[j] = (__m512bh)_mm512_loadu_si512(w + 32 * j);
         for (int m = 0; m < M; m++) {
@@ -81,8 +91,8 @@ public:
     // Before the tiles of a piece: pairs [from, to).
     void begin(int64_t from, int64_t) { piece_ = (const bf16*)at(from); }
 
-    template <int M>
-    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Ahead ahead) const {
+    template <int M, class Fetching>
+    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Fetching ahead) const {
         panel_tile<M, LINES>(x, x_stride, piece_, pairs, sums, fresh, ahead);
     }
 
@@ -107,8 +117,8 @@ public:
     const uint8_t* at(int64_t pair) const { return begin_ + pair * COMPACT_BYTES; }
     void begin(int64_t from, int64_t) { from_ = from; }
 
-    template <int M>
-    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Ahead ahead) const {
+    template <int M, class Fetching>
+    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Fetching ahead) const {
         alignas(64) uint16_t unpacked[COMPACT_BLOCK * 2 * PANEL];
         const uint8_t* from = at(from_);
         const int32_t* starts = starts_ + from_ / UNIT;
@@ -129,6 +139,7 @@ public:
                     for (int j = 0; j < LINES; j++) fetch(ahead.next + (p * LINES + j) * 64, ahead.near);
                     ahead.wait = ahead.every - 1;
                 }
+                if constexpr (!std::is_same<Fetching, Ahead>::value) ahead.beside->some();
                 __m512i b[4];
                 if (exact)
                     unpack(from + p * COMPACT_BYTES, table_, b);
@@ -172,8 +183,8 @@ public:
                 unpacked_[(b * UNIT - from) * 2 * PANEL + (exceptions_[e] >> 16)] = (uint16_t)exceptions_[e];
     }
 
-    template <int M>
-    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Ahead ahead) const {
+    template <int M, class Fetching>
+    void tile(const bf16* x, int64_t x_stride, int pairs, float* sums, bool fresh, Fetching ahead) const {
         panel_tile<M, LINES>(x, x_stride, (const bf16*)unpacked_, pairs, sums, fresh, ahead);
     }
 
@@ -196,9 +207,9 @@ struct Pieces {
     int64_t begin(int i) const { return units * i / count; }
 };
 
-template <class Panel>
+template <class Panel, class Fetching>
 inline void any_tile(const Panel& panel, int rows, const bf16* x, int64_t stride, int pairs, float* sums, bool fresh,
-                     Ahead ahead) {
+                     Fetching ahead) {
     switch (rows) {
         case 6: return panel.template tile<6>(x, stride, pairs, sums, fresh, ahead);
         case 5: return panel.template tile<5>(x, stride, pairs, sums, fresh, ahead);
@@ -209,9 +220,11 @@ inline void any_tile(const Panel& panel, int rows, const bf16* x, int64_t stride
     }
 }
 
-// One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums.
-template <class Panel, class Write>
-inline void panel_product(const Linear& l, int number, int next, const bf16* x, int64_t x_stride, int rows, Write write) {
+// One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums. `beside` says what else is
+// fetched meanwhile.
+template <class Panel, class Write, class Beside = Nothing>
+inline void panel_product(const Linear& l, int number, int next, const bf16* x, int64_t x_stride, int rows, Write write,
+                          Beside&& beside = Beside()) {
     alignas(64) float sums[Panel::ROWS * PANEL];
     Panel panel(l, number);
     const uint8_t* following = (const uint8_t*)l.weight + next * Panel::bytes(l);
@@ -232,7 +245,7 @@ inline void panel_product(const Linear& l, int number, int next, const bf16* x, 
             for (int t = 0; t < tiles; t++) {
                 const int begin = count * t / tiles, end = count * (t + 1) / tiles;
                 any_tile(panel, end - begin, x + (low + begin) * x_stride + 2 * from, x_stride, (int)(to - from),
-                         sums + begin * PANEL, i == 0, Ahead{to_come, tiles, t, pieces.near});
+                         sums + begin * PANEL, i == 0, beside.with(Ahead{to_come, tiles, t, pieces.near}));
             }
         }
         for (int m = 0; m < count; m++) {
