@@ -1,9 +1,8 @@
 """``python -m tests``: the whole suite in three processes at a time, and one line of counts for all.
 
 Tests of the Ray cluster wait for processes most of the time, and so do some of the others. So one process runs the
-cluster's tests, and two the rest, in parts, large ones first; whoever is done takes the next part. The cluster goes
-first where all want to compute. Each process loads only the files that may have tests for it. What the cluster's tests
-print is seen at once, the rest when all has ended.
+cluster's tests, and two the rest: each takes the next file that neither has begun, so that both end at the same time.
+The cluster goes first where all want to compute. What its tests print is seen at once, the rest when all has ended.
 
 Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run. Why
 each has failed, both times, is told once more in short at the very end.
@@ -11,10 +10,8 @@ each has failed, both times, is told once more in short at the very end.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import re
 import subprocess
 import sys
@@ -29,9 +26,7 @@ from typing import NamedTuple, TextIO
 
 # pytest's exit statuses: all passed, some failed, there were none. Any other says that not all of them have run.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
-# Of the rest, in shares of its files: the smaller the last ones, the sooner both processes are done.
-PARTS = (4, 4, 2, 2)
-# How many processes run them beside the cluster's tests, and how far these go before.
+# How many processes run the rest beside the cluster's tests, and how far these go before.
 BESIDE, NICE = 2, 5
 # More failures than these are no accident.
 MAX_AGAIN = 5
@@ -43,7 +38,8 @@ ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = re.compile(r"(?<![.\w])(ray_cluster|stack)\b")
 COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped|deselected|xfailed|xpassed|warnings?)\b")
 CLOSING = re.compile(rf"({COUNT.pattern}(, )?)+ in [\d.]+s( \([\d:]+\))?|no tests ran in [\d.]+s")
-ORDER = ("failed", "passed", "skipped", "deselected", "xfailed", "xpassed", "warnings", "errors")
+# What is deselected here is mostly run by another process.
+ORDER = ("failed", "passed", "skipped", "xfailed", "xpassed", "warnings", "errors")
 ONE = {"error": "errors", "warning": "warnings"}
 STOPS_EARLY = re.compile(r"-x|--exitfirst|--maxfail(=.*)?")
 
@@ -63,8 +59,8 @@ class Pytest:
     arguments: list[str]
     failed_to: Path
 
-    def command(self, part: str, tests: Iterable[str]) -> list[str]:
-        options = ["-q", *self.arguments, "--part", part, "--failed-to", str(self.failed_to)]
+    def command(self, part: str | None, tests: Iterable[str], *more: str) -> list[str]:
+        options = ["-q", *self.arguments, "--part", str(part), "--failed-to", str(self.failed_to), *more]
         return [sys.executable, "-m", "pytest", *options, *tests]
 
     def failed(self) -> list[Failure]:
@@ -99,22 +95,19 @@ def run_all(pytest: Pytest) -> tuple[int, Counter[str]]:
     """The exit status of them all, and what has been counted."""
     started = time.monotonic()
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
-    parts = shared_out([path for path in files if OF_THE_CLUSTER not in path.parents])
-    with ThreadPoolExecutor(BESIDE) as beside:
-        others = [beside.submit(run_parts, pytest, parts) for _ in range(BESIDE)]
+    with ThreadPoolExecutor(BESIDE) as beside, tempfile.TemporaryDirectory(prefix="claims-") as claims:
+        rest = [str(path) for path in files if OF_THE_CLUSTER not in path.parents]
+        others = [beside.submit(run_rest, pytest, rest, claims) for _ in range(BESIDE)]
         theirs = [str(path) for path in files if may_need_the_cluster(path)]
         cluster = subprocess.Popen(pytest.command("cluster", theirs), stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
         total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
         codes, took = [cluster.wait()], [time.monotonic() - started]
-        ran = run_parts(pytest, parts)
-        for part in [*ran, *(part for other in others for part in other.result())]:
-            total += show(part.said, sys.stdout)
-            codes.append(part.code)
-            took.append(part.seconds)
-    print(
-        f"seconds: {took[0]:.0f} of the cluster's tests, {', '.join(f'{s:.0f}' for s in took[1:])} of the others' parts"
-    )
+        for one in [other.result() for other in others]:
+            total += show(one.said, sys.stdout)
+            codes.append(one.code)
+            took.append(one.seconds)
+    print(f"seconds: {took[0]:.0f} of the cluster's tests, {', '.join(f'{s:.0f}' for s in took[1:])} of the others")
     return together(codes), total
 
 
@@ -171,36 +164,22 @@ def may_need_the_cluster(file: Path) -> bool:
     return OF_THE_CLUSTER in file.parents or FIXTURES.search(file.read_text()) is not None
 
 
-def shared_out(files: list[Path]) -> queue.SimpleQueue[list[str]]:
-    """The files in parts, each from all folders alike."""
-    parts: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-    at = 0
-    for share in PARTS:
-        parts.put([str(path) for n, path in enumerate(files) if at <= n % sum(PARTS) < at + share])
-        at += share
-    return parts
-
-
-class Part(NamedTuple):
-    """One that has run: its exit status, what it has printed, and how long it took."""
+class Ran(NamedTuple):
+    """A process that has ended: its exit status, what it has printed, and how long it took."""
 
     code: int
     said: str
     seconds: float
 
 
-def run_parts(pytest: Pytest, parts: queue.SimpleQueue[list[str]]) -> list[Part]:
-    """Takes parts, which are files, while there are any."""
-    done = []
-    with contextlib.suppress(queue.Empty):
-        while True:
-            started = time.monotonic()
-            ran = subprocess.run(
-                ["nice", "-n", str(NICE), *pytest.command("rest", parts.get_nowait())],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
-            )  # fmt: skip
-            done.append(Part(ran.returncode, ran.stdout, time.monotonic() - started))
-    return done
+def run_rest(pytest: Pytest, files: list[str], claims: str) -> Ran:
+    """One of the processes that share ``files`` out by what they put into the folder ``claims``."""
+    started = time.monotonic()
+    ran = subprocess.run(
+        ["nice", "-n", str(NICE), *pytest.command("rest", files, "--claims", claims)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
+    )  # fmt: skip
+    return Ran(ran.returncode, ran.stdout, time.monotonic() - started)
 
 
 def half_of_the_cores() -> dict[str, str]:

@@ -24,7 +24,12 @@ from unittest.mock import patch
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.parts import pytest_addoption, pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401
+from tests.parts import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_runtest_makereport,
+    pytest_runtestloop,
+)
 
 # A machine may be busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ LINES, WIDTH = 20, 300
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("cluster", "rest"), help="only tests of the Ray cluster, or all others")
+    parser.addoption(
+        "--claims", type=Path, help="a folder by which processes share out the files, each taking the next"
+    )
     parser.addoption("--failed-to", type=Path, help="a file to which the part and path of each failed test are added")
 
 
@@ -28,6 +33,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"tests of the cluster that nothing in their files tells of: {', '.join(lost)}")
     needing += [item for item in items if OF_THE_CLUSTER in item.path.parents]
     items[:] = [item for item in items if (item in needing) == (part == "cluster")]
+
+
+def claimed(items: list[pytest.Item], claims: Path) -> Iterator[pytest.Item]:
+    """The tests of those files that no other process has taken, each of which is taken when it is its turn."""
+    for path, tests in groupby(items, key=lambda item: item.path):
+        try:
+            (claims / str(path).replace("/", "|")).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        yield from tests
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    claims = session.config.getoption("--claims")
+    if claims is None or session.testsfailed or session.config.option.collectonly:
+        return None
+    items = claimed(sorted(session.items, key=lambda item: item.path), claims)
+    item = next(items, None)
+    while item is not None:
+        following = next(items, None)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.shouldfail:
+            raise session.Failed(session.shouldfail)
+        if session.shouldstop:
+            raise session.Interrupted(session.shouldstop)
+        item = following
+    return True
 
 
 def why(report: pytest.TestReport) -> str:

@@ -18,11 +18,10 @@ from tests.__main__ import (
     Failure,
     Pytest,
     run_again,
-    shared_out,
     show,
     summary,
 )
-from tests.parts import pytest_collection_modifyitems
+from tests.parts import claimed, pytest_collection_modifyitems
 
 
 @pytest.mark.parametrize(
@@ -78,12 +77,52 @@ def test_a_test_of_the_cluster_that_would_not_be_found_is_an_error(tmp_path):
         parts_of(items)
 
 
-def test_the_files_are_shared_out():
-    files = [Path(f"test_{n}.py") for n in range(100)]
-    parts = shared_out(files)
-    found = [parts.get() for _ in range(parts.qsize())]
-    assert sorted(path for part in found for path in part) == sorted(map(str, files))
-    assert [len(part) for part in found] == sorted(map(len, found), reverse=True)
+def test_each_file_is_taken_by_one_process_and_by_whoever_comes_to_it_first(tmp_path):
+    items = [SimpleNamespace(path=Path(f"/tests/test_{n // 3}.py"), number=n) for n in range(30)]
+    one, other = claimed(items, tmp_path), claimed(items, tmp_path)
+    # The one is in its first file while the other runs nine files.
+    found = [next(one).number, *(item.number for item in other)]
+    assert found == [0, *range(3, 30)]
+    assert [item.number for item in one] == [1, 2]
+
+
+SHARED = """
+import os
+from pathlib import Path
+from time import monotonic, sleep
+import pytest
+
+@pytest.fixture(scope="session")
+def other():
+    # Until the other process runs tests as well.
+    (Path(__file__).parent / f"begun-{os.getpid()}").touch()
+    end = monotonic() + 60
+    while len(list(Path(__file__).parent.glob("begun-*"))) < 2 and monotonic() < end:
+        sleep(0.01)
+
+@pytest.mark.parametrize("number", range(3))
+def test_it(number, other):
+    with (Path(__file__).parent / "ran").open("a") as ran:
+        ran.write(f"{Path(__file__).name} {number}\\n")
+"""
+
+
+def test_processes_run_each_test_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    for n in range(6):
+        (tmp_path / f"test_{n}.py").write_text(SHARED)
+    here = ["-p", "tests.parts", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null"]
+    (tmp_path / "claims").mkdir()
+    files = sorted(map(str, tmp_path.glob("test_*.py")))
+    command = Pytest(here, tmp_path / "failed").command("rest", files, "--claims", str(tmp_path / "claims"))
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [PASSED] * 2, said
+    counts = [show(one, io.StringIO())["passed"] for one in said]
+    assert sum(counts) == 18 and all(counts)
+    assert sorted((tmp_path / "ran").read_text().splitlines()) == [
+        f"test_{n}.py {i}" for n in range(6) for i in range(3)
+    ]
 
 
 FLAKY = """
