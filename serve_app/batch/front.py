@@ -224,12 +224,6 @@ class Batches:
 
         await self.aside(dropped)
 
-    def trim_files(self, now: float) -> None:
-        """Drops files that have expired. Blocks."""
-        for upload in self.uploads.old(now):
-            self.files().delete(upload.blob)
-            self.uploads.delete(upload.account, upload.id)
-
 
 def refusal(found: Refusal, limit: int = 20) -> InvalidInput:
     """Why a batch is refused, with the first of what is wrong."""

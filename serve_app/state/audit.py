@@ -1,4 +1,4 @@
-"""Who changed what of accounts, keys and members: an entry for each change, written with it or not at all."""
+"""Who changed what of accounts, keys, members and webhooks: an entry for each change, written with it or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Via = Literal["api", "cli", "python"]
 Action = Literal["create", "update", "roll", "delete"]
-Kind = Literal["account", "key", "member"]
+Kind = Literal["account", "key", "member", "webhook", "subscription"]
 
 
 @dataclass(slots=True, frozen=True)

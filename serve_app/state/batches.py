@@ -185,6 +185,9 @@ class BatchStore(Protocol):
     def find(self, account: str, batch_id: str) -> Batch | None:
         """One look-up by key, however many batches there are."""
 
+    def known(self, ids: Collection[str]) -> set[str]:
+        """Those of the ids that are batches, of any account."""
+
     def page(
         self, account: str, doors: Collection[str] = (), *, after: str = "", before: str = "", limit: int = 20
     ) -> list[Batch]:

@@ -60,11 +60,19 @@ class Files(Protocol):
     def delete(self, name: str) -> bool:
         """Whether there was such a blob."""
 
+    def below(self, folder: str) -> list[str]:
+        """Names of the blobs and folders directly below a folder, without what is above them, in no order."""
+
     def list(self, prefix: str = "") -> list[str]:
         """Names that begin with ``prefix``, in order."""
 
     def delete_below(self, folder: str) -> None:
         """Deletes all blobs below a folder, and what is left of ones that were never finished."""
+
+    def delete_drafts(self, folder: str, before: float) -> None:
+        """Deletes what lies directly below a folder of blobs that were never finished, and that nobody has written to
+        since a unix time. A bucket looks after that itself.
+        """
 
 
 def open_files(where: str) -> Files:
@@ -138,6 +146,13 @@ class _FsspecFiles:
             self._system.rm_file(path)
         return True
 
+    def below(self, folder: str) -> list[str]:
+        try:
+            found = self._system.ls(self._path(folder), detail=False)
+        except FileNotFoundError:
+            return []
+        return [name for path in found if _NAME.fullmatch(name := path.rstrip("/").rpartition("/")[2])]
+
     def list(self, prefix: str = "") -> list[str]:
         folder, slash, _ = prefix.rpartition("/")
         where = self._path(folder) if slash else self._root
@@ -185,6 +200,12 @@ class DirectoryFiles(_FsspecFiles):
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
 
+    def delete_drafts(self, folder: str, before: float) -> None:
+        for draft in Path(self._path(folder)).glob(f"{_DRAFT}*"):
+            with suppress(FileNotFoundError):
+                if draft.stat().st_mtime < before:
+                    draft.unlink()
+
 
 class BucketFiles(_FsspecFiles):
     def put(self, name: str, data: bytes | Iterable[bytes]) -> int:
@@ -201,3 +222,6 @@ class BucketFiles(_FsspecFiles):
             raise
         file.close()
         return length
+
+    def delete_drafts(self, folder: str, before: float) -> None:
+        """Uploads that are never closed are no blobs."""

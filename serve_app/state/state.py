@@ -20,7 +20,6 @@ from typing import Any, ParamSpec, TypeVar
 from serve_app.state.adapter_book import AdapterBook
 from serve_app.state.allowance import Allowance
 from serve_app.state.background import Background
-from serve_app.state.batches import forget
 from serve_app.state.book import AccountBook
 from serve_app.state.conversations import Conversations
 from serve_app.state.errors import Away, StateError
@@ -33,6 +32,7 @@ from serve_app.state.protocols import Store
 from serve_app.state.reader import Reader
 from serve_app.state.responses import Responses
 from serve_app.state.store.sql import SqlStore
+from serve_app.state.sweep import Sweep
 from serve_app.state.traces import Traces
 from serve_app.state.usage_reader import UsageReader
 from serve_app.state.writer import GroupWriter
@@ -116,6 +116,7 @@ class State:
         self.batches = self._store.batches
         self.uploads = self._store.uploads
         self.adapters = AdapterBook(self._store.adapters, self._reader)
+        self._sweep = Sweep(self.batches, self.uploads, lambda: self.files)
         self.traces = Traces(self._store.traces, self._writer, self._reader)
         # Whoever sums up years keeps no other look-up waiting.
         self._usage_reader = Reader(threads=2)
@@ -285,8 +286,5 @@ class State:
             self._store.queues.trim(wall)
             while self._store.ledger.close_days(wall) and time.monotonic() - now < TRIMMING_S:
                 pass
-            for batch in self._store.batches.old(wall):
-                forget(self._store.batches, self.files, batch)
-                if time.monotonic() - now > TRIMMING_S:
-                    break
+            self._sweep.turn(wall, now + TRIMMING_S)
             self._store.adapters.sweep(wall, lambda digest: self.files.delete_below(f"adapters/{digest}"))

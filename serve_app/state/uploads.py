@@ -45,6 +45,9 @@ class UploadStore(Protocol):
     ) -> list[Upload]:
         """In the order in which they were made, the newest first unless told otherwise."""
 
+    def blobs(self) -> set[str]:
+        """Names of the blobs of all files of all accounts."""
+
     def used(self, account: str, now: float) -> int:
         """Bytes of the account's uploads."""
 

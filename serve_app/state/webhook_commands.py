@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from serve_app.config import load_settings
+from serve_app.state.audit import local_actor
 from serve_app.state.errors import Away, unreachable
 from serve_app.state.events import KINDS, EventsError, Subscription, iso
 
@@ -109,7 +110,7 @@ def _add(arguments: argparse.Namespace) -> int:
     with _store() as store:
         kinds = [kind.strip() for kind in arguments.events.split(",") if kind.strip()]
         fields = {"kinds": kinds, "url": arguments.url, "name": arguments.name, "model": arguments.model}
-        made = store.events.subscribe(account, time.time(), **fields)
+        made = store.events.subscribe(account, time.time(), **fields, by=local_actor("cli"))
     print(made.secret)
     print(f"The secret of webhook {made.id} is shown once; it is told of events from now on.", file=sys.stderr)
     return 0
@@ -118,7 +119,7 @@ def _add(arguments: argparse.Namespace) -> int:
 def _remove(arguments: argparse.Namespace) -> int:
     with _store() as store:
         known = _find(store, arguments.id)
-        store.events.unsubscribe(known.account, known.id)
+        store.events.unsubscribe(known.account, known.id, by=local_actor("cli"))
     return 0
 
 

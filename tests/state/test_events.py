@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -12,11 +13,16 @@ from alembic import command
 
 from serve_app.cli import main
 from serve_app.state.accounts import Caller
+from serve_app.state.audit import Actor
 from serve_app.state.batches import Batch
 from serve_app.state.events import EventsError, check_kinds, of_batch
+from serve_app.state.queues import New
 from serve_app.state.store import migrate
 from serve_app.state.store.database import Database
+from serve_app.state.store.queue_tables import queue_messages
 from serve_app.state.store.sql import SqlStore
+from serve_app.state.store.tables import deliveries
+from serve_app.state.uploads import Upload
 from tests.state.test_batches import BATCH, accept, run_all
 
 NOON = 1_795_262_400.0
@@ -25,6 +31,51 @@ HOOK = "https://example.com/hook"
 
 def batch(door: str, status: str, **about) -> Batch:
     return Batch("b" * 32, door, Caller("team-a"), NOON, NOON, 60, status, about=json.dumps(about).encode())
+
+
+def test_every_change_of_who_is_told_is_in_the_audit_trail(store):
+    by = Actor("key-1", "api", "r-1")
+    hook = store.events.subscribe("team-a", NOON, kinds=["batch.*"], url=HOOK, by=by)
+    queue = store.events.subscribe("team-a", NOON, kinds=["cf.*"], queue="q")
+    store.events.change("team-a", hook.id, NOON, enabled=False, by=by)
+    assert store.events.change("team-b", hook.id, NOON, enabled=True) is None
+    store.events.unsubscribe("team-a", hook.id, by=by)
+    found = store.accounts.audit.read("team-a", oldest_first=True)
+    assert [(each.kind, each.action, each.target) for each in found] == [
+        ("webhook", "create", hook.id),
+        ("subscription", "create", queue.id),
+        ("webhook", "update", hook.id),
+        ("webhook", "delete", hook.id),
+    ]
+    assert found[0].by == by and found[2].changes == {"enabled": (True, False)}
+    assert not any(hook.secret in str(each.changes) for each in found)
+
+
+def test_an_account_that_ends_takes_what_it_has_along(store):
+    kept, gone = "team-b", "team-a"
+    now = time.time()
+    for account in (kept, gone):
+        store.accounts.create(account)
+        queue = store.queues.create(account, "asks", NOON)
+        store.queues.push(queue, [New(f"{account:a<32}", b"{}")], Caller(account), NOON)
+        store.events.subscribe(account, NOON, kinds=["*"], url=HOOK)
+        store.uploads.add(Upload(f"{account:f<32}", account, "batch", "in.jsonl", 1, NOON, f"files/{account}"))
+        for name in ("1", "2"):
+            store.batches.create(replace(BATCH, id=f"{account}-{name}", caller=Caller(account), deadline=now + 9e9))
+        store.batches.cancel(account, f"{account}-1", now)
+        tell(store, replace(batch("openai", "completed"), caller=Caller(account)))
+    store.accounts.remove(gone)
+    for account, count in ((kept, 1), (gone, 0)):
+        assert len(store.queues.all(account)) == len(store.events.subscriptions(account)) == count
+        assert len(store.uploads.page(account, now + 60)) == count
+        assert (store.batches.find(account, f"{account}-2").status == "cancelling") == (not count)
+    while (ended := store.batches.claim_end("r", now, now + 60)) is not None:
+        store.batches.end("r", ended.id, "", "", now)
+        store.batches.clear(ended.id)
+    assert sorted(each.id for each in store.batches.old(now + 1)) == ["team-a-1", "team-a-2"]
+    with store.database.reading() as connection:
+        of = sa.select(deliveries.c.account).union_all(sa.select(queue_messages.c.id))
+        assert set(connection.execute(of).scalars()) == {kept, f"{kept:a<32}"}
 
 
 def tell(store, *batches: Batch) -> None:

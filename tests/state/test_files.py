@@ -55,6 +55,7 @@ def test_what_is_put_can_be_read_listed_and_deleted(files, where):
     assert files.put("a/b.txt", b"hello") == 5
     assert files.put("a/c/d.txt", b"") == 0
     assert files.put("e.txt", [b"one ", b"two"]) == 7
+    assert sorted(files.below("a")) == ["b.txt", "c"] and files.below("none") == []
     # Another gateway sees the same, at once.
     other = open_files(where)
     assert other.get("a/b.txt") == b"hello" and other.get("e.txt") == b"one two" and other.get("a/c/d.txt") == b""

@@ -30,7 +30,6 @@ from serve_app.state.store.keys import KeyTable, as_key, joined
 from serve_app.state.store.members import MemberTable, as_member
 from serve_app.state.store.tables import accounts, keys, members
 
-
 class AccountTables:
     """Every change bumps the revision :attr:`NAME`, and gateways read the accounts again. Every method raises
     :class:`AccountsError`; ``by`` None is the user of this process. ``removes(connection, account, now)``: what an
@@ -120,7 +119,9 @@ class AccountTables:
         return self.get(name)
 
     def remove(self, name: str, key_id: str | None = None, *, by: Actor | None = None) -> None:
-        """Forgets an account with its keys and members, or one of its keys. Raises :class:`Missing`."""
+        """Forgets an account with all that it has, but for its entries of the ledger, or one of its keys. Raises
+        :class:`Missing`.
+        """
         if key_id is not None:
             self.keys.remove(name, key_id, by=by)
             return

@@ -51,6 +51,10 @@ class BatchTables(BatchShards):
             row = connection.execute(sa.select(batches).where(_own(account, batch_id))).one_or_none()
         return None if row is None else batch_of(row)
 
+    def known(self, ids: Collection[str]) -> set[str]:
+        with self._database.reading() as connection:
+            return set(connection.execute(sa.select(batches.c.id).where(batches.c.id.in_(ids))).scalars())
+
     def page(
         self, account: str, doors: Collection[str] = (), *, after: str = "", before: str = "", limit: int = 20
     ) -> list[Batch]:
@@ -211,6 +215,14 @@ class BatchTables(BatchShards):
             connection.execute(sa.update(batches).where(begun).values(status="cancelling", cancelling=now))
             row = connection.execute(sa.select(batches).where(_own(account, batch_id))).one_or_none()
         return None if row is None else batch_of(row)
+
+    def remove_account(self, connection: Connection, account: str, now: float) -> None:
+        """The account ends: its batches are cancelled, and forgotten as soon as they have ended."""
+        own = batches.c.account == account
+        begun = own & batches.c.status.in_(("validating", *RUNNABLE))
+        connection.execute(sa.update(batches).where(own).values(keep_s=0.0))
+        connection.execute(sa.update(batches).where(begun).values(status="cancelling", cancelling=now))
+        connection.execute(sa.update(batches).where(own, _CLEARED).values(expires=now))
 
     def old(self, now: float, limit: int = 100) -> list[Batch]:
         query = sa.select(batches).where(batches.c.expires <= now).order_by(batches.c.expires).limit(limit)

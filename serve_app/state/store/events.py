@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from serve_app.state.audit import Action, Actor, Kind, local_actor
 from serve_app.state.batches import Batch
 from serve_app.state.events import (
     MAX_SUBSCRIPTIONS,
@@ -27,6 +28,7 @@ from serve_app.state.events import (
     for_subscription,
     of_batch,
 )
+from serve_app.state.store import audit
 from serve_app.state.store.database import Database
 from serve_app.state.store.queue_work import QueueWork
 from serve_app.state.store.tables import deliveries, subscriptions
@@ -38,6 +40,8 @@ BACKOFF_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0,
 # How long deliveries are listed and can be replayed.
 KEEP_S = 30 * 86400.0
 _TRIM = 5000
+# What the audit trail tells of a subscription, beside its events.
+_AUDITED = ("name", "url", "queue", "model", "enabled")
 
 
 class EventTable:
@@ -92,8 +96,11 @@ class EventTable:
         name: str = "",
         model: str = "",
         enabled: bool = True,
+        by: Actor | None = None,
     ) -> Subscription:
-        """With its secret, which is shown this once. Raises :class:`EventsError`."""
+        """With its secret, which is shown this once. ``by`` None: the user of this process. Raises
+        :class:`EventsError`.
+        """
         secret = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}" if url else ""
         made = Subscription(
             secrets.token_hex(16), account, name, now, now, check_kinds(kinds), url, queue, model, enabled, secret
@@ -104,6 +111,7 @@ class EventTable:
             if connection.execute(count).scalar_one() >= MAX_SUBSCRIPTIONS:
                 raise EventsError(f"Account {account} has {MAX_SUBSCRIPTIONS} subscriptions already. Remove one.")
             connection.execute(sa.insert(subscriptions).values(**columns))
+            _record(connection, by, "create", made.account, None, made)
         return made
 
     def subscriptions(self, account: str | None) -> list[Subscription]:
@@ -114,17 +122,23 @@ class EventTable:
         with self._database.reading() as connection:
             return [replace(_subscription(row), secret="") for row in connection.execute(query)]
 
-    def change(self, account: str, subscription_id: str, now: float, **fields: Any) -> Subscription | None:
+    def change(
+        self, account: str, subscription_id: str, now: float, *, by: Actor | None = None, **fields: Any
+    ) -> Subscription | None:
         """``fields``: of :class:`Subscription`. None: the account has none of that id."""
         own = (subscriptions.c.account == account) & (subscriptions.c.id == subscription_id)
         if "kinds" in fields:
             fields["kinds"] = ",".join(check_kinds(fields["kinds"]))
         with self._database.writing() as connection:
-            connection.execute(sa.update(subscriptions).where(own).values(**fields, modified=now))
-            row = connection.execute(sa.select(subscriptions).where(own)).one_or_none()
-        return None if row is None else replace(_subscription(row), secret="")
+            before = connection.execute(sa.select(subscriptions).where(own).with_for_update()).one_or_none()
+            if before is None:
+                return None
+            put = sa.update(subscriptions).where(own).values(**fields, modified=now)
+            changed = _subscription(connection.execute(put.returning(subscriptions)).one())
+            _record(connection, by, "update", account, _subscription(before), changed)
+        return replace(changed, secret="")
 
-    def unsubscribe(self, account: str, subscription_id: str) -> Subscription | None:
+    def unsubscribe(self, account: str, subscription_id: str, *, by: Actor | None = None) -> Subscription | None:
         """Ends it, and what is on its way to it. None: the account has none of that id."""
         own = (subscriptions.c.account == account) & (subscriptions.c.id == subscription_id)
         with self._database.writing() as connection:
@@ -133,7 +147,14 @@ class EventTable:
                 return None
             connection.execute(sa.delete(subscriptions).where(own))
             connection.execute(sa.delete(deliveries).where(deliveries.c.subscription == subscription_id))
+            _record(connection, by, "delete", account, _subscription(row), None)
         return replace(_subscription(row), secret="")
+
+    def remove_account(self, connection: Connection, account: str, now: float) -> None:
+        """The account ends: nobody is told of anything for it any more, but the operator of what has been."""
+        connection.execute(sa.delete(subscriptions).where(subscriptions.c.account == account))
+        own = (deliveries.c.account == account) & (deliveries.c.subscription != OPERATOR)
+        connection.execute(sa.delete(deliveries).where(own))
 
     # -- sending
 
@@ -212,6 +233,25 @@ class EventTable:
         old = sa.select(deliveries.c.id).where(deliveries.c.at < now - KEEP_S).limit(_TRIM)
         with self._database.writing() as connection:
             connection.execute(sa.delete(deliveries).where(deliveries.c.id.in_(old)))
+
+
+def _record(
+    connection: Connection,
+    by: Actor | None,
+    action: Action,
+    account: str,
+    before: Subscription | None,
+    after: Subscription | None,
+) -> None:
+    """An entry of the audit trail; the secret is none of its business."""
+    known = before or after
+    assert known is not None
+    told = [
+        None if one is None else {name: getattr(one, name) for name in _AUDITED} | {"events": ",".join(one.kinds)}
+        for one in (before, after)
+    ]
+    kind: Kind = "webhook" if known.url else "subscription"
+    audit.record(connection, by or local_actor(), action, kind, account, known.id, *told)
 
 
 def _subscription(row: sa.Row) -> Subscription:

@@ -102,6 +102,12 @@ class QueueTables(QueueWork):
             connection.execute(sa.delete(queues).where(queues.c.id == queue_id))
         return True
 
+    def remove_account(self, connection: Connection, account: str, now: float) -> None:
+        """The account ends, and its queues with all messages."""
+        of_account = sa.select(queues.c.id).where(queues.c.account == account)
+        connection.execute(sa.delete(messages).where(messages.c.queue.in_(of_account)))
+        connection.execute(sa.delete(queues).where(queues.c.account == account))
+
     def _free(self, connection: Connection, account: str, name: str) -> None:
         """Answers that somebody waits for must not get lost."""
         there = sa.select(queues.c.name).where(queues.c.account == account, queues.c.results == name)

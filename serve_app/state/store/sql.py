@@ -37,7 +37,6 @@ class SqlStore:
     def __init__(self, home: Path, url: str | None = None, *, durable: bool = False) -> None:
         self.database = Database(home, url, upgrade, durable=durable)
         self.adapters = AdapterTable(self.database)
-        self.accounts = AccountTables(self.database, self.adapters.remove_account)
         self.ledger = LedgerTable(self.database)
         self.queues = QueueTables(self.database, self.ledger)
         self.events = EventTable(self.database, self.queues)
@@ -51,6 +50,8 @@ class SqlStore:
         self.batches = BatchTables(self.database, self.ledger, self.events)
         self.uploads = UploadTable(self.database)
         self.usage = UsageTable(self.database)
+        owned = (self.adapters, self.events, self.queues, self.batches, self.uploads)
+        self.accounts = AccountTables(self.database, *(room.remove_account for room in owned))
         # What is written in groups: a kind of row, and who takes it.
         rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger)
         self._rooms = {room.KIND: room for room in rooms}

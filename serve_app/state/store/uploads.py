@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 
 import sqlalchemy as sa
 from sqlalchemy import BigInteger, Column, Double, Index, String, Table
+from sqlalchemy.engine import Connection
 from sqlalchemy.engine import Row as SqlRow
 
 from serve_app.state.store.database import Database
@@ -83,6 +84,14 @@ class UploadTable:
     def delete(self, account: str, upload_id: str) -> bool:
         with self._database.writing() as connection:
             return bool(connection.execute(sa.delete(uploads).where(_own(account, upload_id))).rowcount)
+
+    def blobs(self) -> set[str]:
+        with self._database.reading() as connection:
+            return set(connection.execute(sa.select(uploads.c.blob)).scalars())
+
+    def remove_account(self, connection: Connection, account: str, now: float) -> None:
+        """The account ends: its files expire."""
+        connection.execute(sa.update(uploads).where(uploads.c.account == account).values(expires=now))
 
     def old(self, now: float, limit: int = 100) -> list[Upload]:
         query = sa.select(uploads).where(uploads.c.expires <= now).order_by(uploads.c.expires).limit(limit)

@@ -56,7 +56,7 @@ class EventRoutes(Management):
             if field not in fields:
                 raise BadChange(f"{name} is missing.", param=name)
         try:
-            made = await self.look(self.state.events.subscribe, account, time.time(), **fields)
+            made = await self.look(self.state.events.subscribe, account, time.time(), **fields, by=self.by(request))
         except EventsError as error:
             raise BadChange(str(error)) from None
         return json_answer(success(_shown(made)))
@@ -64,12 +64,14 @@ class EventRoutes(Management):
     async def update(self, request: Request) -> Response:
         known = await self._one(request)
         fields = await self._fields(await self.exchange.body(request), known.account)
-        changed = await self.look(self.state.events.change, known.account, known.id, time.time(), **fields)
+        changed = await self.look(
+            self.state.events.change, known.account, known.id, time.time(), **fields, by=self.by(request)
+        )
         return json_answer(success(_shown(changed or known)))
 
     async def delete(self, request: Request) -> Response:
         known = await self._one(request)
-        await self.look(self.state.events.unsubscribe, known.account, known.id)
+        await self.look(self.state.events.unsubscribe, known.account, known.id, by=self.by(request))
         return json_answer(success(_shown(known)))
 
     async def _one(self, request: Request) -> Subscription:

@@ -110,7 +110,6 @@ class FileRoutes:
                 await batches.aside(files.delete, made.blob)
             if found.print != made.print:
                 raise KeyReused
-        await batches.aside(batches.trim_files, time.time())
         answer = _shown(found)
         if there is not None:
             answer.headers["Idempotent-Replayed"] = "true"

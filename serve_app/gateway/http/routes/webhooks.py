@@ -63,7 +63,7 @@ class WebhookRoutes(Management):
             raise BadChange("A webhook needs url and events.", param="events" if "url" in fields else "url")
         account = (await self.account(request.path_params["account"])).name
         try:
-            made = await self.look(self.state.events.subscribe, account, time.time(), **fields)
+            made = await self.look(self.state.events.subscribe, account, time.time(), **fields, by=self.by(request))
         except EventsError as error:
             raise BadChange(str(error)) from None
         return json_answer(success({**_shown(made), "secret": made.secret}))
@@ -71,12 +71,14 @@ class WebhookRoutes(Management):
     async def update(self, request: Request) -> Response:
         known = await self._one(request)
         fields = await self._fields(await self.exchange.body(request))
-        changed = await self.look(self.state.events.change, known.account, known.id, time.time(), **fields)
+        changed = await self.look(
+            self.state.events.change, known.account, known.id, time.time(), **fields, by=self.by(request)
+        )
         return json_answer(success(_shown(changed or known)))
 
     async def delete(self, request: Request) -> Response:
         known = await self._one(request)
-        await self.look(self.state.events.unsubscribe, known.account, known.id)
+        await self.look(self.state.events.unsubscribe, known.account, known.id, by=self.by(request))
         return json_answer(success({"id": known.id}))
 
     async def deliveries(self, request: Request) -> Response:
