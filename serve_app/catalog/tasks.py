@@ -52,24 +52,34 @@ class TaskDeclaration:
         return {"id": self.listed_id, "name": self.listed_name, "description": self.description}
 
 
+def task_path() -> tuple[str, ...]:
+    """Where tasks are looked for; what is known of them holds for one such path."""
+    return tuple(importlib.import_module(ROOM).__path__)
+
+
 def declared() -> Mapping[str, TaskDeclaration]:
     """Every task by name, in order."""
-    return _declared(tuple(importlib.import_module(ROOM).__path__))
+    return _declared(task_path())
 
 
 def folders() -> list[str]:
     """The packages that declare a task."""
-    return _folders(tuple(importlib.import_module(ROOM).__path__))
+    return _folders(task_path())
 
 
 def stage_names() -> tuple[str, ...]:
     """Every stage that some task declares."""
-    return tuple(dict.fromkeys(stage for task in declared().values() for stage in task.stages))
+    return _stage_names(task_path())
 
 
 @cache
 def _folders(path: tuple[str, ...]) -> list[str]:
     return [f"{ROOM}.{module.name}" for module in pkgutil.iter_modules(path) if module.ispkg]
+
+
+@cache
+def _stage_names(path: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(stage for task in _declared(path).values() for stage in task.stages))
 
 
 @cache

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from serve_app.routing.fairness import FairQueue
+from serve_app.routing.fleet import Worker
 from serve_app.routing.router import Router
 from serve_app.routing.streams import Streams
 from serve_app.routing.types import Decision, Prediction, Priority, Refusal, RouteRequest
@@ -21,6 +22,7 @@ MARGIN_DECAY = 0.9
 # Batch requests that a worker is sent beyond its places: a part of these, and at least so many.
 QUEUED_PART = 0.25
 QUEUED_LEAST = 2
+_CROWDED = "too many tokens wait for this model"
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,6 +123,10 @@ class Admission:
 
     def consider(self, request: RouteRequest, now: float) -> Refusal | None:
         """At arrival: None if the request may wait its turn, or why it can't and when to try again."""
+        if _patient(request):
+            # Nothing that could be predicted of it would refuse it.
+            crowded = self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens
+            return self._refusal(self.queued_seconds(request, now), _CROWDED) if crowded else None
         decision = self.router.choose(request, now)
         if decision is None:
             return None  # no worker is up: see absence.py
@@ -128,7 +134,7 @@ class Admission:
         queued = self.queued_seconds(request, now)
         wait = queued + decision.wait
         if self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens:
-            return self._refusal(wait, "too many tokens wait for this model")
+            return self._refusal(wait, _CROWDED)
         if request.reject_if_busy and wait > self.config.busy_s:
             return self._refusal(wait, "busy, and the request said not to wait")
         # The time that others take is predicted less well than the request's own.
@@ -137,9 +143,16 @@ class Admission:
 
     def place(self, request: RouteRequest, now: float) -> Decision | Refusal | None:
         """When it is the request's turn: where it goes, None while there is no place, or a refusal if it is late."""
+        # A batch in the queue asks whenever anything changes, and a place is dear to price.
+        if _patient(request):
+            workers = self.router.view("batch").workers.values()
+            if not any(_takes(request, worker) or worker.gives_s(request) < math.inf for worker in workers):
+                return None
         decision = self.router.choose(request, now)
         if decision is None:
             return None
+        if request.expected_cached_tokens is None:
+            request.expected_cached_tokens = _cached(request, decision)
         wait = decision.wait
         late = self._late(request, now, decision.ttft, wait, self._given(request, decision))
         if late is not None:
@@ -209,10 +222,7 @@ class Admission:
         usual = float(request.expected_output_tokens)
         worker, given = self.router.view(request.priority).workers[decision.decode], self._given(request, decision)
         if request.priority == "batch":
-            # A worker begins with those that stand in its queue without a pause, and lets others pass them.
-            places = worker.load.max_seqs
-            full = worker.batch + request.streams > places + max(QUEUED_LEAST, int(places * QUEUED_PART))
-            return full and not given
+            return not _takes(request, worker) and not given
         if decision.wait - given > self.config.window_s:
             return True
         return not given and worker.place_s(request.streams, usual, now, sure=True) > self.config.window_s
@@ -277,6 +287,19 @@ class Admission:
             self.in_flight.prefill -= admitted.prefill
             self.in_flight.decode -= admitted.decode
             self._streams[admitted.priority].end(admitted.tenant, now, admitted.streams)
+
+
+def _patient(request: RouteRequest) -> bool:
+    """Whether the request has all the time that it needs."""
+    return request.priority == "batch" and request.deadline is None and not request.reject_if_busy
+
+
+def _takes(request: RouteRequest, worker: Worker) -> bool:
+    """Whether the worker has a place for a batch request, or one in its queue: it begins with those that stand there
+    without a pause, and lets others pass them.
+    """
+    places = worker.load.max_seqs
+    return worker.batch + request.streams <= places + max(QUEUED_LEAST, int(places * QUEUED_PART))
 
 
 def _cached(request: RouteRequest, decision: Decision) -> int:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 
 from serve_app.api.types import Asked
-from serve_app.catalog.tasks import declared, folders
+from serve_app.catalog.tasks import declared, folders, task_path
 from serve_app.tasks.task import Task
 
 
-def tasks() -> dict[str, Task]:
+def tasks() -> Mapping[str, Task]:
     """Every task by name, in the order of their declarations."""
-    found = _load(tuple(folders()))
-    return {name: found[name] for name in declared()}
+    return _load(task_path())
 
 
 def taking(request: type[Asked]) -> list[Task]:
@@ -22,6 +23,7 @@ def taking(request: type[Asked]) -> list[Task]:
 
 
 @cache
-def _load(packages: tuple[str, ...]) -> dict[str, Task]:
-    loaded: list[Task] = [importlib.import_module(f"{package}.task").TASK for package in packages]
-    return {task.declaration.name: task for task in loaded}
+def _load(path: tuple[str, ...]) -> Mapping[str, Task]:
+    loaded: list[Task] = [importlib.import_module(f"{package}.task").TASK for package in folders()]
+    found = {task.declaration.name: task for task in loaded}
+    return MappingProxyType({name: found[name] for name in declared()})

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +184,10 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
         store.open()
     unfinished, largest = FEW if faults < 50 else MANY
     slots: list[int] = []
-    seeds = iter(range(seed * 1_000_000, sys.maxsize))
+    seeds, numbers = iter(range(seed * 1_000_000, sys.maxsize)), count()
     looked = float("-inf")
     while True:
-        count = sum(1 for _ in world.faults.open())
-        over = count >= faults
+        over = sum(1 for _ in world.faults.open()) >= faults
         if time.monotonic() - looked > 0.1 or over:
             looked = time.monotonic()
             try:
@@ -197,8 +197,10 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
                         world.note("cancelled")
                         store.batches.cancel("a", dice.choice(left), world.now())
                     while not over and len(left) < unfinished:
-                        sizes[name := f"b{len(sizes)}"] = dice.randint(1, largest)
-                        make(store.batches, files, name, sizes[name], deadline=time.time() + 10 * 86_400)
+                        name, size = f"b{next(numbers)}", dice.randint(1, largest)
+                        # Where the store goes away over it, nobody was told that it is accepted.
+                        make(store.batches, files, name, size, deadline=time.time() + 10 * 86_400)
+                        sizes[name] = size
                         left.append(name)
                     done = over and not store.batches.busy()
             except Away:
@@ -224,7 +226,7 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
             assert forget(store.batches, files, batch) and not files.list(f"batches/{batch.id}/")
     kinds = Counter(" ".join(line.split()[:2]) for line in world.faults.read_text().splitlines())
     runs = Counter(world.ran.read_text().splitlines())
-    again = sum(count - 1 for count in runs.values())
+    again = sum(times - 1 for times in runs.values())
     print(f"{kinds.total()} faults: {dict(sorted(kinds.items()))}")
     print(
         f"{len(found)} batches, {sum(sizes.values())} requests, {again} runs more than one each; none lost, none twice"

@@ -24,8 +24,14 @@ _Found = TypeVar("_Found")
 
 
 async def read_body(request: Request, limit: int, kinds: Collection[BodyKind] = frozenset({"json"})) -> Body:
-    """The body as one of ``kinds``, by its label; where only JSON is taken, labels do not count. Raises `ApiError`."""
-    raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
+    """The body as one of ``kinds``, by its label; where only JSON is taken, labels do not count. That of a request from
+    inside is here already. Raises `ApiError`.
+    """
+    raw: bytes | None = getattr(request.state, "whole_body", None)
+    if raw is None:
+        raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
+    elif len(raw) > limit:
+        raise BodyTooLarge(limit)
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         if encoding not in GZIP:

@@ -44,6 +44,7 @@ class Inside(Generic[T]):
 
         request = Request({**scope, **child}, receive)
         request.state.caller, request.state.account = caller, caller.account
+        request.state.whole_body = body
         return request, found
 
     def _find(self, path: str, root_path: str) -> tuple[MutableMapping[str, Any], T]:

@@ -30,6 +30,7 @@ from serve_app.state.store.keys import KeyTable, as_key, joined
 from serve_app.state.store.members import MemberTable, as_member
 from serve_app.state.store.tables import accounts, keys, members
 
+
 class AccountTables:
     """Every change bumps the revision :attr:`NAME`, and gateways read the accounts again. Every method raises
     :class:`AccountsError`; ``by`` None is the user of this process. ``removes(connection, account, now)``: what an
