@@ -79,6 +79,8 @@ class Catalog:
             weights_directory(record.weights, self.source(record.id))
             if record.draft is not None:
                 weights_directory(record.draft.weights, self.source(record.id), "draft.weights.path")
+            for name, path in (record.adapters.public if record.adapters is not None else {}).items():
+                weights_directory(Weights(path=path), self.source(record.id), f"lora.public.{name}")
         return starting
 
 

@@ -179,6 +179,7 @@ class Lora(Record):
     # Adapters that requests of one worker use at the same time; None: max_num_seqs, and at most 32 on a GPU.
     places: int | None = Field(default=None, ge=1, le=1024)
     cache_bytes: Bytes | None = None  # of adapters in a worker's memory; None: the setting lora_cache_bytes
+    public: dict[str, str] = {}  # adapters for all accounts: name -> directory, which is uploaded at start
 
 
 class Profile(Record):

@@ -39,6 +39,7 @@ from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.runners import Runners
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.gateway.shipped import Shipped
 from serve_app.gateway.tally import Tally
 from serve_app.gateway.webhooks import Receiver, Webhooks
 from serve_app.state.accounts import Caller
@@ -108,6 +109,7 @@ class Gateway:
         self.adapters = Adapters(
             self.state, self.models, home, Bounds(settings.lora_adapters, settings.lora_file_bytes)
         )
+        self.shipped = Shipped(self.state, self.models)
         self.tally = Tally()
         self.settlement = Settlement(self.tally)
         booking = Booking(self.settlement, self.state.ledger)
@@ -165,6 +167,7 @@ class Gateway:
             self.streams.start()
             self.webhooks.start()
             self.runners.start()
+            self.shipped.start()
         self.price_watch.start()
         if self._subscriptions is not None:
             self._subscriptions.start(plans=clients)
@@ -173,6 +176,7 @@ class Gateway:
         """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""
         self.runners.close()
         self.price_watch.close()
+        self.shipped.close()
         self.webhooks.close()
         self.streams.close()
         self.batches.close()
