@@ -14,6 +14,10 @@ TASKS = ("text-generation", "text-embeddings", "reranking")
 # What a configuration class leaves open although the model needs it.
 COMPLETED: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
+    "dbrx": {
+        "attn_config": {"rope_theta": 5e5, "kv_n_heads": 8, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8},

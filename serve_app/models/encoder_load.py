@@ -16,9 +16,11 @@ from serve_app.models.encoder import MAX_PADDING, EncoderModel, Task
 from serve_app.models.folder import (
     UnsupportedModel,
     read_config,
+    refuse_other_sizes,
     require_plausible,
     require_safetensors,
     require_weights,
+    why,
 )
 from serve_app.models.longrope import replace_rotary
 from serve_app.models.pooling import read_pooling
@@ -121,9 +123,11 @@ def _load(auto: Any, path: Path, task: Task, dtype: str, device: str) -> Any:
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
     except Exception as error:  # configurations and models object in any way they like
-        raise UnsupportedModel(f"{path} does not load as a {task} model: {error}") from error
+        raise UnsupportedModel(f"{path} does not load as a {task} model: {why(error)}") from error
+    refuse_other_sizes(path, info)
     if task == "reranker" and type(module).__name__.endswith("ForCausalLM"):
         score_by_answer(module, path)
     # An embedder's pooler is never used; anything else that is missing would be random numbers.
@@ -234,8 +238,9 @@ def _chooses_by_length(base: Any) -> bool:
     asked, config = base.attention_type, base.config
     longest = (5 + 2 * config.num_random_blocks) * config.block_size
 
-    def choose(base: Any, _: Any, inputs: dict[str, Any]) -> None:
-        base.set_attention_type(asked if inputs["input_ids"].shape[1] > longest else "original_full")
+    def choose(base: Any, unnamed: tuple[Any, ...], named: dict[str, Any]) -> None:
+        ids = unnamed[0] if unnamed else named["input_ids"]
+        base.set_attention_type(asked if ids.shape[1] > longest else "original_full")
 
     base.register_forward_pre_hook(choose, with_kwargs=True)
     return True

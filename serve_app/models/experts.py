@@ -73,7 +73,7 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     out = packed.down(inner, chosen)
     # As transformers has it: a sum over the choices of each row, in their order.
     weighted = out * top_k_weights.reshape(-1, 1)
-    return weighted.view(tokens, choices, -1).sum(1).to(hidden_states.dtype)
+    return weighted.view(tokens, choices, out.shape[-1]).sum(1).to(hidden_states.dtype)
 
 
 def pack_experts(model: nn.Module, store: PanelStore | None = None) -> int:

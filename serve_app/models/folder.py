@@ -169,6 +169,25 @@ def _walk(values: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[
             yield prefix + name, value
 
 
+def refuse_other_sizes(path: Path, info: dict[str, Any]) -> None:
+    """Refuses weights of other sizes than ``config.json`` says. ``info`` is what transformers' ``from_pretrained``
+    tells with ``output_loading_info``, and with ``ignore_mismatched_sizes``, without which it does not name them.
+    """
+    found = sorted(info.get("mismatched_keys") or (), key=str)
+    if found:
+        name, held, described = found[0]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise UnsupportedModel(
+            f"{path}: {name} is {list(held)}, and config.json describes {list(described)}{more}; it belongs to another "
+            "model"
+        )
+
+
+def why(error: Exception) -> str:
+    """What transformers objects to, in words: of a name that it does not know a KeyError has no more than the name."""
+    return f"transformers has no {error}" if isinstance(error, KeyError) else str(error)
+
+
 def require_weights(path: Path, model_class: Any, config: dict[str, Any], found: Contents) -> None:
     """Refuses a configuration that describes more weights than the folder has, before any of them is allocated.
 

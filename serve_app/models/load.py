@@ -21,9 +21,11 @@ from serve_app.models.check import check
 from serve_app.models.folder import (
     UnsupportedModel,
     read_config,
+    refuse_other_sizes,
     require_plausible,
     require_safetensors,
     require_weights,
+    why,
 )
 from serve_app.models.linears import Current, Plug, chained, plug_modules
 from serve_app.models.observe import Unservable
@@ -178,11 +180,12 @@ def _load_module(
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
     except Exception as error:  # configurations and models object in any way they like
         if isinstance(error, KeyError) and attention.NAME in str(error):
             raise Unservable("its attention does not go through transformers' attention interface") from error
-        raise UnsupportedModel(f"{path} does not load as {model_class.__name__}: {error}") from error
+        raise UnsupportedModel(f"{path} does not load as {model_class.__name__}: {why(error)}") from error
     refuse_contradictions(path, module, info)
     return module, report
 
@@ -191,6 +194,7 @@ def refuse_contradictions(path: Path, module: Any, info: dict[str, Any]) -> None
     """Refuses weights that ``config.json`` does not describe: what is missing would be random numbers, and layers that
     nobody asks for are a part of the model.
     """
+    refuse_other_sizes(path, info)
     if missing := sorted(info.get("missing_keys") or ()):
         raise UnsupportedModel(
             f"{path} lacks weights for {', '.join(missing[:3])}; config.json describes another model"

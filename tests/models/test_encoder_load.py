@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel, BigBirdConfig, BigBirdModel, ReformerConfig, ReformerModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    BigBirdModel,
+    ReformerConfig,
+    ReformerModel,
+)
 
 from serve_app.engine.encoder.types import EncodeBatch
 from serve_app.kernels.linear import packed
@@ -57,6 +65,18 @@ def test_the_length_of_a_text_chooses_its_attention_whatever_ran_before(tmp_path
     for order in (texts, texts[2:], texts[:2]):
         wanted = [alone(copy.deepcopy(fresh), ids) for ids in order]
         np.testing.assert_allclose(means(model, order), np.stack(wanted), atol=1e-5)
+
+
+def test_a_reranker_chooses_by_length_as_well(tmp_path):
+    config = BigBirdConfig(**BIG_BIRD.to_dict() | {"num_labels": 1})
+    fresh = build(BigBirdForSequenceClassification, config)
+    fresh.save_pretrained(tmp_path)
+    model = load_encoder(tmp_path, "reranker", optimise=False)
+    for text in random_texts(3, 60):
+        with torch.inference_mode():
+            wanted = copy.deepcopy(fresh)(input_ids=torch.from_numpy(text[None]).long()).logits[0, 0]
+        batch = EncodeBatch(text, np.zeros_like(text), np.array([len(text)]), ["score"])
+        assert float(model.forward(batch)[0][0]) == pytest.approx(float(wanted), abs=1e-5)
 
 
 REFORMER = dict(

@@ -53,3 +53,14 @@ def test_experts_of_another_form_stay():
     wanted = model(input_ids=ids, use_cache=False).logits
     pack_experts(model)
     torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, wanted, atol=2e-4, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_a_mixture_may_choose_no_expert():
+    if not packing_available(torch.float32):
+        pytest.skip("this torch build cannot pack float32")
+    model = build(MixtralForCausalLM, scale_down(MixtralConfig(), num_experts_per_tok=0))
+    ids = torch.arange(9)[None]
+    wanted = model(input_ids=ids, use_cache=False).logits
+    assert pack_experts(model) > 0
+    torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, wanted, atol=2e-4, rtol=1e-3)

@@ -134,3 +134,19 @@ def test_contents_are_those_of_the_files(folders):
     weights = load_file(folders["llama"] / "model.safetensors")
     assert (found.tensors, found.largest) == (len(weights), 256)
     assert found.elements == sum(tensor.numel() for tensor in weights.values())
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"vocab_size": 100}, "lm_head.weight is [256, 64], and config.json describes [100, 64] (and 1 more)"),
+        ({"hidden_act": "nonsense"}, "transformers has no 'nonsense'"),
+    ],
+    ids=["size", "name"],
+)
+def test_a_refusal_names_what_is_wrong(spoil, fields, said):
+    path = spoil(**fields)
+    assert said in reason(path)
+    assert said.replace("lm_head", "embed_tokens").replace(" (and 1 more)", "") in reason(
+        path, load_encoder, task="embeddings"
+    )
