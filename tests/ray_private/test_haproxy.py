@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +18,7 @@ from serve_app.api.envelopes import openai_body
 from serve_app.api.errors import ModelLoading
 from serve_app.ray_private import haproxy_config
 from serve_app.ray_private.haproxy import SCRIPT, haproxy_environment
+from tests.waiting import wait_for
 
 
 def test_its_own_answer_is_one_of_ours() -> None:
@@ -96,17 +96,20 @@ def edge(tmp_path_factory) -> Iterator[int]:
     environment = {**os.environ, **haproxy_environment()}
     running = subprocess.Popen([str(SCRIPT), "-db", "-f", str(config)], env=environment, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
-            with suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            time.sleep(0.05)
+        wait_for(lambda: listens(port))
         yield port
     finally:
         running.terminate()
         running.wait()
         behind.shutdown()
         behind.server_close()
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
+    return False
 
 
 def asked(port: int, head: str, body: bytes = b"") -> tuple[int, dict[str, str], bytes]:
