@@ -4,6 +4,7 @@
   intake, for a seeded file of mixed shared prefixes;
 * ``beside``: p99 to the first token and between tokens of seeded real-time streams on an engine, beside batch requests
   over without, in turn;
+* ``polls``: how long the store takes to find one of many finished batches;
 * ``intake``: lines a second and memory of checking, ordering and cutting a file;
 * ``offline``: tokens per second of a batch of short requests through the whole server, over those of its engine alone,
   in turn. It starts a server, and runs only if it is named.
@@ -19,7 +20,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.batch import beside, intake, offline, order
+from benchmarks.batch import beside, intake, offline, order, polls
 from benchmarks.checks import Checks
 
 Figures = dict[str, Any]
@@ -33,6 +34,9 @@ def misses(part: str, found: Figures) -> list[str]:
             (found.get("more_mb", 0) <= intake.MOST_MB, f"more_mb is meant to be at most {intake.MOST_MB}"),
             (found.get("lines_per_s", 0) >= intake.LEAST_LINES, f"lines_per_s is meant to be {intake.LEAST_LINES}"),
         ],
+        "polls": [
+            (found.get("poll_p99_ms", 0) <= polls.MOST_MS, f"poll_p99_ms is meant to be at most {polls.MOST_MS}")
+        ],
         "offline": [(found.get("share", 0) >= offline.LEAST_SHARE, f"share is meant to be {offline.LEAST_SHARE}")],
     }
     for growth in ("ttft_p99_growth", "itl_p99_growth"):
@@ -45,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks batch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default="order,beside,intake", help="which, separated by commas")
+    parser.add_argument("--parts", default="order,beside,polls,intake", help="which, separated by commas")
     parser.add_argument("--requests", type=int, default=1000, help="of a file (order), of a batch (offline)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each round and side of real-time streams")
     parser.add_argument("--rounds", type=int, default=5)
@@ -54,6 +58,7 @@ def main(argv: list[str] | None = None) -> int:
         "--model", choices=offline.MODELS, default=offline.PICO, help="of offline; random but for the first"
     )
     parser.add_argument("--threads", type=int, default=1, help="of the engine of offline")
+    parser.add_argument("--batches", type=int, default=100_000, help="finished ones, of polls")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
     checks = Checks()
@@ -61,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         "order": lambda: order.prefix_order(arguments.requests, checks),
         "beside": lambda: beside.beside(arguments.seconds, arguments.rounds, checks),
         "intake": lambda: intake.intake(arguments.lines, checks),
+        "polls": lambda: polls.polls(arguments.batches, checks),
         "offline": lambda: offline.offline(
             arguments.requests, arguments.model, arguments.threads, arguments.rounds, checks
         ),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.batch import batch, beside, intake, offline, order
+from benchmarks.batch import batch, beside, intake, offline, order, polls
 from benchmarks.batch.files import short_requests
 from benchmarks.checks import Checks
 from benchmarks.engine import checkpoint
@@ -34,6 +34,17 @@ def test_beside(capsys):
     assert found["streams"] and found["batch_requests"] and found["ttft_p99_growth"] > 0 < found["itl_p99_growth"]
 
 
+def test_polls(capsys, monkeypatch):
+    monkeypatch.setattr(polls, "POLLS", 20)
+    assert batch.main(["--parts", "polls", "--batches", "60", "--json"]) == 0
+    found = figures(capsys)
+    assert found["polls"]["batches"] == 60 and found["polls"]["poll_p99_ms"] > 0 and found["answers"] == 22
+    monkeypatch.setattr(polls, "fill", lambda store, count: None)
+    with pytest.raises(SystemExit, match="no figures(?s:.)*not the one asked for"):
+        polls.polls(1, checks := Checks())
+        checks.require()
+
+
 def test_intake(capsys):
     assert batch.main(["--parts", "intake", "--lines", "700", "--json"]) == 0
     found = figures(capsys)["intake"]
@@ -44,6 +55,7 @@ def test_what_misses_its_target_says_so():
     assert batch.misses("order", {"gain": 1.6}) == [] and len(batch.misses("order", {"gain": 1.4})) == 1
     assert len(batch.misses("intake", {"more_mb": 200.0, "lines_per_s": 5})) == 2
     assert len(batch.misses("beside", {"ttft_p99_growth": 1.2, "itl_p99_growth": 1.0})) == 1
+    assert batch.misses("polls", {"poll_p99_ms": 4.0}) == [] and len(batch.misses("polls", {"poll_p99_ms": 6.0})) == 1
     assert len(batch.misses("offline", {"share": 0.8})) == 1 and intake.LEAST_LINES == 20_000
 
 
