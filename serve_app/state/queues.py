@@ -27,6 +27,8 @@ Kind = Literal["http_pull", "workers_ai"]
 KEEP_S = 4 * 86400.0
 # The most queues of an account.
 MAX_QUEUES = 1000
+# Bytes of a queue from which on no more is pushed, as many as Cloudflare's, and what each message counts for at least.
+MAX_BACKLOG, LEAST_MESSAGE = 25_000_000_000, 1024
 
 
 class QueueError(StateError):
@@ -127,6 +129,11 @@ class Backlog:
     count: int = 0
     bytes: int = 0
     oldest: float | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for another message."""
+        return max(self.bytes, self.count * LEAST_MESSAGE) >= MAX_BACKLOG
 
 
 @dataclass(slots=True)

@@ -53,6 +53,18 @@ async def test_messages_from_push_to_ack(served):  # noqa: F811
     await refused(lambda: queues.get(made.queue_id, **ME), 404)
 
 
+async def test_a_full_queue_takes_nothing_until_there_is_room(served, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("serve_app.state.queues.MAX_BACKLOG", 2048)
+    queues = served.sdk().queues
+    made = await queues.create(**ME, queue_name="asks")
+    for _ in range(2):
+        await queues.messages.push(made.queue_id, **ME, body="x", content_type="text")
+    assert "is full" in await refused(lambda: queues.messages.push(made.queue_id, **ME, body="x"), 429)
+    got = await queues.messages.pull(made.queue_id, **ME, batch_size=1)
+    await queues.messages.ack(made.queue_id, **ME, acks=[{"lease_id": got.messages[0].lease_id}])
+    assert (await queues.messages.push(made.queue_id, **ME, body="x")).metadata.metrics.backlog_count == 2
+
+
 async def test_a_queue_bound_to_a_model(served):  # noqa: F811
     queues = served.sdk().queues
     asks, answers = [await queues.create(**ME, queue_name=name) for name in ("asks", "answers")]

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.envelopes import success
-from serve_app.api.errors import AlreadyThere, InvalidInput, MissingBody, NoSuchObject
+from serve_app.api.errors import AlreadyThere, InvalidInput, MissingBody, NoSuchObject, OutOfCapacity
 from serve_app.api.queues import read, write
 from serve_app.api.schema import accounts as shared
 from serve_app.api.schema import queues as schemas
@@ -21,7 +21,7 @@ from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked
 from serve_app.gateway.http.exchange import ACCOUNT, RUN, USE, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.idempotent import HEADER
-from serve_app.state.queues import Consumer, New, Queue, QueueError
+from serve_app.state.queues import Backlog, Consumer, New, Queue, QueueError
 from serve_app.state.reader import plausible
 
 _TAG = "Queues"
@@ -75,6 +75,8 @@ class QueueRoutes:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._gateway = exchange.gateway
+        # Queues that were full when they were counted last.
+        self._full: set[str] = set()
 
     # -- queues
 
@@ -108,7 +110,7 @@ class QueueRoutes:
 
     async def metrics(self, request: Request) -> Response:
         queue = await self._queue(request)
-        return json_answer(success(write.metrics(await self._look(self._store.backlog, queue.id))))
+        return json_answer(success(write.metrics(await self._backlog(queue))))
 
     # -- messages
 
@@ -127,8 +129,7 @@ class QueueRoutes:
             )
         lease_s = known.lease_s if lease_s is None else lease_s
         found = await self._look(self._store.pull, queue, limit or known.batch, lease_s, time.time())
-        backlog = await self._look(self._store.backlog, queue.id)
-        return json_answer(success(write.pulled(found, backlog)))
+        return json_answer(success(write.pulled(found, await self._backlog(queue))))
 
     async def ack(self, request: Request) -> Response:
         queue, (acks, retries) = await self._queue(request), read.settled(await self._body(request))
@@ -246,8 +247,14 @@ class QueueRoutes:
             # Sent twice with the same key, it is there once, whatever became of the first answer.
             name = hashlib.sha256(f"{queue.id}\0{key}\0{place}".encode()).hexdigest()[:32] if key else None
             new.append(New(name or secrets.token_hex(16), body, kind, delay_s))  # type: ignore[arg-type]
+        if queue.id in self._full and (await self._backlog(queue)).full:
+            raise OutOfCapacity(f"The queue {queue.name} is full. Pull and acknowledge messages.", retry_after=60.0)
         await self._look(self._store.push, queue, new, request.state.caller, time.time())
         if queue.consumer is not None and queue.consumer.model:
             self._gateway.runners.wake()
-        backlog = await self._look(self._store.backlog, queue.id)
-        return json_answer(success({"metadata": {"metrics": write.metrics(backlog)}}))
+        return json_answer(success({"metadata": {"metrics": write.metrics(await self._backlog(queue))}}))
+
+    async def _backlog(self, queue: Queue) -> Backlog:
+        found: Backlog = await self._look(self._store.backlog, queue.id)
+        (self._full.add if found.full else self._full.discard)(queue.id)
+        return found
