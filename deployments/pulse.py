@@ -14,10 +14,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Between two looks. Looks are counted and not time: a replica that was itself stopped for an hour has looked once.
+# From an answer to the next question.
 PERIOD_S = 1.0
+# Between two looks at one that does not answer. Looks are counted and not time: a replica that was itself stopped for
+# an hour has looked once.
+LOOK_S = 0.5
 # Without an answer and without computing.
-SILENT_S = 5.0
+SILENT_S = 3.0
 # With answers, but in one step that does not compute: it waits for something that does not come. A kernel's first
 # compilation in a process of its own is shorter.
 STUCK_S = 30.0
@@ -65,7 +68,9 @@ def _fields(stat: Path) -> list[str]:
 
 
 class Watch:
-    """Judges one worker by looks, :data:`PERIOD_S` apart. ``device_step_s``: how long a step may last in any case."""
+    """Judges one worker by looks, :data:`PERIOD_S` apart while it answers, and else :data:`LOOK_S`. ``device_step_s``:
+    how long a step may last in any case.
+    """
 
     def __init__(self, device_step_s: float | None = None) -> None:
         self._device_step_s = device_step_s
@@ -83,7 +88,7 @@ class Watch:
         # A step shorter than the time between two looks may have rested in neither.
         in_step = step_s is not None and step_s > PERIOD_S
         self._stuck = self._stuck + 1 if rests and in_step else 0
-        if self._silent * PERIOD_S >= SILENT_S:
+        if self._silent * LOOK_S >= SILENT_S:
             return f"it has neither answered nor computed anything for {SILENT_S:g} s"
         if self._stuck * PERIOD_S >= STUCK_S:
             return f"its step has computed nothing for {STUCK_S:g} s"

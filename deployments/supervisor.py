@@ -142,7 +142,7 @@ class Supervisor:
             while worker is self._worker and self._ready.is_set():
                 if asked is None:
                     asked = asyncio.ensure_future(_pulse(worker))
-                await asyncio.wait([asked], timeout=pulse.PERIOD_S)
+                await asyncio.wait([asked], timeout=pulse.LOOK_S)
                 step_s = None
                 if asked.done():
                     told, asked = asked.result(), None

@@ -3,10 +3,10 @@
     python -m benchmarks hostile [--seconds 15] [--attacks half-headers,slow-bodies] [--json]
 
 Starts a server. Four honest clients ask for a short stream again and again, whose text is known, alone and then beside
-each attack: half-sent headers, bodies that trickle, streams that nobody reads, bodies of 64 MiB, and idle connections,
-up to thousands at a time and from one address. Attacks that need a key have one of another account. Honest clients come
-from another address of the loopback, since one address gets half of the connections at most. Ends with status 1 where
-an honest client got no answer, or a wrong one.
+each attack: half-sent headers, bodies that trickle, streams that nobody reads, bodies of 64 MiB, JSON of 10 MB that is
+looked through and refused, and idle connections, up to thousands at a time and from one address. Attacks that need a
+key have one of another account. Honest clients come from another address of the loopback, since one address gets half
+of the connections at most. Ends with status 1 where an honest client got no answer, or a wrong one.
 """
 
 from __future__ import annotations
@@ -87,6 +87,15 @@ async def _huge_body(address: Address, key: str) -> None:
         await _read_for(reader, 1.0)
 
 
+async def _large_json(address: Address, key: str) -> None:
+    body = b'{"messages": [%s]}' % b", ".join([b'{"role": "user", "content": "one two"}'] * 250_000)
+    reader, writer = await _connect(address)
+    with contextlib.closing(writer):
+        writer.write(_head(key, len(body)) + body)
+        await writer.drain()
+        await _read_for(reader, 30.0)
+
+
 async def _idle(address: Address, key: str) -> None:
     reader, writer = await _connect(address)
     with contextlib.closing(writer):
@@ -101,6 +110,7 @@ ATTACKS: dict[str, tuple[Attack, int]] = {
     "slow-bodies": (_slow_body, 500),
     "no-readers": (_no_reader, 16),
     "huge-bodies": (_huge_body, 16),
+    "large-json": (_large_json, 8),
     "idle-connections": (_idle, 9000),
 }
 

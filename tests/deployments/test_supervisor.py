@@ -104,6 +104,7 @@ async def test_the_first_start_failing_is_the_callers_matter():
 
 async def test_a_worker_that_hangs_is_replaced_and_one_that_computes_is_left_alone(monkeypatch):
     monkeypatch.setattr(pulse, "PERIOD_S", 0.2)
+    monkeypatch.setattr(pulse, "LOOK_S", 0.2)
     monkeypatch.setattr(pulse, "SILENT_S", 1.0)
     supervisor = supervised()
     await supervisor.begin()

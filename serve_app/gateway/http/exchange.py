@@ -22,6 +22,7 @@ from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.auth import authenticate
 from serve_app.gateway.http.bodies import read_body
 from serve_app.gateway.http.idempotent import HEADER, once
+from serve_app.gateway.http.in_turns import InTurns
 from serve_app.gateway.http.resumable import resumable
 from serve_app.gateway.http.streams import streamed
 from serve_app.state.accounts import Scope
@@ -67,6 +68,7 @@ class Exchange:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self._large = InTurns()
 
     def guarded(self, endpoint: Endpoint) -> Handler:
         """The endpoint's handler with authentication before it, and errors turned into answers after it."""
@@ -101,7 +103,7 @@ class Exchange:
     async def body(self, request: Request, takes: type[Asked] = Asked) -> dict[str, Any]:
         """The request's JSON object, within the bounds of the tasks that run such requests."""
         limit = max(task.body_limit(self.gateway.settings) for task in taking(takes) or tasks().values())
-        return (await read_body(request, limit)).json
+        return (await read_body(request, limit, self._large)).json
 
     async def native_body(self, request: Request, name: str, most: int = 0) -> Body:
         """The body as the model's task takes it, up to ``most`` bytes at least; a JSON object for a model that is not
@@ -111,7 +113,8 @@ class Exchange:
         if model is None:
             return Body(await self.body(request))
         task = tasks()[model.record.task]
-        return await read_body(request, max(most, task.body_limit(self.gateway.settings)), task.bodies)
+        limit = max(most, task.body_limit(self.gateway.settings))
+        return await read_body(request, limit, self._large, task.bodies)
 
     def check_size(self, request: Request, name: str) -> None:
         """Raises `BodyTooLarge` for what has been read and is more than the model's task takes."""
