@@ -202,7 +202,8 @@ def test_changes_of_one_key_at_the_same_time_lose_nothing(store, open_store):
     assert len(store.accounts.audit.read("team-a")) == 12
 
 
-async def test_the_last_use_reaches_the_store_from_the_background(database, tmp_path, open_store):
+async def test_the_last_use_reaches_the_store_from_the_background(database, tmp_path, open_store, monkeypatch):
+    monkeypatch.setattr("serve_app.state.state.CLOSE_S", 60.0)
     with Gateways(database, tmp_path) as gateways:
         store = open_store("elsewhere")
         key = store.accounts.add("team-a")
@@ -213,6 +214,8 @@ async def test_the_last_use_reaches_the_store_from_the_background(database, tmp_
         assert known.used is None and state.accounts.find(key) is not None
         await until(lambda: store.accounts.get("team-a").keys[0].used is not None)
         first = store.accounts.get("team-a").keys[0].used
+        # The gateway notes it a moment after the store has it.
+        await until(lambda: state.accounts.untold() == {})
         # Once in a while is enough, and no gateway reads the accounts again for it. What is left is told at the end.
         assert state.accounts.find(key) is not None and state.accounts.untold() == {}
         assert store.revisions() == before
