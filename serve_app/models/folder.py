@@ -184,8 +184,10 @@ def refuse_other_sizes(path: Path, info: dict[str, Any]) -> None:
 
 
 def why(error: Exception) -> str:
-    """What transformers objects to, in words: of a name that it does not know a KeyError has no more than the name."""
-    return f"transformers has no {error}" if isinstance(error, KeyError) else str(error)
+    """What transformers objects to, in words; of a name that it does not find a KeyError has no more than the name."""
+    if not isinstance(error, KeyError) or not error.args:
+        return str(error)
+    return str(error.args[0]) if " " in str(error.args[0]) else f"{error} is unknown or missing"
 
 
 def require_weights(path: Path, model_class: Any, config: dict[str, Any], found: Contents) -> None:

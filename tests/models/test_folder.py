@@ -140,7 +140,7 @@ def test_contents_are_those_of_the_files(folders):
     ("fields", "said"),
     [
         ({"vocab_size": 100}, "lm_head.weight is [256, 64], and config.json describes [100, 64] (and 1 more)"),
-        ({"hidden_act": "nonsense"}, "transformers has no 'nonsense'"),
+        ({"hidden_act": "nonsense"}, "'nonsense' is unknown or missing"),
     ],
     ids=["size", "name"],
 )
