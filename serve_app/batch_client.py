@@ -34,6 +34,24 @@ class BatchError(RuntimeError):
         self.status = status
 
 
+def connect(home: Path | None = None) -> tuple[httpx.Client, str]:
+    """A client of the server that `serve-app serve` started with this state directory, or of the one of the settings'
+    port, and the account of the settings.
+    """
+    import httpx
+
+    from serve_app.cluster import NotRunning, read_attachment
+    from serve_app.config import api_key, load_settings
+
+    settings = load_settings(home=home)
+    try:
+        url = read_attachment(settings.home).url
+    except NotRunning:
+        url = f"http://127.0.0.1:{settings.port}"
+    headers = {"Authorization": f"Bearer {api_key(settings)}"}
+    return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S), settings.account_id
+
+
 class Batches:
     """The batches of one key's account. ``http``: a client whose base URL is the server's, and that has the key."""
 
@@ -44,19 +62,8 @@ class Batches:
 
     @classmethod
     def connect(cls, home: Path | None = None) -> Self:
-        """To the server that `serve-app serve` started with this state directory, or the one of the settings' port."""
-        import httpx
-
-        from serve_app.cluster import NotRunning, read_attachment
-        from serve_app.config import api_key, load_settings
-
-        settings = load_settings(home=home)
-        try:
-            url = read_attachment(settings.home).url
-        except NotRunning:
-            url = f"http://127.0.0.1:{settings.port}"
-        headers = {"Authorization": f"Bearer {api_key(settings)}"}
-        return cls(httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S), settings.account_id)
+        """As :func:`connect`."""
+        return cls(*connect(home))
 
     def submit(self, model: str, requests: Iterable[Mapping[str, Any]], *, key: str = "") -> dict[str, Any]:
         """Native requests of one model, sent as they come. ``key``: one key makes one batch."""

@@ -1,5 +1,5 @@
-"""``serve-app``: serve, models, run, accounts, db, webhooks, usage, batch, status, config, train-draft, train-lora
-and bench.
+"""``serve-app``: serve, models, run, accounts, db, webhooks, usage, batch, lora, status, config, train-draft,
+train-lora and bench.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
 from serve_app.distill.command import add_parser as add_train_draft
 from serve_app.finetune.command import add_parser as add_train_lora
+from serve_app.lora_command import add_parser as add_lora_parser
 from serve_app.state.account_commands import add_accounts_parser
 from serve_app.state.commands import add_database_parser
 from serve_app.state.errors import StateError
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_usage_parser(commands)
     add_batch_parser(commands)
+    add_lora_parser(commands)
 
     status = commands.add_parser("status", help="show the running server's models and workers as JSON")
     status.set_defaults(command=_status)

@@ -27,6 +27,7 @@ DOCUMENTS = [
     "docs/api.md",
     "docs/security.md",
     "docs/batch.md",
+    "docs/lora.md",
     "CONTRIBUTING.md",
 ]
 # Read by kernels, which know no settings.

@@ -53,7 +53,10 @@ class Catalog:
 
     def prices(self, listed: PriceList | None = None) -> Prices:
         """What the models cost: by their records, by Cloudflare's table, and before both by the operator's list."""
-        return Prices({record.id: record.price for record in self}, listed)
+        prices = {record.id: record.price for record in self}
+        own = ((record, record.adapters) for record in self if record.adapters is not None)
+        prices |= {record.adapter_price_id: lora.price for record, lora in own if lora.price is not None}
+        return Prices(prices, listed)
 
     def started(self, profile: ProfileName, only: Iterable[str] = ()) -> list[tuple[ModelRecord, Profile]]:
         """What a profile starts: every record that has it, or just those in `only`.

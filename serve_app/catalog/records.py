@@ -94,7 +94,6 @@ class Properties(Record):
     function_calling: bool | None = None
     reasoning: bool | None = None
     vision: bool | None = None
-    lora: bool | None = None
     async_queue: bool | None = True  # every model takes batches
     beta: bool | None = None
     require_workers_paid: bool | None = None  # accounts with the free plan may not use it
@@ -180,6 +179,7 @@ class Lora(Record):
     places: int | None = Field(default=None, ge=1, le=1024)
     cache_bytes: Bytes | None = None  # of adapters in a worker's memory; None: the setting lora_cache_bytes
     public: dict[str, str] = {}  # adapters for all accounts: name -> directory, which is uploaded at start
+    price: Price | None = None  # of tokens that go through an adapter; None: as the model's
 
 
 class Profile(Record):
@@ -299,6 +299,12 @@ class ModelRecord(Record):
     def adapters(self) -> Lora | None:
         """How the model serves adapters; None: not at all."""
         return self.lora if isinstance(self.lora, Lora) else Lora() if self.lora else None
+
+    @property
+    def adapter_price_id(self) -> str:
+        """What the price of requests with an adapter is called; the model's own where they have none of their own."""
+        own = self.adapters is not None and self.adapters.price is not None
+        return f"{self.id}@lora" if own else self.id
 
     @property
     def task_declaration(self) -> TaskDeclaration:

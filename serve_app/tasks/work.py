@@ -173,7 +173,7 @@ class Runtime:
         if self.traces is not None:
             work.trace = self.traces.begin(own_id, caller.account, model.id)
         work.trace.event("received", **facts)
-        quote = self.quote(model)
+        quote = self.quote(model, adapter)
         entry_id = (own_id or secrets.token_hex(16)) + (f".{number}" if number else "")
 
         def charged(status: Status) -> Entry | None:
@@ -219,11 +219,12 @@ class Runtime:
             if safe is not None and status != "left":
                 await safe
 
-    def quote(self, model: ServedModel) -> Quote:
-        """What work of the request at hand costs. A request costs what it cost when it came, so that running it again
-        elsewhere changes nothing.
+    def quote(self, model: ServedModel, adapter: str = "") -> Quote:
+        """What work of the request at hand costs; ``adapter``: the id of the one that it uses. A request costs what it
+        cost when it came, so that running it again elsewhere changes nothing.
         """
-        return self.prices.price_of(model.id, _came())
+        priced = model.record.adapter_price_id if adapter else model.id
+        return self.prices.price_of(priced, _came())
 
     async def call_retried(self, model: ServedModel, method: Method[C, R], call: C) -> R:
         """:attr:`call` of work that may be done twice: a lost worker costs time and nothing else."""

@@ -25,6 +25,7 @@ from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.matcher import Grammars
 from serve_app.kv.chunk import Layout
 from serve_app.kv.keys import root_key
+from serve_app.models.bare import publish
 from serve_app.models.load import CausalModel, load_causal_lm
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.drafting import make_drafter
@@ -61,7 +62,7 @@ def resolve_weights(spec: WorkerSpec, progress: Progress, weights: dict[str, Any
 
 def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
     """The model in ``path``, on the worker's device."""
-    return load_causal_lm(
+    model = load_causal_lm(
         path,
         dtype=spec.dtype,
         device=spec.device,
@@ -71,6 +72,10 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
         adapters=spec.adapters,
         progress=progress,
     )
+    if spec.adapters:
+        # Gateways of this node check adapters by it; they would find it out by themselves, in seconds.
+        publish(path, Path(spec.home))
+    return model
 
 
 def limits_of(spec: WorkerSpec, model: CausalModel) -> EngineLimits:

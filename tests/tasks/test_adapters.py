@@ -52,7 +52,7 @@ async def tuned(serve, record, tmp_path: Path):
     folder = tmp_path / "models"
     plain = (folder / "text-generation.yaml").read_text()
     (folder / "plain.yaml").write_text(plain.replace(model, "@cf/test/plain"))
-    (folder / "text-generation.yaml").write_text(plain + "lora: true\n")
+    (folder / "text-generation.yaml").write_text(plain + "lora: {price: {input: 22.0, output: 22.0}}\n")
     for name, text in (("config.json", "{}"), ("model.safetensors", "")):
         (folder / "weights" / name).write_text(text)
     base = {"linears": files.BASE.linears, "others": files.BASE.others, "kind": files.BASE.kind}
@@ -461,3 +461,15 @@ async def test_a_batch_takes_adapters(tuned):
             requests = unpack(tuned.gateway.state.files.get(shard.blob))
             loras += [json.loads(each.body).get("lora", "") for each in requests]
     assert sorted(loras) == ["", "mine", "mine", "mine"]
+
+
+async def test_tokens_through_an_adapter_cost_what_the_record_says(tuned):
+    await ready(tuned)
+    plain = (await ask(tuned)).json()["result"]["usage"]
+    with_adapter = (await ask(tuned, lora="mine")).json()["result"]["usage"]
+    assert with_adapter["neurons"] == 2 * plain["neurons"] > 0
+    estimate = f"{ACCOUNT}/estimate/{tuned.model}"
+    told = [
+        (await tuned.http.post(estimate, json={"prompt": "one two", **more})).json() for more in ({}, {"lora": "mine"})
+    ]
+    assert told[1]["result"]["neurons"]["most"] == 2 * told[0]["result"]["neurons"]["most"]

@@ -45,7 +45,14 @@ async def estimate(runtime: Runtime, model: ServedModel, request: GenerateReques
 
     told = request.sampling.prompt_logprobs is not None
     least, most = used(0 if told else max(prompt - 1, 0), shortest), used(0, longest)
-    return estimate_of(runtime.quote(model), model, least, used(foreseen.cached_tokens, usual), most, foreseen)
+    return estimate_of(
+        runtime.quote(model, _adapter(prepared.request)),
+        model,
+        least,
+        used(foreseen.cached_tokens, usual),
+        most,
+        foreseen,
+    )
 
 
 async def _prepare(
@@ -55,6 +62,10 @@ async def _prepare(
     if request.lora:
         request = replace(request, adapter=await runtime.adapter(model, caller, request.lora))
     return await backend.prepare(model, request)
+
+
+def _adapter(request: GenerateRequest) -> str:
+    return "" if request.adapter is None else request.adapter.id
 
 
 async def _events(
@@ -76,7 +87,7 @@ async def _events(
         shown=request.stream,
         facts=facts,
         worst={"input_tokens": prepared.prompt_tokens, "output_tokens": request.n * request.sampling.max_tokens},
-        adapter="" if request.adapter is None else request.adapter.id,
+        adapter=_adapter(request),
     )
     async with places as work:
         events = backend.events(prepared, work)
