@@ -8,10 +8,16 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
@@ -54,12 +60,19 @@ FAMILIES = {
     "phi3": (Phi3Config, Phi3ForCausalLM, {}),
 }
 
+# Built otherwise than Llama: GPT-2's linears hold their weights transposed, Mixtral has experts.
+OTHERS = {
+    "gpt2": (GPT2Config, GPT2LMHeadModel, {}),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
+}
+
 
 def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: object) -> Path:
     """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are
     clear-cut.
     """
-    config_class, model_class, extra = FAMILIES[family]
+    config_class, model_class, extra = (FAMILIES | OTHERS)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**COMMON, **extra, **overrides}))
     with torch.no_grad():

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from serve_app.kernels.linear.base import Linear
@@ -77,17 +78,20 @@ class Current:
 class ModuleLinear(Linear):
     """A module of transformers seen as a linear."""
 
-    def __init__(self, module: nn.Linear | PackedLinear) -> None:
+    def __init__(self, module: Any) -> None:
         self._module = module
 
     def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
         return self._module(x)
 
+    def idle(self, batch: Any) -> bool:
+        return True
+
 
 class BatchLinear(nn.Module):
     """Stands where an ``nn.Linear`` stood and gives ``linear`` the batch."""
 
-    def __init__(self, original: nn.Linear | PackedLinear, linear: Linear, current: Current, *, head: bool) -> None:
+    def __init__(self, original: Any, linear: Linear, current: Current, *, head: bool) -> None:
         super().__init__()
         self.original, self.linear, self.current, self.head = original, linear, current, head
 
@@ -104,8 +108,11 @@ class BatchLinear(nn.Module):
         batch = self.current.batch
         if batch is None:
             raise RuntimeError("a plugged linear runs through the model's forward function only, which sets the batch")
+        if self.linear.idle(batch):
+            return self.original(x)
         flat = x.reshape(-1, x.shape[-1])
-        rows = batch.sample_rows if self.head else None
+        # Some heads get all rows, others those that are sampled.
+        rows = batch.sample_rows if self.head and len(flat) != len(batch.input_ids) else None
         if len(flat) != len(batch.input_ids if rows is None else rows):
             raise ValueError(
                 f"a linear gets {len(flat)} rows of a batch of {len(batch.input_ids)} tokens, as in an expert; leave it"
@@ -114,15 +121,60 @@ class BatchLinear(nn.Module):
         return self.linear(flat, batch, rows).view(*x.shape[:-1], -1)
 
 
-def plug_modules(model: nn.Module, plug: Plug, current: Current) -> int:
-    """Puts what ``plug`` gives into the places of the model's linears; returns how many it replaced."""
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module computes what an ``nn.Linear`` does: GPT-2's ``Conv1D`` holds its weight transposed, Falcon's
+    ``FalconLinear`` adds its bias in a second step.
+    """
+    return type(module) in (nn.Linear, PackedLinear) or type(module).__name__ in ("Conv1D", "FalconLinear")
+
+
+def _sizes(module: Any) -> tuple[int, int]:
+    """Outputs and inputs."""
+    if type(module).__name__ == "Conv1D":
+        return int(module.weight.shape[1]), int(module.weight.shape[0])
+    return int(module.out_features), int(module.in_features)
+
+
+@torch.inference_mode()
+def linears_by_row(model: nn.Module, current: Current, run: Callable[[], Any]) -> set[str]:
+    """Names of the linears that get one row for each token, or for each sampled one, whenever ``run()`` calls them:
+    those in experts and in other models' towers are not among them.
+    """
+    right: dict[str, bool] = {}
+
+    def watching(name: str) -> Callable[..., None]:
+        def seen(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            batch = current.batch
+            assert batch is not None
+            rows = inputs[0].numel() // inputs[0].shape[-1]
+            right[name] = right.get(name, True) and rows in (len(batch.input_ids), len(batch.sample_rows))
+
+        return seen
+
+    hooks = [
+        module.register_forward_pre_hook(watching(name))
+        for name, module in model.named_modules()
+        if name and is_linear(module)
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name for name, holds in right.items() if holds}
+
+
+def plug_modules(model: nn.Module, plug: Plug, current: Current, only: set[str] | None = None) -> int:
+    """Puts what ``plug`` gives into the places of the model's linears, or of ``only`` some; returns how many it
+    replaced.
+    """
     find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
     head, replaced = find_head(), 0
     for name, module in list(model.named_modules()):
-        if type(module) not in (nn.Linear, PackedLinear) or not name:
+        if not is_linear(module) or not name or (only is not None and name not in only):
             continue
-        own = ModuleLinear(module)
-        linear = plug(Place((name,), (int(module.out_features),), int(module.in_features)), own)
+        own, (outputs, inputs) = ModuleLinear(module), _sizes(module)
+        linear = plug(Place((name,), (outputs,), inputs), own)
         if linear is not own:
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, BatchLinear(module, linear, current, head=module is head))

@@ -27,7 +27,7 @@ from serve_app.models.folder import (
     require_weights,
     why,
 )
-from serve_app.models.linears import Current, Plug, chained, plug_modules
+from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
 from serve_app.models.observe import Unservable
 from serve_app.models.prepare import prepare
 from serve_app.models.quantization import quantize_linears
@@ -150,9 +150,14 @@ def load_causal_lm(
             plain.report["linears"] = f"left as they are: {changed}"
             return plain
     if "fused_decoder" not in report and (every := chained(plug, bank_plug(model.adapters))) is not None:
+        from serve_app.models.optimise import probe
+
         current = Current()
-        report["plugged"] = plug_modules(module, every, current)
-        model.forward = current.around(model.forward)
+        forward = current.around(model.forward)
+        # A plug sees for itself what it replaces; adapters go where rows are tokens.
+        only = linears_by_row(module, current, lambda: probe(model, forward)) if plug is None else None
+        report["plugged"] = plug_modules(module, every, current, only)
+        model.forward = forward
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model
 

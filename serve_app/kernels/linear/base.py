@@ -22,6 +22,10 @@ class Linear:
     def __call__(self, x: Tensor, batch: Any, rows: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
+    def idle(self, batch: Any) -> bool:
+        """Whether ``batch`` gets just what the module gives in whose place this stands."""
+        return False
+
     def swish(self, x: Tensor, batch: Any) -> Tensor:
         """``silu(x @ W.T + b)``."""
         return F.silu(self(x, batch))

@@ -86,6 +86,9 @@ class AdapterLinear(Linear):
         out = self.inner(x, batch, rows)
         return out if batch.adapters is None else self.add(out, x, self._rows.groups(batch.adapters, rows))
 
+    def idle(self, batch: Any) -> bool:
+        return batch.adapters is None and self.inner.idle(batch)
+
     def add(self, out: Tensor, x: Tensor, groups: list[tuple[int, Tensor]]) -> Tensor:
         """``out`` [N, n], changed in place, of ``x`` [N, k] with the deltas of its rows."""
         for place, own in groups:
