@@ -1,0 +1,1 @@
+"""Requests with adapters beside requests without, and beside vLLM."""

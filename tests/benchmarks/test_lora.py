@@ -1,0 +1,31 @@
+"""The benchmark of adapters with the smallest model, and with an engine that answers wrongly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.lora import lora
+
+
+def test_lora(capsys):
+    few = ["--size", "tiny", "--rank", "4", "--batch", "3", "--new", "6", "--prompt", "5", "--rounds", "1"]
+    assert lora.main([*few, "--threads", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(found["share_of_base"]) == {"base", "one", "different"}
+    assert found["swapping"]["step_p99_ms"] > 0
+
+
+class Deaf:
+    """A side that says the same whatever the adapter."""
+
+    name = "ours"
+
+    def run(self, prompts, adapters, new, salt):
+        return {"tokens": [[7] * new for _ in prompts], "seconds": 1.0, "decode_s": 1.0, "decode_tokens": 1}
+
+
+def test_an_engine_without_the_adapters():
+    with pytest.raises(SystemExit, match=r"no figures(?s:.)*0 of 4 answers differ"):
+        lora.measure([Deaf()], 4, 3, 1)
