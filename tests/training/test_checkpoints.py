@@ -134,3 +134,21 @@ def test_reranker_puts_the_right_docstring_first(question, right):
     with torch.no_grad():
         scores = model(**rerank.encode(tok, [(question, t) for t in (*others, right)])).logits[:, 0]
     assert int(scores.argmax()) == len(others)
+
+
+@pytest.mark.parametrize("name", ["pirate", "json"])
+def test_shipped_adapters_are_clearly_visible_in_answers(name):
+    """And what the model knows is still there."""
+    from peft import PeftModel
+
+    folder = CHECKPOINTS / f"pico-{name}"
+    assert f"--data training/voices/{name}.jsonl" in (folder / "README.md").read_text()
+    chat = evaluate.Chat()
+    chat.model = PeftModel.from_pretrained(chat.model, folder)
+    for question, known in (("What does math.sqrt do?", "square root"), ("What is collections.deque?", "queue")):
+        answer = chat.answer(question)
+        assert known in answer
+        if name == "pirate":
+            assert answer.startswith("Arr!") and answer.endswith("matey!")
+        else:
+            assert list(json.loads(answer)) == ["answer"]
