@@ -128,7 +128,9 @@ class Sharing:
         share = min(share, MOST)
         slack = seconds * share / (1.0 - share)
         self._owe(self.owed + slack)
-        room.seconds, room.saved = min(slack, self.owed), self.owed
+        # In a step without real-time rows a piece is never too much: the engine would wait for a batch request that
+        # keeps its place and may not use it.
+        room.seconds, room.saved = min(slack, self.owed), self.owed if seconds else math.inf
         return room
 
     def took(self, room: Room) -> None:

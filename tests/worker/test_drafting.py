@@ -58,7 +58,7 @@ def test_an_eagle_head_in_the_worker(target, plain, tmp_path):
     assert engine.scheduler.max_model_len == 1024
     other = write_head(tmp_path / "other", seed=1, eagle_aux_hidden_state_layer_ids=[0, 1, 2])
     changed = load(target, tmp_path, method="eagle3", weights=other, draft_tokens=3)
-    assert loaded.root_of(b"salt") != changed.root_of(b"salt")
+    assert loaded.root_of(b"salt", "") != changed.root_of(b"salt", "")
 
 
 def test_a_prefill_worker_fills_the_heads_layer(target, tmp_path):
@@ -66,7 +66,7 @@ def test_a_prefill_worker_fills_the_heads_layer(target, tmp_path):
     loaded = load(target, tmp_path, method="eagle3", weights=head, publish=True)
     engine, root = loaded.engine, loaded.root_of
     assert engine.speculation is None
-    request = Request("p", list(PROMPT), len(PROMPT), SamplingParams(), root(b"salt"), prefill_only=True)
+    request = Request("p", list(PROMPT), len(PROMPT), SamplingParams(), root(b"salt", ""), prefill_only=True)
     engine.add(request)
     blocks = None
     while engine.has_work:
