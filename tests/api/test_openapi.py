@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import orjson
@@ -34,6 +35,7 @@ from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.schema import dialects as schemas_dialects
 from serve_app.api.schema.openapi import ERRORS, document
+from serve_app.api.types import ModelLimits
 from serve_app.gateway.http.app import endpoints
 from serve_app.gateway.http.routes.native import run_operation
 from serve_app.tasks.text_generation.read import parse_generate
@@ -98,17 +100,28 @@ def test_every_status_an_error_has_is_described(error: ApiError):
     assert (error.status in (429, 503)) == ("Retry-After" in error.headers)
 
 
+SAID = [{"role": "user", "content": "x"}]
+# The description is of models that take whatever a model may take.
+LIMITS = ModelLimits(lora=True)
 READERS = [
-    (schemas_dialects.chat_input(), openai.parse_chat, {"model": "m", "messages": [{"role": "user", "content": "x"}]}),
-    (schemas_dialects.completion_input(), openai.parse_completions, {"model": "m", "prompt": "x"}),
+    (schemas_dialects.chat_input(), partial(openai.parse_chat, limits=LIMITS), {"model": "m", "messages": SAID}),
+    (
+        schemas_dialects.completion_input(),
+        partial(openai.parse_completions, limits=LIMITS),
+        {"model": "m", "prompt": "x"},
+    ),
     (schemas_dialects.embeddings_input(), openai.parse_embeddings, {"model": "m", "input": "x"}),
-    (schemas_dialects.responses_input(), responses.parse_responses, {"model": "m", "input": "x"}),
+    (
+        schemas_dialects.responses_input(),
+        partial(responses.parse_responses, limits=LIMITS),
+        {"model": "m", "input": "x"},
+    ),
     (
         schemas_dialects.messages_input(),
-        anthropic.parse_messages_request,
-        {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]},
+        partial(anthropic.parse_messages_request, limits=LIMITS),
+        {"model": "m", "max_tokens": 5, "messages": SAID},
     ),
-    (run_operation().body, lambda body: parse_generate(body, "m"), {"prompt": "x"}),
+    (run_operation().body, partial(parse_generate, model="m", limits=LIMITS), {"prompt": "x"}),
 ]
 WRONG = ["x", -1, 10**12, 1.5, True, [], {}, [5], {"a": 5}]
 

@@ -43,7 +43,7 @@ CASES = [
     ("a megabyte of prompt", CHAT, {"prompt": "x" * 1_000_000}, 413, 5021),
     ("a body over the limit", CHAT, {"prompt": "x" * 2_000_000}, 413, 3006),
     ("unknown model", "@cf/no/such", {"prompt": "x"}, 400, 5007),
-    ("a LoRA adapter", CHAT, {"prompt": "x", "lora": "mine"}, 405, 5005),
+    ("no such LoRA adapter", CHAT, {"prompt": "x", "lora": "mine"}, 404, 3037),
     ("text is missing", EMBED, {}, 400, 5006),
     ("text is a number", EMBED, {"text": 5}, 400, 5006),
     ("too long to embed", EMBED, {"text": "word " * 2000}, 413, 5021),
