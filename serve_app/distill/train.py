@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,9 @@ from serve_app.distill.card import write_card
 from serve_app.distill.measure import Acceptance, measure
 from serve_app.distill.memory import require_memory
 from serve_app.distill.prompts import BadPrompts, Prompts, built_in, prepare, read_prompts
+from serve_app.distill.runs import STATE, TrainingRefused, open_state
 from serve_app.models.folder import UnsupportedModel, read_config
 from serve_app.models.load import CausalModel, load_causal_lm
-
-STATE = ".train"
-
-
-class TrainingRefused(ValueError):
-    """Training can't begin or go on; the text says what to change."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,10 +60,7 @@ def train(options: Options, folder: Path, say: Callable[[str], None] = print) ->
     """
     out = Path(options.out)
     _check(options, folder, out)
-    state = out / STATE
-    state.mkdir(parents=True, exist_ok=True)
-    (state / ".gitignore").write_text("*\n")
-    _same_options(options, state)
+    state = open_state(options, out, free=("compare",))
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -194,17 +185,6 @@ def _check(options: Options, folder: Path, out: Path) -> None:
         raise TrainingRefused(f"{out} holds a model already; give an empty directory")
     if options.steps < 1 or not 1 <= options.tokens <= 16 or options.answer_tokens < 4:
         raise TrainingRefused("steps must be at least 1, tokens 1 to 16, and answer-tokens at least 4")
-
-
-def _same_options(options: Options, state: Path) -> None:
-    """What an interrupted run was started with must not change, except where it may."""
-    free = ("out", "threads", "save_every", "stop_at", "compare")
-    told = {k: v for k, v in json.loads(json.dumps(asdict(options))).items() if k not in free}
-    file = state / "options.json"
-    if file.exists() and (before := json.loads(file.read_text())) != told:
-        changed = ", ".join(sorted(k for k in told if before.get(k) != told[k]))
-        raise TrainingRefused(f"{state.parent} was begun with another {changed}; use another --out, or delete {state}")
-    file.write_text(json.dumps(told, indent=2) + "\n")
 
 
 def _trained(student: nn.Module) -> int:

@@ -17,17 +17,13 @@ from torch import Tensor, nn
 
 from serve_app.adapters.weights import read_adapter
 from serve_app.distill import loop
+from serve_app.distill.runs import STATE, TrainingRefused, open_state
 from serve_app.finetune.card import base_name, write_card
 from serve_app.finetune.data import BadData, Batches, Sample, cut, read_data
 from serve_app.models.folder import UnsupportedModel, read_config
 
-STATE = ".train"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEARS = "all-linear"
-
-
-class TrainingRefused(ValueError):
-    """Training can't begin or go on; the text says what to change."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -85,10 +81,7 @@ def train(options: Options, folder: Path, say: Callable[[str], None] = print) ->
     """
     out = Path(options.out)
     _check(options, folder, out)
-    state = out / STATE
-    state.mkdir(parents=True, exist_ok=True)
-    (state / ".gitignore").write_text("*\n")
-    _same_options(options, state)
+    state = open_state(options, out)
     if options.threads:
         torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -254,17 +247,6 @@ def _check(options: Options, folder: Path, out: Path) -> None:
         )
     if options.steps < 0 or options.epochs <= 0 or not 0 < options.held_out < 0.5 or options.max_tokens < 2:
         raise TrainingRefused("epochs and steps must be positive, held-out between 0 and 0.5, max-tokens at least 2")
-
-
-def _same_options(options: Options, state: Path) -> None:
-    """What an interrupted run was started with must not change, except where it may."""
-    free = ("out", "threads", "save_every", "stop_at")
-    told = {k: v for k, v in json.loads(json.dumps(asdict(options))).items() if k not in free}
-    file = state / "options.json"
-    if file.exists() and (before := json.loads(file.read_text())) != told:
-        changed = ", ".join(sorted(k for k in told if before.get(k) != told[k]))
-        raise TrainingRefused(f"{state.parent} was begun with another {changed}; use another --out, or delete {state}")
-    file.write_text(json.dumps(told, indent=2) + "\n")
 
 
 __all__ = ["BadData", "Options", "Score", "Trained", "TrainingRefused", "UnsupportedModel", "train"]
