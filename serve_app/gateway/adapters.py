@@ -19,14 +19,8 @@ from serve_app.adapters.check import check_weights
 from serve_app.adapters.config import MAX_BYTES, AdapterConfig, AdapterRefused, read_config
 from serve_app.adapters.shapes import Base, NoShapes, base_of
 from serve_app.api import identity
-from serve_app.api.errors import (
-    AdapterIncomplete,
-    AdapterNameTaken,
-    BadAdapter,
-    LoraUnsupported,
-    NoAdapter,
-    StoreAway,
-)
+from serve_app.api.adapter_errors import AdapterIncomplete, AdapterNameTaken, BadAdapter, NoAdapter
+from serve_app.api.errors import LoraUnsupported, StoreAway
 from serve_app.api.fields.lora import NAME
 from serve_app.api.types import AdapterRef
 from serve_app.catalog.records import Lora

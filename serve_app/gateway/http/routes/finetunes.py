@@ -11,8 +11,9 @@ from typing import Any, BinaryIO
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.adapter_errors import AdapterIncomplete, BadAdapter
 from serve_app.api.envelopes import success
-from serve_app.api.errors import AdapterIncomplete, BadAdapter, InvalidInput, NotFound
+from serve_app.api.errors import InvalidInput, NotFound
 from serve_app.api.multipart import stream_multipart
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema import finetunes as shapes
