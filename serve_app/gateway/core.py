@@ -36,6 +36,7 @@ from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models
 from serve_app.gateway.price_watch import PriceWatch
+from serve_app.gateway.resume.keys import Keys
 from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.runners import Runners
 from serve_app.gateway.settings import GatewaySettings
@@ -133,6 +134,7 @@ class Gateway:
         operator = Receiver(settings.alert_url, *of_alerts) if settings.alert_url else None
         self.webhooks = Webhooks(self.state, operator, private=settings.webhook_private)
         self.streams = Streams(self.state.streams, settings.resume_max_s)
+        self.keys = Keys(self.streams, self.state.answers)
         self.state.batches.max_left = settings.batch_max_left
         self.runners = Runners(self.state)
         terms = Terms(settings.batch_hours, settings.batch_keep_s, settings.batch_file_bytes)
@@ -178,6 +180,7 @@ class Gateway:
         self.price_watch.close()
         self.shipped.close()
         self.webhooks.close()
+        self.keys.close()
         self.streams.close()
         self.batches.close()
         self.adapters.close()

@@ -12,7 +12,7 @@ from serve_app.state.accounts import Account, Key, Member, Scope
 from serve_app.state.audit import Actor, Change
 from serve_app.state.events import Delivery, Subscription
 from serve_app.state.quotas import Granted, Quota, Want
-from serve_app.state.streams import Known, Part, Running, Shown, Taken
+from serve_app.state.streams import Claim, Known, Part, Running, Shown, Taken
 
 if TYPE_CHECKING:
     from serve_app.state.adapters import AdapterStore
@@ -246,11 +246,11 @@ class StreamStore(Protocol):
 
 
 class AnswerStore(Protocol):
-    def claim(self, owner: str, until: float, account: str, key: str, print: str, now: float) -> Known | None: ...
+    def claim(self, claim: Claim, until: float, print: str) -> Known | None: ...
 
-    def keep(self, owner: str, account: str, key: str, answer: bytes, entries: Sequence[Row] = ()) -> bool: ...
+    def keep(self, claim: Claim, answer: bytes, entries: Sequence[Row] = ()) -> bool: ...
 
-    def free(self, owner: str, account: str, key: str) -> None: ...
+    def free(self, claim: Claim) -> None: ...
 
 
 class LedgerStore(Protocol):

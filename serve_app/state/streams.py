@@ -69,6 +69,16 @@ class Taken:
 
 
 @dataclass(slots=True, frozen=True)
+class Claim:
+    """An account's key, as the gateway ``owner`` has it since ``at``, which tells one claim from the next."""
+
+    owner: str
+    account: str
+    key: str
+    at: float
+
+
+@dataclass(slots=True, frozen=True)
 class Known:
     """A request that is known by its key: its ``print`` and its ``answer``, None while it is under way."""
 

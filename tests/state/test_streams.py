@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serve_app.state.streams import Head, Part
+from serve_app.state.streams import Claim, Head, Part
 
 
 def head(stream_id: str, account: str = "a") -> Head:
@@ -78,16 +78,22 @@ def test_what_expired_or_is_too_much_goes(store):
 
 def test_a_key_is_claimed_once_and_freed_by_the_loss_of_its_gateway(store, open_store):
     one, two = store.answers, open_store("elsewhere").answers
-    assert one.claim("one", 5.0, "a", "k", "print", 1.0) is None
-    known = two.claim("two", 5.0, "a", "k", "other", 2.0)
+    first = Claim("one", "a", "k", 1.0)
+    assert one.claim(first, 5.0, "print") is None
+    known = two.claim(Claim("two", "a", "k", 2.0), 5.0, "other")
     assert known.print == "print" and known.answer is None
-    assert two.claim("two", 5.0, "b", "k", "print", 2.0) is None
+    assert two.claim(Claim("two", "b", "k", 2.0), 5.0, "print") is None
     # Nobody hears of the first any more.
-    assert two.claim("two", 9.0, "a", "k", "other", 6.0) is None
-    one.keep("one", "a", "k", b"late")
-    two.keep("two", "a", "k", b"answer")
-    two.free("two", "a", "k")
-    assert one.claim("one", 20.0, "a", "k", "other", 15.0).answer == b"answer"
-    assert one.claim("one", 99_999.0, "a", "k", "other", 90_000.0) is None
-    one.free("one", "a", "k")
-    assert two.claim("two", 99_999.0, "a", "k", "more", 90_000.0) is None
+    second = Claim("two", "a", "k", 6.0)
+    assert two.claim(second, 9.0, "other") is None
+    assert not one.keep(first, b"late") and two.keep(second, b"answer")
+    two.free(second)
+    assert one.claim(Claim("one", "a", "k", 15.0), 20.0, "other").answer == b"answer"
+    third = Claim("one", "a", "k", 90_000.0)
+    assert one.claim(third, 99_999.0, "other") is None
+    one.free(third)
+    fourth = Claim("one", "a", "k", 90_001.0)
+    assert one.claim(fourth, 99_999.0, "more") is None
+    # An end that comes late is that of its own claim.
+    one.free(third)
+    assert not one.keep(third, b"late") and one.keep(fourth, b"answer")

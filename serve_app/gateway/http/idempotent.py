@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,8 @@ from serve_app.api.errors import InvalidInput, KeyInUse, KeyReused
 from serve_app.api.fields.body import read_bounded
 from serve_app.gateway.booking import kept_with_answer
 from serve_app.gateway.http.streams import EventStream
-from serve_app.gateway.resume.streams import LEASE_S
 from serve_app.state.ledger import Entry
+from serve_app.state.streams import Claim
 
 if TYPE_CHECKING:
     from serve_app.gateway.core import Gateway
@@ -50,20 +49,18 @@ async def once(gateway: Gateway, request: Request, handler: Handler) -> Response
     limit = max(gateway.settings.max_body_bytes, gateway.settings.max_embedding_body_bytes)
     raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
     asked = b"\0".join([request.method.encode(), request.url.path.encode(), request.url.query.encode(), raw])
-    streams, store = gateway.streams, gateway.state.answers
-    printed, now = hashlib.sha256(asked).hexdigest(), time.time()
-    with streams.living():
-        claim = (streams.owner, now + LEASE_S, account, key, printed, now)
-        known = await streams.look(store.claim, *claim)
-        if known is None:
-            return await _first(gateway, request, raw, key, handler)
+    printed = hashlib.sha256(asked).hexdigest()
+    with gateway.streams.living():
+        known = await gateway.keys.claim(account, key, printed)
+        if isinstance(known, Claim):
+            return await _first(gateway, request, raw, known, handler)
     if known.print != printed:
         raise KeyReused
     if known.answer is None:
         raise KeyInUse
     kept = msgspec.msgpack.decode(known.answer, type=_Kept)
     if kept.stream_id:
-        reading = await streams.frames(account, kept.stream_id, 0)
+        reading = await gateway.streams.frames(account, kept.stream_id, 0)
         response: Response = EventStream(reading, reading)
     else:
         response = Response(kept.body, media_type=kept.media_type)
@@ -81,7 +78,7 @@ def check_key(request: Request) -> str | None:
     return key
 
 
-async def _first(gateway: Gateway, request: Request, raw: bytes, key: str, handler: Handler) -> Response:
+async def _first(gateway: Gateway, request: Request, raw: bytes, claim: Claim, handler: Handler) -> Response:
     sent = False
 
     async def receive() -> Message:
@@ -101,7 +98,7 @@ async def _first(gateway: Gateway, request: Request, raw: bytes, key: str, handl
     finally:
         kept_with_answer.reset(before)
         # Also where the client leaves meanwhile.
-        await asyncio.shield(_settle(gateway, request.state.account, key, kept, entries))
+        await asyncio.shield(_settle(gateway, claim, kept, entries))
 
 
 def _kept(request: Request, response: Response) -> _Kept | None:
@@ -114,20 +111,16 @@ def _kept(request: Request, response: Response) -> _Kept | None:
     return _Kept(body, response.media_type or "application/json") if len(body) <= MAX_ANSWER_BYTES else None
 
 
-async def _settle(gateway: Gateway, account: str, key: str, kept: _Kept | None, entries: list[Entry]) -> None:
+async def _settle(gateway: Gateway, claim: Claim, kept: _Kept | None, entries: list[Entry]) -> None:
     """Keeps the answer with what it costs, so that a key is charged once. Raises `BooksClosed`."""
-    streams, store = gateway.streams, gateway.state.answers
+    packed = None if kept is None else msgspec.msgpack.encode(kept)
     try:
-        if kept is None:
-            await streams.look(store.free, streams.owner, account, key)
-        else:
-            rows = [entry.row() for entry in entries]
-            packed = msgspec.msgpack.encode(kept)
-            if not await streams.look(store.keep, streams.owner, account, key, packed, rows):
-                log.warning("the answer of an Idempotency-Key came after another gateway's and is not charged")
+        if not await gateway.keys.end(claim, packed, [entry.row() for entry in entries]):
+            log.warning("the answer of an Idempotency-Key came after another gateway's and is not charged")
+        if packed is not None:
             return
     except Exception as error:
-        # The answer itself is right; only that it can be had again is not.
+        # The answer itself is right; only that it can be had again is not, or later.
         log.warning("the answer of an Idempotency-Key is not kept: %s", error)
     for entry in entries:
         await gateway.state.ledger.enter(entry)

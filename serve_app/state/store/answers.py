@@ -10,7 +10,7 @@ from serve_app.state.protocols import Row
 from serve_app.state.store.database import Database
 from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.tables import answers, stream_owners
-from serve_app.state.streams import Known
+from serve_app.state.streams import Claim, Known
 
 # What goes beyond an account's number or size, counted from the newest; what is under way stays.
 _TRIM = sa.text("""
@@ -44,22 +44,23 @@ class AnswerTable:
         self._max_bytes = max_bytes
         self._claims = 0
 
-    def claim(self, owner: str, until: float, account: str, key: str, print: str, now: float) -> Known | None:
+    def claim(self, claim: Claim, until: float, print: str) -> Known | None:
         """None: the key is the caller's, a gateway that lives at least ``until``; otherwise who was first. A key whose
         gateway is gone without an answer is free.
         """
-        own = (answers.c.account == account) & (answers.c.key == key)
-        alive = sa.select(stream_owners.c.owner).where(stream_owners.c.until > now)
+        own = (answers.c.account == claim.account) & (answers.c.key == claim.key)
+        alive = sa.select(stream_owners.c.owner).where(stream_owners.c.until > claim.at)
         stale = answers.c.answer.is_(None) & answers.c.owner.not_in(alive)
-        lives = self._database.insert(stream_owners).values(owner=owner, until=until)
-        row = {"account": account, "key": key, "created": now, "print": print, "owner": owner, "size": len(key)}
+        lives = self._database.insert(stream_owners).values(owner=claim.owner, until=until)
+        row = {"account": claim.account, "key": claim.key, "created": claim.at, "owner": claim.owner}
+        row |= {"print": print, "size": len(claim.key)}
         with self._database.writing() as connection:
             connection.execute(lives.on_conflict_do_update(index_elements=["owner"], set_={"until": until}))
             if self._claims % self.TRIM_EVERY == 0:
                 bounds = {"count": self._max_count, "bytes": self._max_bytes}
-                connection.execute(_TRIM, {"account": account, **bounds})
+                connection.execute(_TRIM, {"account": claim.account, **bounds})
             self._claims += 1
-            old = answers.c.created <= now - self._max_age_s
+            old = answers.c.created <= claim.at - self._max_age_s
             connection.execute(sa.delete(answers).where(own & (stale | old)))
             put = self._database.insert(answers).values(**row).on_conflict_do_nothing().returning(answers.c.key)
             if connection.execute(put).first() is not None:
@@ -68,12 +69,11 @@ class AnswerTable:
         # Whoever was first has just given up.
         return Known(print, None) if found is None else Known(found.print, found.answer)
 
-    def keep(self, owner: str, account: str, key: str, answer: bytes, entries: Sequence[Row] = ()) -> bool:
+    def keep(self, claim: Claim, answer: bytes, entries: Sequence[Row] = ()) -> bool:
         """The answer to the request that claimed the key, and what it costs, in one transaction: so a key is charged
-        once. False: the key is no longer the owner's, and nothing was written.
+        once. False: the claim is no more, and nothing was written.
         """
-        own = (answers.c.account == account) & (answers.c.key == key) & (answers.c.owner == owner)
-        kept = sa.update(answers).where(own).values(answer=answer, size=len(answer) + len(key))
+        kept = sa.update(answers).where(_of(claim)).values(answer=answer, size=len(answer) + len(claim.key))
         with self._database.writing() as connection:
             if not connection.execute(kept).rowcount:
                 return False
@@ -81,8 +81,12 @@ class AnswerTable:
                 self._ledger.write(connection, [row.columns for row in entries])
         return True
 
-    def free(self, owner: str, account: str, key: str) -> None:
+    def free(self, claim: Claim) -> None:
         """There is no answer that could be given again."""
-        own = (answers.c.account == account) & (answers.c.key == key) & (answers.c.owner == owner)
         with self._database.writing() as connection:
-            connection.execute(sa.delete(answers).where(own & answers.c.answer.is_(None)))
+            connection.execute(sa.delete(answers).where(_of(claim) & answers.c.answer.is_(None)))
+
+
+def _of(claim: Claim) -> sa.ColumnElement[bool]:
+    key = (answers.c.account == claim.account) & (answers.c.key == claim.key)
+    return key & (answers.c.owner == claim.owner) & (answers.c.created == claim.at)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
+import pytest
+
+from serve_app.gateway.resume import keys
+from serve_app.state.errors import Away
 from tests.gateway.resume.conftest import CHAT, TEXT, Worker
+from tests.state.gateways import until
 
 ASK = {"model": CHAT, "messages": [{"role": "user", "content": "hi"}], "seed": 0}
 KEYED = {"Idempotency-Key": "order 66"}
@@ -65,3 +71,51 @@ async def test_a_resumable_stream_sent_again_is_the_same_stream(start):
     first = await gateway.http.post("/v1/chat/completions", json=ask, headers=KEYED)
     again = await gateway.http.post("/v1/chat/completions", json=ask, headers=KEYED)
     assert again.content == first.content and len(gateway.settled) == 1
+
+
+@pytest.mark.parametrize("lost", ["free", "keep"])
+async def test_a_key_whose_end_the_store_did_not_take_is_not_held_for_ever(start, monkeypatch, lost):
+    """The disk was full, say. The key is free, or has its answer, once the store is back."""
+    monkeypatch.setattr(keys, "AGAIN_S", 0.02)
+    worker = Worker()
+    gateway = await start(worker)
+    path, away = "/v1/chat/completions", True
+    right = getattr(gateway.state.answers, lost)
+
+    def sometimes(*args):
+        if away:
+            raise Away("the test took it away")
+        return right(*args)
+
+    monkeypatch.setattr(gateway.state.answers, lost, sometimes)
+    ask = ASK if lost == "keep" else {**ASK, "temperature": "hot"}
+    first = await gateway.http.post(path, json=ask, headers=KEYED)
+    assert first.status_code == (200 if lost == "keep" else 400)
+    assert (await gateway.http.post(path, json=ask, headers=KEYED)).status_code == 409
+    away = False
+    await until(lambda: not gateway.keys.waiting)
+    again = await gateway.http.post(path, json=ask, headers=KEYED)
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    assert len(worker.calls) == (lost == "keep") == gateway.state.ledger.written
+
+
+async def test_a_claim_that_the_store_took_too_late_holds_no_key(start, monkeypatch):
+    monkeypatch.setattr(keys, "AGAIN_S", 0.02)
+    gateway = await start(Worker())
+    path, claim, goes_on = "/v1/chat/completions", gateway.state.answers.claim, threading.Event()
+
+    def slowly(*args):
+        goes_on.wait(60)
+        return claim(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keys, "AWAY_S", 0.05)
+        patched.setattr(gateway.state.answers, "claim", slowly)
+        early = await gateway.http.post(path, json=ASK, headers=KEYED)
+        assert early.status_code == 503 and early.headers["retry-after"]
+    goes_on.set()
+    async with asyncio.timeout(60):
+        while (again := await gateway.http.post(path, json=ASK, headers=KEYED)).status_code != 200:
+            assert again.status_code == 409
+            await asyncio.sleep(0.02)
+    assert "idempotent-replayed" not in again.headers
