@@ -10,7 +10,7 @@ import yaml
 from starlette.routing import Route
 
 from serve_app import cli
-from serve_app.api import errors
+from serve_app.api import adapter_errors, errors
 from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import ENVIRONMENT, Settings
 from serve_app.ray_private import environment as env
@@ -183,6 +183,7 @@ def test_the_error_codes_are_those_of_the_code() -> None:
     def all_of(cls: type[errors.ApiError]) -> set[tuple[int, int]]:
         return {(cls.code, cls.status)}.union(*(all_of(below) for below in cls.__subclasses__()))
 
+    assert issubclass(adapter_errors.NoAdapter, errors.ApiError)
     documented = [(int(row[0]), int(row[1])) for row in rows("docs/api.md", "## Errors")]
     assert len(documented) == len(set(documented))
     assert set(documented) == all_of(errors.ApiError)
