@@ -193,8 +193,8 @@ def cache_damaged(target: Target, dice: random.Random) -> Iterator[str]:
             if kind == 0:
                 path.unlink()
             elif kind in (1, 2):
-                os.truncate(path, 0 if kind == 1 else dice.randrange(size))
-            elif kind == 3:
+                os.truncate(path, 0 if kind == 1 else dice.randrange(size + 1))
+            elif kind == 3 and size:
                 with path.open("r+b") as file:
                     file.seek(dice.randrange(size))
                     file.write(dice.randbytes(16))
