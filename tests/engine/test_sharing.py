@@ -11,7 +11,7 @@ from serve_app.engine.sharing import ENTITLED_S, NEAR_S, Sharing
 from serve_app.engine.step import Step
 from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import HistoryModel, answer_alone, make_engine, random_prompt, request, take
-from tests.engine.test_scheduler import checked_step
+from tests.engine.test_random_traffic import checked_step
 
 # A step takes 10 ms with prompts and 10 ms with rows that generate; a prompt's token takes 0.1 ms, a row ROW.
 ROW = 2e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serve_app.routing.dispatch import Dispatch, DispatchConfig
 from serve_app.routing.types import RouteRequest
-from tests.routing.test_dispatch import PLACES, ROUTER, report_of, request
+from tests.routing.world import PLACES, ROUTER, report_of, request
 
 CHUNK = 256
 
