@@ -18,6 +18,7 @@ import orjson
 from serve_app.api.anthropic.read import parse_messages_request
 from serve_app.api.errors import ApiError, BodyTooLarge, InvalidInput, NoRoute
 from serve_app.api.fields.body import parse_body
+from serve_app.api.fields.lora import with_lora
 from serve_app.api.openai.read import model_of, parse_chat, parse_completions, parse_embeddings
 from serve_app.api.rerank.read import parse_rerank, parse_score
 from serve_app.api.responses.read import parse_responses
@@ -38,7 +39,8 @@ _RUN = re.compile(r"/client/v4/accounts/[^/]+/ai/run/(?P<model>.+)")
 class Known:
     """What a gateway knows of models. ``find``: a model by name, of one of some tasks, ready or not; raises `ApiError`.
     ``allow``: raises one for a model that the caller may not use. ``most``: requests of a batch. ``bodies``: bounds of
-    each.
+    each. ``adapter``: looks up the one that requests of the caller name, as `Request.kept` has it; raises `ApiError`,
+    and `Away`.
     """
 
     find: Callable[[str, tuple[str, ...]], ServedModel]
@@ -46,6 +48,7 @@ class Known:
     allow: Callable[[Caller, ServedModel], None]
     bodies: BodyLimits
     most: int = 50_000
+    adapter: Callable[[ServedModel, Caller, str], dict[str, str]] = lambda model, caller, which: {}
 
     @property
     def longest(self) -> int:
@@ -55,11 +58,12 @@ class Known:
 
 @dataclass(slots=True, frozen=True)
 class Checked:
-    """``begins``: see :func:`serve_app.batch.order.digests`. ``prompt``: bytes of it, about."""
+    """``begins``: see :func:`serve_app.batch.order.digests`. ``prompt``: bytes of it. ``kept``: of the request."""
 
     model: ServedModel
     begins: bytes
     prompt: int
+    kept: dict[str, str]
 
 
 class NoModel(Exception):
@@ -113,10 +117,11 @@ class Checker:
     caller: Caller
     _models: dict[tuple[str, type[Asked] | None], ServedModel] = field(default_factory=dict)
     _limits: dict[str, ModelLimits] = field(default_factory=dict)
-    _wordings: dict[tuple[str, bytes], ServedModel] = field(default_factory=dict)
+    _wordings: dict[tuple[str, bytes], tuple[ServedModel, dict[str, str]]] = field(default_factory=dict)
+    _adapters: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
 
     def check(self, url: str, raw: bytes) -> Checked:
-        """Raises `ApiError` for what the route would refuse, and `NoModel`."""
+        """Raises `ApiError` for what the route would refuse, `NoModel`, and `Away`."""
         form = FORMS.get(url)
         varying = form.varying if form is not None else _NATIVE
         try:
@@ -126,16 +131,17 @@ class Checker:
         if not isinstance(body, dict):
             raise InvalidInput("The body must be a JSON object.", param="body")
         key = (url, _wording(body, varying))
-        model = self._wordings.get(key)
-        if model is None:
-            model, _ = self._parsed(url, form, raw)
+        known = self._wordings.get(key)
+        if known is None:
+            model, parsed = self._parsed(url, form, raw)
             if len(self._wordings) >= MAX_WORDINGS:
                 self._wordings.clear()
-            self._wordings[key] = model
+            known = self._wordings[key] = model, self._kept(model, parsed)
+        model, kept = known
         limit = tasks()[model.record.task].body_limit(self.known.bodies)
         if len(raw) > limit:
             raise BodyTooLarge(limit)
-        return _checked(model, body)
+        return _checked(model, body, kept)
 
     def read(self, url: str, raw: bytes) -> list[Any]:
         """The pieces of work that a request is. Raises like :meth:`check`."""
@@ -151,7 +157,9 @@ class Checker:
             if run is None:
                 raise NoRoute("POST", url)
             model = self._model(run["model"], None)
-            parsed = [tasks()[model.record.task].read(Body(body), model, self._limits_of(model))]
+            parsed = [
+                tasks()[model.record.task].read(Body(with_lora(body, run["model"])), model, self._limits_of(model))
+            ]
         for request in parsed:
             if getattr(request, "stream", False):
                 raise InvalidInput("stream: requests of a batch are answered as a whole; leave it out.", param="stream")
@@ -171,6 +179,17 @@ class Checker:
             if len(self._models) < MAX_WORDINGS:
                 self._models[name, takes] = found
         return found
+
+    def _kept(self, model: ServedModel, parsed: list[Any]) -> dict[str, str]:
+        """The same adapter, in the same version, for all of a batch."""
+        which = next((request.lora for request in parsed if getattr(request, "lora", "")), "")
+        if not which:
+            return {}
+        if (model.id, which) not in self._adapters:
+            if len(self._adapters) >= MAX_WORDINGS:
+                raise InvalidInput(f"A batch names at most {MAX_WORDINGS} adapters; send several.", param="lora")
+            self._adapters[model.id, which] = self.known.adapter(model, self.caller, which)
+        return self._adapters[model.id, which]
 
     def _limits_of(self, model: ServedModel) -> ModelLimits:
         if model.id not in self._limits:
@@ -214,15 +233,15 @@ def _kind(value: Any) -> str | None:
     return roles
 
 
-def _checked(model: ServedModel, body: dict[str, Any]) -> Checked:
+def _checked(model: ServedModel, body: dict[str, Any], kept: dict[str, str]) -> Checked:
     """``body`` with what its prompt begins with. Only prompts that something is generated for are cached."""
     prompt = next((body[name] for name in ("messages", "prompt", "input") if body.get(name) is not None), None)
     ahead = (body.get("tools"), body.get("system") or body.get("instructions"))
     written = orjson.dumps((ahead, prompt))
     if not issubclass(GenerateRequest, tasks()[model.record.task].takes):
-        return Checked(model, NOTHING, len(written))
+        return Checked(model, NOTHING, len(written), kept)
     if type(prompt) is list and len(prompt) > 1:
         head = orjson.dumps((ahead, prompt[0]))
     else:
         head = orjson.dumps(ahead) if ahead != (None, None) else b""
-    return Checked(model, digests(head, written), len(written))
+    return Checked(model, digests(head, written), len(written), kept)

@@ -25,6 +25,7 @@ from serve_app.batch.order import levels, order, shared
 from serve_app.batch.spool import Spool
 from serve_app.state.accounts import Caller
 from serve_app.state.batches import Request, Result, Shard
+from serve_app.state.errors import Away
 from serve_app.state.files import Files
 
 SHARD_REQUESTS = 512
@@ -132,7 +133,7 @@ class Intake:
 
     def take(self, number: int, raw: bytes | None) -> None:
         """One request as it stands in the input; ``raw`` None: it was too long to read. Raises `InvalidInput` where it
-        is one too many.
+        is one too many, and `Away`.
         """
         self.total += 1
         if self.total > self._most:
@@ -156,9 +157,13 @@ class Intake:
                 self._problem(Problem("model_not_found", missing.error.message, number + 1, "body.model"))
             else:
                 self._answer(request, missing.error)
+        except Away:
+            raise
         except Exception as error:
             self._answer(request, as_api_error(error))
         else:
+            if checked.kept:
+                request = msgspec.structs.replace(request, kept=checked.kept)
             self._models.append(self._names.setdefault(checked.model.id, len(self._names)))
             self.prompt_bytes += checked.prompt
             self._rows += checked.begins

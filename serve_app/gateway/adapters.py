@@ -87,22 +87,25 @@ class Adapters:
     # -- for requests
 
     async def choose(self, model: ServedModel, caller: Caller, which: str) -> AdapterRef:
-        """The adapter of this id or name, in the version that is served now; a request that is run again goes on with
-        the one that it began with.
+        """The adapter of this id or name, in the version that is served now; a request that is run again, or that
+        belongs to a batch, goes on with the one that it began with. One of a batch needs it to be there still.
         """
         self._serves(model)
         if (before := identity.kept(f"lora {which}")) is not None:
             adapter_id, digest, size = before.split()
+            if identity.batch() and await self._state.adapters.find(caller.account, adapter_id) is None:
+                raise _missing(which)
             return AdapterRef(adapter_id, digest, int(size))
         found = await self._state.adapters.find(caller.account, which) if plausible(which) else None
-        if found is None:
-            raise _missing(which)
-        if not found.digest:
-            raise AdapterIncomplete(_waiting(found), param="lora")
-        if found.model != model.id:
-            raise NoAdapter(f"The fine-tune {which} is for the model {found.model}, not for {model.id}.")
-        identity.keep(f"lora {which}", f"{found.id} {found.digest} {found.size}")
-        return AdapterRef(found.id, found.digest, found.size)
+        chosen = _usable(found, model, which)
+        identity.keep(f"lora {which}", _written(chosen))
+        return chosen
+
+    def kept(self, model: ServedModel, caller: Caller, which: str) -> dict[str, str]:
+        """:meth:`choose` for requests that run later. Blocks; raises `Away` beside what the client should see."""
+        self._serves(model)
+        found = self._store.find(caller.account, which) if plausible(which) else None
+        return {f"lora {which}": _written(_usable(found, model, which))}
 
     # -- for owners
 
@@ -327,6 +330,22 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0)
     while piece := file.read(CHUNK):
         yield piece
+
+
+def _usable(found: Adapter | None, model: ServedModel, which: str) -> AdapterRef:
+    """What was ``found`` for requests of a model. Raises what the client should see."""
+    if found is None:
+        raise _missing(which)
+    if not found.digest:
+        raise AdapterIncomplete(_waiting(found), param="lora")
+    if found.model != model.id:
+        raise NoAdapter(f"The fine-tune {which} is for the model {found.model}, not for {model.id}.")
+    return AdapterRef(found.id, found.digest, found.size)
+
+
+def _written(chosen: AdapterRef) -> str:
+    """As `identity.keep` takes it."""
+    return f"{chosen.id} {chosen.digest} {chosen.size}"
 
 
 def _missing(which: str) -> NoAdapter:

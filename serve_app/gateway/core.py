@@ -220,7 +220,8 @@ class Gateway:
             paid = bool(model.record.properties.require_workers_paid)
             self.state.allowance.check_plan(caller, model.id, paid=paid)
 
-        return Known(self.models.named, self.limits, allow, self.settings, self.settings.batch_max_requests)
+        most = self.settings.batch_max_requests
+        return Known(self.models.named, self.limits, allow, self.settings, most, self.adapters.kept)
 
     def limits(self, model: ServedModel) -> ModelLimits:
         """Bounds and defaults that bodies for the model are read with; the defaults for one that generates nothing."""

@@ -17,8 +17,8 @@ from serve_app.state.errors import StateError
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-# Longer than a stream can be away and come back with the version it began with.
-KEPT_S = 7200.0
+# Longer than a stream can be away, or a batch take, and go on with the version it began with.
+KEPT_S = 26 * 3600.0
 Order = Literal["created", "modified", "name"]
 Status = Literal["waiting", "refused", "ready"]
 

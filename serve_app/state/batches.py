@@ -34,13 +34,15 @@ Outcome = Literal["succeeded", "failed", "cancelled", "expired"]
 class Request(msgspec.Struct, array_like=True, frozen=True):
     """One request as it lies in a shard. ``number``: its place in the input, from 0. ``id``: what its sender calls it
     (`custom_id`, `external_reference`), None for nothing. ``url``: the path it is posted to, such as
-    `/v1/chat/completions`. ``body``: JSON.
+    `/v1/chat/completions`. ``body``: JSON. ``kept``: what was looked up when the batch was taken in, and is the same
+    whenever the request runs (:attr:`serve_app.api.identity.Identity.kept`).
     """
 
     number: int
     id: str | None
     url: str
     body: bytes
+    kept: dict[str, str] = {}
 
 
 @dataclass(slots=True, frozen=True)

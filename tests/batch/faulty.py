@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from serve_app.batch import asking
 from serve_app.batch import ends as ends_module
@@ -31,6 +31,7 @@ from serve_app.state.store.sql import SqlStore
 from tests.batch.running import answer, check_complete, make, runner
 
 LEASE_S = 0.4
+T = TypeVar("T")
 FAULTY = ("claim", "write", "finish", "end", "clear", "planned", "renew", "fill", "claim_input", "claim_end", "done")
 # Batches at once, and requests of the largest: of few faults, and of many.
 FEW, MANY = (2, 10), (4, 40)
@@ -161,6 +162,15 @@ def busy(store: SqlStore) -> bool:
         return True
 
 
+def patiently(call: Callable[[], T]) -> T:
+    """What ``call`` gives; asked again while the store is away."""
+    while True:
+        try:
+            return call()
+        except Away:
+            time.sleep(0.1)
+
+
 def fork(call: Callable[..., None], *args: Any) -> int:
     if pid := os.fork():
         return pid
@@ -181,7 +191,7 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
     files = open_files(str(world.home / "files"))
     began, sizes = time.monotonic(), dict[str, int]()
     with world.store() as store:
-        store.open()
+        patiently(store.open)
     unfinished, largest = FEW if faults < 50 else MANY
     slots: list[int] = []
     seeds, numbers = iter(range(seed * 1_000_000, sys.maxsize)), count()
@@ -218,12 +228,15 @@ def main(home: str, database: str, seed: int, faults: int) -> None:
         os.waitpid(pid, 0)
     world.offset.write_text("0")
     with world.store() as store:
-        found = [store.batches.find("a", name) for name in sizes]
+        found = [patiently(lambda name=name: store.batches.find("a", name)) for name in sizes]
         for batch in found:
             assert batch is not None and batch.status in ("completed", "cancelled"), batch
             # Who was stopped over an input and killed later may have left shards; they go with the batch.
-            check_complete(store, files, batch, sizes[batch.id], tidy=False)
-            assert forget(store.batches, files, batch) and not files.list(f"batches/{batch.id}/")
+            patiently(lambda batch=batch: check_complete(store, files, batch, sizes[batch.id], tidy=False))
+            # Told twice where the store went away behind it.
+            patiently(lambda batch=batch: forget(store.batches, files, batch))
+            assert patiently(lambda batch=batch: store.batches.find("a", batch.id)) is None
+            assert not files.list(f"batches/{batch.id}/")
     kinds = Counter(" ".join(line.split()[:2]) for line in world.faults.read_text().splitlines())
     runs = Counter(world.ran.read_text().splitlines())
     again = sum(times - 1 for times in runs.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -15,6 +16,7 @@ from cloudflare import AsyncCloudflare, NotFoundError
 from serve_app.adapters import shapes
 from serve_app.api import identity
 from serve_app.api.types import ModelLimits
+from serve_app.gateway.batches import Works
 from serve_app.state.adapters import CONFIG, KEPT_S, WEIGHTS, blob, content_digest
 from serve_app.state.batches import unpack
 from serve_app.tasks.backend import Prepared
@@ -22,6 +24,7 @@ from tests.adapters import test_check as files
 from tests.tasks.conftest import ACCOUNT, KEY, Served
 from tests.tasks.test_backend import TURN, EchoBackend
 
+QUEUED = {"queueRequest": "true"}
 TUNES = f"{ACCOUNT}/finetunes"
 GOOD_CONFIG, GOOD_WEIGHTS = json.dumps(files.CONFIG).encode(), files.packed(files.weights())
 
@@ -461,6 +464,57 @@ async def test_a_batch_takes_adapters(tuned):
             requests = unpack(tuned.gateway.state.files.get(shard.blob))
             loras += [json.loads(each.body).get("lora", "") for each in requests]
     assert sorted(loras) == ["", "mine", "mine", "mine"]
+
+
+async def test_a_batch_goes_on_with_the_version_that_it_came_with_and_ends_without_it(tuned):
+    first = await ready(tuned)
+    model = tuned.gateway.models.find(tuned.model)
+    model.ready = False  # nothing of a batch runs yet
+
+    async def queued() -> str:
+        body = {"requests": [{"prompt": "one", "lora": "mine"}, {"prompt": "two"}]}
+        sent = await tuned.http.post(f"{ACCOUNT}/run/{tuned.model}", params=QUEUED, json=body)
+        return sent.json()["result"]["request_id"]
+
+    batches = [await queued()]
+    await tuned.http.post(f"{TUNES}/mine/versions")
+    await sent(tuned, "mine", CONFIG, GOOD_CONFIG)
+    await sent(tuned, "mine", WEIGHTS, other_weights())
+    batches.append(await queued())
+    works = asyncio.ensure_future(Works(tuned.gateway).run())
+
+    async def ended(batch: str) -> Any:
+        while (found := (await tuned.http.get(f"{ACCOUNT}/batches/{batch}")).json()["result"])["ended_at"] is None:
+            await asyncio.sleep(0.02)
+        return found["requests"]
+
+    try:
+        model.ready = True
+        async with asyncio.timeout(60):
+            assert [(await ended(batch))["succeeded"] for batch in batches] == [2, 2]
+        digests = [ref.digest for ref in tuned.backend.adapters if ref is not None]
+        assert len(set(digests)) == len(digests) == 2 and first["digest"] in digests
+        model.ready = False
+        batches.append(await queued())
+        await tuned.http.delete(f"{TUNES}/mine")
+        model.ready = True
+        async with asyncio.timeout(60):
+            counts = await ended(batches[-1])
+        assert (counts["succeeded"], counts["failed"]) == (1, 1)
+        told = await tuned.http.post(f"{ACCOUNT}/run/{tuned.model}", json={"request_id": batches[-1]}, params=QUEUED)
+        failed = [one for one in told.json()["result"]["responses"] if not one["success"]]
+        assert [one["errors"][0]["code"] for one in failed] == [3037]
+    finally:
+        works.cancel()
+        await asyncio.gather(works, return_exceptions=True)
+
+
+async def test_a_batch_request_for_an_adapter_that_is_not_there_has_that_as_its_error(tuned):
+    body = {"requests": [{"prompt": "one", "lora": "nobody"}, {"prompt": "two"}]}
+    found = await tuned.http.post(f"{ACCOUNT}/run/{tuned.model}", params=QUEUED, json=body)
+    batch = found.json()["result"]["request_id"]
+    (result,) = tuned.gateway.state.batches.results(batch)
+    assert (result.number, result.status) == (0, 404) and b"3037" in result.body
 
 
 async def test_tokens_through_an_adapter_cost_what_the_record_says(tuned):

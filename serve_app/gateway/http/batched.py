@@ -43,7 +43,9 @@ def performer(
     async def perform(job: Job) -> Done:
         entries: list[Entry] = []
         request_id.current.set(job.request_id)
-        identity.current.set(identity.Identity(job.request_id, job.created, batch=job.batch))
+        identity.current.set(
+            identity.Identity(job.request_id, job.created, batch=job.batch, kept=dict(job.request.kept))
+        )
         kept_with_answer.set(entries)
         endpoint = None
         try:
