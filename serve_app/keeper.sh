@@ -1,19 +1,31 @@
 #!/bin/sh
 # Waits until the process that started it has ended (end of file), then ends what still runs in $FOLDER and removes it.
-# Ray's processes that have a title of their own (ray::...) name the folder in their environment only.
+# Ray's processes that have a title of their own (ray::...) name the folder in their environment only. Who has named it
+# once is ended, also if it no longer does.
 while read -r _; do :; done
 [ -d "$FOLDER" ] || exit 0
 running() {
-  for entry in /proc/[0-9]*; do
+  for file in $(grep -lsF -e "$FOLDER/" /proc/[0-9]*/cmdline /proc/[0-9]*/environ); do
+    entry=${file%/*}
     [ -O "$entry" ] || continue
-    said=$(tr '\0' ' ' 2>/dev/null <"$entry/cmdline")
-    case $said in ray::*) said=$(tr '\0' ' ' 2>/dev/null <"$entry/environ") ;; esac
-    case $said in *"$FOLDER/"*) echo "${entry#/proc/}" ;; esac
+    case $file in *environ) grep -qs "^ray::" "$entry/cmdline" || continue ;; esac
+    echo "${entry#/proc/}"
   done
 }
+alive() {
+  for pid in $1; do
+    case $(sed -n "s/^.*) \(.\) .*/\1/p" "/proc/$pid/stat" 2>/dev/null) in "" | Z | X) ;; *) echo "$pid" ;; esac
+  done
+}
+known=
 for number in TERM KILL; do
   left=20
-  for pid in $(running); do kill -$number "$pid" 2>/dev/null; done
-  while [ -n "$(running)" ] && [ $left -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
+  known=$(alive "$known $(running)")
+  for pid in $known; do kill -$number "$pid" 2>/dev/null; done
+  while [ -n "$known" ] && [ $left -gt 0 ]; do
+    sleep 0.1
+    left=$((left - 1))
+    known=$(alive "$known $(running)")
+  done
 done
 rm -rf "$FOLDER"

@@ -94,14 +94,31 @@ def processes_in(folder: Path) -> list[int]:
 
 
 def end_processes(folder: Path) -> None:
-    """Asks them to end, and ends those that have not after some seconds."""
+    """Asks them to end, and ends those that have not after some seconds: also one that no longer names the folder by
+    then, because it is ending or has become something else.
+    """
+    known: set[tuple[int, str]] = set()
     for number in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + END_S
-        for pid in processes_in(folder):
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
-        while processes_in(folder) and time.monotonic() < until:
+        until, told = time.monotonic() + END_S, set[tuple[int, str]]()
+        while True:
+            known.update((pid, began) for pid in processes_in(folder) if (began := _began(pid)) is not None)
+            known = {(pid, began) for pid, began in known if _began(pid) == began}
+            if not known or time.monotonic() > until:
+                break
+            for pid, _ in known - told:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, number)
+            told |= known
             time.sleep(0.05)
+
+
+def _began(pid: int) -> str | None:
+    """When a living process was started, in the kernel's ticks; None if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
 
 
 def _place() -> Path:

@@ -37,6 +37,25 @@ print(made.path, daemon.pid, made._keeper.pid, flush=True)
 time.sleep(600)
 """
 
+# One that becomes something else when it is asked to end, and stays.
+BECOMES_ANOTHER = """
+import subprocess, sys, time
+from serve_app.run_directory import RunDirectory
+made = RunDirectory()
+source = '''
+import os, signal, time
+other = ["sh", "-c", "trap : TERM; while :; do sleep 1; done"]
+signal.signal(signal.SIGTERM, lambda *_: os.execve("/bin/sh", other, {}))
+print(flush=True)
+time.sleep(600)
+'''
+daemon = subprocess.Popen([sys.executable, "-c", source, f"{made.path}/daemon"], start_new_session=True,
+                          stdout=subprocess.PIPE)
+daemon.stdout.readline()
+print(made.path, daemon.pid, made._keeper.pid, flush=True)
+time.sleep(600)
+"""
+
 
 def owner(source: str = OWNER) -> tuple[subprocess.Popen[str], Path, int, int]:
     process = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
@@ -76,7 +95,7 @@ def test_it_is_private_and_short_enough_for_sockets() -> None:
     assert not made.path.exists()
 
 
-@pytest.mark.parametrize("source", [OWNER, TITLED])
+@pytest.mark.parametrize("source", [OWNER, TITLED, BECOMES_ANOTHER])
 def test_a_killed_owner_leaves_nothing_behind(source: str) -> None:
     process, path, daemon, _ = owner(source)
     assert until(lambda: processes_in(path) == [daemon])  # once it is executed
@@ -91,3 +110,13 @@ def test_without_its_keeper_the_next_start_removes_it() -> None:
     end(process)
     assert path in remove_leftovers()
     assert gone(daemon) and not path.exists()
+
+
+def test_who_no_longer_names_the_folder_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "END_S", 0.5)
+    process, path, daemon, keeper = owner(BECOMES_ANOTHER)
+    os.kill(keeper, signal.SIGKILL)
+    end(process)
+    run_directory.end_processes(path)
+    assert until(lambda: gone(daemon))
+    assert path in remove_leftovers()
