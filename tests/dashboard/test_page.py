@@ -1,0 +1,105 @@
+"""The page's files: what is vendored is what its table says, the first page is small, and nothing is inline or from elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from serve_app.catalog.load import PROJECT_ROOT
+
+STATIC = PROJECT_ROOT / "serve_app" / "dashboard" / "static"
+VENDOR = STATIC / "vendor"
+OWN = sorted(path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".html"} and VENDOR not in path.parents)
+SCRIPTS = [path for path in OWN if path.suffix == ".js"]
+FIRST_PAGE_BYTES = 250_000
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(STATIC))
+
+
+def imports(path: Path) -> tuple[set[Path], set[Path]]:
+    """The modules that a module imports at once, and those that it fetches when they are asked for."""
+    text = path.read_text()
+    at_once = re.findall(r'(?m)^(?:import|export)\b[^;]*?from "([^"]+)"|^import "([^"]+)"', text)
+    later = re.findall(r'\bimport\("([^"]+)"\)', text)
+    return {(path.parent / (one or other)).resolve() for one, other in at_once}, {
+        (path.parent / one).resolve() for one in later
+    }
+
+
+def closure(path: Path) -> set[Path]:
+    found: set[Path] = set()
+    open_ends = [path.resolve()]
+    while open_ends:
+        if (one := open_ends.pop()) not in found:
+            found.add(one)
+            open_ends += imports(one)[0]
+    return found
+
+
+def test_vendored_files_are_those_of_the_table():
+    table = json.loads((VENDOR / "vendored.json").read_text())
+    for row in table:
+        assert hashlib.sha256((VENDOR / row["file"]).read_bytes()).hexdigest() == row["sha256"], row["file"]
+        assert row["licence"] and row["version"] and row["source"]
+        for licence in row["licence_files"]:
+            assert len((VENDOR / "licences" / licence).read_text()) > 500, licence
+    there = {path.name for path in VENDOR.iterdir() if path.is_file()} - {"vendored.json"}
+    assert there == {row["file"] for row in table}
+    told = {licence for row in table for licence in row["licence_files"]}
+    assert {path.name for path in (VENDOR / "licences").iterdir()} == told
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=name)
+def test_every_import_is_there(path):
+    at_once, later = imports(path)
+    for one in at_once | later:
+        assert one.is_file(), f"{name(path)} imports {one}"
+
+
+def test_no_file_is_left_over():
+    index = (STATIC / "index.html").read_text()
+    reached = {STATIC / one for one in re.findall(r"/dashboard/static/\{version\}/([^\"]+)", index)}
+    open_ends = [path for path in reached if path.suffix == ".js"]
+    while open_ends:
+        at_once, later = imports(open_ends.pop())
+        open_ends += [path for path in at_once | later if path not in reached and path.is_relative_to(STATIC)]
+        reached |= at_once | later
+    assert {path for path in OWN if path.suffix != ".html"} <= reached
+
+
+@pytest.mark.parametrize("page", sorted((STATIC / "js" / "pages").glob("*.js")), ids=name)
+def test_a_first_page_is_small(page):
+    """What a browser fetches before it shows a page, charts and the formatting of answers included."""
+    index = (STATIC / "index.html").read_text()
+    files = {STATIC / one for one in re.findall(r"/dashboard/static/\{version\}/([^\"]+)", index)}
+    for one in (STATIC / "js" / "main.js", page):
+        for module in closure(one):
+            files |= {module} | imports(module)[1]
+    files = {path for path in files if path == page or "pages" not in path.parts}
+    sizes = {path: len(gzip.compress(path.read_bytes(), 9)) for path in files | {STATIC / "index.html"}}
+    assert sum(sizes.values()) <= FIRST_PAGE_BYTES, sorted(sizes.items(), key=lambda item: -item[1])[:5]
+
+
+def test_nothing_is_inline():
+    index = (STATIC / "index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son\w+=", index)
+    assert all(re.match(r"<script (type=\"module\" )?src=", tag) for tag in re.findall(r"<script[^>]*>", index))
+
+
+@pytest.mark.parametrize("path", OWN, ids=name)
+def test_own_files_are_short_and_stay_at_home(path):
+    text = path.read_text()
+    assert text.count("\n") < 400
+    assert not re.search(r"@import|url\((?!data:)", text)
+    elsewhere = set(re.findall(r"(?:https?|wss?)://[^\s\"'`<]+", text))
+    assert elsewhere <= {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"\beval\(|new Function|document\.write|insertAdjacentHTML|outerHTML|\.innerHTML", text)
+    if "dangerouslySetInnerHTML" in text:
+        assert path.name == "markdown.js"
