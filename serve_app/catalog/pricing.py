@@ -223,12 +223,15 @@ _SHOWN = {unit.key: unit.shown for unit in UNITS}
 
 
 def price_property(price: Price | None, units: Iterable[str]) -> list[dict[str, Any]]:
-    """The `price` property of models/search: {unit, price, currency} of each of ``units`` that has a price."""
+    """The `price` property of models/search: {unit, price, currency, neurons} of each of ``units`` that has a price; `neurons`
+    where they are known, which Cloudflare tells on its pages only.
+    """
     if price is None:
         return []
-    amounts = price.money_rates.amounts
+    amounts, neurons = price.money_rates.amounts, price.neuron_rates.amounts
     return [
         {"unit": _SHOWN[key], "price": float(amounts[key]), "currency": price.currency}
+        | ({"neurons": float(neurons[key])} if key in neurons else {})
         for key in units
         if key in amounts
     ]

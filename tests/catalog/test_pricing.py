@@ -112,8 +112,8 @@ def test_records_have_their_own_price_or_the_tables() -> None:
     catalog = load_catalog()
     shown = {row["property_id"]: row["value"] for row in search_record(catalog["@cf/qwen/qwq-32b"])["properties"]}
     assert shown["price"] == [
-        {"unit": "per M input tokens", "price": 0.66, "currency": "USD"},
-        {"unit": "per M output tokens", "price": 1.0, "currency": "USD"},
+        {"unit": "per M input tokens", "price": 0.66, "currency": "USD", "neurons": 60000.0},
+        {"unit": "per M output tokens", "price": 1.0, "currency": "USD", "neurons": 90909.0},
     ]
     own = catalog["@cf/pico/pico-instruct"].price
     assert own is not None and own.cached == Decimal("0.001") and own.neuron_rates.cached == 91

@@ -83,7 +83,7 @@ async def test_a_task_dropped_in_is_served(folder: None, serve, record) -> None:
         # It is in the lists, has schemas, and each piece of work has been settled and traced.
         listed = (await http.get(f"{ACCOUNT}/models/search")).json()["result"]
         assert [(item["task"]["name"], item["properties"][-1]["value"]) for item in listed] == [
-            ("Echo", [{"unit": "per M input tokens", "price": 11.0, "currency": "USD"}])
+            ("Echo", [{"unit": "per M input tokens", "price": 11.0, "currency": "USD", "neurons": 1000000.0}])
         ]
         schema = (await http.get(f"{ACCOUNT}/models/schema", params={"model": model})).json()["result"]
         assert schema["input"]["contentMediaType"] == "audio/x-parrot"

@@ -10,8 +10,10 @@ import { Empty, Failed, Skeleton } from "./ui/states.js";
 /** Pages by address. `scope`: what a key needs to see one; any of several will do. */
 const PAGES = [
   { name: "playground", title: "Playground", scope: ["inference"], load: () => import("./pages/playground.js") },
+  { name: "models", title: "Models", scope: ["inference", "read"], load: () => import("./pages/models.js") },
   { group: "Activity" },
   { group: "Manage" },
+  { name: "keys", title: "Keys and budgets", icon: "keys", scope: ["admin"], load: () => import("./pages/keys.js") },
   { name: "settings", title: "Settings", scope: [], load: () => import("./pages/settings.js") },
 ];
 

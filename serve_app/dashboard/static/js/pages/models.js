@@ -1,0 +1,56 @@
+// Models: the catalogue as cards, and a page for each.
+import { models } from "../core/catalog.js";
+import { date } from "../core/format.js";
+import { html, useState } from "../core/lib.js";
+import { useResource } from "../core/resource.js";
+import { link } from "../core/router.js";
+import { ModelPage } from "../models/model_page.js";
+import { priceLine } from "../models/price.js";
+import { marks, states } from "../models/state.js";
+import { Button, Select, TextField } from "../ui/controls.js";
+import { Badge, Empty, Loaded, PageHead } from "../ui/states.js";
+
+export default function Models({ place }) {
+  const catalog = useResource(async (signal) => {
+    const [list, state] = await Promise.all([models(signal), states(signal)]);
+    return { list, state };
+  }, [], { every: 5 });
+  if (place.rest) {
+    return html`<${Loaded} of=${catalog} tall>${({ list, state }) => {
+      const model = list.find((one) => one.id === place.rest);
+      return model
+        ? html`<${ModelPage} key=${model.id} model=${model} state=${state[model.id]} tab=${place.query.tab} />`
+        : html`<${Empty} icon="models" title="No such model here" action=${html`<${Button} href=${link("models")}>All models<//>`}><span class="mono wrap">${place.rest}</span> is not in the catalogue of this server.<//>`;
+    }}<//>`;
+  }
+  return html`<${Loaded} of=${catalog} tall>${(data) => html`<${Catalogue} ...${data} />`}<//>`;
+}
+
+function Catalogue({ list, state }) {
+  const [search, setSearch] = useState("");
+  const [task, setTask] = useState("");
+  const tasks = [...new Set(list.map((one) => one.task))].sort();
+  const words = search.toLowerCase().split(/\s+/).filter(Boolean);
+  const shown = list.filter((one) => (!task || one.task === task) && words.every((word) => `${one.id} ${one.description} ${one.task}`.toLowerCase().includes(word)));
+  return html`
+    <${PageHead} title="Models">
+      What this server's catalogue holds, with prices and what each can do.<//>
+    <div class="filters">
+      <${TextField} label="Search" type="search" value=${search} onInput=${setSearch} placeholder="Name or description" />
+      <${Select} label="Task" value=${task} onInput=${setTask} options=${[{ value: "", label: "All tasks" }, ...tasks]} />
+    </div>
+    ${shown.length
+      ? html`<ul class="grid-cards">${shown.map((one) => html`<li class="card" key=${one.id}><${ModelCard} model=${one} state=${state[one.id]} /></li>`)}</ul>`
+      : html`<${Empty} icon="search" title="No model fits">Try fewer words, or another task.<//>`}`;
+}
+
+const ModelCard = ({ model, state }) => html`<a class="card-link" href=${link("models", model.id)}>
+  <div class="between"><span class="small muted">${model.task}</span><${StateBadge} state=${state} /></div>
+  <h2 class="wrap">${model.id.replace(/^@(cf|hf)\//, "")}</h2>
+  <p>${model.description}</p>
+  ${priceLine(model) && html`<p class="small">${priceLine(model)}</p>`}
+  <div class="row">${marks(model).map((one) => html`<${Badge} key=${one}>${one}<//>`)}
+    ${model.properties.planned_deprecation_date && html`<${Badge} kind="warn">ends ${date(model.properties.planned_deprecation_date)}<//>`}</div>
+</a>`;
+
+export const StateBadge = ({ state }) => (state ? html`<${Badge} dot kind=${state.kind}>${state.label}<//>` : null);
