@@ -223,8 +223,8 @@ _SHOWN = {unit.key: unit.shown for unit in UNITS}
 
 
 def price_property(price: Price | None, units: Iterable[str]) -> list[dict[str, Any]]:
-    """The `price` property of models/search: {unit, price, currency, neurons} of each of ``units`` that has a price; `neurons`
-    where they are known, which Cloudflare tells on its pages only.
+    """The `price` property of models/search: {unit, price, currency, neurons} of each of ``units`` that has a price;
+    `neurons` where they are known, which Cloudflare tells on its pages only.
     """
     if price is None:
         return []
