@@ -15,7 +15,7 @@ import numpy as np
 
 from serve_app.kv.cached_tokens import FOUND, SOURCES
 from serve_app.kv.client import Fetched, KVClient
-from serve_app.kv.keys import BLOCK_TOKENS, block_keys, tail_key
+from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS, block_keys, tail_key
 from serve_app.wire.generate import Prefilled, PromptPath
 from serve_app.wire.load import Fetch
 from serve_app.worker.tasks import Tasks
@@ -60,12 +60,12 @@ class Prompt:
 @dataclass(slots=True)
 class Stored:
     """What there is of a prompt: ``prefix`` is what the engine's own cache lacks and the pool has; ``covered`` tokens
-    are in either, ``held`` (from the first on) in the node's pool.
+    are in either, ``held`` (from the first on) in the node's pool; None: the pool gets nothing of it.
     """
 
     prefix: StoredPrefix | None
     covered: int
-    held: int
+    held: int | None
     moved: Moved = field(default_factory=lambda: Moved())
 
 
@@ -137,6 +137,10 @@ class PoolReader:
         request, wanted = prompt.request, prompt.wanted
         # Reading the index from another thread is safe (the GIL) and a stale answer is only a hint.
         own = self._own(request)
+        # Of a batch those that share a prefix come here one after another: less than a chunk is not worth the pool's
+        # time, on the way there and back.
+        if request.share is not None and not request.prefill_only and wanted - own < CHUNK_TOKENS:
+            return Stored(None, own, None)
         if own >= wanted and not request.prefill_only:
             self._tasks.start(self._correct(request.id, request.keys))
             return Stored(None, own, own)

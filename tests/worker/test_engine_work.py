@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.channel.inbox import TokenInbox
@@ -303,3 +304,15 @@ async def test_128_answers_to_one_prompt_run_on_a_worker_with_fewer_slots(decode
     assert max(result.cached for _, result in found) == 32
     again = call(ids, inbox, max_tokens=3, temperature=2.0, seed=77)
     assert (await read(inbox, again, lambda: decode.generate(again)))[0] == found[77][0]
+
+
+async def test_of_a_batch_the_pool_gets_and_gives_no_less_than_a_chunk(decode, inbox, pool, expected):
+    async def chunks_of(length: int) -> int:
+        ids, before = prompt(length, length), len(pool.chunks)
+        asked = replace(call(ids, inbox), priority="batch", share=0.05)
+        tokens, result = await read(inbox, asked, lambda: decode.generate(asked))
+        assert tokens == expected(ids, 16) and result.path.computed == length
+        return len(pool.chunks) - before
+
+    assert await chunks_of(200) == 0
+    assert await chunks_of(300) > 0
