@@ -120,6 +120,11 @@ class OutputStream:
         self.reasoning_tokens = 0
 
     @property
+    def may_stop(self) -> bool:
+        """Whether it may be done before the engine is."""
+        return bool(self._stop) or (self._one_call and self._tools is not None)
+
+    @property
     def held(self) -> int:
         """Tokens that were fed and whose text has not been given out, because it may be the beginning of something."""
         return len(self._pending)

@@ -20,6 +20,10 @@ class StopMatcher:
         self._held = ""
         self.matched: str | None = None
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._stops)
+
     def feed(self, text: str) -> str:
         """The part of all text so far that can be shown now; after a match (``matched`` is set) always
         nothing."""

@@ -34,7 +34,7 @@ class AdapterAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-class GenerateCall(Message, tag="generate:7", frozen=True):
+class GenerateCall(Message, tag="generate:8", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
@@ -42,7 +42,8 @@ class GenerateCall(Message, tag="generate:7", frozen=True):
     would choose. ``prefill_above``, from the replica to its worker: a prompt that lacks so many tokens is not started
     but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get. ``adapter``:
     what its tokens pass through beside the model; None: the model alone. ``weight``: the account's, whose part of the
-    worker's places grows with it.
+    worker's places grows with it. ``together``: so many tokens behind the first are sent together, for who reads them
+    at the end.
     """
 
     id: str
@@ -57,6 +58,7 @@ class GenerateCall(Message, tag="generate:7", frozen=True):
     share: Share = 0.05
     adapter: AdapterAt | None = None
     weight: Weight = 1.0
+    together: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
 
 
 class Missing(Message, tag="missing:1", frozen=True):

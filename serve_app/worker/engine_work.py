@@ -334,7 +334,9 @@ class EngineWork:
                 self.requests.end(output.request_id, Failed(output.error, refused=refused))
                 continue
             if running.streamed:
-                items.append(_item(output, cached if first and new else None))
+                item = running.due(_item(output, cached if first and new else None), first=first)
+                if item is not None:
+                    items.append(item)
             if output.finish_reason is not None:
                 self.requests.end(output.request_id, Finished(output.finish_reason, cached, output.prompt_logprobs))
         if items:

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from serve_app.sampling_params import PromptLogprobs
 from serve_app.wire.generate import Failed, GenerateCall, Prefilled
+from serve_app.wire.tokens import TokenItem
 from serve_app.worker.kv_read import Prompt
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ class Running:
     given: int = 0
     found: int = 0
     tokens: int = 0
+    # What of them is to be sent together with others.
+    kept: TokenItem | None = None
     # How a prefill that goes on elsewhere has ended, once the request waits for one.
     prefilled: asyncio.Future[Prefilled] | None = None
     given_up: asyncio.TimerHandle | None = None
@@ -54,6 +59,17 @@ class Running:
     @property
     def request(self) -> Request:
         return self.prompt.request
+
+    def due(self, item: TokenItem, *, first: bool) -> TokenItem | None:
+        """What is to be sent now that these tokens are there: the first ones of all at once."""
+        assert self.call is not None
+        before = self.kept
+        if before is not None:
+            logprobs = None if item.logprobs is None else (before.logprobs or ()) + item.logprobs
+            item = replace(item, offset=before.offset, ids=before.ids + item.ids, logprobs=logprobs)
+        waits = not first and item.finish is None and len(item.ids) < self.call.together
+        self.kept = item if waits else None
+        return None if waits else item
 
 
 class Requests:

@@ -316,3 +316,16 @@ async def test_of_a_batch_the_pool_gets_and_gives_no_less_than_a_chunk(decode, i
 
     assert await chunks_of(200) == 0
     assert await chunks_of(300) > 0
+
+
+async def test_tokens_that_nobody_reads_before_the_end_come_together(decode, inbox, expected):
+    ids = prompt(77, 40)
+    asked = replace(call(ids, inbox, max_tokens=20, logprobs=1), together=8)
+    stream = inbox.open_stream(asked.id, 0)
+    result = asyncio.ensure_future(decode.generate(asked))
+    items = [item async for item in stream]
+    assert [len(item.ids) for item in items] == [1, 8, 8, 3]
+    assert [token for item in items for token in item.ids] == expected(ids, 20)
+    assert all(len(item.logprobs) == len(item.ids) for item in items) and items[0].cached == 0
+    assert (await result).finish == items[-1].finish == "length"
+    stream.close()

@@ -38,6 +38,8 @@ from serve_app.wire.load import ADAPTER_BYTES
 HOME = "decode"
 # Longer prompts are tokenised off the event loop.
 INLINE_CHARS = 20_000
+# Tokens of a batch request that come together: nobody reads them before the end.
+TOGETHER = 32
 # Log-probabilities of prompts in one answer.
 MAX_TOLD = 1 << 20
 
@@ -150,6 +152,7 @@ class EngineBackend:
             share=caller.share,
             adapter=adapter,
             weight=caller.weight,
+            together=TOGETHER if priority == "batch" and not output.may_stop else 1,
         )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
