@@ -12,7 +12,10 @@ const PAGES = [
   { name: "playground", title: "Playground", scope: ["inference"], load: () => import("./pages/playground.js") },
   { name: "models", title: "Models", scope: ["inference", "read"], load: () => import("./pages/models.js") },
   { group: "Activity" },
+  { name: "usage", title: "Usage", scope: ["read"], load: () => import("./pages/usage.js") },
+  { name: "batches", title: "Batches", scope: ["inference", "read"], load: () => import("./pages/batches.js") },
   { group: "Manage" },
+  { name: "adapters", title: "Adapters", scope: ["inference", "read"], load: () => import("./pages/adapters.js") },
   { name: "keys", title: "Keys and budgets", icon: "keys", scope: ["admin"], load: () => import("./pages/keys.js") },
   { name: "settings", title: "Settings", scope: [], load: () => import("./pages/settings.js") },
 ];
