@@ -49,6 +49,10 @@ def test_vendored_files_are_those_of_the_table():
     table = json.loads((VENDOR / "vendored.json").read_text())
     for row in table:
         assert hashlib.sha256((VENDOR / row["file"]).read_bytes()).hexdigest() == row["sha256"], row["file"]
+        if "changed" in row:
+            ours, theirs = (VENDOR / row["file"]).read_text(), row["changed"]
+            original = ours.replace(theirs[1], theirs[0]).encode()
+            assert hashlib.sha256(original).hexdigest() == row["sha256_of_source"], row["file"]
         assert row["licence"] and row["version"] and row["source"]
         for licence in row["licence_files"]:
             assert len((VENDOR / "licences" / licence).read_text()) > 500, licence

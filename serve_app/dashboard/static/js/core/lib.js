@@ -1,8 +1,12 @@
 // The one place that names the view library.
-export {
-  html, render, Component, createContext,
-  useCallback, useContext, useEffect, useLayoutEffect, useMemo, useRef, useState,
-} from "../../vendor/htm-preact.js";
+import htm from "../../vendor/htm.mjs";
+import { h } from "../../vendor/preact.mjs";
+
+export { Component, createContext, render } from "../../vendor/preact.mjs";
+export { useCallback, useContext, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../../vendor/hooks.mjs";
+
+/** Markup as tagged templates, without a build step. What is put in is text, never HTML. */
+export const html = htm.bind(h);
 
 let count = 0;
 

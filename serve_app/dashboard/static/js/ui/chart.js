@@ -1,7 +1,7 @@
 // Charts over time, drawn by uPlot. The drawing is for the eye; the same figures are there as a table for everybody.
 import { html, useEffect, useRef, useState } from "../core/lib.js";
 import { colour } from "../core/theme.js";
-import { dateTime } from "../core/format.js";
+import { dateTime, time } from "../core/format.js";
 import { Button } from "./controls.js";
 import { Table } from "./table.js";
 
@@ -25,7 +25,7 @@ export function Chart({ label, times, series, show, bars = false, height = 190 }
       const UPlot = await load();
       if (ended || !place.current) return;
       plot?.destroy();
-      plot = new UPlot(options(UPlot, place.current.clientWidth, height, shown, show, bars), [times, ...stacked(shown, bars)], place.current);
+      plot = new UPlot(options(UPlot, place.current.clientWidth, height, times, shown, show, bars), [times, ...stacked(shown, bars)], place.current);
     };
     draw();
     const watcher = new ResizeObserver(() => plot?.setSize({ width: place.current.clientWidth, height }));
@@ -67,24 +67,31 @@ function stacked(series, bars) {
   return sums;
 }
 
-function options(UPlot, width, height, series, show, bars) {
+function options(UPlot, width, height, times, series, show, bars) {
   const [line, muted] = [colour("--line"), colour("--muted")];
   const drawn = series.map((one, at) => {
     const tone = colour(`--series-${at + 1}`);
     return { label: one.name, stroke: tone, width: bars ? 0 : 1.75, fill: bars ? tone : undefined, spanGaps: false, points: { show: !bars && one.values.length < 3, size: 5 },
       paths: bars ? UPlot.paths.bars({ size: [0.7, 36], radius: 0.15 }) : undefined };
   });
+  const step = times.length > 1 ? times[1] - times[0] : 3600;
   const axis = { stroke: muted, font: "11px system-ui, sans-serif", ticks: { show: false } };
   return {
     width, height, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } }, legend: { show: false },
-    scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
+    scales: { x: { range: (_, low, high) => (bars ? [low - step / 2, high + step / 2] : [low, high]) }, y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
     axes: [
-      { ...axis, grid: { show: false }, space: 70 },
+      { ...axis, grid: { show: false }, size: 34, space: 80, values: (_, values) => ticks(values, step) },
       { ...axis, grid: { stroke: line, width: 1 }, size: 64, space: 40, values: (_, values) => values.map(show) },
     ],
     series: [{}, ...(bars ? drawn.reverse() : drawn)],
     plugins: [tooltip(series, show)],
   };
+}
+
+/** Times of an axis: days where there are days, and the clock where there are hours, on 24 of them. */
+function ticks(values, step) {
+  const days = step >= 86_400 || (values.at(-1) - values[0] > 2 * 86_400);
+  return values.map((value) => (days ? dateTime(value).split(",")[0] : time(value).slice(0, 5)));
 }
 
 /** A box beside the pointer with the figures of that moment. */

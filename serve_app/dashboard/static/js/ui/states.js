@@ -1,5 +1,5 @@
 // What stands in a place that has no data: yet, at all, or because something failed. And badges, figures, page heads.
-import { html } from "../core/lib.js";
+import { classes, html } from "../core/lib.js";
 import { Button } from "./controls.js";
 import { Icon } from "./icons.js";
 
@@ -34,7 +34,7 @@ export function Loaded({ of, tall, lines, children }) {
 /** One number with its unit. @param {{label: string, value: any, unit?: string, note?: any, title?: string}} props */
 export const Figure = ({ label, value, unit, note, title }) => html`<div class="card figure" role="group" aria-label=${label}>
   <span class="figure-label">${label}</span>
-  <span class="figure-value" title=${title}>${value}${unit && html`<small>${unit}</small>`}</span>
+  <span class=${classes("figure-value", String(value).length > 10 && "figure-long")} title=${title}>${value}${unit && html`<small>${unit}</small>`}</span>
   ${note && html`<span class="figure-note">${note}</span>`}</div>`;
 
 export const Card = ({ title, note, action, children, bare }) => html`<section class="card">
