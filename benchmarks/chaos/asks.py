@@ -10,6 +10,7 @@ from benchmarks.serving.startup import MODEL
 
 EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
 RERANK = "@cf/pico/pico-reranker"
+ADAPTERS = ("pirate", "json")
 LONG = "Write something long about Python. "
 CITY = {
     "type": "object",
@@ -86,6 +87,16 @@ def asks() -> list[Ask]:
             Ask("anthropic", "/v1/messages", MESSAGES, {**model, "messages": _user(question), **limits},
                 alike=question),
         ]  # fmt: skip
+    # Adapters that come with the model; in OpenAI's and Anthropic's dialects they are models of their own.
+    limits = {"max_tokens": 64, **greedy}
+    for adapter in ADAPTERS:
+        asked = {"messages": _user("What does math.sqrt do?"), **limits}
+        own = {"model": f"{MODEL}@{adapter}"}
+        found += [
+            Ask(f"native {adapter}", run, NATIVE, {**asked, "lora": adapter}, alike=adapter),
+            Ask(f"openai {adapter}", chat, CHAT, {**asked, **own, **usage}, alike=adapter),
+            Ask(f"anthropic {adapter}", "/v1/messages", MESSAGES, {**asked, **own}, alike=adapter),
+        ]
     return found
 
 

@@ -9,7 +9,9 @@
 Clients ask in every dialect and of every task, whole and in streams, with reasoning too, and some leave in the middle.
 Where the tests' packages are installed, half of the requests go through OpenAI's, Anthropic's and Cloudflare's own
 libraries, some of them under an `Idempotency-Key` that these send again by themselves. A third of the streams can be
-resumed: what has begun of these must come to its end, through whichever gateways. Every answer was learned from the
+resumed: what has begun of these must come to its end, through whichever gateways. Some are for the adapters that come
+with the model. Beside them small batches of Workers AI's and OpenAI's and messages of a queue are submitted: each line
+must end in one result, with the text that a single request has, and in one entry. Every answer was learned from the
 quiet server, where dialects must agree; it must come again, token for token and with the same usage, whatever happens.
 A request must end within a minute, with its answer or, where a fault allows it, with an honest refusal (429 or 503 with
 Retry-After) or a broken connection; what had been shown by then must be its beginning. After each fault every model
@@ -92,6 +94,8 @@ def write_record(home: Path) -> None:
     record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
     for part in (record, record["draft"]):
         part["weights"]["path"] = str(PROJECT_ROOT / part["weights"]["path"])
+    public = record["lora"]["public"]
+    record["lora"]["public"] = {name: str(PROJECT_ROOT / path) for name, path in public.items()}
     (home / "models").mkdir()
     (home / "models" / "pico-instruct.yaml").write_text(yaml.safe_dump({**record, "reasoning_parser": "qwen3"}))
 
@@ -164,6 +168,7 @@ def chaos(options: argparse.Namespace) -> dict[str, Any]:
         "broke": run.weather.broke,
         "wrong": run.clients.counts["WRONG"],
         "counts": dict(run.clients.counts),
+        "batches": dict(run.batches.counts),
         "faults": run.happened,
         "slowest_recovery_s": slowest(run.happened),
         "not_here": run.not_here,

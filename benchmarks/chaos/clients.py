@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import httpx
 
 from benchmarks.chaos import resuming
-from benchmarks.chaos.asks import Ask, asks, probes
+from benchmarks.chaos.asks import ADAPTERS, Ask, asks, probes
+from benchmarks.chaos.batches import Batches
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.ledger import Receipts
@@ -71,12 +72,26 @@ class Clients:
         """Every answer of the quiet server, whole and streamed. Raises :class:`SystemExit` where they contradict each
         other: then there is nothing to hold anybody to.
         """
+        await self._adapters()
         await _each(range(len(self._asks)), self._learn_one)
         texts: dict[str, str] = {}
         for number, ask in enumerate(self._asks):
             text = self._wanted[number, False].texts.get("0", "")
             if ask.alike and texts.setdefault(ask.alike, text) != text:
                 raise SystemExit(f"no figures: {ask.name} differs from other dialects: {text!r}")
+
+    async def _adapters(self) -> None:
+        """Until those are there that come with the model."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                answer = await self.http.get("/client/v4/accounts/local/ai/finetunes/public")
+                if {one["name"] for one in answer.json()["result"]} >= set(ADAPTERS):
+                    return
+                await asyncio.sleep(RETRY_S)
+
+    def batches(self) -> Batches:
+        """What asks the same in batches."""
+        return Batches(self.http, self._asks, lambda number: self._wanted[number, False], self._weather)
 
     async def _learn_one(self, number: int) -> None:
         ask = self._asks[number]

@@ -32,7 +32,7 @@ from benchmarks.chaos.injections import (
     token_deleted,
     workers,
 )  # fmt: skip
-from benchmarks.chaos.target import GATEWAY, REPLICA, WORKERS, Target
+from benchmarks.chaos.target import GATEWAY, REPLICA, RUNNER, WORKERS, Target
 from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED
 
 RECOVERS_S, GATEWAY_S, RESTART_S = 5.0, 60.0, 180.0
@@ -90,6 +90,7 @@ def _no_sockets(target: Target) -> str | None:
 
 
 GATEWAYS, HAPROXY, POOL = named(GATEWAY), named("haproxy"), named("ray::KVPool")
+RUNNERS = named(RUNNER)
 CHAT_REPLICA = f"{REPLICA}pico--pico-instruct:"
 REPLICAS, ALL_WORKERS = named(REPLICA), named(*WORKERS)
 SHORT, LONG = (1.0, 4.0), (4.0, 9.0)
@@ -105,6 +106,7 @@ FAULTS = (
     Fault("pool-killed", "kill -9 of the node's KV pool", killed(POOL)),
     Fault("controller-killed", "kill -9 of Serve's controller", killed(named("ray::ServeController"))),
     Fault("gateway-killed", "kill -9 of the gateway", killed(GATEWAYS), ANYTHING, recovers_s=GATEWAY_S),
+    Fault("runner-killed", "kill -9 of what runs batches", killed(RUNNERS)),
     Fault("haproxy-killed", "kill -9 of HAProxy", killed(HAPROXY), ANYTHING),
     Fault("decode-stopped", "a decode worker hangs", stopped(workers("decode")), hold=LONG),
     Fault("prefill-stopped", "a prefill worker hangs", stopped(workers("prefill")), hold=LONG),
@@ -114,6 +116,7 @@ FAULTS = (
     Fault("replica-stopped", "a replica hangs", stopped(REPLICAS), hold=SHORT, stalls=True),
     Fault("pool-stopped", "the node's KV pool hangs", stopped(POOL), hold=SHORT),
     Fault("gateway-stopped", "the gateway hangs", stopped(GATEWAYS), ANYTHING, SHORT, True, GATEWAY_S),
+    Fault("runner-stopped", "what runs batches hangs", stopped(RUNNERS), hold=LONG),
     Fault("haproxy-stopped", "HAProxy hangs", stopped(HAPROXY), ANYTHING, SHORT, True),
     Fault("controller-stopped", "Serve's controller hangs", stopped(named("ray::ServeController")), hold=SHORT),
     Fault("server-lost", "kill -9 of Ray's GCS, of the raylet or of the server itself; then it is started again",

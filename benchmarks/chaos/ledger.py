@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
+from benchmarks.chaos.batches import Batches
 from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.weather import Weather
 from serve_app.state.ledger import DAY_S, Entry
@@ -59,9 +60,9 @@ class Receipts:
     def note(self, ask: str, seen: Seen, most: tuple[int, int] | None) -> None:
         self._told.append(Told(ask, seen, most))
 
-    def check(self, store: SqlStore, weather: Weather, *, alone: bool) -> int:
-        """Compares all of them with the ledger; how many entries there are. ``alone``: nobody else asked anything of
-        this store. Blocks until everything agrees, or for :data:`LATE_S` seconds.
+    def check(self, store: SqlStore, weather: Weather, batches: Batches | None = None, *, alone: bool) -> int:
+        """Compares all of them, and ``batches``, with the ledger; how many entries there are. ``alone``: nobody else
+        asked anything of this store. Blocks until everything agrees, or for :data:`LATE_S` seconds.
         """
         until = time.monotonic() + LATE_S
         while True:
@@ -72,6 +73,8 @@ class Receipts:
             time.sleep(0.5)
         for told, problem in problems:
             weather.violation(f"ledger: {problem}", ask=told.ask, request=told.seen.request)
+        if batches is not None:
+            batches.check(entries, alone=alone)
         if problem := _sums_problem(store):
             weather.violation(f"ledger: {problem}")
         return len(entries)
@@ -79,7 +82,8 @@ class Receipts:
     def _problems(self, entries: list[Entry], alone: bool) -> Iterator[tuple[Told, str]]:
         found: dict[str, list[Entry]] = {}
         for entry in entries:
-            found.setdefault(entry.id.partition(".")[0], []).append(entry)
+            if not entry.batch:
+                found.setdefault(entry.id.partition(".")[0], []).append(entry)
         for told in self._told:
             if told.seen.request and (problem := _problem(told, found.pop(told.seen.request, []))):
                 yield told, problem

@@ -92,6 +92,7 @@ class Chaos:
         self.weather = Weather()
         self._sdks = sdks(target)
         self.clients = Clients(target.url, target.key, self.weather, self._sdks)
+        self.batches = self.clients.batches()
         self.happened: list[dict[str, Any]] = []
         self.not_here: dict[str, str] = {}
         self.memory: list[dict[str, int]] = []
@@ -108,6 +109,7 @@ class Chaos:
             asyncio.create_task(self.clients.loop(random.Random(f"{self._options.seed}:{n}"), self._goes_on))
             for n in range(self._options.clients)
         ]
+        loops.append(asyncio.create_task(self.batches.loop(random.Random(f"{self._options.seed}:b"), self._goes_on)))
         watching = asyncio.create_task(self._watch())
         try:
             await self._faults()
@@ -118,6 +120,7 @@ class Chaos:
             await asyncio.gather(*loops)
             watching.cancel()
             self.minutes = (time.monotonic() - self.weather.started) / 60
+        await self.batches.finish()
         await self._settled()
         await self.clients.again()
         self.clients.counts["looked up"] = await self.clients.books.check(self.clients.http, self.weather)
@@ -141,7 +144,8 @@ class Chaos:
     def _check_ledger(self) -> int:
         target = self.target
         with SqlStore(target.home, self._options.database) as store:
-            return self.clients.receipts.check(store, self.weather, alone=target.server is not None)
+            alone = target.server is not None
+            return self.clients.receipts.check(store, self.weather, self.batches, alone=alone)
 
     async def _faults(self) -> None:
         chosen = []

@@ -18,6 +18,7 @@ from benchmarks.serving.stack import Server
 from benchmarks.serving.startup import MODEL, all_ready
 
 GATEWAY = "ray::ServeReplica:gateway:Gateway"
+RUNNER = "ray::ServeReplica:gateway:Batch"
 REPLICA = "ray::ServeReplica:cf--"
 WORKERS = ("ray::EngineWorker", "ray::EncoderWorker", "ray::DraftWorker")
 END_S = 10.0  # a server that has lost its Ray says so and ends

@@ -170,6 +170,29 @@ def test_blocks_are_shared_like_rows():
     world.check_answers()
 
 
+@pytest.mark.parametrize("blocks", [10, 24])
+def test_nobody_starves_where_memory_is_too_short_for_even_accounts(blocks):
+    """Accounts of equal weight whose texts need many times the blocks: each goes on, and none ends late."""
+    world = World(places=16, num_blocks=blocks, max_model_len=280)
+    wanting = {name: [world.ask(f"{name}{n}", name, length=60, max_tokens=200) for n in range(3)] for name in "abcd"}
+    moved, longest, ended = dict.fromkeys(wanting, (0, 0.0)), 0.0, []
+    while wanting:
+        world.step()
+        for name, requests in list(wanting.items()):
+            tokens = sum(r.output_len for r in requests)
+            if tokens > moved[name][0]:
+                moved[name] = tokens, world.clock.now
+            longest = max(longest, world.clock.now - moved[name][1])
+            if all(r.status is Status.FINISHED for r in requests):
+                ended.append(world.clock.now)
+                del wanting[name]
+    assert sum(r.preemptions for r in world.requests.values()) > 10
+    # With room for one text at a time an account waits for those of the others.
+    assert longest <= 4 * TURN_S * (2 if blocks == 10 else 1) and min(ended) >= 0.6 * max(ended)
+    assert {len(answer.tokens) for answer in world.answers.values()} == {200} and len(world.answers) == 12
+    world.check_answers()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_whoever_is_below_its_share_never_waits_for_long_and_places_are_not_thrashed(seed):
     """Accounts come and go at random."""
