@@ -1,5 +1,5 @@
-"""``serve-app``: serve, models, run, accounts, db, webhooks, usage, batch, lora, status, config, train-draft,
-train-lora and bench.
+"""``serve-app``: serve, models, run, dashboard, accounts, db, webhooks, usage, batch, lora, status, config,
+train-draft, train-lora and bench.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from serve_app.batch_command import add_parser as add_batch_parser
 from serve_app.catalog.errors import CatalogError
 from serve_app.config import ConfigError, api_key, load_settings
+from serve_app.dashboard_command import add_parser as add_dashboard_parser
 from serve_app.distill.command import add_parser as add_train_draft
 from serve_app.finetune.command import add_parser as add_train_lora
 from serve_app.lora_command import add_parser as add_lora_parser
@@ -63,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the whole result as JSON instead of streaming text")
     run.set_defaults(command=_run)
 
+    add_dashboard_parser(commands)
     add_accounts_parser(commands)
     add_database_parser(commands)
     add_webhooks_parser(commands)

@@ -18,6 +18,7 @@ from serve_app.catalog.records import ModelRecord
 from serve_app.catalog.tasks import declared
 from serve_app.cluster import LocalCluster
 from serve_app.config import Settings, api_key
+from serve_app.dashboard_command import link
 from serve_app.run_directory import remove_leftovers
 from serve_app.state.check import check as check_store
 
@@ -186,6 +187,7 @@ serve-app: ready
   base URL    {base}   (OpenAI clients: {url}/v1)
   account id  {settings.account_id}
   API key     {key}
+  dashboard   {link(url, settings)}   (signs in once; `serve-app dashboard` prints another)
 
   curl {base}/run/{by_task[task.name]} \\
     -H "Authorization: Bearer {key}" \\

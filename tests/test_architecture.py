@@ -95,11 +95,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.adapters.check",
         "serve_app.adapters.config", "serve_app.adapters.shapes", "serve_app.api", "serve_app.batch",
         "serve_app.catalog",
-        "serve_app.channel", "serve_app.costs", "serve_app.grammar.answer", "serve_app.grammar.check",
+        "serve_app.channel", "serve_app.costs", "serve_app.dashboard", "serve_app.grammar.answer",
+        "serve_app.grammar.check",
         "serve_app.kv.keys",
         "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.sampling_params",
         "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",
     },
+    "serve_app.dashboard": {"starlette", "serve_app.api.errors"},
     # Batches need no HTTP: what runs one request is handed to them.
     "serve_app.batch": {
         "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.tasks",
@@ -288,7 +290,7 @@ def test_every_room_has_an_arrow() -> None:
     """What stands above the others may name all of them; each other folder of serve_app says what it may name."""
     above = {"serve_app.app", "serve_app.bound", "serve_app.binding", "serve_app.cli", "serve_app.cluster"}
     above |= {"serve_app.serving", "serve_app.serve_config", "serve_app.usage_command", "serve_app.batch_command"}
-    above |= {"serve_app.batch_client", "serve_app.lora_command"}
+    above |= {"serve_app.batch_client", "serve_app.lora_command", "serve_app.dashboard_command"}
     leaves = {"serve_app.progress", "serve_app.run_directory", "serve_app.sampling_params"}
     rooms = {room(module) for module in MODULES if within(module, "serve_app") and module != "serve_app"}
     assert rooms - above - leaves == set(MAY_IMPORT) & rooms

@@ -179,6 +179,12 @@ class ScopeMissing(ApiError):
         )
 
 
+class CrossSite(ApiError):
+    """A request with a session's cookie that another page may have sent."""
+
+    code, status, type, generic = 10000, 403, "permission_error", True
+
+
 class OperatorOnly(ApiError):
     """What only an admin of the account of the settings may do."""
 

@@ -12,6 +12,7 @@ no time for headers       10 s for a request's headers, 75 s for an idle connect
 ``/-/routes``             404: it tells without a key what is served
 all methods, ``*``        405 for those that HTTP servers know nothing of and for ``OPTIONS *``, 400 for WebSockets: all
                           in the envelope
+no address of clients     ``x-serve-app-client`` is the client's address, whatever the client sends under that name
 two request ids           ``x-request-id`` is the gateway's: Serve's own is known to nobody
 500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
 404 without a backend     503 as well: the gateway is not there yet, or not there any more
@@ -80,6 +81,7 @@ def _edge(folder: Path, most: int) -> list[str]:
     return [
         "    stick-table type ipv6 size 64k expire 60s store conn_cur",
         "    tcp-request connection track-sc0 src",
+        "    http-request set-header x-serve-app-client %[src]",
         f"    tcp-request connection reject if {{ sc0_conn_cur gt {most // 2} }}",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "{ url * }",

@@ -45,7 +45,11 @@ class AccountBook:
         """The caller with this key, None also where it has expired. The time it takes tells nothing of keys: what is
         compared are hashes.
         """
-        known = self._known(key)
+        return self.of_hash(hash_key(key))
+
+    def of_hash(self, hashed: str) -> Caller | None:
+        """:meth:`find` by the key's hash."""
+        known = self._known(hashed)
         if known is None:
             return None
         now = self._clock()
@@ -57,7 +61,7 @@ class AccountBook:
 
     def why_not(self, key: str) -> str | None:
         """Why a key that is known opens nothing now; None for one that is not known, or good."""
-        known = self._known(key)
+        known = self._known(hash_key(key))
         if known is None:
             return None
         now = self._clock()
@@ -80,6 +84,11 @@ class AccountBook:
             return caller
         limits = caller.limits if key is None else key.limits
         return replace(caller, weight=account.weight, account_limits=account.limits, limits=limits)
+
+    def label(self, account: str) -> str:
+        """What people call it, "" where nobody said."""
+        found = self._accounts.get(account)
+        return "" if found is None else found.label
 
     def weight(self, account: str) -> float:
         return self._weights.get(account, 1.0)
@@ -119,8 +128,7 @@ class AccountBook:
             self._told.pop(name, None)
             self._used.pop(name, None)
 
-    def _known(self, key: str) -> _Known | None:
-        presented = hash_key(key)
+    def _known(self, presented: str) -> _Known | None:
         found = None
         for known in self._by_hash.get(presented[:ID_CHARS], ()):
             if hmac.compare_digest(presented, known.hash):

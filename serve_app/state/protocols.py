@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from serve_app.state.batches import BatchStore
     from serve_app.state.ledger import Entry
     from serve_app.state.queues import QueueStore
+    from serve_app.state.sessions import SessionStore
     from serve_app.state.uploads import UploadStore
     from serve_app.state.usage import UsagePage, UsageQuery
 
@@ -307,6 +308,9 @@ class Store(Protocol):
 
     @property
     def adapters(self) -> AdapterStore: ...
+
+    @property
+    def sessions(self) -> SessionStore: ...
 
     @property
     def uploads(self) -> UploadStore: ...

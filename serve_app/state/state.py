@@ -31,6 +31,7 @@ from serve_app.state.owners import Owner
 from serve_app.state.protocols import Store
 from serve_app.state.reader import Reader
 from serve_app.state.responses import Responses
+from serve_app.state.sessions import SessionBook
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.sweep import Sweep
 from serve_app.state.traces import Traces
@@ -116,6 +117,7 @@ class State:
         self.batches = self._store.batches
         self.uploads = self._store.uploads
         self.adapters = AdapterBook(self._store.adapters, self._reader)
+        self.sessions = SessionBook(self._store.sessions, self._reader)
         self._sweep = Sweep(self.batches, self.uploads, lambda: self.files)
         self.traces = Traces(self._store.traces, self._writer, self._reader)
         # Whoever sums up years keeps no other look-up waiting.
@@ -247,6 +249,8 @@ class State:
             self._fill()
         if changed(self._store.adapters.NAME):
             self.adapters.forget()
+        if changed(self._store.sessions.NAME):
+            self.sessions.fill(time.time())
         self._revisions = found
 
     def _fill(self) -> None:
@@ -256,10 +260,11 @@ class State:
             self.accounts.blind = False
 
     def _tell_uses(self, *, all: bool = False) -> None:
-        """When keys were last used."""
+        """When keys and sessions were last used."""
         if used := self.accounts.untold(all=all):
             self._store.accounts.keys.used(used)
             self.accounts.told(used)
+        self.sessions.tell()
 
     def _adopt(self) -> None:
         now = time.monotonic()
@@ -283,6 +288,7 @@ class State:
             self._store.leases.trim(wall)
             self._store.alerts.trim(wall)
             self._store.events.trim(wall)
+            self._store.sessions.trim(wall)
             self._store.queues.trim(wall)
             while self._store.ledger.close_days(wall) and time.monotonic() - now < TRIMMING_S:
                 pass

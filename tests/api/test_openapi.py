@@ -63,7 +63,17 @@ def test_every_dialect_is_described():
     openai = {"OpenAI", "OpenAI Responses", "OpenAI Conversations"}
     dialects = {"Workers AI", *openai, "Anthropic", "Reranking", "Tokens", "Ollama"}
     batches = {"Batches", "OpenAI Batches", "Anthropic Batches", "Queues", "Fine-tunes"}
-    assert described == {"Server", "Catalogue", "Requests", "Accounts", "Usage", "Webhooks", *batches, *dialects}
+    assert described == {
+        "Server",
+        "Dashboard",
+        "Catalogue",
+        "Requests",
+        "Accounts",
+        "Usage",
+        "Webhooks",
+        *batches,
+        *dialects,
+    }
 
 
 @pytest.mark.parametrize(("path", "method", "about"), operations(), ids=lambda value: str(value)[:60])

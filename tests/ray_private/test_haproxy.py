@@ -69,6 +69,8 @@ class Gateway(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"])) + self.path.encode()
+        if self.path == "/client":
+            body = ",".join(self.headers.get_all("x-serve-app-client") or ()).encode()
         if self.path.startswith("/serve/"):
             self.send_error(int(self.path.removeprefix("/serve/")))
             return
@@ -151,6 +153,12 @@ def test_an_answer_has_one_request_id(edge) -> None:
     status, headers, body = asked(edge, "POST /v1/x HTTP/1.1\r\nX-Request-ID: the client's", b"{}")
     assert status == 200 and body == b"{}/v1/x"
     assert headers["x-request-id"] == headers["cf-ray"] == "ours"
+
+
+def test_gateways_know_the_address_of_clients_and_nobody_can_say_another(edge) -> None:
+    lie = "X-Serve-App-Client: 10.1.2.3"
+    for head in ("", f"\r\n{lie}", f"\r\n{lie}\r\n{lie}"):
+        assert asked(edge, f"POST /client HTTP/1.1{head}", b"{}")[2] == b"127.0.0.1"
 
 
 def test_what_serve_answers_without_a_gateway_can_be_retried(edge) -> None:

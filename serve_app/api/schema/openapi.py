@@ -34,7 +34,7 @@ ERRORS = {
 @dataclass(slots=True, frozen=True)
 class Operation:
     """What a route does, takes and answers; its body is of ``body_type``. ``streams``: it also answers streams, of
-    ``stream_type``.
+    ``stream_type``. ``fails``: errors of a route that asks for no key.
     """
 
     summary: str
@@ -47,6 +47,7 @@ class Operation:
     media_type: str = "application/json"
     stream_type: str = "text/event-stream"
     body_type: str = "application/json"
+    fails: tuple[int, ...] = ()
 
 
 def document(
@@ -91,8 +92,8 @@ def _operation(method: str, path: str, operation: Operation, needs_key: bool, ac
         "security": [{"bearer": []}, {"x-api-key": []}] if needs_key else [],
     }
     error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-    if needs_key:
-        out["responses"] |= {str(status): {"description": text, **error} for status, text in ERRORS.items()}
+    fails = ERRORS if needs_key else {status: ERRORS[status] for status in operation.fails}
+    out["responses"] |= {str(status): {"description": text, **error} for status, text in fails.items()}
     if operation.body is not None:
         media: dict[str, Any] = {"schema": operation.body}
         if operation.example is not None:

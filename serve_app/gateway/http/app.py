@@ -32,6 +32,7 @@ from serve_app.gateway.http.routes import anthropic_batches as routes_anthropic_
 from serve_app.gateway.http.routes import batch_lines as routes_batch_lines
 from serve_app.gateway.http.routes import batches as routes_batches
 from serve_app.gateway.http.routes import conversations as routes_conversations
+from serve_app.gateway.http.routes import dashboard as routes_dashboard
 from serve_app.gateway.http.routes import estimate as routes_estimate
 from serve_app.gateway.http.routes import event_subscriptions as routes_event_subscriptions
 from serve_app.gateway.http.routes import files as routes_files
@@ -73,6 +74,7 @@ OTHERS = (
     routes_webhooks.endpoints,
     routes_queues.endpoints,
     routes_event_subscriptions.endpoints,
+    routes_dashboard.endpoints,
 )
 # The gateway host's routes fit much, and the first route that fits answers.
 LAST = (routes_ai_gateway.endpoints,)

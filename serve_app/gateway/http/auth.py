@@ -18,17 +18,21 @@ def authenticate(
     scopes: Collection[Scope] = (),
     *,
     operator: str | None = None,
+    signed_in: Caller | None = None,
 ) -> Caller:
     """Whose key is in ``headers``. Raises :class:`AuthError`, :class:`AccountForbidden` for another's account,
     :class:`ScopeMissing` for a key with none of ``scopes``, of which any will do, or :class:`StoreAway` while the store
-    has not told yet which keys there are. An admin of the account ``operator`` may name any account.
+    has not told yet which keys there are. An admin of the account ``operator`` may name any account. ``signed_in`` is
+    whose session it is, where no key is presented.
 
     Clients of Cloudflare's gateway host carry a second key (``cf-aig-authorization``); either may be ours.
     """
     presented = _presented(headers)
-    if not presented:
+    if not presented and signed_in is None:
         raise AuthError
     callers = [caller for key in presented if (caller := book.find(key)) is not None]
+    if not presented and signed_in is not None:
+        callers = [signed_in]
     if not callers:
         if book.blind:
             raise StoreAway
@@ -44,6 +48,11 @@ def authenticate(
             raise ScopeMissing(sorted_scopes(scopes), sorted_scopes(callers[0].scopes))
         callers = able
     return callers[0]
+
+
+def has_key(headers: Mapping[str, str]) -> bool:
+    """Whether a key is presented, be it right or wrong."""
+    return bool(_presented(headers))
 
 
 def is_operator(caller: Caller, operator: str | None) -> bool:

@@ -19,11 +19,12 @@ from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked, Event
 from serve_app.gateway.core import Gateway
-from serve_app.gateway.http.auth import authenticate
+from serve_app.gateway.http.auth import authenticate, has_key
 from serve_app.gateway.http.bodies import read_body
 from serve_app.gateway.http.idempotent import HEADER, once
 from serve_app.gateway.http.in_turns import InTurns
 from serve_app.gateway.http.resumable import resumable
+from serve_app.gateway.http.session import signed_in
 from serve_app.gateway.http.streams import streamed
 from serve_app.state.accounts import Scope
 from serve_app.tasks.estimate import Estimated
@@ -80,8 +81,9 @@ class Exchange:
                 if endpoint.scopes is not None:
                     account = request.path_params.get("account")
                     operator = self.gateway.settings.account if endpoint.operated else None
-                    book = self.gateway.state.accounts
-                    caller = authenticate(request.headers, book, account, endpoint.scopes, operator=operator)
+                    book, headers = self.gateway.state.accounts, request.headers
+                    person = None if has_key(headers) else await signed_in(self.gateway, request)
+                    caller = authenticate(headers, book, account, endpoint.scopes, operator=operator, signed_in=person)
                     request.state.caller, request.state.account = caller, caller.account
                 # Answers that hold a new key are kept nowhere.
                 runs = endpoint.keyed and endpoint.method == "POST" and "inference" in (endpoint.scopes or ())

@@ -22,6 +22,7 @@ from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.migrate import upgrade
 from serve_app.state.store.queues import QueueTables
 from serve_app.state.store.responses import ResponseTable
+from serve_app.state.store.sessions import SessionTable
 from serve_app.state.store.streams import StreamTable
 from serve_app.state.store.takeover import take_over
 from serve_app.state.store.traces import TraceTable
@@ -49,6 +50,7 @@ class SqlStore:
         self.answers = AnswerTable(self.database, self.ledger)
         self.batches = BatchTables(self.database, self.ledger, self.events)
         self.uploads = UploadTable(self.database)
+        self.sessions = SessionTable(self.database)
         self.usage = UsageTable(self.database)
         owned = (self.adapters, self.events, self.queues, self.batches, self.uploads)
         self.accounts = AccountTables(self.database, *(room.remove_account for room in owned))
