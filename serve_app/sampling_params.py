@@ -24,7 +24,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None  # None: the model's own (`serve_app.engine.rules`), or none
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
@@ -40,7 +40,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
-            if not math.isfinite(getattr(self, name)):
+            if not math.isfinite(getattr(self, name) or 0.0):
                 raise ValueError(f"{name} must be a finite number")
         if self.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
@@ -60,7 +60,12 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+        return self.repetition != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def repetition(self) -> float:
+        """The penalty as a factor."""
+        return 1.0 if self.repetition_penalty is None else self.repetition_penalty
 
 
 @dataclass(slots=True)

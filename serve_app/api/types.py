@@ -29,7 +29,7 @@ class ModelLimits:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None  # None: the model's own
     # Kinds of content parts that messages may hold.
     takes: frozenset[PartKind] = TEXT_ONLY
     # Whether requests may name an adapter.

@@ -112,7 +112,7 @@ class Defaults(Record):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    repetition_penalty: float | None = Field(default=None, gt=0)  # None: generation_config.json's, else 1
 
 
 class Stage(Record):

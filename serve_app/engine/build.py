@@ -91,6 +91,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         runner.forward, runner.prepare = graphs, graphs.prepare
         runner.between_steps = graphs.prepare_when_due
     engine = OverlapEngine(runner, scheduler) if limits.overlap and fixed else Engine(runner, scheduler)
+    engine.rules = model.rules
     if wire is not None:
         wire(engine)
     return engine

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from serve_app.engine.kv_io.transfer import ChunkExporter
 from serve_app.engine.meter import StepMeter
 from serve_app.engine.request import Request, Status
+from serve_app.engine.rules import Rules
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.speculation.speculate import Speculation
@@ -41,6 +42,8 @@ class Engine:
         self.scheduler = scheduler
         self.speculation = speculation
         self.exporter = exporter
+        # What the model's folder asks of each answer, where it asks anything.
+        self.rules: Rules | None = None
         self.stats = EngineStats()
         self.meter = StepMeter()
 
@@ -52,6 +55,8 @@ class Engine:
         """Queues a request; ``held`` (tokens the pool has already) turns on exporting what is computed beyond them."""
         if request.sampling.grammar is not None and request.constraint is None:
             raise ValueError("its grammar is not compiled")
+        if self.rules is not None:
+            self.rules.rule(request)
         self.scheduler.add(request, prefix)
         if self.exporter is not None and held is not None:
             self.exporter.begin(request.id, held)

@@ -41,7 +41,7 @@ def _repeated(logits: Tensor, rows: list[SampleRow], penalised: list[int], last:
             np.concatenate([np.array(part, np.int64) for text in texts for part in text]),
             np.repeat(np.array(penalised, np.int64), lengths),
             np.concatenate([np.repeat([0.0, 1.0], [len(p), len(o)]) for p, o in texts]).astype(np.float32),
-            np.array([[p.repetition_penalty] for p in params], np.float32),
+            np.array([[p.repetition] for p in params], np.float32),
             np.array([[p.frequency_penalty] for p in params], np.float32),
             np.array([[p.presence_penalty] for p in params], np.float32),
         ],

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from serve_app.engine.constrain import Constraint
+    from serve_app.engine.rules import Rules
     from serve_app.engine.scores import Scores
 
 FINISH_STOP = "stop"
@@ -72,6 +73,8 @@ class Request:
     finish_reason: str | None = None
     # How tokens before `sampling.min_tokens` are drawn; the scheduler sets it where there is such a minimum.
     early: SamplingParams | None = None
+    # What the model's folder asks of each token, where that depends on those before it.
+    rules: Rules | None = None
     # The compiled `sampling.grammar`, which has read the output so far.
     constraint: Constraint | None = None
     # Longer than the context that the model was trained with first, so that all its positions are rotated otherwise.

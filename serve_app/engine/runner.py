@@ -101,6 +101,8 @@ def sample_rows(item: Scheduled) -> list[SampleRow]:
     for j in range(item.samples):
         early = request.early is not None and request.output_len + j < params.min_tokens
         row = SampleRow(request.early if early else params, len(request.tokens) + j)  # type: ignore[arg-type]
+        if request.rules is not None:
+            row.params = request.rules.on_row(row.params, request.tokens + request.draft[:j], request.prompt_len)
         if params.has_penalties:
             row.prompt = request.tokens[: request.prompt_len]
             row.output = request.tokens[request.prompt_len :] + request.draft[:j]

@@ -169,12 +169,12 @@ def penalise_row(logits: Tensor, row: SampleRow) -> None:
     params = row.params
     if params.has_penalties:
         output = torch.tensor(row.output or [], dtype=torch.int64, device=logits.device)
-        if params.repetition_penalty != 1.0:
+        if params.repetition != 1.0:
             seen = torch.tensor(
                 (row.prompt or []) + (row.output or []), dtype=torch.int64, device=logits.device
             ).unique()
             values = logits[seen]
-            factor = params.repetition_penalty
+            factor = params.repetition
             logits[seen] = torch.where(values > 0, values / factor, values * factor)
         if len(output) and (params.frequency_penalty or params.presence_penalty):
             ids, counts = output.unique(return_counts=True)

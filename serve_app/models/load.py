@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from serve_app.engine.kv_cache import KVShape
+from serve_app.engine.rules import Rules
 from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapt import own_attention
@@ -27,6 +28,7 @@ from serve_app.models.folder import (
     require_weights,
     why,
 )
+from serve_app.models.generation import end_tokens, read_rules
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
 from serve_app.models.observe import Unservable
 from serve_app.models.prepare import prepare
@@ -53,6 +55,7 @@ class CausalModel:
     # beyond is computed anew.
     extend_at: int | None = None
     recompute: bool = False
+    rules: Rules | None = None  # what its folder asks of each answer
     adapters: AdapterBank | None = None  # None: the model was loaded without places for adapters
 
 
@@ -117,13 +120,16 @@ def load_causal_lm(
         kv_shape=prepared.kv_shape(KV_DTYPES[kv_cache_dtype] or module.dtype),
         vocab_size=prepared.vocab_size,
         max_model_len=min(max_model_len or 1 << 30, getattr(text_config, "max_position_embeddings", None) or 1 << 30),
-        eos_token_ids=_eos_token_ids(module, path),
+        eos_token_ids=end_tokens(module, path),
         device=torch.device(device),
         dtype=module.dtype,
         report=report,
         extend_at=prepared.extend_at,
         recompute=prepared.recompute,
     )
+    model.rules, ignored = read_rules(module, path)
+    if ignored:
+        report["generation_config"] = f"not followed: {ignored}"
     verdict = check(type(module), module.config)
     report |= verdict.report()
     if verdict.differs:
@@ -269,13 +275,3 @@ def _dtype(name: str, config: dict[str, Any], device: str) -> torch.dtype:
 def capability(device: str) -> tuple[int, int]:
     """A GPU's compute capability, (9, 0) on an H100."""
     return torch.cuda.get_device_capability(torch.device(device))
-
-
-def _eos_token_ids(module: torch.nn.Module, path: Path) -> frozenset[int]:
-    ids: set[int] = set()
-    for source in (module.generation_config, module.config):
-        value = getattr(source, "eos_token_id", None)
-        ids.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
-    if not all(isinstance(token, int) for token in ids):
-        raise UnsupportedModel(f"{path}/generation_config.json: eos_token_id must be the number of a token, or several")
-    return frozenset(ids)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from serve_app.models.generation import take_generation_config
+
 THREADS = 4
 SLICE = 32 << 20  # bytes that a thread reads at a time
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -98,7 +100,7 @@ def load_module(
     if missing:
         raise NotPlain(f"the checkpoint has no {missing[0]}")
     module.to(device)  # buffers
-    _take_generation_config(module, path)
+    take_generation_config(module, path)
     return module, {"weight_bytes": copied, "weights_s": round(seconds, 2)}
 
 
@@ -192,10 +194,3 @@ def _read(file: int, buffer: Tensor, offset: int) -> None:
         if count == 0:
             raise OSError("the file ends before its tensors do")
         done += count
-
-
-def _take_generation_config(module: Any, path: Path) -> None:
-    if (path / "generation_config.json").is_file():
-        from transformers import GenerationConfig
-
-        module.generation_config = GenerationConfig.from_pretrained(path, local_files_only=True)

@@ -232,15 +232,6 @@ def test_auto_is_what_the_checkpoint_says(copy, fields, dtype):
     assert tiny.load(path, dtype="float32").kv_shape.dtype == torch.float32
 
 
-def test_end_tokens_of_both_configurations(copy):
-    path, change = copy
-    assert tiny.load(path).eos_token_ids == frozenset({2})
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 9]}))
-    assert tiny.load(path).eos_token_ids == frozenset({2, 5, 9})
-    change(eos_token_id=[2, 11])
-    assert tiny.load(path).eos_token_ids == frozenset({2, 5, 9, 11})
-
-
 def test_the_context_can_only_be_cut(checkpoints):
     assert tiny.load(checkpoints("llama"), max_model_len=100).max_model_len == 100
     assert tiny.load(checkpoints("llama"), max_model_len=10**6).max_model_len == 1024

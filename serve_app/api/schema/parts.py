@@ -48,7 +48,7 @@ def sampling_fields(limits: ModelLimits) -> Schema:
         "repetition_penalty": ranged(
             ranges.REPETITION_PENALTY,
             "Above 1 makes tokens seen before less likely.",
-            default=limits.repetition_penalty,
+            **({} if limits.repetition_penalty is None else {"default": limits.repetition_penalty}),
         ),
         "frequency_penalty": ranged(ranges.PENALTY, "Lowers tokens by how often the answer has them.", default=0),
         "presence_penalty": ranged(ranges.PENALTY, "Lowers tokens that the answer has already.", default=0),

@@ -11,7 +11,7 @@ the step is committed as ever, and they are made again for the requests that did
 computed one row too much, into blocks that nobody reads. So scheduler and commit know nothing of all this.
 
 What needs a step's tokens or logits on the host before the next one (drafts, grammars, log-probabilities,
-hidden states) is run step by step, as in :class:`~serve_app.engine.engine.Engine`.
+hidden states, n-grams that may not repeat) is run step by step, as in :class:`~serve_app.engine.engine.Engine`.
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def runs_ahead(request: Request) -> bool:
     """Whether a request's next step can be launched before its last token is known to the host."""
     sampling = request.sampling
     told = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-    return not (told or request.draft or request.constraint is not None)
+    reads = request.constraint is not None or request.rules is not None
+    return not (told or reads or request.draft)
 
 
 @torch.inference_mode()
