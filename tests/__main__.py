@@ -1,7 +1,7 @@
-"""``python -m tests``: the whole suite in three processes at a time, and one line of counts for all.
+"""``python -m tests``: the whole suite in four processes at a time, and one line of counts for all.
 
-Tests of the Ray cluster wait for processes most of the time, and so do some of the others. So one process runs the
-cluster's tests, and two the rest: each takes the next file that neither has begun, so that both end at the same time.
+Tests of the Ray cluster wait for processes most of the time, and so do many of the others. So one process runs the
+cluster's tests, and three the rest: each takes the next file that none has begun, so that all end at the same time.
 The cluster goes first where all want to compute. What its tests print is seen at once, the rest when all has ended.
 
 Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run. Why
@@ -27,7 +27,7 @@ from typing import NamedTuple, TextIO
 # pytest's exit statuses: all passed, some failed, there were none. Any other says that not all of them have run.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 # How many processes run the rest beside the cluster's tests, and how far these go before.
-BESIDE, NICE = 2, 5
+BESIDE, NICE = 3, 5
 # More failures than these are no accident.
 MAX_AGAIN = 5
 # Of so many it is told at the end why they have failed.
@@ -93,6 +93,8 @@ def main(arguments: list[str]) -> int:
 
 def run_all(pytest: Pytest) -> tuple[int, Counter[str]]:
     """The exit status of them all, and what has been counted."""
+    # Some hundred processes that import the project would compile it each for itself.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.monotonic()
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
     with ThreadPoolExecutor(BESIDE) as beside, tempfile.TemporaryDirectory(prefix="claims-") as claims:
