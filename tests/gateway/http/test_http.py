@@ -156,7 +156,7 @@ async def test_pages_of_other_origins_may_call_where_a_setting_says_so(tmp_path,
 async def test_headers_have_a_limit(http):
     answer = await http.get("/v1/models", headers={f"x-{i}": "v" * 1000 for i in range(20)})
     assert answer.status_code == 431 and answer.json()["errors"][0]["code"] == 3006
-    many = await http.get("/v1/models", headers=[(f"x-{i}", "v" * 10) for i in range(10_000)])
+    many = await http.get("/v1/models", headers=[(f"x-{i}", "v" * 10) for i in range(1_500)])
     assert many.status_code == 431
 
 
