@@ -11,6 +11,7 @@ from ray.util import get_node_ip_address
 
 from deployments.calls import ask_all_replicas, call_application
 from deployments.metrics import GatewayMetrics
+from serve_app.gateway.batches import Works
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.http.handle import Numbered, follow
@@ -24,7 +25,9 @@ class Gateway:
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
         if batch is not None:
-            self._core.runners.work, self._core.runners.nudge = batch.work.remote, batch.nudge.remote
+            runners = self._core.runners
+            runners.work, runners.nudge = batch.work.remote, batch.nudge.remote
+            runners.here = lambda: Works(self._core, clients=True)
         await self._core.start()
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()

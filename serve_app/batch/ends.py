@@ -39,11 +39,13 @@ Register = Callable[[Batch, int, int], None]
 
 
 class Ends:
+    """``check`` None: inputs are left to others."""
+
     def __init__(
         self,
         store: BatchStore,
         files: Files,
-        check: Check,
+        check: Check | None,
         lines: Lines,
         register: Register = lambda batch, output, errors: None,
     ) -> None:
@@ -70,7 +72,8 @@ class Ends:
         inputs, ends = self._wakes
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._loop(inputs, lambda: self._input(owner, claim_until)))
+                if (check := self._check) is not None:
+                    tasks.create_task(self._loop(inputs, lambda: self._input(check, owner, claim_until)))
                 tasks.create_task(self._loop(ends, lambda: self._end(owner, claim_until)))
                 tasks.create_task(self._sweep())
         finally:
@@ -84,7 +87,7 @@ class Ends:
                     async with asyncio.timeout(IDLE_S):
                         await event.wait()
 
-    async def _input(self, owner: str, claim_until: Callable[[], tuple[float, float]]) -> bool:
+    async def _input(self, check: Check, owner: str, claim_until: Callable[[], tuple[float, float]]) -> bool:
         batch = await ask(self._store.claim_input, owner, *claim_until())
         if batch is None:
             return False
@@ -99,7 +102,7 @@ class Ends:
             found = None
             for _ in range(MAX_TRIES):
                 try:
-                    found = await ask(self._check, batch, stop)
+                    found = await ask(check, batch, stop)
                     break
                 except Exception as error:
                     if left := look.done():

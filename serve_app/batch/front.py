@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -83,7 +84,11 @@ class Batches:
         account = sheet.caller.account
         if (there := self.store.find(account, sheet.id)) is not None:
             return there
-        files, plan = self.files(), self._plan(sheet, door, items, most)
+        files = self.files()
+        with closing(Intake(door, self.known, sheet.caller, most=most or self.known.most)) as intake:
+            for number, item in enumerate(items):
+                intake.take(number, item)
+            plan = self._plan(sheet, intake)
         # What somebody else needs who goes on with it, and who wants what has failed to be run again.
         blob = f"batches/{sheet.id}/input-{uuid.uuid4().hex}.json"
         made = None
@@ -96,14 +101,27 @@ class Batches:
                     files.delete(name)
         return made
 
-    def _plan(self, sheet: Sheet, door: Door, items: Sequence[bytes], most: int | None) -> Plan:
-        intake = Intake(door, self.known, sheet.caller, most=most or self.known.most)
+    async def take_in(self, sheet: Sheet, intake: Intake, blob: str) -> Batch:
+        """:meth:`accept` of a batch whose requests ``intake`` has taken, all of them: it is in the queue when this
+        returns.
+        """
+        made = await self.aside(self._take_in, sheet, intake, blob)
+        self._wake()
+        return made
+
+    def _take_in(self, sheet: Sheet, intake: Intake, blob: str) -> Batch:
+        if (there := self.store.find(sheet.caller.account, sheet.id)) is not None:
+            return there
+        plan = self._plan(sheet, intake)
         try:
-            for number, item in enumerate(items):
-                intake.take(number, item)
-            plan = intake.plan(self.files(), sheet.id)
-        finally:
-            intake.close()
+            return self._planned(sheet, plan, blob)
+        except BaseException:
+            for shard in plan.shards:
+                self.files().delete(shard.blob)
+            raise
+
+    def _plan(self, sheet: Sheet, intake: Intake) -> Plan:
+        plan = intake.plan(self.files(), sheet.id)
         if isinstance(plan, Refusal):
             raise refusal(plan)
         return plan

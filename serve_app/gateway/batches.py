@@ -1,4 +1,6 @@
-"""What runs batches and queues in a process of its own: runners over a gateway core without clients."""
+"""What runs batches and queues: in a process of its own, over a gateway core without clients, and beside clients while
+that process starts.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,37 @@ class Ready:
         self._pace.told(model, done, seconds)
 
 
-class Works:
-    """Works off all batches, and all queues that are bound to models, of the gateway's store."""
+# Requests of a model at once that a gateway runs beside its clients'.
+BESIDE = 8
 
-    def __init__(self, gateway: Gateway) -> None:
+
+class Few:
+    """A pace of which a gateway takes little, since it has clients."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def plan(self, waiting: Mapping[str, Waiting], now: float) -> None:
+        self._pace.plan(waiting, now)
+
+    def room(self, model: str) -> int:
+        return min(BESIDE, self._pace.room(model))
+
+    def told(self, model: str, done: Done, seconds: float) -> None:
+        self._pace.told(model, done, seconds)
+
+
+class Works:
+    """Works off all batches, and all queues that are bound to models, of the gateway's store. ``clients``: the gateway
+    has some, so that it takes few requests at once, and no input to be checked.
+    """
+
+    def __init__(self, gateway: Gateway, *, clients: bool = False) -> None:
         state = gateway.state
         known, sharers = pace_of(gateway), list[Sharer]()
-        pace = Ready(known, gateway.models)
+        pace: Pace = Ready(known, gateway.models)
+        if clients:
+            pace = Few(pace)
         perform = performer(endpoints(gateway), state.accounts.today, known.share)
 
         def lines(batch: Batch, found: Iterable[Result], errors: bool) -> Iterator[bytes]:
@@ -59,7 +85,7 @@ class Works:
             if batch.door == "openai":
                 results.register(state.uploads, batch, output, errors, time.time())
 
-        ends = Ends(state.batches, state.files, check, lines, register)
+        ends = Ends(state.batches, state.files, None if clients else check, lines, register)
         self._batches = Runner(state.batches, state.files, perform, ends, Sharer(pace, sharers))
         self._queues = QueueRunner(state.queues, perform, Sharer(pace, sharers))
 

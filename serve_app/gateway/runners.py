@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from serve_app.state.state import State
 
@@ -17,15 +17,29 @@ log = logging.getLogger("ray.serve")
 LOOK_S = 2.0
 # Before runners are called again that could not be reached.
 AGAIN_S = 0.5
+# A gateway that has called a first runner works itself for so long: by then the runner is up.
+BEGIN_S = 5.0
+
+
+class Beginner(Protocol):
+    """What works in this process, and leaves what it has not done to others when it is cancelled."""
+
+    async def run(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def release(self) -> None: ...
 
 
 class Runners:
     """``work`` calls a runner, starts one where there is none, and returns when nothing has been left to do for a
-    while; ``nudge`` tells one that works to look now. None: there are no runners.
+    while; ``nudge`` tells one that works to look now. None: there are no runners. ``here`` makes what works in this
+    process while a first runner starts; None: nothing does.
     """
 
     work: Callable[[], Awaitable[Any]] | None = None
     nudge: Callable[[], Awaitable[Any]] | None = None
+    here: Callable[[], Beginner] | None = None
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -33,18 +47,24 @@ class Runners:
         self._task: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None
         self._nudged: asyncio.Task[None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._beginner: Beginner | None = None
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._watch())
 
     def close(self) -> None:
-        for task in (self._task, self._working, self._nudged):
+        for task in (self._task, self._working, self._nudged, self._beginning):
             if task is not None:
                 task.cancel()
+        if self._beginner is not None:
+            self._beginner.release()
 
     def wake(self) -> None:
         """There may be something to do; runners that work already hear of it at once."""
         self._wakes.set()
+        if self._beginner is not None:
+            self._beginner.wake()
 
     async def _watch(self) -> None:
         while True:
@@ -58,6 +78,21 @@ class Runners:
                 self._nudged = asyncio.ensure_future(self._call(self.nudge))
             elif woken or (not working and await self._busy()):
                 self._working = asyncio.ensure_future(self._call(self.work))
+                if woken and self.here is not None and self._beginner is None:
+                    self._beginning = asyncio.ensure_future(self._begin(self.here()))
+
+    async def _begin(self, beginner: Beginner) -> None:
+        """Has the first requests answered before a runner is up."""
+        self._beginner = beginner
+        try:
+            beginner.wake()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEGIN_S):
+                    await beginner.run()
+        except Exception as error:
+            log.warning("batches could not be begun in the gateway (%s)", type(error).__name__)
+        finally:
+            self._beginner = None
 
     async def _busy(self) -> bool:
         state = self._state

@@ -35,6 +35,20 @@ async def echo(serve, record):
         await asyncio.gather(running, return_exceptions=True)
 
 
+class Slow(EchoBackend):
+    """Never ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def events(self, prepared: Any, work: Any) -> Any:
+        self.begun.set()
+        await asyncio.sleep(600)
+        async for event in super().events(prepared, work):
+            yield event
+
+
 def anthropic_transport(echo: Any) -> dict[str, Any]:
     """Anthropic's library has an HTTP client of its own."""
     return {"http_client": httpx2.AsyncClient(transport=httpx2.ASGITransport(echo.http._transport.app))}
@@ -42,6 +56,22 @@ def anthropic_transport(echo: Any) -> dict[str, Any]:
 
 def transport(echo: Any) -> dict[str, Any]:
     return {"http_client": httpx.AsyncClient(transport=echo.http._transport)}
+
+
+@pytest.fixture
+async def cold(serve, record):
+    """Without a runner: the one that is called does not come up."""
+    model = record("text-generation", "decode")
+    async with serve(models=(model,)) as served:
+        served.model = model
+        served.backend = served.gateway.backends[model] = EchoBackend()
+        await served.gateway.state.start()
+        runners = served.gateway.runners
+        runners.work = runners.nudge = lambda: asyncio.sleep(600)
+        runners.here = lambda: Works(served.gateway, clients=True)
+        runners.start()
+        yield served
+        runners.close()
 
 
 async def until(ask: Callable[[], Awaitable[Any]], over: Callable[[Any], bool]) -> Any:
@@ -166,6 +196,7 @@ async def test_what_was_cancelled_is_run_by_a_retry(echo, door):
     else:
         asked = {"requests": [{"messages": TURN, "external_reference": "r"}]}
         told = await echo.http.post(f"{ACCOUNT}/run/{echo.model}?queueRequest=true", json=asked)
+        assert told.status_code == 200, told.text
         made = told.json()["result"]["request_id"]
 
     async def state(batch: str) -> Any:
@@ -181,3 +212,39 @@ async def test_what_was_cancelled_is_run_by_a_retry(echo, door):
     assert again["id"] != batch["id"] and again["door"] == door
     again = await until(lambda: state(again["id"]), lambda b: b["ended_at"] is not None)
     assert again["status"] == "completed" and again["requests"]["succeeded"] == 1
+
+
+async def test_a_batch_is_begun_in_the_gateway_while_a_runner_starts(cold, monkeypatch):
+    monkeypatch.setattr("serve_app.gateway.runners.BEGIN_S", 60.0)
+    client = AsyncOpenAI(api_key=KEY, base_url="http://here/v1", **transport(cold))
+    row = {"custom_id": "r", "method": "POST", "url": CHATS, "body": {"model": cold.model, "messages": TURN}}
+    file = await client.files.create(file=("in.jsonl", orjson.dumps(row)), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint=CHATS, completion_window="24h")
+    assert batch.status == "validating"
+    batch = await until(lambda: client.batches.retrieve(batch.id), lambda b: b.completed_at is not None)
+    assert batch.request_counts.completed == 1
+    asked = {"requests": [{"messages": TURN}]}
+    told = await cold.http.post(f"{ACCOUNT}/run/{cold.model}?queueRequest=true", json=asked)
+    made = told.json()["result"]["request_id"]
+
+    async def state() -> Any:
+        return (await cold.http.get(f"{ACCOUNT}/batches/{made}")).json()["result"]
+
+    # What comes meanwhile is not left out.
+    assert (await until(state, lambda b: b["ended_at"] is not None))["requests"]["succeeded"] == 1
+
+
+async def test_what_the_gateway_has_begun_is_left_to_runners(cold, monkeypatch):
+    monkeypatch.setattr("serve_app.gateway.runners.BEGIN_S", 0.3)
+    slow = cold.gateway.backends[cold.model] = Slow()
+    asked = {"requests": [{"messages": TURN}] * 20}
+    await cold.http.post(f"{ACCOUNT}/run/{cold.model}?queueRequest=true", json=asked)
+    batches, now = cold.gateway.state.batches, time.time
+
+    async def claimed() -> Any:
+        return await asyncio.to_thread(batches.claim, "another", now(), now() + 60.0, [cold.model], 9)
+
+    async with asyncio.timeout(60):
+        await slow.begun.wait()
+    (claim,) = await until(claimed, bool)
+    assert (claim.epoch, claim.done) == (2, 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -71,7 +72,7 @@ class BatchRoutes:
             raise InvalidInput("input_file_id must name a file whose purpose is batch.", param="input_file_id")
         if asks_estimate(request):
             return json_answer(await self._estimate(file, asked["endpoint"], caller))
-        model = await batches.aside(self._looked_at, file, asked["endpoint"], caller)
+        intake, whole = await batches.aside(self._looked_at, file, asked["endpoint"], caller)
         named = batch_id(caller, "openai", check_key(request))
         about = {
             "id": f"batch_{named}",
@@ -79,11 +80,15 @@ class BatchRoutes:
             "input_file_id": asked["file"],
             "completion_window": asked["window"],
             "metadata": asked["metadata"],
-            "model": model,
+            "model": intake.first_model,
         }
         sheet = Sheet(named, "openai", caller, about, asked["kept_s"])
-        made = await batches.accept(sheet, file.blob)
-        return _shown(made)
+        with closing(intake):
+            if not whole:
+                return _shown(await batches.accept(sheet, file.blob))
+            made = await batches.take_in(sheet, intake, file.blob)
+        # Clients have read of every batch that it is being checked first.
+        return _shown(replace(made, status="validating") if made.status == "queued" else made)
 
     async def _estimate(self, file: Upload, endpoint: str, caller: Caller) -> dict[str, Any]:
         """Of a file's first megabyte, where there is more: what it says of ``bytes`` holds for the rest as well."""
@@ -95,31 +100,31 @@ class BatchRoutes:
         told = await estimate_batch(self._exchange.gateway, openai_door(endpoint), caller, rows)
         return {**told, "estimated_bytes": len(piece), "bytes": file.size}
 
-    def _looked_at(self, file: Upload, endpoint: str, caller: Caller) -> str | None:
-        """The model of the first request. What is wrong in the file's first megabyte is refused at once: a batch would
-        fail of it later.
+    def _looked_at(self, file: Upload, endpoint: str, caller: Caller) -> tuple[Intake, bool]:
+        """What has taken the file's first megabyte, to be closed, and whether that is all. What is wrong there is
+        refused at once: a batch would fail of it later.
         """
         batches = self._exchange.gateway.batches
         files, intake = batches.files(), Intake(openai_door(endpoint), batches.known, caller, most=batches.known.most)
         whole = file.size <= FIRST_BYTES
-        try:
-            first = files.get(file.blob, 0, FIRST_BYTES)
-            rows: Iterator[tuple[int, bytes | None]] = lines(
-                [first if whole else first[: first.rfind(b"\n") + 1]], batches.known.longest
-            )
-            for number, row in rows:
+        with ExitStack() as failed:
+            failed.callback(intake.close)
+            try:
+                first = files.get(file.blob, 0, FIRST_BYTES)
+            except NoFile:
+                message = "The bytes of input_file_id are gone; upload it again."
+                raise InvalidInput(message, param="input_file_id") from None
+            piece = first if whole else first[: first.rfind(b"\n") + 1]
+            for number, row in lines([piece], batches.known.longest):
                 intake.take(number, row)
-        except NoFile:
-            raise InvalidInput("The bytes of input_file_id are gone; upload it again.", param="input_file_id") from None
-        finally:
-            intake.close()
-        intake.check_ids()
-        wrong = intake.problems
-        if whole and not intake.good:
-            wrong = wrong or intake.faults or [Problem("empty_file", "There are no requests in it.")]
-        if wrong:
-            raise refusal(Refusal.of(wrong))
-        return intake.first_model
+            intake.check_ids()
+            wrong = intake.problems
+            if whole and not intake.good:
+                wrong = wrong or intake.faults or [Problem("empty_file", "There are no requests in it.")]
+            if wrong:
+                raise refusal(Refusal.of(wrong))
+            failed.pop_all()
+        return intake, whole
 
     async def list(self, request: Request) -> Response:
         after, limit = openai.parse_batches_page(request.query_params)
