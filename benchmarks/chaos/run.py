@@ -18,7 +18,7 @@ from benchmarks.chaos.faults import Fault, selected
 from benchmarks.chaos.injections import NotHere
 from benchmarks.chaos.target import Target
 from benchmarks.chaos.weather import REFUSED, Weather, Window
-from benchmarks.serving.processes import SHARED, memory_mib
+from benchmarks.serving.processes import SHARED, memory_mib, running
 from serve_app.state.store.sql import SqlStore
 
 CALM_S = (0.5, 2.5)  # between two faults
@@ -248,7 +248,9 @@ class Chaos:
         every = SAMPLE_S if self._options.kills else max(1.0, self._options.minutes * 60 / SAMPLES)
         while True:
             found = await asyncio.to_thread(memory_mib, self.target.pid)
-            self.memory.append({name: round(mib) for name, mib in found.items()})
+            count = await asyncio.to_thread(running, self.target.pid)
+            # Of one process each: how many there are changes with every kill.
+            self.memory.append({name: round(mib / max(1, count[name])) for name, mib in found.items()})
             await asyncio.sleep(every)
 
     async def _settled(self) -> None:
@@ -270,9 +272,11 @@ class Chaos:
         """The last quarter of a run is no larger than its second: the first is when caches fill."""
         if self.minutes < FLAT_MINUTES or len(self.memory) < 8:
             return
-        quarter = len(self.memory) // 4
-        for name in self.memory[-1]:
-            early = statistics.median(sample.get(name, 0) for sample in self.memory[quarter : 2 * quarter])
-            late = statistics.median(sample.get(name, 0) for sample in self.memory[-quarter:])
-            if name != SHARED and early and late > early * FLAT_SHARE + FLAT_MIB:
-                self.weather.violation(f"memory of {name} grew from {early:.0f} to {late:.0f} MiB")
+        for name in set[str]().union(*self.memory) - {SHARED}:
+            quarter = len(self.memory) // 4
+            parts = self.memory[quarter : 2 * quarter], self.memory[-quarter:]
+            # It is not there while it is being replaced.
+            early, late = ([sample[name] for sample in part if sample.get(name)] for part in parts)
+            if early and late and (grew := statistics.median(late)) > statistics.median(early) * FLAT_SHARE + FLAT_MIB:
+                before = statistics.median(early)
+                self.weather.violation(f"memory of {name} grew from {before:.0f} to {grew:.0f} MiB a process")
