@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,12 +57,12 @@ class Dying:
 
 
 class Gateway:
-    def __init__(self, number: int, store: SqlStore, folder: Path, began: float) -> None:
+    def __init__(self, number: int, store: SqlStore, folder: Path, clock: Callable[[], float]) -> None:
         self.door = Dying(store, number)
         self.store = store
         self.owner = Owner(folder)
         self.journal: list[Entry] = []
-        self.allowance = Allowance(self.door, self.owner, clock=lambda: NOON + time.monotonic() - began)
+        self.allowance = Allowance(self.door, self.owner, clock=clock)
 
     def write(self) -> None:
         """Part of the journal reaches the store, perhaps twice."""
@@ -116,8 +117,12 @@ async def client(number: int, gateways: list[Gateway], killing: asyncio.Future[N
 @pytest.mark.parametrize("seed", [1])
 async def test_not_one_neuron_above(store, tmp_path, seed):
     random_, began, ends = random.Random(seed), time.monotonic(), asyncio.Event()
-    folder = tmp_path / "gateways"
-    gateways = [Gateway(n, store, folder, began) for n in range(2)]
+    folder, ahead = tmp_path / "gateways", 0.0
+
+    def clock() -> float:
+        return NOON + time.monotonic() - began + ahead
+
+    gateways = [Gateway(n, store, folder, clock) for n in range(2)]
     every = list(gateways)
 
     async def keep_books() -> None:
@@ -127,10 +132,13 @@ async def test_not_one_neuron_above(store, tmp_path, seed):
             await asyncio.sleep(0.01)
 
     async def kill() -> None:
+        """The clock is set forward and back meanwhile, by an hour."""
+        nonlocal ahead
         for n in range(KILLS):
+            ahead = (0.0, 3600.0, 0.0, -3600.0)[n % 4]
             await asyncio.sleep(0.1)
             place = random_.randrange(2)
-            dead, gateways[place] = gateways[place], Gateway(100 + n, store, folder, began)
+            dead, gateways[place] = gateways[place], Gateway(100 + n, store, folder, clock)
             every.append(gateways[place])
             await asyncio.to_thread(dead.kill)
             dead.owner.close()

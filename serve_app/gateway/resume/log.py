@@ -92,7 +92,8 @@ class StreamLog:
         self.entries: list[dict[str, Any]] = []
         self.settlements: list[Callable[[], None]] = []
         self.readers = 0
-        self.seen = 0.0
+        # When somebody read it here last, on the monotonic clock, and when anywhere, as the store says.
+        self.seen = self.seen_elsewhere = 0.0
         self.task: asyncio.Task[None] | None = None
         # The store knows of it.
         self.begun = epoch > 1

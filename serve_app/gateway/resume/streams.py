@@ -24,7 +24,7 @@ from serve_app.gateway.resume.log import NotNow, StreamLog, number_of, split
 from serve_app.state.errors import Away
 from serve_app.state.protocols import StreamStore
 from serve_app.state.reader import plausible
-from serve_app.state.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Part, Taken
+from serve_app.state.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Part, Running, Taken
 
 log = logging.getLogger("ray.serve")
 
@@ -115,7 +115,7 @@ class Streams:
         """Runs the stream from now on, whoever reads it. Returns when the store knows of it. Raises `StoreAway`."""
         self.start()
         self._running[stream.id] = stream
-        stream.seen = time.time()
+        stream.seen = time.monotonic()
         stream.task = asyncio.ensure_future(self._pump(stream, frames))
         self._tasks.add(stream.task)
         stream.task.add_done_callback(self._tasks.discard)
@@ -233,10 +233,8 @@ class Streams:
                         self._lose(stream)
                 elif row.cancelling:
                     stream.stop(Stopped())
-                elif stream.readers:
-                    stream.seen = now
-                elif stream.head.keep_s is not None and now - max(stream.seen, row.seen) > stream.head.keep_s:
-                    stream.stop(Stopped(f"No client was there for {stream.head.keep_s:g} seconds."))
+                else:
+                    self._look_after(stream, row)
         if self.again is not None:
             for stream_id in await self._ask(self._thread, self._store.orphans, now, TAKE):
                 if stream_id not in self._running and stream_id not in self._retried:
@@ -244,6 +242,14 @@ class Streams:
         if time.monotonic() - self._trimmed > TRIM_S:
             self._trimmed = time.monotonic()
             await self._ask(self._thread, self._store.trim, now)
+
+    def _look_after(self, stream: StreamLog, row: Running) -> None:
+        """Ends a stream that nobody has read for as long as it may go on so: by our own clock, since others' jump."""
+        now = time.monotonic()
+        if stream.readers or row.seen != stream.seen_elsewhere:
+            stream.seen, stream.seen_elsewhere = now, row.seen
+        elif stream.head.keep_s is not None and now - stream.seen > stream.head.keep_s:
+            stream.stop(Stopped(f"No client was there for {stream.head.keep_s:g} seconds."))
 
     async def _take_over(self, stream_id: str) -> None:
         now = time.time()
@@ -316,7 +322,7 @@ class Streams:
                             return
                     finally:
                         stream.readers -= 1
-                        stream.seen = time.time()
+                        stream.seen = time.monotonic()
                     continue
                 try:
                     shown = await self._shown(account, stream_id, after)

@@ -20,6 +20,7 @@ from serve_app.state.accounts import hash_key
 from serve_app.tasks.work import Settled
 from serve_app.wire.generate import GenerateCall, Generated, PromptPath
 from serve_app.wire.tokens import TokenItem
+from tests.waiting import until
 
 CHAT = "@cf/pico/pico-instruct"
 KEY = "a key of this test alone"
@@ -71,6 +72,19 @@ class Lost(Gateway):
         await asyncio.gather(*tasks, return_exceptions=True)
         # What it was just asking the store would otherwise be done after its death.
         await asyncio.wrap_future(self.streams._thread.submit(lambda: None))
+
+
+async def looks(gateway: Gateway, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until it has looked so often whose streams have lost their gateway."""
+    orphans, seen = gateway.state.streams.orphans, [0]
+
+    def counted(*args: Any) -> Any:
+        seen[0] += 1
+        return orphans(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway.state.streams, "orphans", counted)
+        await until(lambda: seen[0] >= count)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from serve_app.gateway.http.resumable import _Kept
 from serve_app.gateway.resume import streams
 from serve_app.state.accounts import ALL_SCOPES, USUAL_SCOPES, hash_key
 from serve_app.state.store.sql import SqlStore
-from tests.gateway.resume.conftest import CHAT, KEY, TEXT, Lost, Worker
+from tests.gateway.resume.conftest import CHAT, KEY, TEXT, Lost, Worker, looks
 from tests.waiting import until
 
 NATIVE = f"/client/v4/accounts/local/ai/run/{CHAT}"
@@ -253,8 +253,9 @@ async def test_a_request_nobody_waits_for_ends_after_its_time_and_is_kept_for_as
     (stream,) = gateway.streams._running.values()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    clock = time.time
-    monkeypatch.setattr(streams, "time", SimpleNamespace(time=lambda: clock() + 61, monotonic=time.monotonic))
+    await looks(gateway, 3, monkeypatch)
+    late = SimpleNamespace(time=lambda: time.time() + 61, monotonic=lambda: time.monotonic() + 61)
+    monkeypatch.setattr(streams, "time", late)
     await until(lambda: stream.complete)
     frames = (await gateway.http.get(f"/v1/requests/{stream.id}/stream")).content
     assert b"No client was there for 60 seconds" in frames and b"event: error" in frames
