@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -108,27 +109,41 @@ def test_prefill_worker_killed_between_two_requests(stack, run):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_decode_worker_lost_in_the_middle_of_a_stream(stack, undisturbed, how):
-    """The stream goes on with another worker, token for token what it would have been; one that is stopped is killed
-    after a few seconds.
+def test_decode_worker_lost_in_the_middle_of_streams(stack, run, undisturbed, how):
+    """With adapters and without, each goes on with another worker, token for token what it would have been; a worker
+    that is stopped is killed after a few seconds.
     """
+    wanted = {lora: run(CHAT, {**BODY, "lora": lora})["response"] for lora in ("pirate", "json")}
+    wanted[""] = undisturbed
+    assert len(set(wanted.values())) == 3
     killed: set[int] = set()
-    text, finish, seen = "", None, 0
-    url = f"{stack.api}/run/{CHAT}"
-    with httpx.stream("POST", url, json={**BODY, "stream": True}, headers=stack.headers, timeout=120) as answer:
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            frame = json.loads(line.removeprefix("data: "))
-            assert "errors" not in frame, frame
-            text += frame["response"]
-            finish = frame.get("finish_reason", finish)
-            seen += 1
-            if seen == 5:
-                killed = kill(stack, "decode", how)
-    assert text == undisturbed
-    assert finish == "length" and frame["usage"]["completion_tokens"] == BODY["max_tokens"]
+    begun = {lora: threading.Event() for lora in wanted}
+
+    def stream(lora: str) -> tuple[str, str]:
+        text, finish, seen = "", "", 0
+        asked = {**BODY, "stream": True} | ({"lora": lora} if lora else {})
+        with httpx.stream("POST", f"{stack.api}/run/{CHAT}", json=asked, headers=stack.headers, timeout=120) as answer:
+            assert answer.status_code == 200
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                frame = json.loads(line.removeprefix("data: "))
+                assert "errors" not in frame, frame
+                text += frame["response"]
+                finish = frame.get("finish_reason", finish)
+                begun[lora].set()
+                seen += 1
+                if seen == 5 and not lora:
+                    killed.update(kill(stack, "decode", how))
+        assert frame["usage"]["completion_tokens"] == BODY["max_tokens"]
+        return text, finish
+
+    with ThreadPoolExecutor(3) as clients:
+        adapted = {lora: clients.submit(stream, lora) for lora in ("pirate", "json")}
+        for lora in adapted:
+            assert begun[lora].wait(60)
+        found = {"": stream("")} | {lora: ending.result() for lora, ending in adapted.items()}
+    assert found == {lora: (text, "length") for lora, text in wanted.items()}
     replaced(stack, "decode", killed)
 
 

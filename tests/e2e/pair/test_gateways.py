@@ -204,7 +204,12 @@ async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
 async def test_streams_go_on_at_the_other_when_one_is_killed(pair, gateways, clients):
     client = await clients()
     await until_idle(pair)
-    asked, pid = [body(4000 + n, 60) for n in range(8)], process_of(gateways[0])
+    adapters = [{}, {"lora": "pirate"}, {"lora": "json"}]
+    asked, pid = [body(4000 + n, 60, **adapters[n % 3]) for n in range(8)], process_of(gateways[0])
+    async with asyncio.timeout(60):  # a gateway makes those of the record known once it runs
+        for gateway, more in itertools.product(gateways, adapters):
+            while (await client.ask(gateway, body(0, 1, **more))).status_code == 404:
+                await asyncio.sleep(0.1)
     alone = await asyncio.gather(*(client.stream(gateways[1], one) for one in asked))
     begun = [asyncio.Event() for _ in range(64)]
     reading = [
