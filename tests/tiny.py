@@ -12,6 +12,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -24,6 +26,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from serve_app.engine.blocks import BlockPool
@@ -67,17 +71,27 @@ OTHERS = {
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
 }
 
+# Mixtures whose experts differ from Mixtral's in how their weights lie.
+MIXTURES = {
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+        {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    ),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, {"head_dim": 32, "num_local_experts": 4, "sliding_window": 40}),
+}
+
 
 def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: object) -> Path:
     """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are
     clear-cut.
     """
-    config_class, model_class, extra = (FAMILIES | OTHERS)[family]
+    config_class, model_class, extra = (FAMILIES | OTHERS | MIXTURES)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**COMMON, **extra, **overrides}))
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim == 2:
+            if weight.ndim >= 2:
                 weight.normal_(0, 0.08 if "embed" not in name else 0.5)
     model.save_pretrained(path)
     return path

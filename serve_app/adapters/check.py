@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, TypeGuard
 
 import numpy as np
 
-from serve_app.adapters.config import LARGEST_RANK, AdapterConfig, AdapterRefused
+from serve_app.adapters.config import LARGEST_RANK, AdapterConfig, AdapterRefused, is_joined
+from serve_app.adapters.mixture import Target, require_all, target_of
 from serve_app.adapters.shapes import Base
 
 PREFIX = "base_model.model."
@@ -61,8 +62,17 @@ def check_weights(config: AdapterConfig, file: BinaryIO, base: Base, *, max_rank
     modules = {_module(key) for key in tensors if not _unused(key)}
     if not modules:
         raise AdapterRefused(f"the adapter has no weights; {_AGAIN}")
-    largest = max(_check_module(name, tensors, config, base, max_rank) for name in sorted(modules))
-    if lacking := [name for name in base.linears if name not in modules and config.names(name)]:
+    targets = {name: target_of(name, config, base.weights) for name in sorted(modules)}
+    largest = max(_check_module(name, target, tensors, config, base, max_rank) for name, target in targets.items())
+    require_all(targets.values(), base.experts)
+    named = {target.name for target in targets.values()}
+    wanted = [
+        f"{module}.{name}"
+        for module, own in base.weights.items()
+        for name in config.wrapped(module, list(own))
+        if f"{module}.{name}" not in named
+    ]
+    if lacking := [*wanted, *(name for name in base.linears if name not in modules and config.names(name))]:
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         raise AdapterRefused(
             f"adapter_config.json names {lacking[0]}{more}, and the weights have nothing for it; {_AGAIN}"
@@ -158,9 +168,11 @@ def _module(key: str) -> str:
     raise AdapterRefused(f"{_short(key)} is no A or B of a linear layer; train linear layers only, and {_AGAIN}")
 
 
-def _check_module(name: str, tensors: dict[str, _Tensor], config: AdapterConfig, base: Base, max_rank: int) -> int:
+def _check_module(
+    name: str, target: Target, tensors: dict[str, _Tensor], config: AdapterConfig, base: Base, max_rank: int
+) -> int:
     """Its rank."""
-    shape = base.linears.get(name)
+    shape = base.size(target.name)
     if shape is None:
         if kind := base.others.get(name):
             raise AdapterRefused(f"{name} is a {kind}; only linear layers are served: take it out of target_modules")
@@ -172,18 +184,24 @@ def _check_module(name: str, tensors: dict[str, _Tensor], config: AdapterConfig,
     if both[0] is None or both[1] is None:
         lacks = "lora_A" if both[0] is None else "lora_B"
         raise AdapterRefused(f"{name} has no {lacks}; {_AGAIN}")
-    config.require_target(name)
-    rank, (out, into) = config.rank_of(name), shape
-    for tensor, part, wanted in ((both[0], "lora_A", (rank, into)), (both[1], "lora_B", (out, rank))):
+    if not target.owned or target.expert >= 0:
+        config.require_target(name)
+    rank, (out, into) = config.rank_of(target.key), shape[-2:]
+    count = shape[0] if len(shape) == 3 and target.expert < 0 else 1
+    if target.half >= 0:
+        out //= 2
+    for tensor, part, wanted in ((both[0], "lora_A", (count * rank, into)), (both[1], "lora_B", (out, count * rank))):
         if tensor.shape == wanted:
             continue
-        of_rank = len(tensor.shape) == 2 and tensor.shape[part == "lora_B"] != rank
+        of_rank = len(tensor.shape) == 2 and tensor.shape[part == "lora_B"] != count * rank
         because = (
             f"adapter_config.json says rank {rank} for it; upload the configuration that was saved with these weights"
             if of_rank
             else f"the base model's layer is {[out, into]}; the adapter was trained for another base"
         )
         raise AdapterRefused(f"{part} of {name} is {list(tensor.shape)} instead of {list(wanted)}: {because}")
+    if is_joined(target.name) and target.expert < 0 and any(is_joined(pattern) for pattern in config.rank_pattern):
+        rank //= 2  # of gates, and of ups
     if rank > max_rank:
         raise AdapterRefused(f"{name} has rank {rank}; ranks up to {max_rank} are served here: train with a smaller r")
     return rank

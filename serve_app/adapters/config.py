@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("use_dora", "lora_bias", "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
          "layer_replication", "modules_to_save", "trainable_token_indices", "alora_invocation_tokens",
-         "megatron_config", "target_parameters"),
+         "megatron_config"),
         (None, False, [], {}),
     ),
 }  # fmt: skip
@@ -46,6 +47,8 @@ class AdapterConfig:
     rslora: bool
     targets: list[str] | str | None
     excluded: list[str] | str | None = None
+    # Names of weights that PEFT adapts as they are, without a linear around them: those of experts and routers.
+    parameters: tuple[str, ...] = ()
     # Numbers of layers, None: all; and a name that they stand behind, None: an expression.
     layers: frozenset[int] | None = None
     layer_name: str | None = r"[^.]*"
@@ -56,7 +59,8 @@ class AdapterConfig:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return (self.rank, *self.rank_pattern.values())
+        """Of modules; PEFT joins gates and ups of experts, and says twice the rank for what is joined."""
+        return (self.rank, *(rank // (1 + is_joined(name)) for name, rank in self.rank_pattern.items()))
 
     def rank_of(self, module: str) -> int:
         return _of_pattern(self.rank_pattern, module, self.rank)
@@ -82,9 +86,19 @@ class AdapterConfig:
         at = re.match(rf"(?:^|.*?\.){self.layer_name}\.(\d+)\.", module)
         return at is not None and int(at[1]) in self.layers
 
+    def names_parameter(self, name: str) -> bool:
+        """Whether the adapter is for this weight, by PEFT's ``target_parameters``."""
+        return any(name == target or name.endswith("." + target) for target in self.parameters)
+
+    def wrapped(self, module: str, own: Iterable[str]) -> list[str]:
+        """Those of a module's ``own`` weights, in its order, that the adapter is for: PEFT wraps it once for each, the
+        first one innermost.
+        """
+        return [name for name in own if self.names_parameter(f"{module}.{name}")]
+
     def require_target(self, module: str) -> None:
         """Refuses weights of a module that the configuration does not name: PEFT would leave them out."""
-        if self.names(module) is False:
+        if self.names(module) is False and not self.names_parameter(f"{module}.weight"):
             raise AdapterRefused(
                 f"the adapter has weights for {module}, which target_modules in adapter_config.json does not name; "
                 "upload the configuration that was saved with these weights"
@@ -116,12 +130,15 @@ def read_config(data: bytes) -> AdapterConfig:
         value = found.get(name)
         if not (value is None or isinstance(value, str) or _strings(value)):
             raise AdapterRefused(f"adapter_config.json: {name} must be a list of names or an expression")
+    if not (found.get("target_parameters") is None or _strings(found["target_parameters"])):
+        raise AdapterRefused("adapter_config.json: target_parameters must be a list of names")
     return AdapterConfig(
         rank=_rank("r", found.get("r", 8)),
         alpha=_alpha("lora_alpha", found.get("lora_alpha", 8)),
         rslora=found.get("use_rslora") is True,
         targets=found.get("target_modules"),
         excluded=found.get("exclude_modules"),
+        parameters=tuple(found.get("target_parameters") or ()),
         layers=_layers(found.get("layers_to_transform")),
         layer_name=_layer_name(found.get("layers_pattern")),
         base=_text(found, "base_model_name_or_path"),
@@ -129,6 +146,11 @@ def read_config(data: bytes) -> AdapterConfig:
         rank_pattern={k: _rank(f"rank_pattern.{k}", v) for k, v in _pattern(found, "rank_pattern").items()},
         alpha_pattern={k: _alpha(f"alpha_pattern.{k}", v) for k, v in _pattern(found, "alpha_pattern").items()},
     )
+
+
+def is_joined(name: str) -> bool:
+    """Whether a weight, or the end of a pattern for it, is that of gates and ups side by side."""
+    return name.endswith("gate_up_proj")
 
 
 def _rank(name: str, value: Any) -> int:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 # Building a model of hundreds of layers without weights takes seconds; importing what builds it takes more.
 TIMEOUT_S = 300.0
-_FORM = 1
+_FORM = 2
 
 
 class NoShapes(RuntimeError):
@@ -28,12 +28,24 @@ class NoShapes(RuntimeError):
 @dataclass(slots=True, frozen=True)
 class Base:
     """``linears``: [out, in] of each linear layer, by its name in transformers. ``others``: of all other modules that
-    an adapter could be meant for, what they are. ``kind``: the configuration's model_type.
+    an adapter could be meant for, what they are. ``kind``: the configuration's model_type. ``weights``: by module,
+    those of experts ([experts, out, in]) and of routers ([out, in]), in the module's order.
     """
 
     linears: dict[str, tuple[int, int]]
     others: dict[str, str]
     kind: str = ""
+    weights: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    def size(self, name: str) -> tuple[int, ...] | None:
+        """Of a linear, or of a weight."""
+        module, _, own = name.rpartition(".")
+        return self.linears.get(name) or self.weights.get(module, {}).get(own)
+
+    @property
+    def experts(self) -> dict[str, int]:
+        """How many there are, by weight."""
+        return {f"{m}.{name}": s[0] for m, own in self.weights.items() for name, s in own.items() if len(s) == 3}
 
 
 def kept_at(folder: Path, home: Path) -> Path:
@@ -67,7 +79,9 @@ def keep(found: dict[str, Any], folder: Path, home: Path) -> None:
 @lru_cache(64)
 def _read(path: Path) -> Base:
     found = json.loads(path.read_bytes())
-    return Base({name: (out, into) for name, (out, into) in found["linears"].items()}, found["others"], found["kind"])
+    linears = {name: (out, into) for name, (out, into) in found["linears"].items()}
+    weights = {module: {name: tuple(size) for name, size in own.items()} for module, own in found["weights"].items()}
+    return Base(linears, found["others"], found["kind"], weights)
 
 
 def _describe(folder: Path, home: Path) -> None:

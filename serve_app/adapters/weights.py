@@ -6,6 +6,7 @@ with and this does not is refused by name, so that an adapter is served exactly 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor
 
-from serve_app.adapters.config import AdapterRefused, read_config
+from serve_app.adapters.config import AdapterConfig, AdapterRefused, read_config
+from serve_app.adapters.mixture import JOINED, Owners, Target, require_all, target_of
 
 PREFIX = "base_model.model."
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,6 +27,7 @@ class Delta:
     """What an adapter adds to one linear: ``scale * (x @ a.T) @ b.T``.
 
     ``a`` [r, k] and ``b`` [n, r] are float32, or bfloat16 where the file has that; PEFT computes with both as float32.
+    Of E experts they are [E, r, k] and [E, n, r].
     """
 
     a: Tensor
@@ -38,7 +41,9 @@ class Delta:
 
 @dataclass(slots=True)
 class AdapterWeights:
-    """``deltas`` by the name of the module as in transformers' ``named_modules``; ``rank`` is the largest."""
+    """``deltas`` by the name of the linear as in transformers' ``named_modules``, or of the weight as in its
+    ``named_parameters`` for experts and routers; ``rank`` is the largest.
+    """
 
     rank: int
     deltas: dict[str, Delta]
@@ -48,28 +53,64 @@ class AdapterWeights:
         return sum(part.nbytes for delta in self.deltas.values() for part in (delta.a, delta.b))
 
 
-def read_adapter(config: bytes, weights: bytes | Path) -> AdapterWeights:
-    """Reads ``adapter_config.json`` and ``adapter_model.safetensors``. Raises :class:`AdapterRefused`, whose text says
-    what to do.
+def read_adapter(
+    config: bytes, weights: bytes | Path, owners: Owners | None = None, experts: int = 0
+) -> AdapterWeights:
+    """Reads ``adapter_config.json`` and ``adapter_model.safetensors``. ``owners``: modules of the model that are no
+    linears and whose weights take adapters; ``experts``: how many each of its mixtures has. Raises
+    :class:`AdapterRefused`, whose text says what to do.
     """
     told = read_config(config)
     tensors = _tensors(weights)
-    deltas = {}
     # PEFT puts the base's own weight beside the adapter of an output head.
-    adapted = {name for key in tensors if (name := _module(key))}
-    for name in sorted(adapted):
+    adapted = sorted({name for key in tensors if (name := _module(key))})
+    targets = {name: target_of(name, told, owners or {}) for name in adapted}
+    require_all(targets.values(), {target.name: experts for target in targets.values()})
+    deltas: dict[str, Delta] = {}
+    parts: dict[str, list[tuple[Target, Delta]]] = {}
+    for name, target in targets.items():
         a, b = (_tensor(tensors, f"{PREFIX}{name}.{part}.weight") for part in ("lora_A", "lora_B"))
-        rank = told.rank_of(name)
-        if a.shape[0] != rank or b.shape[1] != rank:
+        rank = told.rank_of(target.key)
+        count = experts if target.owned and target.expert < 0 and not target.name.endswith(".weight") else 1
+        if a.shape[0] != count * rank or b.shape[1] != count * rank:
             raise AdapterRefused(
                 f"{name} has A {list(a.shape)} and B {list(b.shape)}, and adapter_config.json says rank {rank} for it; "
                 "write the adapter with save_pretrained, which writes both"
             )
-        told.require_target(name)
-        deltas[name] = Delta(a, b, told.scale_of(name))
+        if not target.owned or target.expert >= 0:
+            told.require_target(name)
+        if count > 1:  # the rows of A are an expert's ranks one after the other, the columns of B a rank's experts
+            a = a.view(count, rank, -1)
+            b = b.view(len(b), rank, count).permute(2, 0, 1).contiguous()
+        delta = Delta(a, b, told.scale_of(target.key))
+        if target.expert < 0:
+            deltas[target.name] = delta
+        else:
+            parts.setdefault(target.name, []).append((target, delta))
+    deltas |= {name: _joined(name, of, experts, told) for name, of in parts.items()}
     if not deltas:
         raise AdapterRefused("the adapter has no weights; write it with save_pretrained after training")
     return AdapterWeights(max(delta.rank for delta in deltas.values()), deltas)
+
+
+def _joined(name: str, parts: list[tuple[Target, Delta]], experts: int, told: AdapterConfig) -> Delta:
+    """One delta of all experts, of one for each linear of each: gates and ups stand side by side, each with its own
+    ranks.
+    """
+    halves = sorted({target.half for target, _ in parts})
+    by = {(target.expert, target.half): delta for target, delta in parts}
+    if len({(delta.a.shape, delta.b.shape, delta.scale) for _, delta in parts}) > 1:
+        raise AdapterRefused(f"the adapters of {name}'s experts have several ranks or scales; train them with one")
+    first = parts[0][1]
+    (rank, k), n, wide = first.a.shape, len(first.b), name.endswith(JOINED)
+    a = torch.zeros(experts, rank * len(halves), k, dtype=first.a.dtype)
+    b = torch.zeros(experts, n * (1 + wide), rank * len(halves), dtype=first.b.dtype)
+    for (expert, half), delta in by.items():
+        lanes = slice(rank * halves.index(half), rank * (halves.index(half) + 1))
+        a[expert, lanes] = delta.a
+        b[expert, n * max(0, half) : n * (max(0, half) + 1), lanes] = delta.b
+    # PEFT says twice rank and alpha for what it joins, which is another scale where that goes by the rank's root.
+    return Delta(a, b, first.scale * (math.sqrt(2) if told.rslora and len(halves) == 2 else 1))
 
 
 def _tensors(weights: bytes | Path) -> dict[str, Tensor]:

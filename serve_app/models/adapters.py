@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from serve_app.adapters.config import AdapterRefused
-from serve_app.adapters.weights import AdapterWeights, Delta
+from serve_app.adapters.weights import AdapterWeights, Delta, read_adapter
 from serve_app.kernels.linear.base import Linear
-from serve_app.kernels.linear.delta import AdapterLinear, PlaceDelta, Rows, pack
-from serve_app.models.linears import Place, Plug
+from serve_app.kernels.linear.delta import AdapterLinear, Rows
+from serve_app.models.linears import Current, Place, Plug
+from serve_app.models.mixture import plug_mixtures
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class AdapterBank:
     def __init__(self, places: int, device: torch.device) -> None:
         self.places = places
         self.linears: list[Place] = []
+        # Modules that are no linears, and the weights that they have.
+        self.owners: dict[str, tuple[str, ...]] = {}
         self._device = device
         self._holder: Holder = TorchAdapters(places, device)
 
@@ -53,6 +58,7 @@ class AdapterBank:
     def reset(self) -> None:
         """Forgets the linears of a forward pass that was tried and left."""
         self.hold([], TorchAdapters(self.places, self._device))
+        self.owners = {}
 
     def plug(self, place: Place, linear: Linear) -> Linear:
         """A :data:`~serve_app.models.linears.Plug`: ``linear`` with this bank's adapters."""
@@ -60,23 +66,43 @@ class AdapterBank:
         self.linears.append(place)
         return self._holder.add(place, linear)
 
+    def plug_mixtures(
+        self, model: nn.Module, own: dict[str, dict[str, tuple[int, ...]]], right: set[str], current: Current
+    ) -> None:
+        """Experts and routers take adapters as well: see :func:`~serve_app.models.mixture.plug_mixtures`."""
+        assert isinstance(self._holder, TorchAdapters)
+        found, self.owners = plug_mixtures(model, own, right, current, self.places)
+        for place, deltas in found:
+            self.linears.append(place)
+            self._holder.take(deltas)
+
+    @property
+    def experts(self) -> int:
+        """How many a mixture of the model has; 0 for none."""
+        return max((place.experts for place in self.linears), default=0)
+
+    def read(self, config: bytes, weights: bytes | Path) -> Prepared:
+        """The adapter of two files as this model takes it. Raises :class:`AdapterRefused`."""
+        return self.prepare(read_adapter(config, weights, self.owners, self.experts))
+
     def prepare(self, weights: AdapterWeights) -> Prepared:
         """Checks every matrix against the model and packs it; from any thread, beside a step. Raises
         :class:`AdapterRefused`.
         """
         known = {
-            name: (width, place.columns)
+            name: (width, place.columns, (place.experts,) if place.experts else ())
             for place in self.linears
             for name, width in zip(place.names, place.widths, strict=True)
         }
         for name, delta in weights.deltas.items():
             if name not in known:
                 raise AdapterRefused(f"{name} is no linear of this model that takes an adapter; leave it out")
-            n, k = known[name]
-            if delta.a.shape != (delta.rank, k) or delta.b.shape != (n, delta.rank):
+            n, k, experts = known[name]
+            if delta.a.shape != (*experts, delta.rank, k) or delta.b.shape != (*experts, n, delta.rank):
+                of = f" of {experts[0]} experts each" if experts else ""
                 raise AdapterRefused(
                     f"the adapter of {name} has A {list(delta.a.shape)} and B {list(delta.b.shape)}, and the model "
-                    f"takes [r, {k}] and [{n}, r]; was it trained on another model?"
+                    f"takes [r, {k}] and [{n}, r]{of}; was it trained on another model?"
                 )
         packed = self._holder.prepare([[weights.deltas.get(name) for name in place.names] for place in self.linears])
         return Prepared(packed, packed.bytes)
@@ -106,11 +132,21 @@ def bank_plug(bank: AdapterBank | None) -> Plug | None:
     return bank.plug
 
 
+class Adapted(Protocol):
+    """What computes with the deltas of one place of the model, by the places of adapters."""
+
+    deltas: list[Any]
+
+    def pack(self, own: list[Delta | None]) -> Any:
+        """One adapter's deltas, one per module, as ``deltas`` holds them (with ``bytes``); None where it has none."""
+        ...
+
+
 @dataclass(slots=True)
 class PackedDeltas:
-    """One adapter's delta for each linear."""
+    """One adapter's delta for each place of the model."""
 
-    deltas: list[PlaceDelta | None]
+    deltas: list[Any]
 
     @property
     def bytes(self) -> int:
@@ -118,24 +154,25 @@ class PackedDeltas:
 
 
 class TorchAdapters:
-    """Adapters of linears that torch calls one by one."""
+    """Adapters of linears that torch calls one by one, and of mixtures."""
 
     def __init__(self, places: int, device: torch.device) -> None:
         self._places, self._device = places, device
-        self._linears: list[tuple[Place, AdapterLinear]] = []
+        self._adapted: list[Adapted] = []
         self._rows = Rows()
 
     def add(self, place: Place, linear: Linear) -> AdapterLinear:
-        adapted = AdapterLinear(linear, self._places, self._rows)
-        self._linears.append((place, adapted))
+        adapted = AdapterLinear(linear, self._places, self._rows, place.widths, self._device)
+        self._adapted.append(adapted)
         return adapted
 
+    def take(self, adapted: Adapted) -> None:
+        self._adapted.append(adapted)
+
     def prepare(self, deltas: list[list[Delta | None]]) -> PackedDeltas:
-        return PackedDeltas(
-            [pack(own, place.widths, self._device) for own, (place, _) in zip(deltas, self._linears, strict=True)]
-        )
+        return PackedDeltas([each.pack(own) for own, each in zip(deltas, self._adapted, strict=True)])
 
     def put(self, place: int, packed: PackedDeltas | None) -> None:
-        deltas = [None] * len(self._linears) if packed is None else packed.deltas
-        for delta, (_, linear) in zip(deltas, self._linears, strict=True):
-            linear.deltas[place] = delta
+        deltas = [None] * len(self._adapted) if packed is None else packed.deltas
+        for delta, each in zip(deltas, self._adapted, strict=True):
+            each.deltas[place] = delta

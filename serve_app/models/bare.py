@@ -14,6 +14,7 @@ from torch import nn
 from serve_app.adapters.shapes import keep, kept_at
 from serve_app.models.folder import read_config
 from serve_app.models.load import class_of
+from serve_app.models.mixture import own_weights
 
 
 def publish(folder: Path, home: Path) -> None:
@@ -38,7 +39,8 @@ def describe(folder: Path) -> dict[str, Any]:
             linears[name] = [out, into]
         elif next(each.parameters(recurse=False), None) is not None:
             others[name] = type(each).__name__
-    return {"linears": linears, "others": others, "kind": config.model_type}
+    weights = own_weights(module)
+    return {"linears": linears, "others": others, "kind": config.model_type, "weights": weights}
 
 
 if __name__ == "__main__":

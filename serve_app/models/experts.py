@@ -66,11 +66,18 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
         from transformers.integrations.moe import grouped_mm_experts_forward
 
         return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
+    return through(module, packed, hidden_states, top_k_index, top_k_weights)
+
+
+def through(
+    module: Any, experts: PackedExperts, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """As :func:`experts_forward`, by ``experts``."""
     tokens, choices = top_k_index.shape
     chosen = top_k_index.reshape(-1)
-    inner = packed.up(hidden_states, chosen)
+    inner = experts.up(hidden_states, chosen)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    out = packed.down(inner, chosen)
+    out = experts.down(inner, chosen)
     # As transformers has it: a sum over the choices of each row, in their order.
     weighted = out * top_k_weights.reshape(-1, 1)
     return weighted.view(tokens, choices, out.shape[-1]).sum(1).to(hidden_states.dtype)

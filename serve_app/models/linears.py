@@ -6,7 +6,7 @@ the model, whichever forward pass the model gets. A model that nobody plugs into
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 @dataclass(slots=True, frozen=True)
 class Place:
     """One linear of a model: the modules whose outputs it computes side by side, by qualified name, and how many
-    outputs each has; all take ``columns`` inputs.
+    outputs each has; all take ``columns`` inputs. ``experts``: how many of them lie in one weight, whose name it
+    is then.
     """
 
     names: tuple[str, ...]
     widths: tuple[int, ...]
     columns: int
+    experts: int = 0
 
 
 # (place, the linear there) -> what takes its place; the linear itself to leave it.
@@ -136,9 +138,11 @@ def _sizes(module: Any) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def linears_by_row(model: nn.Module, current: Current, run: Callable[[], Any]) -> set[str]:
-    """Names of the linears that get one row for each token, or for each sampled one, whenever ``run()`` calls them:
-    those in experts and in other models' towers are not among them.
+def linears_by_row(
+    model: nn.Module, current: Current, run: Callable[[], Any], also: Container[str] = frozenset()
+) -> set[str]:
+    """Names of the linears, and of the modules ``also`` looked at, that get one row for each token, or for each sampled
+    one, whenever ``run()`` calls them: linears in experts and in other models' towers are not among them.
     """
     right: dict[str, bool] = {}
 
@@ -146,7 +150,7 @@ def linears_by_row(model: nn.Module, current: Current, run: Callable[[], Any]) -
         def seen(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             batch = current.batch
             assert batch is not None
-            rows = inputs[0].numel() // inputs[0].shape[-1]
+            rows = inputs[0].numel() // inputs[0].shape[-1] if inputs else -1
             right[name] = right.get(name, True) and rows in (len(batch.input_ids), len(batch.sample_rows))
 
         return seen
@@ -154,7 +158,7 @@ def linears_by_row(model: nn.Module, current: Current, run: Callable[[], Any]) -
     hooks = [
         module.register_forward_pre_hook(watching(name))
         for name, module in model.named_modules()
-        if name and is_linear(module)
+        if name and (is_linear(module) or name in also)
     ]
     try:
         run()

@@ -30,6 +30,7 @@ from serve_app.models.folder import (
 )
 from serve_app.models.generation import end_tokens, read_rules
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
+from serve_app.models.mixture import own_weights
 from serve_app.models.observe import Unservable
 from serve_app.models.prepare import prepare
 from serve_app.models.quantization import quantize_linears
@@ -134,8 +135,10 @@ def load_causal_lm(
     report |= verdict.report()
     if verdict.differs:
         raise UnsupportedModel(f"{name} can't be served: {verdict.differs}")
+    own: dict[str, dict[str, tuple[int, ...]]] = {}
     if adapters:
         model.adapters = AdapterBank(adapters, model.device)
+        own = own_weights(module)
     if optimise:
         from serve_app.models.optimise import Differs
         from serve_app.models.optimise import optimise as improve
@@ -161,8 +164,10 @@ def load_causal_lm(
         current = Current()
         forward = current.around(model.forward)
         # A plug sees for itself what it replaces; adapters go where rows are tokens.
-        only = linears_by_row(module, current, lambda: probe(model, forward)) if plug is None else None
+        only = linears_by_row(module, current, lambda: probe(model, forward), own) if plug is None else None
         report["plugged"] = plug_modules(module, every, current, only)
+        if model.adapters is not None and only is not None:
+            model.adapters.plug_mixtures(module, own, only, current)
         model.forward = forward
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model

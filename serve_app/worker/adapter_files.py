@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from serve_app.adapters.config import AdapterRefused
-from serve_app.adapters.weights import read_adapter
 from serve_app.state.adapters import CONFIG, WEIGHTS, blob, content_digest
 from serve_app.state.files import Files, NoFile, open_files
 from serve_app.wire.generate import AdapterAt
@@ -48,4 +47,4 @@ def load_adapter(files: Files, bank: AdapterBank, at: AdapterAt) -> Prepared:
     digest.update(weights)
     if digest.hexdigest() != at.digest:
         raise AdapterRefused("its files are damaged; upload the adapter again")
-    return bank.prepare(read_adapter(config, weights))
+    return bank.read(config, weights)

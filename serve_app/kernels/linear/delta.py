@@ -78,13 +78,17 @@ def pack(deltas: Sequence[LowRank | None], widths: Sequence[int], device: torch.
 class AdapterLinear(Linear):
     """``inner`` and the deltas of up to ``places`` adapters; place 0 stands for none."""
 
-    def __init__(self, inner: Linear, places: int, rows: Rows) -> None:
-        self.inner, self._rows = inner, rows
+    def __init__(self, inner: Linear, places: int, rows: Rows, widths: Sequence[int], device: torch.device) -> None:
+        self.inner, self._rows, self._widths, self._device = inner, rows, widths, device
         self.deltas: list[PlaceDelta | None] = [None] * (places + 1)
 
     def __call__(self, x: Tensor, batch: Any, rows: Tensor | None = None) -> Tensor:
         out = self.inner(x, batch, rows)
         return out if batch.adapters is None else self.add(out, x, self._rows.groups(batch.adapters, rows))
+
+    def pack(self, own: Sequence[LowRank | None]) -> PlaceDelta | None:
+        """One adapter's deltas of this linear's modules; None where it has none."""
+        return pack(own, self._widths, self._device)
 
     def idle(self, batch: Any) -> bool:
         return batch.adapters is None and self.inner.idle(batch)
