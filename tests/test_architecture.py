@@ -53,7 +53,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What an upload is checked with, in processes without torch.
     "serve_app.adapters.config": set(),
     "serve_app.adapters.shapes": set(),
-    "serve_app.adapters.check": {"numpy", "serve_app.adapters.config", "serve_app.adapters.shapes"},
+    "serve_app.adapters.mixture": {"serve_app.adapters.config"},
+    "serve_app.adapters.check": {
+        "numpy", "serve_app.adapters.config", "serve_app.adapters.mixture", "serve_app.adapters.shapes",
+    },
     "serve_app.distill": {
         "serve_app.sampling_params",
         "numpy", "safetensors", "torch", "transformers", "serve_app.catalog", "serve_app.config", "serve_app.engine",
@@ -131,6 +134,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.engine": {"ray", "transformers"} | HTTP,
     "serve_app.adapters": {"ray", "transformers"} | HTTP,
     "serve_app.adapters.config": {"ray", "torch", "transformers"} | HTTP,
+    "serve_app.adapters.mixture": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.adapters.check": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.models": {"ray"} | HTTP,
     "serve_app.distill": {"ray"},
