@@ -148,6 +148,7 @@ def _tensor(tensors: dict[str, Tensor], key: str) -> Tensor:
         raise AdapterRefused(f"{key} is {tensor.dtype}; save the adapter in float32, bfloat16 or float16")
     if tensor.ndim != 2 or 0 in tensor.shape:
         raise AdapterRefused(f"{key} is {list(tensor.shape)}; an adapter's matrices have two sizes, none of them 0")
-    if not bool(torch.isfinite(tensor).all()):
+    # What is not finite is the largest or the smallest, or makes both none; `isfinite` takes ten times as long.
+    if not all(math.isfinite(bound) for bound in torch.stack(tensor.aminmax()).tolist()):
         raise AdapterRefused(f"{key} has numbers that are not finite; train the adapter again")
     return tensor.float() if tensor.dtype is torch.float16 else tensor
