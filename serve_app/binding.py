@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from serve_app.config import DEFAULT_HOME
 
 if TYPE_CHECKING:
-    from serve_app.batch_client import AsyncBatchHandle, BatchHandle
+    from serve_app.client.batches import AsyncBatchHandle, BatchHandle
 
 # Before a call is made again whose gateway was lost.
 AGAIN_S = 0.3
@@ -70,7 +70,7 @@ class _Bound:
         return frame
 
     def _submitted(self, model: str, requests: Iterable[Mapping[str, Any]], key: str) -> BatchHandle:
-        from serve_app.batch_client import Batches, BatchHandle
+        from serve_app.client.batches import Batches, BatchHandle
 
         batches = Batches.connect(self._home)
         return BatchHandle(batches, batches.submit(model, requests, key=key)["id"])
@@ -82,7 +82,7 @@ class AI(_Bound):
     def batch(self, model: str, requests: Iterable[Mapping[str, Any]], *, key: str = "") -> BatchHandle:
         """Has requests run with what interactive users leave of the machine; they are sent as they come, so there may
         be many. The batch goes on when this process ends: `serve-app batch` shows it. ``key``: one key makes one batch,
-        however often it is sent. Raises :class:`~serve_app.batch_client.BatchError`.
+        however often it is sent. Raises :class:`~serve_app.client.server.ServerError`.
         """
         return self._submitted(model, requests, key)
 
@@ -123,7 +123,7 @@ class AsyncAI(_Bound):
 
     async def batch(self, model: str, requests: Iterable[Mapping[str, Any]], *, key: str = "") -> AsyncBatchHandle:
         """See :meth:`AI.batch`."""
-        from serve_app.batch_client import AsyncBatchHandle
+        from serve_app.client.batches import AsyncBatchHandle
 
         return AsyncBatchHandle(await asyncio.to_thread(self._submitted, model, requests, key))
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from starlette.routing import Route
 
-from serve_app import cli
 from serve_app.api import adapter_errors, errors
 from serve_app.catalog.records import ModelRecord, Profile, Stage
+from serve_app.cli.program import parser
 from serve_app.config import ENVIRONMENT, Settings
 from serve_app.ray_private import environment as env
 
@@ -96,7 +96,7 @@ def test_make_targets_exist(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_subcommands_and_their_options_exist(document: str) -> None:
-    [subparsers] = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    [subparsers] = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
     commands = "\n".join([*ticked(text(document)), *fences(document, "bash"), *_indented(document)])
     for name, rest in re.findall(r"serve-app (?!-)([\w-]+)([^\n'`]*)", commands):
         assert name in subparsers.choices, f"{document}: serve-app {name}"

@@ -54,7 +54,8 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status 0, or 2 with the reason on standard error."""
-    from serve_app.finetune.register import RegisterFailed, Server
+    from serve_app.client.adapters import Adapters
+    from serve_app.client.server import Server, ServerError
     from serve_app.finetune.train import BadData, Options, TrainingRefused, UnsupportedModel, train
 
     arguments.out = arguments.out or f"{Path(arguments.data).stem}-lora"
@@ -63,12 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.register and not arguments.model.startswith("@"):
             raise TrainingRefused("--register needs a model of the catalogue; give its id")
         # Asked before the training, not after it.
-        server = Server.running() if arguments.register else None
+        adapters = Adapters(Server.connect()) if arguments.register else None
+        if adapters is not None:
+            adapters.list()
         found = train(Options(**given), weights_of(arguments.model), lambda line: print(line, flush=True))
-        if found is not None and server is not None:
-            server.register(arguments.register, arguments.model, Path(arguments.out), public=arguments.public)
+        if found is not None and adapters is not None:
+            adapters.upload(Path(arguments.out), arguments.register, arguments.model, public=arguments.public)
             print(f'registered: requests for {arguments.model} may say "lora": "{arguments.register}"')
-    except (TrainingRefused, BadData, UnsupportedModel, RegisterFailed) as error:
+    except (TrainingRefused, BadData, UnsupportedModel, ServerError) as error:
         print(f"serve-app: {error}", file=sys.stderr)
         return 2
     return 0

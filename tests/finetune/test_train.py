@@ -113,6 +113,7 @@ def test_a_file_that_cannot_be_learnt_from_is_refused_with_the_line(model, tmp_p
 
 def test_the_command_refuses_before_it_begins(model, talks, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SERVE_APP_PORT", "9")
 
     def refused(*words: str) -> str:
         assert cli.main(["train-lora", *words]) == 2
@@ -122,6 +123,6 @@ def test_the_command_refuses_before_it_begins(model, talks, tmp_path, capsys, mo
     assert "no model /nowhere" in refused("/nowhere", *told)
     assert "--rank 500" in refused(str(model), *told, "--rank", "500")
     assert "needs a model of the catalogue" in refused(str(model), *told, "--register", "x")
-    assert "no running server" in refused("@cf/pico/pico-instruct", *told, "--register", "x")
+    assert "no server answers" in refused("@cf/pico/pico-instruct", *told, "--register", "x")
     assert "q_poj" in refused(str(model), *told, "--modules", "q_poj")
     assert "begun with another modules" in refused(str(model), *told, "--modules", "q_proj")

@@ -4,72 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 
-from serve_app import batch_client, batch_command
-from serve_app.batch_client import AsyncBatchHandle, BatchError, Batches, BatchHandle
-from serve_app.cli import main
+from serve_app.cli import batch as command
+from serve_app.client import batches as client
+from serve_app.client.batches import AsyncBatchHandle, Batches, BatchHandle
+from serve_app.client.server import ServerError
 from serve_app.gateway.batches import Works
 from tests.tasks.conftest import KEY, record, serve  # noqa: F401
-from tests.tasks.test_backend import EchoBackend
-
-
-class Bridge(httpx.BaseTransport):
-    """Brings what a thread asks to an application on an event loop."""
-
-    def __init__(self, app: httpx.ASGITransport, loop: asyncio.AbstractEventLoop) -> None:
-        self._app = app
-        self._loop = loop
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        body = request.read()
-
-        async def ask() -> tuple[int, httpx.Headers, bytes]:
-            sent = httpx.Request(request.method, request.url, headers=request.headers, content=body)
-            answer = await self._app.handle_async_request(sent)
-            return answer.status_code, answer.headers, await answer.aread()
-
-        status, headers, content = asyncio.run_coroutine_threadsafe(ask(), self._loop).result(60)
-        return httpx.Response(status, headers=headers, content=content)
 
 
 @pytest.fixture
-async def echo(serve, record):  # noqa: F811
-    """A gateway whose model says what it is told, and what runs batches beside it."""
-    model = record("text-generation", "decode")
-    async with serve(models=(model,)) as served:
-        served.model = model
-        served.gateway.backends[model] = EchoBackend()
-        await served.gateway.state.start()
-        running = asyncio.ensure_future(Works(served.gateway).run())
-        yield served
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+async def batches(echo):
+    """Those of a gateway, beside which runs what runs them."""
+    await echo.gateway.state.start()
+    running = asyncio.ensure_future(Works(echo.gateway).run())
+    yield Batches.connect()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.fixture
-async def batches(echo, monkeypatch):
-    transport = Bridge(echo.http._transport, asyncio.get_running_loop())
-    headers = {"Authorization": f"Bearer {KEY}"}
-
-    def connect(home: Path | None = None) -> Batches:
-        return Batches(httpx.Client(transport=transport, base_url="http://here", headers=headers), "local")
-
-    monkeypatch.setattr(Batches, "connect", staticmethod(connect))
-    return connect()
-
-
-@pytest.fixture
-def shell(batches, capsys):
-    async def run(*words: str, status: int = 0) -> tuple[str, str]:
-        assert await asyncio.to_thread(main, ["batch", *words]) == status, capsys.readouterr()
-        told = capsys.readouterr()
-        return told.out, told.err
-
-    return run
+def shell(batches, shell):  # noqa: F811
+    return partial(shell, "batch")
 
 
 def lines_of(path: Path, *rows: object) -> str:
@@ -150,13 +110,13 @@ async def test_a_large_input_is_streamed_and_checked_by_the_runner(echo, batches
     handle = BatchHandle(batches, made["id"])
     found = await asyncio.to_thread(handle.results)
     assert [each["id"] for each in found] == list(range(50)) and all(each["success"] for each in found)
-    with pytest.raises(BatchError, match="Line 31 is not valid JSON"):
+    with pytest.raises(ServerError, match="Line 31 is not valid JSON"):
         lines = [b'{"prompt": "x"}\n'] * 30 + [b"{\n"]
         await asyncio.to_thread(batches.submit_lines, echo.model, lines)
 
 
 async def test_answers_come_one_by_one_from_the_handle(echo, batches, monkeypatch):
-    monkeypatch.setattr(batch_client, "POLL_S", 0.02)
+    monkeypatch.setattr(client, "POLL_S", 0.02)
     made = await asyncio.to_thread(batches.submit, echo.model, [{"prompt": "x", "max_tokens": 2}] * 5)
     handle = AsyncBatchHandle(BatchHandle(batches, made["id"]))
     assert sorted([each["id"] async for each in handle]) == list(range(5))
@@ -175,8 +135,8 @@ def test_progress_fits_a_line():
         "cost": {"amount": "0.01", "currency": "USD"},
         "problems": [{"line": 3, "message": "bad"}],
     }
-    said = batch_command.progress(batch)
+    said = command.progress(batch)
     assert " 50%  1,000 of 2,000  12.5/s  1 min 20 s left  2 failed" in said
-    told = batch_command.described(batch)
+    told = command.described(batch)
     assert "998 succeeded, 2 failed" in told and "0.01 USD" in told and "line 3: bad" in told
-    assert [batch_command.duration(each) for each in (5, 65, 3725)] == ["5 s", "1 min 05 s", "1 h 02 min"]
+    assert [command.duration(each) for each in (5, 65, 3725)] == ["5 s", "1 min 05 s", "1 h 02 min"]

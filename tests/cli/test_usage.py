@@ -9,8 +9,8 @@ import json
 import pytest
 
 from serve_app.cli import main
+from serve_app.cli.usage import bar, table
 from serve_app.state.store.sql import SqlStore
-from serve_app.usage_command import bar, table
 from tests.gateway.usage.conftest import CHAT, EMBED, ENTRIES, START
 
 SINCE = ["--since", str(START)]

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from serve_app.cli.groups import add_command, can_show, open_store
 from serve_app.config import load_settings
-from serve_app.state.errors import Away, StateError
+from serve_app.state.errors import StateError
 
 # What rows can be by: a bucket of time, or something that work has.
 TIMES = ("hour", "day", "month")
@@ -27,7 +28,7 @@ MAX_ROWS = 10_000
 
 
 def add_parser(commands: Any) -> None:
-    usage = commands.add_parser("usage", help="what was used and what it cost, by day, model or key")
+    usage = add_command(commands, "usage", "what was used and what it cost, by day, model or key")
     usage.add_argument("--by", choices=(*TIMES, *GROUPS), default="day", help="what the rows are (default day)")
     usage.add_argument("--since", default="30d", help="2026-11-22, 2026-11-22T06:00:00Z, or 36h, 7d, 2w (default 30d)")
     usage.add_argument("--until", help="the same (default now)")
@@ -45,7 +46,6 @@ def _usage(arguments: argparse.Namespace) -> int:
     from serve_app.gateway.usage.read import Asked, bounded
     from serve_app.gateway.usage.write import render_csv, render_usage
     from serve_app.state.ledger import DAY_S, HOUR_S
-    from serve_app.state.store.sql import SqlStore
     from serve_app.state.usage import Order, UsageQuery, Width
 
     now = time.time()
@@ -68,15 +68,12 @@ def _usage(arguments: argparse.Namespace) -> int:
         limit=MAX_ROWS,
     )
     settings = load_settings()
-    with SqlStore(settings.home, settings.database) as store:
+    with open_store(settings) as store:
+        store.usage.entries_kept_s = settings.ledger_days * DAY_S
         try:
-            store.open()
-            store.usage.entries_kept_s = settings.ledger_days * DAY_S
             page = store.usage.sums(bounded(query))
         except ApiError as wrong:
             raise StateError(wrong.message) from None
-        except Away as away:
-            raise StateError(f"The database cannot be reached: {away}. Start it, or correct the setting.") from None
     asked = Asked(query, arguments.by if timed else "none", 1, MAX_ROWS, arguments.csv)
     if arguments.csv:
         print(render_csv(asked, page), end="")
@@ -142,11 +139,3 @@ def _moment(text: str, option: str, now: float) -> int:
         return moment(text, now)
     except ValueError as error:
         raise StateError(f"{option}: {error}") from None
-
-
-def can_show(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

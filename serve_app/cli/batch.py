@@ -6,13 +6,15 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from serve_app.batch_client import ENDED, BatchError, Batches
-from serve_app.usage_command import bar, can_show
+from serve_app.cli.groups import Group, can_show, served, show
+from serve_app.cli.usage import bar
+from serve_app.client.batches import ENDED, Batches
+from serve_app.client.server import Server, ServerError
 
 BAR = 24
 # Requests of a file that an estimate looks at.
@@ -35,25 +37,21 @@ examples:
 
 
 def add_parser(commands: Any) -> None:
-    batch = commands.add_parser(
-        "batch",
-        help="run a file of requests on the running server",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = batch.add_subparsers(required=True, metavar="ACTION")
+    batch = Group(commands, "batch", "run a file of requests on the running server", _ABOUT)
 
-    submit = _action(actions, "submit", "send a file of requests; prints the batch's id", _submit)
+    submit = batch.action("submit", "send a file of requests; prints the batch's id", _with(_submit), json=True)
     submit.add_argument("file", type=Path, help="one JSON object a line")
     submit.add_argument("--model", help="the model of all requests, where they are bodies of one model")
     submit.add_argument("--watch", action="store_true", help="show the progress until it has ended")
     submit.add_argument("--key", default="", help="one key makes one batch, however often it is sent")
 
-    estimate = _action(actions, "estimate", "what a file would use and cost, without running it", _estimate)
+    estimate = batch.action(
+        "estimate", "what a file would use and cost, without running it", _with(_estimate), json=True
+    )
     estimate.add_argument("file", type=Path, help="one JSON object a line")
     estimate.add_argument("--model", help="the model of all requests, where they are bodies of one model")
 
-    listed = _action(actions, "list", "batches of the account, the newest first", _list)
+    listed = batch.action("list", "batches of the account, the newest first", _with(_list), json=True)
     listed.add_argument("--limit", type=int, default=20, help="at most so many, up to 100 (default 20)")
     listed.add_argument("--after", default="", metavar="ID", help="those before this one")
 
@@ -63,37 +61,25 @@ def add_parser(commands: Any) -> None:
         ("cancel", "cancel a batch; what is done stays", _cancel),
         ("delete", "forget a batch that has ended, with its results", _delete),
     ):
-        _action(actions, name, said, command).add_argument("id", help="the batch's id")
+        batch.action(name, said, _with(command), json=True).add_argument("id", help="the batch's id")
 
-    results = _action(
-        actions, "results", "answers of a batch, one JSON object a line, in the order of the file", _results
+    results = batch.action(
+        "results", "answers of a batch, one JSON object a line, in the order of the file", _with(_results), json=True
     )
     results.add_argument("id", help="the batch's id")
     results.add_argument("-o", "--output", type=Path, help="write them to this file")
     results.add_argument("--errors", action="store_true", help="what did not succeed (of a file in OpenAI's form)")
 
-    retry = _action(actions, "retry", "run what did not succeed again, as a new batch", _retry)
+    retry = batch.action("retry", "run what did not succeed again, as a new batch", _with(_retry), json=True)
     retry.add_argument("id", help="the batch's id")
     retry.add_argument("--watch", action="store_true", help="show the progress until it has ended")
 
 
-def _action(actions: Any, name: str, help: str, command: Any) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+def _with(command: Callable[[argparse.Namespace, Batches], int]) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace, server: Server) -> int:
+        return command(arguments, Batches(server))
 
-    def run(arguments: argparse.Namespace) -> int:
-        try:
-            batches = Batches.connect()
-            try:
-                return int(command(arguments, batches))
-            finally:
-                batches.close()
-        except (BatchError, OSError, UnicodeDecodeError) as error:
-            print(f"serve-app: {error}", file=sys.stderr)
-            return 1
-
-    parser.set_defaults(command=run)
-    return parser
+    return served(run)
 
 
 def _submit(arguments: argparse.Namespace, batches: Batches) -> int:
@@ -105,7 +91,7 @@ def _submit(arguments: argparse.Namespace, batches: Batches) -> int:
             made = batches.submit_lines(arguments.model, lines, key=arguments.key)
     if arguments.watch:
         return _follow(batches, made["id"], as_json=arguments.json)
-    return _print(made, arguments.json, made["id"])
+    return show(made, arguments.json, made["id"])
 
 
 def _estimate(arguments: argparse.Namespace, batches: Batches) -> int:
@@ -125,13 +111,13 @@ def _estimate(arguments: argparse.Namespace, batches: Batches) -> int:
     shown = {"requests": total, "looked_at": len(found), "neurons": neurons}
     said = f"{total} requests: {neurons['expected']:,.2f} neurons ({neurons['least']:,.2f} to {neurons['most']:,.2f})"
     exact = "" if len(found) == total else f", by {len(found)} of them"
-    return _print(shown, arguments.json, said + exact)
+    return show(shown, arguments.json, said + exact)
 
 
 def _list(arguments: argparse.Namespace, batches: Batches) -> int:
     found, more = batches.page(after=arguments.after, limit=arguments.limit)
     if arguments.json:
-        return _print(found, True, "")
+        return show(found, True, "")
     for each in found:
         made = datetime.fromtimestamp(each["created_at"], UTC).strftime("%Y-%m-%d %H:%M")
         counts = each["requests"]
@@ -146,7 +132,7 @@ def _list(arguments: argparse.Namespace, batches: Batches) -> int:
 
 def _status(arguments: argparse.Namespace, batches: Batches) -> int:
     found = batches.get(arguments.id)
-    return _print(found, arguments.json, described(found))
+    return show(found, arguments.json, described(found))
 
 
 def _watch(arguments: argparse.Namespace, batches: Batches) -> int:
@@ -155,13 +141,13 @@ def _watch(arguments: argparse.Namespace, batches: Batches) -> int:
 
 def _cancel(arguments: argparse.Namespace, batches: Batches) -> int:
     found = batches.cancel(arguments.id)
-    return _print(found, arguments.json, described(found))
+    return show(found, arguments.json, described(found))
 
 
 def _delete(arguments: argparse.Namespace, batches: Batches) -> int:
     if batches.get(arguments.id)["status"] not in ENDED:
-        raise BatchError(f"the batch has not ended; `serve-app batch cancel {arguments.id}` first", 400)
-    return _print(batches.delete(arguments.id), arguments.json, f"{arguments.id} is forgotten")
+        raise ServerError(f"the batch has not ended; `serve-app batch cancel {arguments.id}` first", 400)
+    return show(batches.delete(arguments.id), arguments.json, f"{arguments.id} is forgotten")
 
 
 def _results(arguments: argparse.Namespace, batches: Batches) -> int:
@@ -183,7 +169,7 @@ def _retry(arguments: argparse.Namespace, batches: Batches) -> int:
     made = batches.retry(arguments.id)
     if arguments.watch:
         return _follow(batches, made["id"], as_json=arguments.json)
-    return _print(made, arguments.json, made["id"])
+    return show(made, arguments.json, made["id"])
 
 
 def _follow(batches: Batches, batch_id: str, *, as_json: bool) -> int:
@@ -204,7 +190,7 @@ def _follow(batches: Batches, batch_id: str, *, as_json: bool) -> int:
         return 130
     if live:
         print(file=sys.stderr)
-    _print(ended, as_json, described(ended))
+    show(ended, as_json, described(ended))
     return 0 if ended["status"] == "completed" and not ended["requests"]["failed"] else 1
 
 
@@ -259,7 +245,7 @@ def _endpoint(path: Path, model: str | None) -> str:
     if {"custom_id", "url", "body"} <= first.keys():
         return str(first["url"])
     if not model:
-        raise BatchError(f"{path} holds bodies of one model: name it with --model", 400)
+        raise ServerError(f"{path} holds bodies of one model: name it with --model", 400)
     return ""
 
 
@@ -272,9 +258,9 @@ def _read(line: bytes, number: int) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise BatchError(f"line {number} is no JSON: {error}", 400) from None
+        raise ServerError(f"line {number} is no JSON: {error}", 400) from None
     if not isinstance(found, dict):
-        raise BatchError(f"line {number} is no JSON object", 400)
+        raise ServerError(f"line {number} is no JSON object", 400)
     return found
 
 
@@ -284,8 +270,3 @@ def _plain(body: dict[str, Any]) -> dict[str, Any]:
 
 def _native_estimate(batches: Batches, model: str) -> str:
     return f"/client/v4/accounts/{batches.account}/ai/estimate/{model}"
-
-
-def _print(found: Any, as_json: bool, said: str) -> int:
-    print(json.dumps(found, indent=2) if as_json else said)
-    return 0

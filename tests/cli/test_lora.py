@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from functools import partial
 
-import httpx
 import pytest
 
-from serve_app import lora_command
 from serve_app.cli import main
+from tests.cli.conftest import connected
 from tests.tasks.conftest import KEY, record, serve  # noqa: F401
 from tests.tasks.test_adapters import GOOD_CONFIG, GOOD_WEIGHTS, other_weights, tuned  # noqa: F401
-from tests.test_batch_command import Bridge
 
 
 @pytest.fixture
-async def shell(tuned, monkeypatch, capsys):  # noqa: F811
-    transport = Bridge(tuned.http._transport, asyncio.get_running_loop())
-    headers = {"Authorization": f"Bearer {KEY}"}
-
-    def connect() -> tuple[httpx.Client, str]:
-        return httpx.Client(transport=transport, base_url="http://here", headers=headers), "local"
-
-    monkeypatch.setattr(lora_command, "connect", connect)
-
-    async def run(*words: str, status: int = 0) -> tuple[str, str]:
-        assert await asyncio.to_thread(main, ["lora", *words]) == status, capsys.readouterr()
-        told = capsys.readouterr()
-        return told.out, told.err
-
-    return run
+async def shell(tuned, shell, monkeypatch):  # noqa: F811
+    connected(tuned, monkeypatch)
+    return partial(shell, "lora")
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+from serve_app.cli.groups import Command, Group
 from serve_app.state.accounts import PRIORITIES, SCOPES, Key, Member, check_scopes, sorted_scopes
 from serve_app.state.errors import AccountsError
 from serve_app.state.limits import KINDS
@@ -37,26 +37,18 @@ examples:
 """
 
 
-def add_accounts_parser(commands: Any) -> None:
-    accounts = commands.add_parser(
-        "accounts",
-        help="accounts, their keys and members, beside those of the settings",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = accounts.add_subparsers(required=True, metavar="ACTION")
+def add_parser(commands: Any) -> None:
+    accounts = Group(commands, "accounts", "accounts, their keys and members, beside those of the settings", _ABOUT)
 
-    add = _action(actions, "add", "a new key for an account, which is made if need be; printed once", _add)
+    add = _of_one(accounts, "add", "a new key for an account, which is made if need be; printed once", _add)
     add.add_argument("--weight", type=float, help="share of the tokens served while others wait (default 1)")
     add.add_argument("--priority", choices=PRIORITIES, default="realtime", help="of this key (default realtime)")
     add.add_argument("--member", metavar="EMAIL", help="the member whose key it is")
     _key_options(add, "inference,read")
 
-    listed = actions.add_parser("list", help="accounts with their members and keys")
-    listed.add_argument("--json", action="store_true", help="as JSON")
-    listed.set_defaults(command=_list)
+    accounts.action("list", "accounts with their members and keys", _list, json=True)
 
-    change = _action(actions, "change", "change an account, or with --key one of its keys", _change)
+    change = _of_one(accounts, "change", "change an account, or with --key one of its keys", _change)
     change.add_argument("--key", metavar="ID", help="the key to change")
     change.add_argument("--label", help="what people call the account")
     change.add_argument("--weight", type=float, help="of the account")
@@ -66,32 +58,28 @@ def add_accounts_parser(commands: Any) -> None:
     state.add_argument("--enable", action="store_true", help="take the key again")
     _key_options(change, "as they are")
 
-    roll = _action(actions, "roll", "give a key another value, printed once; its id and settings stay", _roll)
+    roll = _of_one(accounts, "roll", "give a key another value, printed once; its id and settings stay", _roll)
     roll.add_argument("key", help="the key's id")
 
-    remove = _action(actions, "remove", "end an account with all its keys, or one of its keys or members", _remove)
+    remove = _of_one(accounts, "remove", "end an account with all its keys, or one of its keys or members", _remove)
     what = remove.add_mutually_exclusive_group()
     what.add_argument("--key", metavar="ID", help="only the key with this id")
     what.add_argument("--member", metavar="EMAIL", help="only this member, with the member's keys")
 
-    member = _action(actions, "member", "a new member, or other scopes for one", _member)
+    member = _of_one(accounts, "member", "a new member, or other scopes for one", _member)
     member.add_argument("email", help="the member's address")
     member.add_argument("--scopes", required=True, help=f"what the member's keys may do at most: {','.join(SCOPES)}")
 
-    audit = actions.add_parser("audit", help="who changed what, newest first")
+    audit = accounts.action("audit", "who changed what, newest first", _audit)
     audit.add_argument("name", nargs="?", help="of this account only")
     audit.add_argument("--since", metavar="TIME", help="a time such as 2027-01-31, or how long ago: 7d, 12h")
     audit.add_argument("--limit", type=int, default=100, dest="most", help="at most so many (default 100)")
     audit.add_argument("--json", action="store_true", help="one JSON object a line")
-    audit.set_defaults(command=_audit)
 
 
-def _action(
-    actions: Any, name: str, help: str, command: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    parser = actions.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+def _of_one(accounts: Group, name: str, help: str, command: Command) -> argparse.ArgumentParser:
+    parser = accounts.action(name, help, command)
     parser.add_argument("name", help="the account's id, as it stands in URLs")
-    parser.set_defaults(command=command)
     return parser
 
 

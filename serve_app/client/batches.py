@@ -1,4 +1,4 @@
-"""Batches of a running server, over HTTP: what `serve-app batch` and `AI().batch` share.
+"""Batches of a running server: what `serve-app batch` and `AI().batch` share.
 
 ::
 
@@ -15,55 +15,27 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    import httpx
+from serve_app.client.server import Server, ServerError
 
 ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 # How often a batch is asked after: at first, and when nothing has changed for long.
 POLL_S, MAX_POLL_S = 0.2, 2.0
-_TIMEOUT_S = 120.0
-
-
-class BatchError(RuntimeError):
-    """The server refused, and why. ``status``: of HTTP."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def connect(home: Path | None = None) -> tuple[httpx.Client, str]:
-    """A client of the server that `serve-app serve` started with this state directory, or of the one of the settings'
-    port, and the account of the settings.
-    """
-    import httpx
-
-    from serve_app.cluster import NotRunning, read_attachment
-    from serve_app.config import api_key, load_settings
-
-    settings = load_settings(home=home)
-    try:
-        url = read_attachment(settings.home).url
-    except NotRunning:
-        url = f"http://127.0.0.1:{settings.port}"
-    headers = {"Authorization": f"Bearer {api_key(settings)}"}
-    return httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT_S), settings.account_id
 
 
 class Batches:
-    """The batches of one key's account. ``http``: a client whose base URL is the server's, and that has the key."""
+    """The batches of one key's account."""
 
-    def __init__(self, http: httpx.Client, account: str) -> None:
-        self._http = http
-        self.account = account
-        self._top = f"/client/v4/accounts/{account}/ai/batches"
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.account = server.account
+        self._top = f"{server.ai}/batches"
 
     @classmethod
     def connect(cls, home: Path | None = None) -> Self:
-        """As :func:`connect`."""
-        return cls(*connect(home))
+        """As :meth:`Server.connect`."""
+        return cls(Server.connect(home))
 
     def submit(self, model: str, requests: Iterable[Mapping[str, Any]], *, key: str = "") -> dict[str, Any]:
         """Native requests of one model, sent as they come. ``key``: one key makes one batch."""
@@ -73,44 +45,41 @@ class Batches:
     def submit_lines(self, model: str, lines: Iterable[bytes], *, key: str = "") -> dict[str, Any]:
         """The same as JSON lines."""
         headers = {"Content-Type": "application/jsonl"} | ({"Idempotency-Key": key} if key else {})
-        return self._result("POST", self._top, params={"model": model}, content=iter(lines), headers=headers)
+        return self._server.result("POST", self._top, params={"model": model}, content=iter(lines), headers=headers)
 
     def submit_file(self, path: Path, endpoint: str, *, key: str = "") -> dict[str, Any]:
         """A file in OpenAI's form, whose requests are for ``endpoint``."""
         headers = {"Idempotency-Key": key} if key else {}
         with path.open("rb") as file:
-            sent = self._json(
+            sent = self._server.ask(
                 "POST", "/v1/files", data={"purpose": "batch"}, files={"file": (path.name, file)}, headers=headers
             )
         asked = {"input_file_id": sent["id"], "endpoint": endpoint, "completion_window": "24h"}
-        made = self._json("POST", "/v1/batches", json=asked, headers=headers)
+        made = self._server.ask("POST", "/v1/batches", json=asked, headers=headers)
         return self.get(made["id"])
 
     def get(self, batch_id: str) -> dict[str, Any]:
-        return self._result("GET", f"{self._top}/{batch_id}")
+        return self._server.result("GET", f"{self._top}/{batch_id}")
 
     def page(self, *, after: str = "", limit: int = 20) -> tuple[list[dict[str, Any]], bool]:
         """The newest first; whether there are more."""
-        found = self._json("GET", self._top, params={"limit": limit} | ({"after": after} if after else {}))
+        found = self._server.ask("GET", self._top, params={"limit": limit} | ({"after": after} if after else {}))
         return found["result"], bool(found["result_info"]["has_more"])
 
     def cancel(self, batch_id: str) -> dict[str, Any]:
-        return self._result("POST", f"{self._top}/{batch_id}/cancel")
+        return self._server.result("POST", f"{self._top}/{batch_id}/cancel")
 
     def retry(self, batch_id: str) -> dict[str, Any]:
         """A new batch of what did not succeed."""
-        return self._result("POST", f"{self._top}/{batch_id}/retry")
+        return self._server.result("POST", f"{self._top}/{batch_id}/retry")
 
     def delete(self, batch_id: str) -> dict[str, Any]:
-        return self._result("DELETE", f"{self._top}/{batch_id}")
+        return self._server.result("DELETE", f"{self._top}/{batch_id}")
 
     def lines(self, batch_id: str, *, errors: bool = False) -> Iterator[str]:
         """Results so far as JSON lines, in the order of the requests. ``errors``: what failed, where that is apart."""
         path, params = f"{self._top}/{batch_id}/results", {"errors": "true"} if errors else {}
-        with self._http.stream("GET", path, params=params) as answer:
-            if answer.is_error:
-                answer.read()
-                raise refusal(answer)
+        with self._server.stream("GET", path, params=params) as answer:
             yield from (line for line in answer.iter_lines() if line)
 
     def wait(self, batch_id: str, told: Callable[[dict[str, Any]], None] = lambda batch: None) -> dict[str, Any]:
@@ -128,34 +97,10 @@ class Batches:
 
     def estimate(self, bodies: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """What requests would use and cost, by path and body, one by one."""
-        return [self._json("POST", path, json=dict(body)) for path, body in bodies]
+        return [self._server.ask("POST", path, json=dict(body)) for path, body in bodies]
 
     def close(self) -> None:
-        self._http.close()
-
-    def _result(self, method: str, path: str, **more: Any) -> Any:
-        return self._json(method, path, **more)["result"]
-
-    def _json(self, method: str, path: str, **more: Any) -> Any:
-        import httpx
-
-        try:
-            answer = self._http.request(method, path, **more)
-        except httpx.TransportError as error:
-            raise BatchError(f"the server cannot be reached: {error}", 503) from None
-        if answer.is_error:
-            raise refusal(answer)
-        return answer.json()
-
-
-def refusal(answer: httpx.Response) -> BatchError:
-    """In whatever dialect it is."""
-    try:
-        body = answer.json()
-        first = (body.get("errors") or [body.get("error")])[0]
-        return BatchError(str(first["message"]), answer.status_code)
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return BatchError(f"the server answered with {answer.status_code}", answer.status_code)
+        self._server.close()
 
 
 class BatchHandle:
@@ -204,7 +149,7 @@ class BatchHandle:
     def _ended(batch: Mapping[str, Any]) -> None:
         if batch["status"] == "failed":
             problems = "; ".join(str(each.get("message", each)) for each in batch["problems"][:5])
-            raise BatchError(f"the batch was refused: {problems}", 400)
+            raise ServerError(f"the batch was refused: {problems}", 400)
 
 
 class AsyncBatchHandle:

@@ -6,13 +6,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from serve_app.cli.groups import Group, open_store
 from serve_app.config import load_settings
 from serve_app.state.audit import local_actor
-from serve_app.state.errors import Away, unreachable
 from serve_app.state.events import KINDS, EventsError, Subscription, iso
 
 if TYPE_CHECKING:
@@ -32,51 +30,27 @@ examples:
 """
 
 
-def add_webhooks_parser(commands: Any) -> None:
-    webhooks = commands.add_parser(
-        "webhooks",
-        help="who is told of events by a signed webhook, and sending them again",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    actions = webhooks.add_subparsers(required=True, metavar="ACTION")
-    listed = actions.add_parser("list", help="webhooks, with what they were sent last")
+def add_parser(commands: Any) -> None:
+    webhooks = Group(commands, "webhooks", "who is told of events by a signed webhook, and sending them again", _ABOUT)
+    listed = webhooks.action("list", "webhooks, with what they were sent last", _list, json=True)
     listed.add_argument("--account", help="of this account only (default all)")
-    listed.add_argument("--json", action="store_true", help="as JSON")
-    listed.set_defaults(command=_list)
-    add = actions.add_parser("add", help="a new webhook; its secret is printed once")
+    add = webhooks.action("add", "a new webhook; its secret is printed once", _add)
     add.add_argument("url", help="a http or https URL")
     add.add_argument("--events", default="*", help="comma-separated kinds of events (default *, all)")
     add.add_argument("--account", help="whose events (default: the account of the settings)")
     add.add_argument("--name", default="", help="what people call it")
     add.add_argument("--model", default="", help="only events about this model")
-    add.set_defaults(command=_add)
-    remove = actions.add_parser("remove", help="end a webhook, with what is on its way to it")
+    remove = webhooks.action("remove", "end a webhook, with what is on its way to it", _remove)
     remove.add_argument("id", help="the webhook's id")
-    remove.set_defaults(command=_remove)
-    replay = actions.add_parser("replay", help="send again what was not taken in 72 hours, under the ids it had")
+    replay = webhooks.action("replay", "send again what was not taken in 72 hours, under the ids it had", _replay)
     replay.add_argument("id", help="the webhook's id")
     replay.add_argument("--all", action="store_true", help="what was taken as well")
     replay.add_argument("--since", metavar="TIME", help="only events since then: 2027-01-31, or how long ago: 7d, 12h")
     replay.add_argument("--delivery", default="", metavar="ID", help="only the delivery of this id (msg_...)")
-    replay.set_defaults(command=_replay)
-
-
-@contextmanager
-def _store() -> Iterator[SqlStore]:
-    from serve_app.state.store.sql import SqlStore
-
-    settings = load_settings()
-    with SqlStore(settings.home, settings.database) as store:
-        try:
-            store.open()
-            yield store
-        except Away as away:
-            raise unreachable(away) from None
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    with _store() as store:
+    with open_store() as store:
         found = [each for each in store.events.subscriptions(arguments.account) if each.url]
         sent = {each.id: store.events.deliveries(each.id, limit=20) for each in found}
     if arguments.json:
@@ -107,7 +81,7 @@ def _add(arguments: argparse.Namespace) -> int:
     if not arguments.url.startswith(("http://", "https://")):
         raise EventsError(f"{arguments.url[:80]!r} is no URL. Use https://HOST/PATH.")
     account = arguments.account or load_settings().account_id
-    with _store() as store:
+    with open_store() as store:
         kinds = [kind.strip() for kind in arguments.events.split(",") if kind.strip()]
         fields = {"kinds": kinds, "url": arguments.url, "name": arguments.name, "model": arguments.model}
         made = store.events.subscribe(account, time.time(), **fields, by=local_actor("cli"))
@@ -117,7 +91,7 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    with _store() as store:
+    with open_store() as store:
         known = _find(store, arguments.id)
         store.events.unsubscribe(known.account, known.id, by=local_actor("cli"))
     return 0
@@ -131,7 +105,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         since = 0 if arguments.since is None else moment(arguments.since, now)
     except ValueError as error:
         raise EventsError(f"--since: {error}") from None
-    with _store() as store:
+    with open_store() as store:
         known = _find(store, arguments.id)
         which = {"delivery_id": arguments.delivery, "everything": arguments.all}
         count = store.events.replay(known.id, now, since=since, **which)

@@ -1,0 +1,70 @@
+"""``serve-app run``: one answer, or a chat where no prompt is given at a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from serve_app.cli.chat import Chat, Screen
+from serve_app.cli.groups import add_command, served
+from serve_app.client.answers import Answer, ask
+from serve_app.client.server import Server
+
+_ABOUT = """\
+Prints what a model of the running server answers, as it comes. Without a prompt: a chat at a terminal; otherwise the
+prompt is read from standard input.
+
+examples:
+  serve-app run @cf/pico/pico-instruct "What does math.sqrt do?"
+  cat notes.txt | serve-app run @cf/pico/pico-instruct --system "Summarise this."
+  serve-app run @cf/pico/pico-instruct                     a chat; /help lists its commands
+  serve-app run @cf/pico/pico-instruct@my-adapter --stats  with an adapter; tokens per second and cost after the answer
+"""
+
+
+def add_parser(commands: Any) -> None:
+    run = add_command(commands, "run", "ask a model of the running server, or chat with it", _ABOUT)
+    run.add_argument("model", help="model id, e.g. @cf/pico/pico-instruct")
+    run.add_argument("prompt", nargs="?", help="the prompt, or - to read it from standard input; none: a chat")
+    run.add_argument("--system", help="the system prompt: what the model is to be")
+    run.add_argument("--max-tokens", type=int, help="most tokens to generate")
+    run.add_argument("--temperature", type=float, help="0 for the most likely answer")
+    run.add_argument("--top-p", type=float, help="choose among the most likely tokens that make up this share")
+    run.add_argument("--seed", type=int, help="the same seed gives the same answer")
+    run.add_argument("--raw", action="store_true", help="send the prompt without the model's chat template")
+    run.add_argument("--json", action="store_true", help="print the whole result as JSON instead of streaming text")
+    run.add_argument("--stats", action="store_true", help="after an answer: time to first token, tokens/s, cost")
+    run.set_defaults(command=served(_run))
+
+
+def _run(arguments: argparse.Namespace, server: Server) -> int:
+    names = ("max_tokens", "temperature", "top_p", "seed")
+    options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    prompt = arguments.prompt
+    if prompt is None and sys.stdin.isatty():
+        if arguments.json or arguments.raw or not sys.stdout.isatty():
+            print("serve-app: a prompt is missing: name it, or - to read it from standard input", file=sys.stderr)
+            return 2
+        return Chat(server, arguments.model, Screen(), arguments.system or "", options, stats=arguments.stats).run()
+    if prompt is None or prompt == "-":
+        prompt = sys.stdin.read()
+    inputs: dict[str, Any] = {"prompt": prompt, **({"raw": True} if arguments.raw else {}), **options}
+    if arguments.system:
+        roles = [("system", arguments.system), ("user", prompt)]
+        inputs = {"messages": [{"role": role, "content": text} for role, text in roles], **options}
+    if arguments.json:
+        result = server.result("POST", f"{server.ai}/run/{arguments.model}", json=inputs, timeout=None)
+        print(json.dumps(result, indent=2))
+        return 0
+    answer = Answer()
+    for piece in ask(server, arguments.model, inputs, answer):
+        if not piece.reasoning:
+            print(piece.text, end="", flush=True)
+    print()
+    for call in answer.tool_calls:
+        print(json.dumps(call))
+    if arguments.stats:
+        print(answer.figures(), file=sys.stderr)
+    return 0
