@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,7 +171,7 @@ class _Asked:
         # What else it may be is for the gateway to refuse.
         self.patience_s = float(wanted) if isinstance(wanted, int | float) else 0.0
         self.losses = RayActorError
-        self.id = uuid.uuid4().hex
+        self.id = secrets.token_hex(16)
         self.after = 0
         self._again = True
         self._heard = time.monotonic()

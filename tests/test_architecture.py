@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.routing": {"numpy", "serve_app.costs"},
     "serve_app.state": {
         "alembic", "fsspec", "msgspec", "orjson", "s3fs", "sqlalchemy", "yaml", "serve_app.api.errors",
+        "serve_app.api.trace_context",
         "serve_app.config",
     },
     # What a gateway has in memory knows no database.
@@ -96,7 +97,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Of Ray, only Serve's status (health.py); of HTTP's clients, what webhooks need (webhooks.py).
     "serve_app.gateway": {
-        "graphql", "httpx", "msgspec", "numpy", "orjson", "ray", "starlette", "serve_app.adapters.check",
+        "graphql", "httpx", "msgspec", "numpy", "opentelemetry", "orjson", "ray", "starlette",
+        "serve_app.adapters.check",
         "serve_app.adapters.config", "serve_app.adapters.shapes", "serve_app.api", "serve_app.batch",
         "serve_app.catalog",
         "serve_app.channel", "serve_app.costs", "serve_app.dashboard", "serve_app.grammar.answer",
@@ -111,6 +113,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.tasks",
         "serve_app.text",
     },
+    # Of OpenTelemetry, what `requirements/runtime.in` has; the exporter is an extra.
+    "serve_app.gateway.tracing": {"opentelemetry", "serve_app.api.trace_context", "serve_app.state.traces"},
     # Running streams again needs no HTTP.
     "serve_app.gateway.resume": {"msgspec", "serve_app.api", "serve_app.state", "serve_app.wire"},
     "serve_app.gateway.dispatch": {

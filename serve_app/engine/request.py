@@ -66,6 +66,9 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
+    # Tokens that were drafted so far, and those of them that stood.
+    drafted: int = 0
+    accepted: int = 0
     cached: int = 0
     preemptions: int = 0
     # A prefill-only request wants K/V and no token: it finishes once `tokens` are computed.
@@ -95,6 +98,12 @@ class Request:
     # Prompt tokens whose rows have told the log-probability of the next one, and what they told.
     scored: int = 0
     scores: list[Scores] = field(default_factory=list)
+
+    def verified(self, accepted: int) -> None:
+        """So many of ``draft`` stood, and none waits any more."""
+        self.drafted += len(self.draft)
+        self.accepted += accepted
+        self.draft.clear()
 
     @property
     def batch(self) -> bool:

@@ -207,7 +207,7 @@ class Scheduler:
                 continue
             accepted = accept(request.draft, result.token_ids)
             request.computed += item.count - len(request.draft) + accepted
-            request.draft.clear()
+            request.verified(accepted)
             new = self._append(request, result.token_ids[: accepted + 1], result.finish_reason)
             self._seal(request)
             outputs.append(

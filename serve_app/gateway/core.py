@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -42,6 +42,7 @@ from serve_app.gateway.runners import Runners
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.shipped import Shipped
 from serve_app.gateway.tally import Tally
+from serve_app.gateway.tracing.export import tracing
 from serve_app.gateway.webhooks import Receiver, Webhooks
 from serve_app.state.accounts import Caller
 from serve_app.state.adapters import Adapter
@@ -129,6 +130,8 @@ class Gateway:
             allowance=self.state.allowance,
             adapter=self.adapters.choose,
         )
+        self.tracing = tracing()
+        self.state.traces.ended = self.tracing.ended
         self.state.streams.max_bytes = settings.resume_bytes
         of_alerts = (settings.alert_secret, settings.alert_private, "SERVE_APP_ALERT_PRIVATE")
         operator = Receiver(settings.alert_url, *of_alerts) if settings.alert_url else None
@@ -144,7 +147,7 @@ class Gateway:
             lambda: self.state.files,
             self.known,
             terms,
-            uuid.uuid4().hex,
+            secrets.token_hex(16),
             self.runners.wake,
         )
         self._subscriptions = None
@@ -184,6 +187,7 @@ class Gateway:
         self.streams.close()
         self.batches.close()
         self.adapters.close()
+        self.tracing.close()
         self.state.close()
 
     def _plan(self, model: ServedModel) -> Wanted:
@@ -274,7 +278,7 @@ class Gateway:
         """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``). ``own_id``: what a
         caller that may ask again calls the request; it is charged once under it.
         """
-        own_id = own_id or uuid.uuid4().hex
+        own_id = own_id or secrets.token_hex(16)
         request_id.current.set(own_id)
         try:
             result = await self.run(name, Body({**check_object(inputs), "stream": False}), self.own())
@@ -287,7 +291,7 @@ class Gateway:
 
     async def stream_handle(self, name: str, inputs: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """:meth:`run` as a stream of native frames; an error is the last frame."""
-        own_id = uuid.uuid4().hex
+        own_id = secrets.token_hex(16)
         request_id.current.set(own_id)
         try:
             result = await self.run(name, Body({**check_object(inputs), "stream": True}), self.own())

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
 from serve_app.api.errors import NotFound
+from serve_app.api.trace_context import TraceContext
 from serve_app.state.protocols import Row, TraceStore
 from serve_app.state.reader import Reader, plausible
 from serve_app.state.writer import GroupWriter
@@ -34,10 +35,20 @@ class Trace:
     """One request under way: events with milliseconds since its arrival."""
 
     def __init__(
-        self, request_id: str = "", account: str = "", model: str = "", clock: Callable[[], float] = time.monotonic
+        self,
+        request_id: str = "",
+        account: str = "",
+        model: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        task: str = "",
+        context: TraceContext | None = None,
     ) -> None:
+        """``context``: the client's trace that it is part of."""
         self.id = request_id
         self.account = account
+        self.task = task
+        self.context = context
         # A request may be several generations; and calls may have something to tell after the last token.
         self.generations = 0
         self.users = 0
@@ -45,6 +56,8 @@ class Trace:
         self._clock = clock
         self._began = clock()
         self._body: dict[str, Any] = {"id": request_id, "model": model, "created": round(time.time(), 3)}
+        if context is not None:
+            self._body["trace_id"] = context.trace_id
         self._body |= {"status": "running", "events": []}
 
     def event(self, name: str, **facts: Any) -> None:
@@ -62,6 +75,11 @@ class Trace:
     def age_s(self) -> float:
         return self._clock() - self._began
 
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """``id``, ``model``, ``created`` (unix seconds), ``status``, and ``events`` with ``ms`` since then."""
+        return self._body
+
     def packed(self) -> bytes:
         return orjson.dumps(self._body)
 
@@ -75,10 +93,15 @@ class Traces:
         self._reader = reader
         self._running: dict[tuple[str, str], Trace] = {}
         self._lock = threading.Lock()
+        # Hears of each request that has ended, on the thread that requests run in.
+        self.ended: Callable[[Trace], None] = lambda trace: None
 
-    def begin(self, request_id: str, account: str, model: str) -> Trace:
+    def begin(
+        self, request_id: str, account: str, model: str, task: str = "", context: TraceContext | None = None
+    ) -> Trace:
         """The trace of a request, which several generations may share. Without an id it is not kept."""
-        trace = self._running.get((account, request_id)) or Trace(request_id, account, model)
+        known = self._running.get((account, request_id))
+        trace = known or Trace(request_id, account, model, task=task, context=context)
         trace.generations += 1
         trace.users += 1
         if request_id:
@@ -100,8 +123,10 @@ class Traces:
         if trace.users > 0:
             return
         with self._lock:
-            if self._running.pop((trace.account, trace.id), None) is not None:
-                self._write(trace)
+            if self._running.pop((trace.account, trace.id), None) is None:
+                return
+            self._write(trace)
+        self.ended(trace)
 
     def show_long(self) -> None:
         """Has the store know of requests that take long. For another thread than the one that requests run in."""

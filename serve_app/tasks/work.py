@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from serve_app.api import identity
+from serve_app.api import identity, trace_context
 from serve_app.api.errors import BudgetSpent, LoraUnsupported, OutOfCapacity, RateLimited, WorkersLost
 from serve_app.api.types import AdapterRef, Usage
 from serve_app.catalog.price_list import Prices, Quote
@@ -171,7 +171,9 @@ class Runtime:
             caller, model, self.salt(caller.account), traces=self.traces, adapter=adapter, batch=identity.batch()
         )
         if self.traces is not None:
-            work.trace = self.traces.begin(own_id, caller.account, model.id)
+            work.trace = self.traces.begin(
+                own_id, caller.account, model.id, model.record.task, trace_context.current.get()
+            )
         work.trace.event("received", **facts)
         quote = self.quote(model, adapter)
         entry_id = (own_id or secrets.token_hex(16)) + (f".{number}" if number else "")

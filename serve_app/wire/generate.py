@@ -84,7 +84,8 @@ class PromptPath(msgspec.Struct, array_like=True, frozen=True, gc=False):
     for this request by another worker, or ``computed`` where it was generated.
 
     ``bytes`` were moved, ``early_bytes`` of them while prefill was still computing; ``handover_s`` passed between the
-    end of prefill and the start of decode, ``handover_share`` of the time to first token ``ttft_s``.
+    end of prefill and the start of decode, ``handover_share`` of the time to first token ``ttft_s``. It began
+    ``handover_at_s`` after the worker had the request. Of ``drafted_tokens``, ``accepted_tokens`` were.
     """
 
     own: int = 0
@@ -98,13 +99,16 @@ class PromptPath(msgspec.Struct, array_like=True, frozen=True, gc=False):
     handover_s: float = 0.0
     handover_share: float | None = None
     ttft_s: float | None = None
+    handover_at_s: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def shown(self) -> dict[str, Any]:
         """As a request's trace shows it."""
         return msgspec.structs.asdict(self)
 
 
-class Generated(Message, tag="generated:3", frozen=True):
+class Generated(Message, tag="generated:4", frozen=True):
     """How a request ended. ``cached``: prompt tokens found stored. ``undelivered``: what the gateway had not
     acknowledged, so that a complete answer never depends on the channel. ``replica``: where it was generated.
     ``prompt_logprobs``: where the sampling asked for them.

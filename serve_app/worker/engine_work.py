@@ -264,7 +264,7 @@ class EngineWork:
         result = await running.done
         if isinstance(result, Failed):
             return result
-        path = self._reader.done(request, stored, result.cached, running.first_token_s)
+        path = self._reader.done(request, stored, result.cached, running.first_token_s, running.started)
         # Whatever the gateway has not acknowledged goes along, so that the answer never depends on the channel.
         undelivered = tuple(self._sender.undelivered(request.id))
         return Generated(result.reason, result.cached, path, undelivered, prompt_logprobs=result.prompt_logprobs)

@@ -80,6 +80,8 @@ class Moved:
     bytes: int = 0
     early_bytes: int = 0
     handover_s: float = 0.0
+    # On `time.perf_counter`: when prefill had ended.
+    prefilled_at: float = 0.0
 
     def took(self, found: list[Fetched], *, early: bool = False) -> None:
         for piece, _ in found:
@@ -88,10 +90,11 @@ class Moved:
             self.bytes += size
             self.early_bytes += size if early else 0
 
-    def path(self, prompt: int, present: int, cached: int, ttft_s: float | None) -> PromptPath:
-        """Of a request of whose ``prompt`` tokens the engine did not compute ``present``, and nobody did for this
-        request ``cached``.
+    def path(self, request: Request, cached: int, ttft_s: float | None, began: float = 0.0) -> PromptPath:
+        """Of a request that came when `time.perf_counter` was ``began``, and of whose tokens ``cached`` were computed
+        by nobody for it.
         """
+        prompt, present = request.prompt_len, request.cached
         found = dict.fromkeys(FOUND, 0)
         for tier, start, end in self.taken:
             found[tier] += max(0, min(end, cached) - start)
@@ -105,6 +108,9 @@ class Moved:
             handover_s=round(self.handover_s, 6),
             handover_share=round(self.handover_s / ttft_s, 4) if ttft_s else None,
             ttft_s=round(ttft_s, 6) if ttft_s else None,
+            handover_at_s=round(max(0.0, self.prefilled_at - began), 6) if self.prefilled_at else 0.0,
+            drafted_tokens=request.drafted,
+            accepted_tokens=request.accepted,
         )
 
 
@@ -124,9 +130,11 @@ class PoolReader:
         """Counts since the start: prompts' tokens by tier, and what fetching and computing cost."""
         return {"hits": {**dict.fromkeys(SOURCES, 0), **self.hits}, "costs": self.client.costs.report()}
 
-    def done(self, request: Request, stored: Stored, cached: int, ttft_s: float | None) -> PromptPath:
+    def done(
+        self, request: Request, stored: Stored, cached: int, ttft_s: float | None, began: float = 0.0
+    ) -> PromptPath:
         """What is told about a request that has ended; see :meth:`Moved.path`."""
-        path = stored.moved.path(request.prompt_len, request.cached, cached, ttft_s)
+        path = stored.moved.path(request, cached, ttft_s, began)
         self.hits.update({source: getattr(path, source) for source in SOURCES})
         return path
 
@@ -189,7 +197,7 @@ class PoolReader:
         finally:
             if not prefilled.done():
                 prefilled.set_result(Prefilled(request.id))
-        moved.handover_s = time.perf_counter() - ended
+        moved.prefilled_at, moved.handover_s = ended, time.perf_counter() - ended
         if pieces and pieces[0].start > self._own(request):
             # What the engine held itself at first is gone.
             again = await self.stored(prompt)

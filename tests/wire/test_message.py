@@ -54,7 +54,7 @@ FIELDS = {
     "encoded:1": "shape data",
     "failed:1": "error refused",
     "generate:8": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together",
-    "generated:3": "finish cached path undelivered replica prompt_logprobs",
+    "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:2": "inbox lease_s replica role wish plans",
     "load:5": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
@@ -80,7 +80,8 @@ INSIDE = {
     "ChunkFields": "chunk_id root start_token n_tokens block_keys tail_key layout nbytes tenant",
     "InboxAddress": "host port secret",
     "PrefillAt": "stage replica",
-    "PromptPath": "own node disk remote prefilled computed bytes early_bytes handover_s handover_share ttft_s",
+    "PromptPath": "own node disk remote prefilled computed bytes early_bytes handover_s handover_share ttft_s "
+    "handover_at_s drafted_tokens accepted_tokens",
     "Query": "id agreed suffix",
     "TokenItem": "stream_id offset ids finish logprobs cached",
     "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "

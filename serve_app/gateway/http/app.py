@@ -117,7 +117,11 @@ def build_http(gateway: Gateway) -> Starlette:
 
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(request_id.RequestId), *cross_origin(origins, _dialect), Middleware(Lengths)],
+        middleware=[
+            Middleware(request_id.RequestId, sampled=gateway.tracing.sampled),
+            *cross_origin(origins, _dialect),
+            Middleware(Lengths),
+        ],
         exception_handlers={HTTPException: not_routed},
     )
     # A redirect to a path with or without a slash at its end would be an answer that no client expects.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-import uuid
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api import identity
+from serve_app.api import identity, trace_context
 from serve_app.api.errors import current_request as current
+from serve_app.api.trace_context import TraceContext
 
 # Cloudflare's name, and the one that Anthropic's clients read.
 HEADERS = (b"cf-ray", b"request-id")
@@ -18,23 +20,33 @@ log = logging.getLogger("ray.serve")
 
 
 class RequestId:
-    """ASGI middleware that draws the id. A refused or failed request gets one line in the log."""
+    """ASGI middleware that draws the id, and takes over the trace that a client names (``traceparent``), which is given
+    back with the gateway's span (``traceresponse``). A refused or failed request gets one line in the log.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, sampled: Callable[[str, TraceContext], bool] = lambda own, known: False) -> None:
+        """``sampled``: whether the gateway's span of a request is exported."""
         self._app = app
+        self._sampled = sampled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = uuid.uuid4().hex
+        # Random in all bits, since samplers take some of them for a random number.
+        request_id = secrets.token_hex(16)
         current.set(request_id)
         identity.current.set(identity.Identity(request_id, time.time()))
+        known = _trace(scope)
+        trace_context.current.set(known)
         started = time.monotonic()
 
         async def tagged(message: Message) -> None:
             if message["type"] == "http.response.start":
                 added = [(name, request_id.encode()) for name in HEADERS]
+                if known is not None:
+                    given = trace_context.traceresponse(request_id, known, sampled=self._sampled(request_id, known))
+                    added.append((b"traceresponse", given.encode()))
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
                 # Who asks for health while models load asks several times a second, and 503 is what they expect.
                 if message["status"] >= 400 and scope["path"] != "/health":
@@ -43,6 +55,14 @@ class RequestId:
             await send(message)
 
         await self._app(scope, receive, tagged)
+
+
+def _trace(scope: Scope) -> TraceContext | None:
+    """The client's; a request has one ``traceparent`` or none."""
+    found = {name: value for name, value in scope["headers"] if name in (b"traceparent", b"tracestate")}
+    if (parent := found.get(b"traceparent")) is None:
+        return None
+    return trace_context.read_traceparent(parent.decode("latin-1"), found.get(b"tracestate", b"").decode("latin-1"))
 
 
 class _Prefix(logging.Filter):
