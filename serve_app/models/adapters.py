@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from serve_app.adapters.config import AdapterRefused
 from serve_app.adapters.weights import AdapterWeights, Delta, read_adapter
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
+from serve_app.kernels.linear.places import Places
 from serve_app.models.linears import Current, Place, Plug
 from serve_app.models.mixture import plug_mixtures
 
@@ -75,6 +77,22 @@ class AdapterBank:
         for place, deltas in found:
             self.linears.append(place)
             self._holder.take(deltas)
+
+    @property
+    def form(self) -> str:
+        """Names how adapters are packed for this model; "" where they cannot be written to a file."""
+        return self._holder.form if isinstance(self._holder, Places) else ""
+
+    def written(self, prepared: Prepared) -> list[bytes | memoryview]:
+        """The parts of a file that :meth:`read_packed` makes the same of; only where there is a :attr:`form`."""
+        assert isinstance(self._holder, Places)
+        return self._holder.written(prepared.packed)
+
+    def read_packed(self, file: RawIOBase) -> Prepared:
+        """Raises :class:`~serve_app.kernels.linear.places.NotPacked`."""
+        assert isinstance(self._holder, Places)
+        packed = self._holder.read(file)
+        return Prepared(packed, packed.bytes)
 
     @property
     def experts(self) -> int:

@@ -1,14 +1,19 @@
 """Adapters in the layout of ``cpu/delta.h``: for each linear and each place a record that says where A and B lie.
 
 An adapter's matrices lie in one piece of memory of its own, in the order in which a step reads them; putting it into a
-place copies its records, 96 bytes a linear.
+place copies its records, 96 bytes a linear. Records count from the beginning of that memory until then, so that both
+can be written to a file and read again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import RawIOBase
 
 import numpy as np
 import torch
@@ -21,6 +26,14 @@ from serve_app.kernels.linear.panels import PANEL, Arena
 FIELDS = 12
 PARTS = 4
 GROUP = 16
+_LINE = 64
+# Of a file: what it is, its linears, the most lanes, the adapter's bytes and those of its memory.
+_HEAD = struct.Struct("<8s4q")
+_KIND = b"places-1"
+
+
+class NotPacked(ValueError):
+    """A file that is no adapter packed for this model."""
 
 
 @dataclass(slots=True)
@@ -45,13 +58,50 @@ class LinearLayout:
             raise ValueError(f"modules of {list(self.widths)} outputs share groups of {GROUP}")
         return first.astype(np.int8)
 
+    def sources(self) -> list[_Source]:
+        """Of each module."""
+        starts, parts = np.cumsum([0, *self.widths]), self.part_of()
+        found = []
+        for part, start in enumerate(starts[:-1]):
+            groups = np.flatnonzero(parts == part)
+            rows = self.order.reshape(-1, GROUP)[groups].reshape(-1)
+            rows = np.where(rows < 0, -1, rows - start)
+            found.append(_Source(groups, rows, np.array_equal(rows, np.arange(self.widths[part]))))
+        return found
+
+
+@dataclass(slots=True)
+class _Source:
+    """The groups of outputs that belong to a module, the module's output in each of their lanes (-1: none), and whether
+    those are all of its outputs in their own order.
+    """
+
+    groups: np.ndarray
+    rows: np.ndarray
+    plain: bool
+
+
+class Memory:
+    """``size`` zeroed bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._arena = Arena(size)
+        self.size, self.at = size, self._arena.take(size)
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.at))
+
+    def words(self, offset: int, *shape: int) -> np.ndarray:
+        """uint32."""
+        return self.bytes[offset : offset + 4 * int(np.prod(shape))].view(np.uint32).reshape(shape)
+
 
 @dataclass(slots=True)
 class Packed:
-    """An adapter's records [linears, FIELDS] int64, the memory that they point to, its size and the most lanes."""
+    """An adapter's records [linears, FIELDS] int64, whose addresses count from the beginning of ``memory``; its size
+    and the most lanes.
+    """
 
     records: np.ndarray
-    keep: list[object]
+    memory: Memory
     bytes: int
     lanes: int
 
@@ -62,6 +112,8 @@ class Places:
     def __init__(self, linears: Sequence[LinearLayout], places: int) -> None:
         self._linears = list(linears)
         self._parts = [linear.part_of() for linear in self._linears]
+        self._parts_at = np.array([part.ctypes.data for part in self._parts], np.int64)
+        self._sources = [linear.sources() for linear in self._linears]
         self.records = np.zeros((len(self._linears), places + 1, FIELDS), np.int64)
         self.lanes = 0
         self._held: list[Packed | None] = [None] * (places + 1)
@@ -70,25 +122,82 @@ class Places:
     def places(self) -> int:
         return self.records.shape[1] - 1
 
+    @property
+    def form(self) -> str:
+        """Names the layout: an adapter that is packed for one model is packed for all of its form."""
+        digest = hashlib.sha256(_KIND)
+        for linear in self._linears:
+            digest.update(f"{linear.widths} {linear.columns} ".encode() + linear.order.tobytes())
+        return digest.hexdigest()[:32]
+
     def prepare(self, deltas: Sequence[Sequence[LowRank | None]]) -> Packed:
         """One adapter's ``deltas``, for each linear one per module, whose sizes are the linear's."""
         plans = [_plan(own) for own in deltas]
-        sizes = [
-            plan.bytes(linear.columns, len(linear.order)) if plan else 0
-            for plan, linear in zip(plans, self._linears, strict=True)
-        ]
-        arena = Arena(sum(sizes) + 64 * 3 * len(sizes))
         records = np.zeros((len(self._linears), FIELDS), np.int64)
-        for index, (plan, linear) in enumerate(zip(plans, self._linears, strict=True)):
+        at = total = 0
+        for plan, linear, record in zip(plans, self._linears, records, strict=True):
             if plan is not None:
-                records[index] = _pack(plan, deltas[index], linear, self._parts[index], arena)
-        return Packed(records, [arena], sum(sizes), max((plan.lanes for plan in plans if plan), default=0))
+                sizes = plan.sizes(linear.columns, len(linear.order))
+                for field, size in enumerate(sizes):
+                    record[field], at = at, at + -(-size // _LINE) * _LINE
+                record[4:8] = plan.lanes, plan.rank, plan.bits, linear.columns
+                record[8:] = plan.starts + [-1] * (PARTS - len(plan.starts))
+                total += sum(sizes)
+        memory = Memory(max(at, _LINE))
+        for plan, own, sources, record in zip(plans, deltas, self._sources, records, strict=True):
+            if plan is not None:
+                _pack(plan, own, sources, memory, record.tolist())
+        return Packed(records, memory, total, max((plan.lanes for plan in plans if plan), default=0))
 
     def put(self, place: int, packed: Packed | None) -> None:
         """None takes the adapter out."""
-        self.records[:, place] = 0 if packed is None else packed.records
-        self.lanes = max(self.lanes, 0 if packed is None else packed.lanes)
+        own = self.records[:, place]
+        own[:] = 0
+        if packed is not None:
+            there = packed.records[:, 5] > 0
+            own[there] = packed.records[there]
+            own[there, :3] += packed.memory.at
+            own[there, 3] = self._parts_at[there]
+            self.lanes = max(self.lanes, packed.lanes)
         self._held[place] = packed
+
+    def written(self, packed: Packed) -> list[bytes | memoryview]:
+        """The parts of a file that :meth:`read` makes the same adapter of."""
+        head = _HEAD.pack(_KIND, len(packed.records), packed.lanes, packed.bytes, packed.memory.size)
+        return [head, packed.records.tobytes(), packed.memory.bytes.data]
+
+    def read(self, file: RawIOBase) -> Packed:
+        """Raises :class:`NotPacked`. Nothing in the file leads C++ out of its memory."""
+        size, raw = os.fstat(file.fileno()).st_size, file.read(_HEAD.size)
+        if raw is None or len(raw) < _HEAD.size:
+            raise NotPacked("it has no head")
+        kind, linears, lanes, total, inner = _HEAD.unpack(raw)
+        length = len(self._linears) * FIELDS * 8
+        if kind != _KIND or linears != len(self._linears) or inner <= 0 or size != _HEAD.size + length + inner:
+            raise NotPacked(f"it has {size} bytes and {linears} linears")
+        records = np.frombuffer(file.read(length) or b"", np.int64).reshape(-1, FIELDS)
+        self._require(records, lanes, inner)
+        memory = Memory(inner)
+        left = memory.bytes.data
+        while left:
+            if not (count := file.readinto(left)):
+                raise NotPacked("it is cut off")
+            left = left[count:]
+        return Packed(records, memory, total, lanes)
+
+    def _require(self, records: np.ndarray, most: int, size: int) -> None:
+        for record, linear in zip(records.tolist(), self._linears, strict=True):
+            at, (lanes, rank, bits, columns), starts = record[:3], record[4:8], record[8:]
+            if rank == 0:
+                continue
+            sizes = _Plan(starts, rank, lanes, bits).sizes(columns, len(linear.order))
+            right = (
+                columns == linear.columns and bits in (16, 32) and rank > 0 and rank % 2 == 0 and 0 < lanes <= most
+                and lanes % GROUP == 0 and all(start >= -1 and start + rank <= lanes for start in starts)
+                and all(0 <= first <= size - length for first, length in zip(at, sizes, strict=True))
+            )  # fmt: skip
+            if not right:
+                raise NotPacked("it was packed for another model")
 
 
 @dataclass(slots=True)
@@ -100,8 +209,9 @@ class _Plan:
     lanes: int
     bits: int
 
-    def bytes(self, columns: int, rows: int) -> int:
-        return (self.lanes * columns + rows * self.rank) * self.bits // 8 + 4 * self.lanes
+    def sizes(self, columns: int, rows: int) -> tuple[int, int, int]:
+        """Bytes of A, B and the scales."""
+        return self.lanes * columns * self.bits // 8, rows * self.rank * self.bits // 8, 4 * self.lanes
 
 
 def _plan(deltas: Sequence[LowRank | None]) -> _Plan | None:
@@ -118,38 +228,44 @@ def _plan(deltas: Sequence[LowRank | None]) -> _Plan | None:
 
 
 def _pack(
-    plan: _Plan, deltas: Sequence[LowRank | None], linear: LinearLayout, part_of: np.ndarray, arena: Arena
-) -> list[int]:
-    lanes, columns, wide = plan.lanes, linear.columns, plan.bits == 32
+    plan: _Plan, deltas: Sequence[LowRank | None], sources: list[_Source], memory: Memory, record: list[int]
+) -> None:
+    """Where a module fills groups of its own, straight from the file's rows to their place."""
+    wide = plan.bits == 32
     kind = np.uint32 if wide else np.uint16
-    a = np.zeros((lanes, columns), kind)
-    b = np.zeros((len(linear.order), plan.rank), kind)
-    scales = np.zeros(lanes, np.float32)
-    first = np.concatenate([[0], np.cumsum(linear.widths)])
-    for part, delta in enumerate(deltas):
+    # Neighbouring columns (of A) and ranks (of B) go in pairs where they have 16 bits.
+    wide_a, wide_b = (n * plan.bits // 32 for n in (record[7], plan.rank))
+    a = memory.words(record[0], plan.lanes // GROUP, wide_a, GROUP)
+    b = memory.words(record[1], _groups_of(sources), wide_b, GROUP)
+    scales = memory.words(record[2], plan.lanes).view(np.float32)
+    for start, delta, source in zip(plan.starts, deltas, sources, strict=True):
         if delta is None:
             continue
-        start, rank = plan.starts[part], len(delta.a)
-        a[start : start + rank] = _bits(delta.a, wide)
-        own = np.flatnonzero((linear.order >= first[part]) & (linear.order < first[part + 1]))
-        b[own, :rank] = _bits(delta.b, wide)[linear.order[own] - first[part]]
+        down, up, rank = _bits(delta.a, wide), _bits(delta.b, wide), len(delta.a)
         scales[start : start + rank] = delta.scale
-    # Neighbouring columns (of A) and ranks (of B) go in pairs where they have 16 bits.
-    a_at, b_at = (
-        _place(arena, matrix.view(np.uint32).reshape(-1, GROUP, matrix.shape[1] * plan.bits // 32)) for matrix in (a, b)
-    )
-    scales_at = arena.take(scales.nbytes)
-    ctypes.memmove(scales_at, scales.ctypes.data, scales.nbytes)
-    starts = plan.starts + [-1] * (PARTS - len(plan.starts))
-    return [a_at, b_at, scales_at, part_of.ctypes.data, lanes, plan.rank, plan.bits, columns, *starts]
+        lane = start % GROUP
+        if lane or rank % GROUP:
+            whole = np.zeros((-(-(lane + rank) // GROUP) * GROUP, down.shape[1]), kind)
+            whole[lane : lane + rank] = down
+            lanes = a[start // GROUP :][: len(whole) // GROUP]
+            lanes |= _grouped(whole, wide_a)  # other modules have lanes of the same groups
+        else:
+            a[start // GROUP : (start + rank) // GROUP] = _grouped(down, wide_a)
+        if not source.plain or rank != plan.rank:
+            ordered = np.zeros((len(source.rows), plan.rank), kind)
+            ordered[source.rows >= 0, :rank] = up[source.rows[source.rows >= 0]]
+            up = ordered
+        b[source.groups] = _grouped(up, wide_b)
 
 
-def _place(arena: Arena, words: np.ndarray) -> int:
-    """Writes [groups, 16, n] as [groups, n, 16]; returns where."""
-    at = arena.take(words.nbytes)
-    target = np.ctypeslib.as_array((ctypes.c_uint32 * words.size).from_address(at))
-    np.copyto(target.reshape(len(words), words.shape[2], GROUP), words.transpose(0, 2, 1))
-    return at
+def _groups_of(sources: list[_Source]) -> int:
+    """Groups of outputs up to the last one that a module has."""
+    return 1 + max(int(source.groups[-1]) for source in sources)
+
+
+def _grouped(rows: np.ndarray, words: int) -> np.ndarray:
+    """[groups, 16, words] seen as [groups, words, 16]."""
+    return rows.view(np.uint32).reshape(-1, GROUP, words).transpose(0, 2, 1)
 
 
 def _bits(matrix: Tensor, wide: bool) -> np.ndarray:
