@@ -9,14 +9,17 @@ import { Empty, Failed, Skeleton } from "./ui/states.js";
 
 /** Pages by address. `scope`: what a key needs to see one; any of several will do. */
 const PAGES = [
+  { name: "overview", title: "Overview", scope: ["read"], load: () => import("./pages/overview.js") },
   { name: "playground", title: "Playground", scope: ["inference"], load: () => import("./pages/playground.js") },
   { name: "models", title: "Models", scope: ["inference", "read"], load: () => import("./pages/models.js") },
   { group: "Activity" },
   { name: "usage", title: "Usage", scope: ["read"], load: () => import("./pages/usage.js") },
+  { name: "requests", title: "Requests", scope: ["read"], load: () => import("./pages/requests.js") },
   { name: "batches", title: "Batches", scope: ["inference", "read"], load: () => import("./pages/batches.js") },
   { group: "Manage" },
   { name: "adapters", title: "Adapters", scope: ["inference", "read"], load: () => import("./pages/adapters.js") },
   { name: "keys", title: "Keys and budgets", icon: "keys", scope: ["admin"], load: () => import("./pages/keys.js") },
+  { name: "cluster", title: "Cluster", scope: ["read"], load: () => import("./pages/cluster.js") },
   { name: "settings", title: "Settings", scope: [], load: () => import("./pages/settings.js") },
 ];
 
