@@ -21,15 +21,16 @@ export function Chart({ label, times, series, show, bars = false, height = 190 }
   useEffect(() => {
     let ended = false;
     let plot = null;
+    const box = place.current;
     const draw = async () => {
       const UPlot = await load();
-      if (ended || !place.current) return;
+      if (ended || !box) return;
       plot?.destroy();
-      plot = new UPlot(options(UPlot, place.current.clientWidth, height, times, shown, show, bars), [times, ...stacked(shown, bars)], place.current);
+      plot = new UPlot(options(UPlot, box.clientWidth, height, times, shown, show, bars), [times, ...stacked(shown, bars)], box);
     };
     draw();
-    const watcher = new ResizeObserver(() => plot?.setSize({ width: place.current.clientWidth, height }));
-    if (place.current) watcher.observe(place.current);
+    const watcher = new ResizeObserver(() => plot?.setSize({ width: box.clientWidth, height }));
+    if (box) watcher.observe(box);
     addEventListener("themechange", draw);
     return () => {
       ended = true;

@@ -7,7 +7,9 @@ const TAGS = ["p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "
 
 let tools = null;
 
-async function load() {
+/** Resolves when `clean` can be called. */
+export async function ready() {
+  if (tools) return;
   const [{ marked }, { default: purify }] = await Promise.all([import("../../vendor/marked.esm.js"), import("../../vendor/purify.es.mjs")]);
   purify.addHook("afterSanitizeAttributes", (node) => {
     if (node.tagName === "A") {
@@ -26,8 +28,8 @@ export const clean = (text) => tools.purify.sanitize(tools.marked.parse(text, { 
 
 /** Plain until the library is there, which is fetched with the first answer. */
 export function Markdown({ text }) {
-  const [ready, setReady] = useState(Boolean(tools));
-  useEffect(() => { if (!tools) load().then(() => setReady(true)); }, []);
-  if (!ready) return html`<div class="prose prose-plain">${text}</div>`;
+  const [loaded, setLoaded] = useState(Boolean(tools));
+  useEffect(() => { if (!tools) ready().then(() => setLoaded(true)); }, []);
+  if (!loaded) return html`<div class="prose prose-plain">${text}</div>`;
   return html`<div class="prose" dangerouslySetInnerHTML=${{ __html: clean(text) }}></div>`;
 }
