@@ -17,15 +17,15 @@ const RANGES = { "1h": ["Hour", 3600, 60], "24h": ["Day", 86_400, 900], "30d": [
 export default function Overview({ place }) {
   const range = RANGES[place.query.range] ? place.query.range : "1h";
   const [, back, step] = RANGES[range];
-  const now = useResource((signal) => get("/v1/metrics/now", {}, { signal }), [], { every: 2 });
-  const history = useResource((signal) => get("/v1/metrics/history", { since: Math.floor(Date.now() / 1000) - back, step }, { signal }), [range], { every: step > 60 ? 60 : 15 });
+  const now = useResource((signal) => get("/v1/metrics/now", {}, { signal, whole: true }), [], { every: 2 });
+  const history = useResource((signal) => get("/v1/metrics/history", { since: Math.floor(Date.now() / 1000) - back, step }, { signal, whole: true }), [range], { every: step > 60 ? 60 : 15 });
   return html`
     <${PageHead} title="Overview" action=${can("inference") && html`<${Button} main icon="playground" href=${link("playground")}>Open the playground<//>`} />
     <${Loaded} of=${now} lines=${4}>${(told) => html`<${Now} told=${told} />`}<//>
     <${Spend} />
     <div class="between"><h2>History</h2><${Segments} label="Time" value=${range} onInput=${(value) => setQuery({ range: value })}
       options=${Object.entries(RANGES).map(([value, [label]]) => ({ value, label }))} /></div>
-    <${Loaded} of=${history} tall>${(rows) => html`<${History} rows=${rows} back=${back} step=${step} />`}<//>`;
+    <${Loaded} of=${history} tall>${(told) => html`<${History} rows=${told.result} back=${back} step=${told.step} />`}<//>`;
 }
 
 const quantiles = (told) => (told?.p50 === null || told?.p50 === undefined ? "no requests in this time" : `p90 ${seconds(told.p90)} · p99 ${seconds(told.p99)}`);
@@ -36,8 +36,8 @@ const Now = ({ told }) => html`<section class="grid-figures" aria-label="The las
   <${Figure} label="Tokens" value=${rate(told.tokens_per_s)} unit="/s" note="written, over all models" />
   <${Figure} label="Time to first token" value=${seconds(told.ttft?.p50)} note=${quantiles(told.ttft)} />
   <${Figure} label="Between tokens" value=${seconds(told.itl?.p50)} note=${quantiles(told.itl)} />
-  <${Figure} label="Cached" value=${percent(told.cached_share)} note="of the prompts' tokens" />
-  <${Figure} label="Errors" value=${rate(told.errors_per_s ?? 0)} unit="/s" note=${`${rate(told.refusals_per_s ?? 0)} /s refused`} />
+  <${Figure} label="Cached" value=${told.prompt_tokens ? percent(told.cached_tokens / told.prompt_tokens) : "–"} note="of the prompts' tokens" />
+  <${Figure} label="Errors" value=${count(told.errors)} note=${`${count(told.refusals)} refused, in the last ${count(told.seconds)} s`} />
 </section>`;
 
 function Spend() {

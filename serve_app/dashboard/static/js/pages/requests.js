@@ -25,7 +25,7 @@ function List({ query }) {
   const operator = session().operator;
   const catalog = useResource((signal) => models(signal), []);
   const accounts = useResource((signal) => get("/client/v4/accounts", { per_page: 1000 }, { signal }), [], { skip: !operator });
-  const list = useResource((signal) => get("/v1/requests", { limit: 100, model: query.model, status: query.status, account: query.account, min_ms: query.min_ms }, { signal }), [JSON.stringify(query)], { every: 3 });
+  const list = useResource((signal) => get("/v1/requests", { limit: 100, model: query.model, status: query.status, account: query.account, min_ms: query.min_ms }, { signal, whole: true }), [JSON.stringify(query)], { every: 3 });
   const [id, setId] = useState("");
   const filter = (name) => (value) => setQuery({ [name]: value });
   const columns = [
@@ -50,7 +50,7 @@ function List({ query }) {
       ${operator && accounts.data?.length > 1 && html`<${Select} label="Account" value=${query.account ?? ""} onInput=${filter("account")} options=${[{ value: "", label: "All accounts" }, ...accounts.data.map((one) => one.id)]} />`}
       <${TextField} label="Find by id" value=${id} onInput=${setId} placeholder="cf-ray of an answer" />
     </form>
-    <${Card} bare><${Loaded} of=${list} tall>${(rows) => (rows.length
+    <${Card} bare><${Loaded} of=${list} tall>${({ result: rows }) => (rows.length
       ? html`<${Table} label="Requests" columns=${columns} rows=${rows} sort="-time" />`
       : html`<${Empty} icon="requests" title="No requests here" action=${can("inference") && html`<${Button} href=${link("playground")}>Send one<//>`}>Requests that fit the filters appear within a second of their end.<//>`)}<//><//>`;
 }
