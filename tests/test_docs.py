@@ -28,6 +28,7 @@ DOCUMENTS = [
     "docs/security.md",
     "docs/batch.md",
     "docs/lora.md",
+    "docs/dashboard.md",
     "CONTRIBUTING.md",
 ]
 # Read by kernels, which know no settings.

@@ -45,7 +45,7 @@ def findings(page) -> list[str]:
         page.evaluate(TWO_FRAMES)
         told = page.evaluate(f"axe.run(document, {{resultTypes: ['violations']{only}}})")["violations"]
         found += [
-            f"{page.url} ({theme}): {one['id']}: {one['nodes'][0]['html'][:200]} {one['nodes'][0]['any'][0]['message'] if one['nodes'][0]['any'] else ''}"
+            f"{page.url} ({theme}): {one['id']}: {one['nodes'][0]['html'][:200]}"
             for one in told
             if one["impact"] in ("serious", "critical")
         ]

@@ -32,10 +32,11 @@ export function spans(path) {
   add("Gateway", 0, at("queued") ?? at("routed") ?? end, 1, "read, checked, tokenised");
   add("Queue", at("queued"), at("routed") ?? end, 4, `${named(path, "queued")?.ahead_tokens ?? 0} prompt tokens ahead`);
   if (routed) {
-    const computed = first ?? end;
+    // A hand-over is told on the clock of the decode worker, which begins its time to first token when it has the request.
     const handed = (decoded?.handover_s ?? 0) * 1000;
-    add("Prefill", routed.ms, Math.max(routed.ms, computed - handed), 2, routed.prefill ? `on ${routed.prefill}` : routed.decode ? `on ${routed.decode}` : "");
-    if (handed > 0 && first !== undefined) add("Hand-over", first - handed, first, 3, "K/V to the decode worker");
+    const began = first !== undefined && decoded?.handover_at_s !== undefined ? first - decoded.ttft_s * 1000 + decoded.handover_at_s * 1000 : (first ?? end) - handed;
+    add("Prefill", routed.ms, Math.max(routed.ms, handed > 0 ? began : (first ?? end)), 2, routed.prefill ? `on ${routed.prefill}` : routed.decode ? `on ${routed.decode}` : "");
+    if (handed > 0 && first !== undefined) add("Hand-over", Math.max(routed.ms, began), Math.min(first, Math.max(routed.ms, began) + handed), 3, "K/V to the decode worker");
     if (first !== undefined) add("Decode", first, end, 5, `on ${decoded?.replica ?? routed.decode ?? "a worker"}`);
   }
   return found;
