@@ -2,7 +2,7 @@
 
 The streams come at seeded moments, the same in every round, about as many as keep the engine busy for ``LOAD`` of the
 time. Of the batch requests as many are under way as a runner sends. What gateway, runner and store add to that on the
-same cores is not in it.
+same cores is not in it. Each round has two sides without a batch: what one of them differs by from the other is noise.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.checks import Checks
 from benchmarks.trace.measure import quantile
 
 MOST_GROWTH = 1.10
+SIDES = ("without", "beside", "again")
 LOAD = 0.5
 # Batch requests under way: the engine's places, and a little of its queue.
 PLACES, UNDER_WAY = 32, 44
@@ -149,16 +150,16 @@ def beside(seconds: float, rounds: int, checks: Checks) -> dict[str, Any]:
     rig = Rig(checks)
     try:
         rate = _rate(rig)
-        times: dict[bool, list[tuple[list[float], list[float]]]] = {False: [], True: []}
+        times: dict[str, list[tuple[list[float], list[float]]]] = {side: [] for side in SIDES}
         same = total = 0
         for number in range(rounds):
             answers = {}
-            for batch in (False, True) if number % 2 else (True, False):
+            for side in SIDES[number % 3 :] + SIDES[: number % 3]:
                 asked = streams(seconds, rate, seed=number)
-                times[batch].append(rig.round(asked, batch=batch))
-                answers[batch] = [stream.answer for stream in asked]
-            same += sum(a == b for a, b in zip(answers[True], answers[False], strict=True))
-            total += len(answers[True])
+                times[side].append(rig.round(asked, batch=side == "beside"))
+                answers[side] = [stream.answer for stream in asked]
+            same += sum(a == b for a, b in zip(answers["beside"], answers["without"], strict=True))
+            total += len(answers["beside"])
     finally:
         rig.close()
     checks.that("streams beside a batch", same >= SAME * total, f"{same} of {total} have their answer of without")
@@ -167,8 +168,8 @@ def beside(seconds: float, rounds: int, checks: Checks) -> dict[str, Any]:
         "streams": total,
         "batch_requests": rig.batch_done,
         "batch_tokens": rig.batch_tokens,
-        **_grown("ttft", [[first for first, _ in times[side]] for side in (False, True)]),
-        **_grown("itl", [[gaps for _, gaps in times[side]] for side in (False, True)]),
+        **_grown("ttft", [[first for first, _ in times[side]] for side in SIDES]),
+        **_grown("itl", [[gaps for _, gaps in times[side]] for side in SIDES]),
     }
 
 
@@ -186,15 +187,18 @@ def _rate(rig: Rig) -> float:
     return LOAD * len(asked) / (time.perf_counter() - began)
 
 
-def _grown(name: str, sides: list[list[list[float]]]) -> dict[str, float]:
-    """p50 and p99 over all rounds of each side, ms, and how many times as long they are beside a batch; the ratio of
-    p99 is the median of the rounds'.
+def _grown(name: str, sides: list[list[list[float]]]) -> dict[str, Any]:
+    """p50 and p99 over all rounds of two sides, ms, and how many times as long they are beside a batch, and without one
+    once more (``noise``); the ratio of p99 is the median of the rounds', ``range`` their least and largest.
     """
-    without, beside_it = ([value for one in side for value in one] for side in sides)
-    found = {}
-    for label, values in (("", without), ("_beside", beside_it)):
+    without, beside_it, again = sides
+    found: dict[str, Any] = {}
+    for label, side in (("", without), ("_beside", beside_it)):
+        values = [value for one in side for value in one]
         for q in (0.5, 0.99):
             found[f"{name}_p{round(100 * q)}{label}_ms"] = round(1e3 * quantile(values, q), 2)
-    ratios = [quantile(b, 0.99) / quantile(a, 0.99) for a, b in zip(*sides, strict=True)]
-    found[f"{name}_p99_growth"] = round(statistics.median(ratios), 3)
+    for label, side in (("growth", beside_it), ("noise", again)):
+        ratios = [quantile(b, 0.99) / quantile(a, 0.99) for a, b in zip(without, side, strict=True)]
+        found[f"{name}_p99_{label}"] = round(statistics.median(ratios), 3)
+        found[f"{name}_p99_{label}_range"] = f"{min(ratios):.3f}..{max(ratios):.3f}"
     return found

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from serve_app.api.errors import InvalidInput, NotFound
+from serve_app.api.errors import NotFound
+from serve_app.api.fields.pages import hex_key, page_ends, page_limit
 
 MAX_PAGE = 1000
-_BATCH = re.compile(r"msgbatch_([0-9a-f]{32})", re.ASCII)
 # Anthropic's words for how a request ended.
 _NOT_RUN = {"expired": "expired", "cancelled": "canceled"}
 
 
 def batch_key(value: str) -> str:
     """What stands in the store of a batch's id. Raises `NotFound`."""
-    found = _BATCH.fullmatch(value)
-    if found is None:
+    if (key := hex_key(value, "msgbatch_")) is None:
         raise no_batch(value)
-    return found[1]
+    return key
 
 
 def no_batch(value: str) -> NotFound:
@@ -79,13 +77,10 @@ def _time(at: float | None) -> str | None:
 
 def parse_page(query: Mapping[str, str]) -> tuple[str, str, int]:
     """The batch behind which to begin, the one in front of which to end, and how many. Raises `InvalidInput`."""
-    limit = query.get("limit", "").strip() or "20"
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MAX_PAGE):
-        raise InvalidInput(f"limit must be an integer between 1 and {MAX_PAGE}.", param="limit")
+    limit = page_limit(query, 20, MAX_PAGE)
     after, before = (batch_key(named) if (named := query.get(name, "")) else "" for name in ("after_id", "before_id"))
-    return after, before, int(limit)
+    return after, before, limit
 
 
 def render_list(found: list[dict[str, Any]], more: bool) -> dict[str, Any]:
-    ends = {"first_id": found[0]["id"] if found else None, "last_id": found[-1]["id"] if found else None}
-    return {"data": found, "has_more": more, **ends}
+    return {"data": found, "has_more": more, **page_ends(found)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -10,13 +9,12 @@ import orjson
 
 from serve_app.api.errors import InvalidInput, NotFound
 from serve_app.api.fields.asked import parse_metadata
+from serve_app.api.fields.pages import hex_key, page_ends, page_limit
 from serve_app.api.fields.values import refuse, string, text
 
 PURPOSES = ("batch", "batch_output")
 MIN_KEPT_S, MAX_KEPT_S = 3600, 2_592_000
 MAX_NAME = 255
-_FILE = re.compile(r"file-([0-9a-f]{32})", re.ASCII)
-_BATCH = re.compile(r"batch_([0-9a-f]{32})", re.ASCII)
 # What OpenAI calls a batch's states.
 _STATUS = {"queued": "in_progress", "running": "in_progress"}
 _TIMES = ("in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at",
@@ -83,10 +81,9 @@ def no_file(value: str) -> NotFound:
 
 def batch_key(value: str) -> str:
     """What stands in the store of a batch's id. Raises `NotFound`."""
-    found = _BATCH.fullmatch(value)
-    if found is None:
+    if (key := hex_key(value, "batch_")) is None:
         raise no_batch(value)
-    return found[1]
+    return key
 
 
 def no_batch(value: str) -> NotFound:
@@ -169,10 +166,9 @@ def result_line(
 
 def file_key(value: str) -> str:
     """What stands in the store of a file's id. Raises `NotFound`."""
-    found = _FILE.fullmatch(value)
-    if found is None:
+    if (key := hex_key(value, "file-")) is None:
         raise no_file(value)
-    return found[1]
+    return key
 
 
 def parse_files_page(query: Mapping[str, str]) -> tuple[str, str, int, bool]:
@@ -181,24 +177,14 @@ def parse_files_page(query: Mapping[str, str]) -> tuple[str, str, int, bool]:
     if order not in ("asc", "desc"):
         raise InvalidInput('order must be "asc" or "desc".', param="order")
     after = query.get("after", "")
-    return query.get("purpose", ""), file_key(after) if after else "", _limit(query, 10_000, 10_000), order == "asc"
+    return query.get("purpose", ""), file_key(after) if after else "", page_limit(query, 10_000, 10_000), order == "asc"
 
 
 def parse_batches_page(query: Mapping[str, str]) -> tuple[str, int]:
     """The batch behind which to begin, and how many."""
     after = query.get("after", "")
-    return batch_key(after) if after else "", _limit(query, 20, 100)
-
-
-def _limit(query: Mapping[str, str], usual: int, most: int) -> int:
-    given = query.get("limit", "").strip()
-    if not given:
-        return usual
-    if not (given.isascii() and given.isdigit() and 1 <= int(given[:9]) <= most):
-        raise InvalidInput(f"limit must be an integer between 1 and {most}.", param="limit")
-    return int(given)
+    return batch_key(after) if after else "", page_limit(query, 20, 100)
 
 
 def render_list(found: list[dict[str, Any]], more: bool) -> dict[str, Any]:
-    ends = {"first_id": found[0]["id"] if found else None, "last_id": found[-1]["id"] if found else None}
-    return {"object": "list", "data": found, **ends, "has_more": more}
+    return {"object": "list", "data": found, **page_ends(found), "has_more": more}

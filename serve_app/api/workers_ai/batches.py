@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from serve_app.api.errors import InvalidInput, NotFound
+from serve_app.api.fields.pages import hex_key, page_limit
 from serve_app.api.fields.values import boolean, refuse
 
-_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _NOT_RUN = {
     "expired": "The request could not be run before its batch expired.",
     "cancelled": "The request was not run: its batch was cancelled.",
@@ -24,9 +23,9 @@ def batch_key(value: Any) -> str:
     """Raises `NotFound` for what no batch is called, and `InvalidInput`."""
     if not isinstance(value, str):
         raise refuse("request_id", "a string", value)
-    if not _ID.fullmatch(value):
+    if (key := hex_key(value, "")) is None:
         raise no_batch(value)
-    return value
+    return key
 
 
 def no_batch(value: str) -> NotFound:
@@ -72,10 +71,8 @@ def estimate_asked(body: dict[str, Any]) -> bool:
 
 def parse_page(query: Mapping[str, str]) -> tuple[str, int]:
     """Cursor and size of a page of batches."""
-    after, limit = query.get("after", ""), query.get("limit", "20")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 100):
-        raise InvalidInput("limit must be an integer between 1 and 100.", param="limit")
-    return (batch_key(after) if after else ""), int(limit)
+    after = query.get("after", "")
+    return (batch_key(after) if after else ""), page_limit(query, 20, 100)
 
 
 def render_queued(batch_id: str, model: str, status: str = "queued") -> dict[str, Any]:
