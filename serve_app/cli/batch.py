@@ -17,8 +17,8 @@ from serve_app.client.batches import ENDED, Batches
 from serve_app.client.server import Server, ServerError
 
 BAR = 24
-# Requests of a file that an estimate looks at.
-SAMPLE = 200
+# Of a file, what an estimate looks at.
+SAMPLE_BYTES = 1_000_000
 _ABOUT = """\
 A batch is a file of requests, one JSON object a line. They are run with what interactive users leave of the machine,
 and each is answered, whatever is lost meanwhile. Two forms are known:
@@ -95,23 +95,43 @@ def _submit(arguments: argparse.Namespace, batches: Batches) -> int:
 
 
 def _estimate(arguments: argparse.Namespace, batches: Batches) -> int:
-    endpoint, total, sample = _endpoint(arguments.file, arguments.model), 0, []
-    with arguments.file.open("rb") as lines:
-        total = sum(bool(line.strip()) for line in lines)
-    every = max(1, total // SAMPLE)
-    with arguments.file.open("rb") as lines:
-        for place, line in enumerate(line for line in lines if line.strip()):
-            if place % every == 0:
-                read = _read(line, place + 1)
-                path = "/v1/estimate" if endpoint else _native_estimate(batches, arguments.model)
-                sample.append((path, read["body"] if endpoint else _plain(read)))
-    found = [each.get("result", each) for each in batches.estimate(sample)]
-    whole = total / len(found)
-    neurons = {case: sum(each["neurons"][case] for each in found) * whole for case in ("least", "expected", "most")}
-    shown = {"requests": total, "looked_at": len(found), "neurons": neurons}
-    said = f"{total} requests: {neurons['expected']:,.2f} neurons ({neurons['least']:,.2f} to {neurons['most']:,.2f})"
-    exact = "" if len(found) == total else f", by {len(found)} of them"
-    return show(shown, arguments.json, said + exact)
+    endpoint, total = _endpoint(arguments.file, arguments.model), sum(1 for _ in _lines(arguments.file))
+    every, size, sample = -(-arguments.file.stat().st_size // SAMPLE_BYTES), 0, []
+    for place, line in enumerate(_lines(arguments.file)):
+        _read(line, place + 1)
+        if place % every == 0 and size + len(line) <= SAMPLE_BYTES:
+            sample.append(line.strip())
+            size += len(line)
+    found = batches.estimate(sample, arguments.model, endpoint)
+    whole = total / len(sample)
+    neurons = {case: amount * whole for case, amount in found["neurons"].items()}
+    units = {case: {kind: round(n * whole) for kind, n in had.items()} for case, had in found["units"].items()}
+    cost = found["cost"] and {
+        case: amount if case == "currency" else str(float(amount) * whole) for case, amount in found["cost"].items()
+    }
+    finish = dict(found["finish_s"])
+    if finish["least"] is not None:
+        finish["least"] = round(finish["least"] * whole, 1)
+    shown = {"requests": total, "looked_at": len(sample), "wrong": round(found["wrong"] * whole)}
+    shown |= {"units": units, "neurons": neurons, "cost": cost, "cached_share": found["cached_share"]}
+    shown["finish_s"] = finish
+    return show(shown, arguments.json, _said(shown))
+
+
+def _said(estimate: dict[str, Any]) -> str:
+    total, neurons, cost, finish = (estimate[name] for name in ("requests", "neurons", "cost", "finish_s"))
+    said = [f"{total} requests: {neurons['expected']:,.2f} neurons ({neurons['least']:,.2f} to {neurons['most']:,.2f})"]
+    if cost:
+        amounts = [f"{float(cost[case]):,.6g}" for case in ("expected", "least", "most")]
+        said.append(f"{amounts[0]} {cost['currency']} ({amounts[1]} to {amounts[2]})")
+    said += [f"{amount:,} {kind.replace('_', ' ')}" for kind, amount in estimate["units"]["expected"].items()]
+    least = "?" if finish["least"] is None else f"{finish['least']:,.0f} s"
+    said.append(f"done in {least} to {finish['most'] / 3600:g} h")
+    if estimate["wrong"]:
+        said.append(f"{estimate['wrong']} are wrong")
+    if estimate["looked_at"] < total:
+        said.append(f"by {estimate['looked_at']} of them")
+    return ", ".join(said)
 
 
 def _list(arguments: argparse.Namespace, batches: Batches) -> int:
@@ -262,11 +282,3 @@ def _read(line: bytes, number: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ServerError(f"line {number} is no JSON object", 400)
     return found
-
-
-def _plain(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "external_reference"}
-
-
-def _native_estimate(batches: Batches, model: str) -> str:
-    return f"/client/v4/accounts/{batches.account}/ai/estimate/{model}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,9 +95,23 @@ class Batches:
             before = done
             time.sleep(pause)
 
-    def estimate(self, bodies: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """What requests would use and cost, by path and body, one by one."""
-        return [self._server.ask("POST", path, json=dict(body)) for path, body in bodies]
+    def estimate(self, lines: Sequence[bytes], model: str, endpoint: str = "") -> dict[str, Any]:
+        """What a batch of these JSON lines would use and cost, which is not made: native requests of a model, or
+        OpenAI's for ``endpoint``, up to 1 MB.
+        """
+        if not endpoint:
+            path = f"{self._server.ai}/estimate/{model}"
+            headers = {"Content-Type": "application/json"}
+            return self._server.result(
+                "POST", path, content=b'{"requests":[' + b",".join(lines) + b"]}", headers=headers
+            )
+        form = {"data": {"purpose": "batch"}, "files": {"file": ("estimate.jsonl", b"\n".join(lines))}}
+        sent = self._server.ask("POST", "/v1/files", **form)
+        try:
+            asked = {"input_file_id": sent["id"], "endpoint": endpoint, "completion_window": "24h"}
+            return self._server.ask("POST", "/v1/batches", json=asked, headers={"x-estimate": "true"})
+        finally:
+            self._server.ask("DELETE", f"/v1/files/{sent['id']}")
 
     def close(self) -> None:
         self._server.close()

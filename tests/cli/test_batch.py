@@ -43,7 +43,10 @@ async def test_a_file_of_bodies_from_submit_to_delete(echo, shell, tmp_path):
     estimate = json.loads(
         (await shell("estimate", lines_of(tmp_path / "good.jsonl", *rows), "--model", echo.model, "--json"))[0]
     )
-    assert estimate["requests"] == estimate["looked_at"] == 3
+    assert estimate["requests"] == estimate["looked_at"] == 3 and estimate["wrong"] == 0
+    assert estimate["units"]["most"]["output_tokens"] == 12 and estimate["finish_s"]["most"] == 86_400
+    assert 0 < estimate["neurons"]["least"] <= estimate["neurons"]["expected"] <= estimate["neurons"]["most"]
+    assert json.loads((await shell("list", "--json"))[0]) == []
     out, err = await shell("submit", file, "--model", echo.model, "--watch", "--key", "once", status=1)
     batch_id = err.split()[1]
     assert "3 succeeded, 1 failed" in out and batch_id in out
@@ -69,7 +72,8 @@ async def test_a_file_of_bodies_from_submit_to_delete(echo, shell, tmp_path):
 async def test_a_file_in_openais_form(echo, shell, tmp_path):
     row = {"method": "POST", "url": "/v1/completions", "body": {"model": echo.model, "prompt": "x", "max_tokens": 4}}
     file = lines_of(tmp_path / "in.jsonl", *({"custom_id": name, **row} for name in "ab"))
-    assert "2 requests" in (await shell("estimate", file))[0]
+    said = (await shell("estimate", file))[0]
+    assert "2 requests: " in said and "output tokens" in said and "to 24 h" in said
     out, err = await shell("submit", file, "--watch")
     assert "2 succeeded" in out
     told = [json.loads(line) for line in (await shell("results", err.split()[1]))[0].splitlines()]
