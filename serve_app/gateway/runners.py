@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,6 +20,8 @@ LOOK_S = 2.0
 AGAIN_S = 0.5
 # A gateway that has called a first runner works itself for so long: by then the runner is up.
 BEGIN_S = 5.0
+# Serve keeps a runner for longer than this behind its last call.
+WARM_S = 25.0
 
 
 class Beginner(Protocol):
@@ -46,9 +49,11 @@ class Runners:
         self._wakes = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._working: asyncio.Task[None] | None = None
-        self._nudged: asyncio.Task[None] | None = None
+        self._nudged: asyncio.Task[bool] | None = None
         self._beginning: asyncio.Task[None] | None = None
         self._beginner: Beginner | None = None
+        # When the last call of a runner ended well.
+        self._worked_at = -math.inf
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._watch())
@@ -77,8 +82,9 @@ class Runners:
             if working and woken:
                 self._nudged = asyncio.ensure_future(self._call(self.nudge))
             elif woken or (not working and await self._busy()):
-                self._working = asyncio.ensure_future(self._call(self.work))
-                if woken and self.here is not None and self._beginner is None:
+                self._working = asyncio.ensure_future(self._work())
+                cold = time.monotonic() - self._worked_at > WARM_S
+                if woken and cold and self.here is not None and self._beginner is None:
                     self._beginning = asyncio.ensure_future(self._begin(self.here()))
 
     async def _begin(self, beginner: Beginner) -> None:
@@ -101,11 +107,18 @@ class Runners:
             return await state.look(lambda: state.batches.busy() or bool(state.queues.waiting(time.time())))
         return False
 
-    async def _call(self, call: Callable[[], Awaitable[Any]] | None) -> None:
+    async def _work(self) -> None:
+        if await self._call(self.work):
+            self._worked_at = time.monotonic()
+
+    async def _call(self, call: Callable[[], Awaitable[Any]] | None) -> bool:
+        """Whether it ended well."""
         if call is None:
-            return
+            return False
         try:
             await call()
+            return True
         except Exception as error:
             log.warning("a runner of batches was lost (%s); another goes on", type(error).__name__)
             await asyncio.sleep(AGAIN_S)
+            return False

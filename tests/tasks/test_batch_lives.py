@@ -74,6 +74,21 @@ async def cold(serve, record):
         runners.close()
 
 
+@pytest.fixture(params=["cancelled", "expired"])
+async def endless(request, serve, record):
+    """Nothing ends by itself; ``how`` batches do."""
+    model = record("text-generation", "decode")
+    hours = 0.5 / 3600 if request.param == "expired" else 24.0
+    async with serve(models=(model,), batch_hours=hours) as served:
+        served.model, served.how = model, request.param
+        served.gateway.backends[model] = Slow()
+        await served.gateway.state.start()
+        running = asyncio.ensure_future(Works(served.gateway).run())
+        yield served
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def until(ask: Callable[[], Awaitable[Any]], over: Callable[[Any], bool]) -> Any:
     end = time.monotonic() + 60.0
     while not over(found := await ask()):
@@ -248,3 +263,30 @@ async def test_what_the_gateway_has_begun_is_left_to_runners(cold, monkeypatch):
         await slow.begun.wait()
     (claim,) = await until(claimed, bool)
     assert (claim.epoch, claim.done) == (2, 0)
+
+
+async def test_openais_sdk_reads_what_was_not_run(endless):
+    client = AsyncOpenAI(api_key=KEY, base_url="http://here/v1", **transport(endless))
+    row = {"custom_id": "r", "method": "POST", "url": CHATS, "body": {"model": endless.model, "messages": TURN}}
+    file = await client.files.create(file=("in.jsonl", orjson.dumps(row)), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint=CHATS, completion_window="24h")
+    if endless.how == "cancelled":
+        await until(lambda: client.batches.retrieve(batch.id), lambda b: b.status == "in_progress")
+        assert (await client.batches.cancel(batch.id)).status in ("cancelling", "cancelled")
+    batch = await until(lambda: client.batches.retrieve(batch.id), lambda b: b.status == endless.how)
+    assert batch.cancelled_at or batch.expired_at
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.output_file_id) == (1, 0, None)
+    (line,) = (await client.files.content(batch.error_file_id)).content.splitlines()
+    assert orjson.loads(line)["error"]["code"] == f"batch_{endless.how}"
+
+
+async def test_anthropics_sdk_reads_what_was_not_run(endless):
+    client = AsyncAnthropic(api_key=KEY, base_url="http://here", **anthropic_transport(endless))
+    params = {"model": endless.model, "max_tokens": 9, "messages": TURN}
+    batch = await client.messages.batches.create(requests=[{"custom_id": "r", "params": params}])
+    if endless.how == "cancelled":
+        assert (await client.messages.batches.cancel(batch.id)).processing_status in ("canceling", "ended")
+    batch = await until(lambda: client.messages.batches.retrieve(batch.id), lambda b: b.processing_status == "ended")
+    assert batch.request_counts.canceled + batch.request_counts.expired == 1
+    (found,) = [one async for one in await client.messages.batches.results(batch.id)]
+    assert found.result.type == endless.how.replace("cancelled", "canceled")

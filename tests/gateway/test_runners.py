@@ -1,0 +1,48 @@
+"""Who works on a batch when it comes: a runner that is called, and this process until that is up."""
+
+from __future__ import annotations
+
+import asyncio
+
+from serve_app.gateway.runners import Runners
+from serve_app.state.state import State
+from tests.waiting import until
+
+
+class Beginner:
+    """Counts how often it has been begun."""
+
+    begun = 0
+
+    async def run(self) -> None:
+        type(self).begun += 1
+
+    def wake(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+async def test_a_gateway_begins_itself_only_where_no_runner_is_warm(tmp_path):
+    state, calls = State(tmp_path, "local", ()), 0
+    runners, Beginner.begun = Runners(state), 0
+    lost = False
+
+    async def work() -> None:
+        nonlocal calls
+        calls += 1
+        if lost:
+            raise RuntimeError("it was lost")
+
+    runners.work, runners.here = work, Beginner
+    runners.start()
+    try:
+        for number in (1, 2, 3):
+            lost = number == 3
+            runners._worked_at = float("-inf") if lost else runners._worked_at
+            runners.wake()
+            await until(lambda number=number: calls >= number and runners._working.done())
+        assert Beginner.begun == 2
+    finally:
+        runners.close()
+        state.close()
+        await asyncio.sleep(0)
