@@ -119,7 +119,7 @@ FAULTS = (
     Fault("runner-stopped", "what runs batches hangs", stopped(RUNNERS), hold=LONG),
     Fault("haproxy-stopped", "HAProxy hangs", stopped(HAPROXY), ANYTHING, SHORT, True),
     Fault("controller-stopped", "Serve's controller hangs", stopped(named("ray::ServeController")), hold=SHORT),
-    Fault("server-lost", "kill -9 of Ray's GCS, of the raylet or of the server itself; then it is started again",
+    Fault("server-lost", "kill -9 of Ray's GCS, raylet or agents, or of the server itself; then it is started again",
           server_lost, ANYTHING, stalls=True, recovers_s=RESTART_S, needs=_no_server, alone=True),
     Fault("tokens-lossy", "packets between gateway and workers are dropped", lossy(GATEWAYS, ALL_WORKERS), hold=SHORT,
           stalls=True, needs=_no_sockets),

@@ -74,10 +74,13 @@ def stopped(who: Who) -> Inject:
     return inject
 
 
+LOST = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "the server")
+
+
 @contextlib.contextmanager
 def server_lost(target: Target, dice: random.Random) -> Iterator[str]:
     """One of what everything hangs on; an operator's systemd then starts the server again."""
-    name = dice.choice(["gcs_server", "raylet", "the server"])
+    name = dice.choice(LOST)
     target.look()
     kill([target.pid] if name == "the server" else target.named(name))
     yield name
