@@ -21,7 +21,8 @@ PREFIX = "serve-app-"
 KEEPER = Path(__file__).with_name("keeper.sh")
 # A socket's path has at most 107 bytes (Linux, sun_path); Ray and HAProxy add up to 79 to the folder's.
 MAX_PATH = 28
-END_S = 5.0
+# From asking processes to end until they are ended, and until that is given up: whoever watches wants to start anew.
+ASKED_S, END_S = 2.0, 5.0
 
 
 class RunDirectory:
@@ -98,8 +99,8 @@ def end_processes(folder: Path) -> None:
     then, because it is ending or has become something else.
     """
     known: set[tuple[int, str]] = set()
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        until, told = time.monotonic() + END_S, set[tuple[int, str]]()
+    for number, seconds in ((signal.SIGTERM, ASKED_S), (signal.SIGKILL, END_S)):
+        until, told = time.monotonic() + seconds, set[tuple[int, str]]()
         while True:
             known.update((pid, began) for pid in processes_in(folder) if (began := _began(pid)) is not None)
             known = {(pid, began) for pid, began in known if _began(pid) == began}

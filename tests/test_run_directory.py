@@ -113,7 +113,7 @@ def test_without_its_keeper_the_next_start_removes_it() -> None:
 
 
 def test_who_no_longer_names_the_folder_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_directory, "END_S", 0.5)
+    monkeypatch.setattr(run_directory, "ASKED_S", 0.5)
     process, path, daemon, keeper = owner(BECOMES_ANOTHER)
     os.kill(keeper, signal.SIGKILL)
     end(process)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ RUNNER = "ray::ServeReplica:gateway:Batch"
 REPLICA = "ray::ServeReplica:cf--"
 WORKERS = ("ray::EngineWorker", "ray::EncoderWorker", "ray::DraftWorker")
 END_S = 10.0  # a server that has lost its Ray says so and ends
+ENDING_S = 60.0  # a machine that is busy with other things may keep it from that for so long
 GONE_S = 10.0  # what a server leaves, until its keeper has ended it
 
 
@@ -101,7 +103,10 @@ class Target:
         operator would have had to mend.
         """
         assert self.server is not None
-        code = self.server.wait(END_S)
+        since = time.monotonic()
+        code = self.server.wait(ENDING_S)
+        if (took := time.monotonic() - since) > END_S:
+            print(f"           ended after {took:.1f} s", file=sys.stderr, flush=True)
         wrong = []
         if not code:
             wrong.append(f"the server {'goes on' if code is None else 'ended with status 0'} without its Ray")
