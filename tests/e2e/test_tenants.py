@@ -161,6 +161,19 @@ async def test_a_light_tenant_passes_a_hostile_ones_queue(stack, tenants):
     await asyncio.to_thread(wait_for, lambda: idle(stack), 30)
 
 
+async def test_who_holds_every_place_gives_some_back_to_another_that_asks(stack, tenants):
+    """Before any of the streams has ended that hold the places."""
+    hog, light = await tenants("hog"), await tenants("light")
+    async with flood(stack, hog, 3000) as ended:
+        for n in range(3):
+            answer = await light.ask(body(n, 8))
+            assert answer.status_code == 200 and answer.json()["result"]["usage"]["completion_tokens"] == 8
+        assert not ended
+        # And more at once than come free by chance.
+        answers = await asyncio.gather(*(light.ask(body(n, 8)) for n in range(6)))
+        assert {answer.status_code for answer in answers} == {200} and not ended
+
+
 async def test_weights_and_classes_come_from_the_key_and_from_nothing_else(stack, tenants):
     hostile = await tenants("hostile")
     later = await tenants("later", priority="batch")
