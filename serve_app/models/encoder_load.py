@@ -13,6 +13,7 @@ import torch
 from serve_app.engine.encoder.types import EncodeBatch, Pooling, Readout
 from serve_app.models import encoder_attention
 from serve_app.models.encoder import MAX_PADDING, EncoderModel, Task
+from serve_app.models.experts import leave_odd_experts
 from serve_app.models.folder import (
     UnsupportedModel,
     read_config,
@@ -137,6 +138,7 @@ def _load(auto: Any, path: Path, task: Task, dtype: str, device: str) -> Any:
         raise UnsupportedModel(f"{path} lacks weights for {names}; is it a {task} checkpoint?")
     if task == "reranker" and not type(module).__name__.endswith("ForCausalLM") and module.config.num_labels != 1:
         raise UnsupportedModel(f"{path} has {module.config.num_labels} labels; a reranker has one score")
+    leave_odd_experts(module)
     return module.requires_grad_(False).eval().to(device)
 
 

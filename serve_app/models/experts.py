@@ -63,6 +63,8 @@ def experts_forward(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     """Rows [T, H] through the experts ``top_k_index`` [T, K], weighted by ``top_k_weights`` [T, K] -> [T, H]."""
     packed: PackedExperts | None = getattr(module, "packed_experts", None)
     if packed is None:
+        if not fits_grouped(module):
+            return type(module).forward.__wrapped__(module, hidden_states, top_k_index, top_k_weights)
         from transformers.integrations.moe import grouped_mm_experts_forward
 
         return grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
@@ -81,6 +83,20 @@ def through(
     # As transformers has it: a sum over the choices of each row, in their order.
     weighted = out * top_k_weights.reshape(-1, 1)
     return weighted.view(tokens, choices, out.shape[-1]).sum(1).to(hidden_states.dtype)
+
+
+def fits_grouped(module: nn.Module) -> bool:
+    """Whether torch's grouped product takes the experts' weights: it wants strides of a multiple of 16 bytes."""
+    weights = [w for w in module.parameters(recurse=False) if w.ndim == 3]
+    return all(size * w.element_size() % 16 == 0 for w in weights for size in w.shape[1:])
+
+
+def leave_odd_experts(model: nn.Module) -> None:
+    """Experts whose weights torch's grouped product does not take run one after the other, as their classes are
+    written."""
+    for child in model.modules():
+        if hasattr(child, "_apply_gate") and not fits_grouped(child):
+            child.config._experts_implementation_internal = "eager"  # type: ignore[union-attr]
 
 
 def pack_experts(model: nn.Module, store: PanelStore | None = None) -> int:

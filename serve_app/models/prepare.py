@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from serve_app.engine.kv_cache import KVShape, LayerShape
 from serve_app.models import longrope
 from serve_app.models.adapt import adapt
+from serve_app.models.experts import leave_odd_experts
 from serve_app.models.observe import SeenLayer, Unservable, hands_batch_down, observe, parameters_of, run
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Prepared:
 def prepare(module: nn.Module, device: torch.device) -> Prepared:
     """Makes ``module`` run on the paged cache. Raises :class:`Unservable`."""
     adapt(module)
+    leave_odd_experts(module)
     try:
         extend_at = longrope.replace_rotary(module, generates=True)
         layers, vocab_size = observe(module, device, coded=extend_at is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -15,9 +16,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from serve_app.engine.encoder.types import EncodeBatch
 from serve_app.kernels.linear.packed import packing_available
-from serve_app.models.experts import NAME, pack_experts
+from serve_app.models.encoder_load import load_encoder
+from serve_app.models.experts import NAME, experts_forward, pack_experts
 from serve_app.models.miniature import build, scale_down
+from tests import tiny
 
 FAMILIES = [
     (MixtralForCausalLM, MixtralConfig),
@@ -64,3 +68,51 @@ def test_a_mixture_may_choose_no_expert():
     wanted = model(input_ids=ids, use_cache=False).logits
     assert pack_experts(model) > 0
     torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, wanted, atol=2e-4, rtol=1e-3)
+
+
+ODD = [("mixtral", {"intermediate_size": 91, "hidden_size": 72}), ("qwen3_moe", {"moe_intermediate_size": 45})]
+
+
+@pytest.fixture
+def qwen3_moe(monkeypatch):
+    extra = {"num_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
+    monkeypatch.setitem(tiny.OTHERS, "qwen3_moe", (Qwen3MoeConfig, Qwen3MoeForCausalLM, extra))
+
+
+@pytest.mark.parametrize(("family", "sizes"), ODD, ids=[family for family, _ in ODD])
+def test_experts_that_torchs_grouped_product_does_not_take(tmp_path, qwen3_moe, family, sizes):
+    """Rows of other than a multiple of 16 bytes; transformers itself computes them in eager mode alone."""
+    path = tiny.write_checkpoint(tmp_path, family, num_hidden_layers=2, **sizes)
+    reference = tiny.load_reference(path)
+    reference.set_experts_implementation("eager")
+    prompt = [(7 * i * i + 5) % 250 for i in range(40)]
+    wanted = tiny.reference_tokens(reference, prompt, 6, eos_token_id=None)
+    for optimise in (False, True):
+        model = tiny.load(path, optimise=optimise)
+        assert model.module.config._experts_implementation == (NAME if optimise else "eager")
+        engine = tiny.make_engine(model)
+        engine.add(tiny.make_request("x", prompt, max_tokens=6, ignore_eos=True))
+        assert tiny.run_all(engine)["x"] == wanted
+
+
+def test_an_embedder_with_such_experts(tmp_path, qwen3_moe):
+    path = tiny.write_checkpoint(tmp_path, "qwen3_moe", num_hidden_layers=2, moe_intermediate_size=45)
+    model = load_encoder(path, "embeddings", pooling="mean")
+    ids = np.arange(5, 25, dtype=np.int32)
+    own = tiny.load_reference(path)
+    own.set_experts_implementation("eager")
+    with torch.inference_mode():
+        wanted = own.model(input_ids=torch.from_numpy(ids).long()[None]).last_hidden_state.mean(1)
+    batch = EncodeBatch(ids, np.zeros_like(ids), np.array([len(ids)], np.int64), ["mean"])
+    torch.testing.assert_close(torch.from_numpy(model.forward(batch)), wanted, atol=1e-4, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_such_experts_beside_packed_ones():
+    """The configuration is one for all layers; what could not be packed runs as its class is written."""
+    model = build(MixtralForCausalLM, scale_down(MixtralConfig(), intermediate_size=91))
+    experts = model.model.layers[0].mlp.experts
+    x, chosen, weights = torch.randn(5, 128), torch.tensor([[0, 1]] * 5), torch.full((5, 2), 0.5)
+    model.config._experts_implementation_internal = "eager"
+    wanted = experts(x, chosen, weights)
+    torch.testing.assert_close(experts_forward(experts, x, chosen, weights), wanted)
