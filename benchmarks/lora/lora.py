@@ -1,6 +1,8 @@
 """Tokens per second with adapters, beside the base's in the same run.
 
     python -m benchmarks lora [--size 0.5b] [--rank 16] [--batch 32] [--vllm PYTHON] [--rounds 3] [--json]
+    python -m benchmarks lora --part even [--size 7m] [--adapters 1000] [--clients 48] [--cache-mb 256]
+    python -m benchmarks lora --part upload [--home DIR] [--batch 16]
 
 A Llama of the size with random weights, and as many adapters of the rank on all its linears but the head. Rounds
 alternate between the base (no request has an adapter), one adapter for all, and a different one for each; medians are
@@ -8,6 +10,10 @@ reported, of the decode steps alone and of everything. ``--vllm`` names the Pyth
 which gets the same adapters. Then requests with an adapter each run while another thread reads and packs adapters
 without a pause, which go into a place between two steps: the 99th percentile of a step beside what it is without, and
 how long an adapter takes from its file to its place.
+
+``--part even`` has as many adapters in turn as are registered, by a worker's way from files to places, of which the
+memory named holds a part (`benchmarks/lora/even.py`). ``--part upload`` takes the time from an upload to the first
+token on a running server (`benchmarks/lora/upload.py`).
 
 Every answer has as many tokens as were asked for and is the same in every round; answers with another adapter are
 others.
@@ -33,7 +39,9 @@ import numpy as np
 from benchmarks import ROOT
 from benchmarks.checks import Checks
 from benchmarks.engine import checkpoint
-from benchmarks.lora.made import write_adapters
+from benchmarks.lora import upload
+from benchmarks.lora.made import write_adapters, write_many
+from benchmarks.serving.stack import local_stack
 
 PROMPT = 128
 
@@ -158,10 +166,36 @@ def swapping(side: Any, batch: int, new: int, length: int = PROMPT) -> dict[str,
     }
 
 
+def even(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """In a process of its own, as workers have one."""
+    with contextlib.redirect_stdout(sys.stderr):
+        checkpoint.main([str(folder / "model"), options.size])
+    write_many(folder / "model", folder / "files", options.adapters, options.rank)
+    numbers = (options.adapters // 2, options.clients, options.new, options.cache_mb * 1_000_000)
+    command = [sys.executable, "-P", str(Path(__file__).with_name("even.py")), str(folder / "model")]
+    done = subprocess.run(
+        [*command, str(folder / "files"), *map(str, numbers)], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(options.threads)},
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def uploads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    with local_stack(options.port, options.home) as stack:
+        return upload.measure(stack, folder / "adapters", options.rank, options.batch, options.rounds)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks lora", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--part", choices=["speed", "even", "upload"], default="speed")
+    parser.add_argument("--adapters", type=int, default=1000, help="of --part even")
+    parser.add_argument("--clients", type=int, default=48, help="of --part even")
+    parser.add_argument("--cache-mb", type=int, default=256, help="of --part even: memory for adapters")
+    parser.add_argument("--home", type=Path, help="of --part upload: the server that runs with this state directory")
+    parser.add_argument("--port", type=int, default=8127, help="of --part upload: of a server of its own")
     parser.add_argument("--size", default="0.5b", choices=checkpoint.SIZES)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--batch", type=int, default=32)
@@ -174,6 +208,15 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     folder = Path(tempfile.mkdtemp(prefix="lora-"))
     sides: list[Side] = []
+    if options.part != "speed":
+        try:
+            told = {"benchmark": f"lora {options.part}"} | {"even": even, "upload": uploads}[options.part](
+                options, folder
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        print(json.dumps(told))
+        return 0
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with contextlib.redirect_stdout(sys.stderr):

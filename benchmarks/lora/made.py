@@ -38,3 +38,28 @@ def write_adapters(model_dir: Path, folder: Path, count: int, rank: int) -> list
         (target / "adapter_config.json").write_text(json.dumps(told))
         found.append(target)
     return found
+
+
+def write_many(model_dir: Path, files: Path, count: int, rank: int) -> None:
+    """``count`` adapters in a file store, as gateways keep them, and ``known.json`` with digest and size of each. They
+    differ in one matrix: what is loaded, packed and multiplied is as much as of adapters that differ in all.
+    """
+    from safetensors.torch import load, save
+
+    from serve_app.state.adapters import CONFIG, WEIGHTS, blob, content_digest
+    from serve_app.state.files import open_files
+
+    [folder] = write_adapters(model_dir, files / "one", 1, rank)
+    config = (folder / CONFIG).read_bytes()
+    tensors = load((folder / WEIGHTS).read_bytes())
+    name = min(tensors)
+    first, store, known = tensors[name], open_files(str(files)), []
+    for number in range(count):
+        tensors[name] = first * (1 + number / count)
+        weights = save(tensors)
+        digest = content_digest(config, len(weights))
+        digest.update(weights)
+        for file, data in ((CONFIG, config), (WEIGHTS, weights)):
+            store.put(blob(digest.hexdigest(), file), data)
+        known.append((digest.hexdigest(), len(config) + len(weights)))
+    (files / "known.json").write_text(json.dumps(known))

@@ -29,3 +29,12 @@ class Deaf:
 def test_an_engine_without_the_adapters():
     with pytest.raises(SystemExit, match=r"no figures(?s:.)*0 of 4 answers differ"):
         lora.measure([Deaf()], 4, 3, 1)
+
+
+@pytest.mark.slow
+def test_even_traffic(capsys):
+    few = ["--part", "even", "--size", "tiny", "--rank", "4", "--adapters", "40", "--clients", "5", "--new", "3"]
+    assert lora.main([*few, "--threads", "1", "--cache-mb", "1"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["adapters"] == 40 and found["loaded"] > 40 and found["held_mb"] <= 1
+    assert set(found["share_of_base"]) == {"first", "again"}
