@@ -32,8 +32,9 @@ class PackedFiles:
     def __init__(self, folder: Path, bank: AdapterBank, limit: int) -> None:
         self._folder, self._bank, self._limit = folder, bank, limit
         self._writer = ThreadPoolExecutor(1, "packed-adapters")
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.sweep(time.time())
+        with contextlib.suppress(OSError):  # without a disk adapters are packed each time
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.sweep(time.time())
 
     def read(self, digest: str) -> Prepared | None:
         """None where there is none, or one that cannot be read."""
@@ -41,13 +42,15 @@ class PackedFiles:
         try:
             with path.open("rb", buffering=0) as file:
                 found = self._bank.read_packed(file)
-            os.utime(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             log.warning("the packed adapter %s is not used: %s", path, error)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             return None
+        with contextlib.suppress(OSError):  # a disk that takes no more can still be read
+            os.utime(path)
         return found
 
     def keep(self, digest: str, prepared: Prepared) -> None:

@@ -106,6 +106,14 @@ def test_what_is_unused_goes_and_bytes_are_bounded(bank, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
+def test_without_a_disk_adapters_are_packed_each_time(bank, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    kept = PackedFiles(tmp_path / "file" / "packed", bank, 1 << 30)
+    kept.keep("a", bank.prepare(adapter(1, 4, torch.bfloat16)))
+    kept.close()
+    assert kept.read("a") is None
+
+
 def test_another_layout_has_another_form(bank):
     assert bank.form == bank_of().form != bank_of(LINEARS[:2]).form != ""
     assert AdapterBank(1, torch.device("cpu")).form == ""
