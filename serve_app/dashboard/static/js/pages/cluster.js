@@ -4,13 +4,22 @@ import { count, ms, percent, shortModel } from "../core/format.js";
 import { html } from "../core/lib.js";
 import { useResource } from "../core/resource.js";
 import { link } from "../core/router.js";
+import { session } from "../core/session.js";
+import { Nodes, Scaling } from "../cluster/scaling.js";
 import { Store } from "../cluster/store.js";
 import { Sources, Tiers } from "../cluster/sources.js";
 import { Badge, Card, Empty, Figure, Loaded, Meter, PageHead } from "../ui/states.js";
 import { Table } from "../ui/table.js";
 
+/** The operator sees nodes and changes; others whether models are ready, and their own queues. */
+async function look(signal) {
+  if (!session().operator) return get("/v1/status", {}, { signal, whole: true });
+  const told = await get("/v1/cluster", {}, { signal });
+  return { ...told, models: Object.fromEntries(told.models.map((one) => [one.model, one])) };
+}
+
 export default function Cluster() {
-  const status = useResource((signal) => get("/v1/status", {}, { signal, whole: true }), [], { every: 2 });
+  const status = useResource((signal) => look(signal), [], { every: 2 });
   return html`
     <${PageHead} title="Cluster">Workers, queues and caches as this server's gateways see them now.<//>
     <${Loaded} of=${status} tall>${(told) => html`<${Whole} told=${told} />`}<//>`;
@@ -27,7 +36,9 @@ function Whole({ told }) {
       <${Figure} label="In flight" value=${count(models.reduce((sum, [, one]) => sum + (one.inflight ?? 0), 0))} note=${`${count(waiting)} wait for a place`} />
       <${Store} gateway=${told.gateway} />
     </div>
-    ${models.length ? models.map(([id, one]) => html`<${Model} key=${id} id=${id} told=${one} />`) : html`<${Empty} icon="cluster" title="No models run here" />`}`;
+    ${models.length ? models.map(([id, one]) => html`<${Model} key=${id} id=${id} told=${one} />`) : html`<${Empty} icon="cluster" title="No models run here" />`}
+    ${told.nodes && html`<${Nodes} nodes=${told.nodes} />`}
+    ${told.scaling && html`<${Scaling} changes=${told.scaling} now=${told.time} />`}`;
 }
 
 const total = (waiting = {}) => Object.values(waiting).reduce((sum, one) => sum + (typeof one === "number" ? one : (one.requests ?? 0)), 0);
