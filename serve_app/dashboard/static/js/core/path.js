@@ -1,16 +1,22 @@
 // The path of a request (GET /v1/requests/{id}) as spans of time.
 import { get } from "./api.js";
 
-/** The path of a request that has just ended. The gateway that had it knows it at once, others within a second. */
+const PATIENCE = 8;
+
+/**
+ * The path of a request that has just ended. The gateway that had it knows it at once and others within a second; what the
+ * decode worker tells of it comes last.
+ */
 export async function pathOf(id, signal) {
   for (let tries = 0; ; tries += 1) {
     try {
       const path = await get(`/v1/requests/${encodeURIComponent(id)}`, {}, { signal });
-      if (path.status !== "running" || tries > 5) return path;
+      const whole = path.status !== "running" && (!named(path, "routed") || named(path, "decoded"));
+      if (whole || tries > PATIENCE) return path;
     } catch (error) {
-      if (error.status !== 404 || tries > 4) throw error;
+      if (error.status !== 404 || tries > PATIENCE) throw error;
     }
-    await new Promise((resolve) => setTimeout(resolve, 400));
+    await new Promise((resolve) => setTimeout(resolve, 300));
   }
 }
 

@@ -31,7 +31,7 @@ export default function Overview({ place }) {
 const quantiles = (told) => (told?.p50 === null || told?.p50 === undefined ? "no requests in this time" : `p90 ${seconds(told.p90)} · p99 ${seconds(told.p99)}`);
 
 /** The last ten seconds, of all gateways. */
-const Now = ({ told }) => html`<section class="grid-figures" aria-label="The last ten seconds" aria-live="off">
+const Now = ({ told }) => html`<section class="grid-figures grid-thirds" aria-label="The last ten seconds" aria-live="off">
   <${Figure} label="Requests" value=${rate(told.requests_per_s)} unit="/s" note=${`${count(told.running)} running, ${count(told.waiting)} waiting`} />
   <${Figure} label="Tokens" value=${rate(told.tokens_per_s)} unit="/s" note="written, over all models" />
   <${Figure} label="Time to first token" value=${seconds(told.ttft?.p50)} note=${quantiles(told.ttft)} />

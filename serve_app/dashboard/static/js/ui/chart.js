@@ -72,7 +72,7 @@ function options(UPlot, width, height, times, series, show, bars) {
   const [line, muted] = [colour("--line"), colour("--muted")];
   const drawn = series.map((one, at) => {
     const tone = colour(`--series-${at + 1}`);
-    return { label: one.name, stroke: tone, width: bars ? 0 : 1.75, fill: bars ? tone : undefined, spanGaps: false, points: { show: !bars && one.values.length < 3, size: 5 },
+    return { label: one.name, stroke: tone, width: bars ? 0 : 1.75, fill: bars ? tone : undefined, spanGaps: false, points: { show: !bars && one.values.filter((value) => value !== null).length < 30, size: 5 },
       paths: bars ? UPlot.paths.bars({ size: [0.7, 36], radius: 0.15 }) : undefined };
   });
   const step = times.length > 1 ? times[1] - times[0] : 3600;
