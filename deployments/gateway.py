@@ -28,6 +28,7 @@ class Gateway:
             runners = self._core.runners
             runners.work, runners.nudge = batch.work.remote, batch.nudge.remote
             runners.here = lambda: Works(self._core, clients=True)
+        self._core.history.others = self._ask_gateways
         await self._core.start()
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()
@@ -48,6 +49,15 @@ class Gateway:
         """The same as a stream: one dict per event, the last with ``finish_reason`` and ``usage``."""
         async for item in self._core.stream_handle(model, inputs):
             yield item
+
+    async def told(self) -> bytes:
+        """What this gateway has done in the last seconds, for another one."""
+        return self._core.history.told()
+
+    async def _ask_gateways(self) -> list[bytes]:
+        context = serve.get_replica_context()
+        handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        return await handle.broadcast("told").results_async()
 
     async def follow(self, model: str, inputs: dict[str, Any], stream_id: str, after: int) -> AsyncIterator[Numbered]:
         """A stream that is resumable, from any frame on; see :func:`serve_app.gateway.http.handle.follow`."""

@@ -33,6 +33,7 @@ from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.booking import Booking
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.gateway.health import HealthMonitor
+from serve_app.gateway.history import History
 from serve_app.gateway.http import request_id
 from serve_app.gateway.models import Models
 from serve_app.gateway.price_watch import PriceWatch
@@ -112,7 +113,7 @@ class Gateway:
             self.state, self.models, home, Bounds(settings.lora_adapters, settings.lora_file_bytes)
         )
         self.shipped = Shipped(self.state, self.models)
-        self.tally = Tally()
+        self.tally = Tally(uuid.uuid4().hex[:16])
         self.settlement = Settlement(self.tally)
         booking = Booking(self.settlement, self.state.ledger)
         self.runtime = Runtime(
@@ -132,6 +133,7 @@ class Gateway:
         )
         self.tracing = tracing()
         self.state.traces.ended = self.tracing.ended
+        self.history = History(self.tally, self.state, self.runtime.running.values, self._waiting)
         self.state.streams.max_bytes = settings.resume_bytes
         of_alerts = (settings.alert_secret, settings.alert_private, "SERVE_APP_ALERT_PRIVATE")
         operator = Receiver(settings.alert_url, *of_alerts) if settings.alert_url else None
@@ -174,6 +176,7 @@ class Gateway:
             self.runners.start()
             self.shipped.start()
         self.price_watch.start()
+        self.history.start()
         if self._subscriptions is not None:
             self._subscriptions.start(plans=clients)
 
@@ -188,6 +191,7 @@ class Gateway:
         self.batches.close()
         self.adapters.close()
         self.tracing.close()
+        self.history.close()
         self.state.close()
 
     def _plan(self, model: ServedModel) -> Wanted:
@@ -203,6 +207,10 @@ class Gateway:
     def routing_stats(self) -> dict[str, dict[str, Any]]:
         """Of every model that engine workers serve, for metrics."""
         return {m.id: self.engine.dispatcher(m).stats() for m in self.models if self.engine.serves(m)}
+
+    def _waiting(self) -> dict[str, dict[str, int]]:
+        """Requests that wait here, by model and account."""
+        return {m.id: self.engine.dispatcher(m).lengths() for m in self.models if self.engine.serves(m)}
 
     def _load(self, process: str, report: LoadReport | None) -> None:
         if report is None:

@@ -17,6 +17,7 @@ from serve_app.state.streams import Claim, Known, Part, Running, Shown, Taken
 if TYPE_CHECKING:
     from serve_app.state.adapters import AdapterStore
     from serve_app.state.batches import BatchStore
+    from serve_app.state.history import HistoryStore
     from serve_app.state.ledger import Entry
     from serve_app.state.queues import QueueStore
     from serve_app.state.sessions import SessionStore
@@ -308,6 +309,9 @@ class Store(Protocol):
 
     @property
     def adapters(self) -> AdapterStore: ...
+
+    @property
+    def history(self) -> HistoryStore: ...
 
     @property
     def sessions(self) -> SessionStore: ...

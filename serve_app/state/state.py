@@ -107,6 +107,7 @@ class State:
         )
         self._store.alerts.shares = alert_shares
         # Asked by :meth:`look`.
+        self.history = self._store.history
         self.events = self._store.events
         self.queues = self._store.queues
         self.responses = Responses(self._store.responses, self._writer, self._reader)
@@ -289,6 +290,7 @@ class State:
             self._store.alerts.trim(wall)
             self._store.events.trim(wall)
             self._store.sessions.trim(wall)
+            self._store.history.trim(wall)
             self._store.queues.trim(wall)
             while self._store.ledger.close_days(wall) and time.monotonic() - now < TRIMMING_S:
                 pass

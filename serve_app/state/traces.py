@@ -49,6 +49,7 @@ class Trace:
         self.account = account
         self.task = task
         self.context = context
+        self.model = model
         # A request may be several generations; and calls may have something to tell after the last token.
         self.generations = 0
         self.users = 0
@@ -70,6 +71,10 @@ class Trace:
         """``status``: "done", "refused", "failed" or "left" (its client went)."""
         self.event(status, **facts)
         self._body["status"] = status
+
+    @property
+    def status(self) -> str:
+        return self._body["status"]
 
     @property
     def age_s(self) -> float:
@@ -171,5 +176,6 @@ class Traces:
     def _write(self, trace: Trace) -> None:
         body = trace.packed()
         key = (trace.account, trace.id)
-        columns = {"account": trace.account, "id": trace.id, "ended": time.time(), "body": body}
+        columns: dict[str, Any] = {"account": trace.account, "id": trace.id, "ended": time.time(), "body": body}
+        columns |= {"model": trace.model, "status": trace.status, "ms": round(trace.age_s * 1e3, 2)}
         self._writer.add(Row(_KIND, key, columns, len(body)))

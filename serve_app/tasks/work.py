@@ -44,7 +44,9 @@ class WorkerGone(RuntimeError):
 
 class Settled(msgspec.Struct, frozen=True):
     """A piece of work that has ended. ``usage``: what it took. ``entry``: what is charged for it, None for nothing.
-    ``shown``: the client has seen some of it. ``entry_id``: of the entry, also of one that is not made.
+    ``shown``: the client has seen some of it. ``entry_id``: of the entry, also of one that is not made. ``ttft_s``,
+    ``itl_s``: seconds to the first token, and on average between further ones; None where there was none, and of
+    batches, which wait. ``work_id``: of the :class:`Work`, while it ran.
     """
 
     caller: Caller
@@ -57,6 +59,9 @@ class Settled(msgspec.Struct, frozen=True):
     entry: Entry | None = None
     shown: bool = False
     entry_id: str = ""
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    work_id: int = 0
 
 
 class Settlement:
@@ -86,7 +91,8 @@ class Work:
 
     ``sent``: output tokens whose text has been taken by whoever sends it; None: all that are in ``usage``. ``look()``
     brings both up to date, for who looks while it runs. ``units``: what was used beside tokens, by the names of
-    `catalog.pricing.UNITS`. ``adapter``, ``batch``: of the entry.
+    `catalog.pricing.UNITS`. ``adapter``, ``batch``: of the entry. ``first_at``: when its first token came, on the
+    monotonic clock.
     """
 
     caller: Caller
@@ -101,6 +107,7 @@ class Work:
     units: dict[str, int] = field(default_factory=dict)
     adapter: str = ""
     batch: str = ""
+    first_at: float | None = None
 
     def hold(self) -> None:
         """Keeps the trace open beyond the settlement, for who still has something to tell; :meth:`release` is due."""
@@ -140,6 +147,8 @@ class Runtime:
     keep: Callable[[str, Callable[[], Entry | None]], None] | None = None
     allowance: Allowance | None = None
     adapter: Callable[[ServedModel, Caller, str], Awaitable[AdapterRef]] = no_adapters
+    # Work under way, by its id.
+    running: dict[int, Work] = field(default_factory=dict)
 
     @asynccontextmanager
     async def work(
@@ -195,6 +204,7 @@ class Runtime:
             with model.place(caller, self.max_inflight, streams=streams, reject_if_busy=reject_if_busy):
                 if shown and self.keep is not None:
                     self.keep(entry_id, under_way)
+                self.running[id(work)] = work
                 yield work
             status = "done"
         except (OutOfCapacity, RateLimited, BudgetSpent) as refused:
@@ -205,6 +215,7 @@ class Runtime:
             status = "failed"
             raise
         finally:
+            self.running.pop(id(work), None)
             usage, seconds = work.usage, time.monotonic() - began
             if self.traces is not None:
                 tokens = {"cached_tokens": usage.cached_tokens, "completion_tokens": usage.completion_tokens}
@@ -213,8 +224,9 @@ class Runtime:
             _tell_price(usage, quote, entry)
             seen = shown and entry is not None
             settled = Settled(
-                caller, model.id, model.record.task, usage, status, own_id, seconds, entry, seen, entry_id
-            )
+                caller, model.id, model.record.task, usage, status, own_id, seconds, entry, seen, entry_id,
+                *_latency(work, began, seconds, streams), id(work),
+            )  # fmt: skip
             reservation.settle(_spent(entry, usage), "" if entry is None else entry.id)
             safe = (self.book or self.settlement.book)(settled)
             # Who has left is told of nothing.
@@ -236,6 +248,14 @@ class Runtime:
             except WorkerGone:
                 await asyncio.sleep(0.2 * attempt)
         raise WorkersLost
+
+
+def _latency(work: Work, began: float, seconds: float, streams: int) -> tuple[float | None, float | None]:
+    """Seconds to the first token and, on average, between those after it."""
+    if work.first_at is None or work.batch:
+        return None, None
+    first, more = work.first_at - began, work.usage.completion_tokens - streams
+    return first, (seconds - first) * streams / more if more > 0 else None
 
 
 def _worst(quote: Quote, units: Mapping[str, int], streams: int) -> Worst:

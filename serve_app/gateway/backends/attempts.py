@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
@@ -102,6 +103,7 @@ class Attempts:
                 async for item in self._attempt(job, sent, told):
                     if not job.ticket.started:
                         job.dispatcher.start(job.ticket)
+                        job.work.first_at = time.monotonic()
                         job.ticket.trace.event("first token", cached_tokens=item.cached)
                     if whole:
                         waiting.append(item)

@@ -228,6 +228,10 @@ class Dispatcher:
             return account_stats(self.policy, account)
         return dispatch_stats(self.policy, self._clock()) | {"prompt_tokens_by_source": dict(self._sources)}
 
+    def lengths(self) -> dict[str, int]:
+        """Requests that wait here, by account."""
+        return self.policy.queue.lengths()
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _apply(self, effects: Effects) -> None:

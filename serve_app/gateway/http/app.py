@@ -37,6 +37,7 @@ from serve_app.gateway.http.routes import estimate as routes_estimate
 from serve_app.gateway.http.routes import event_subscriptions as routes_event_subscriptions
 from serve_app.gateway.http.routes import files as routes_files
 from serve_app.gateway.http.routes import finetunes as routes_finetunes
+from serve_app.gateway.http.routes import metrics as routes_metrics
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
@@ -74,6 +75,7 @@ OTHERS = (
     routes_webhooks.endpoints,
     routes_queues.endpoints,
     routes_event_subscriptions.endpoints,
+    routes_metrics.endpoints,
     routes_dashboard.endpoints,
 )
 # The gateway host's routes fit much, and the first route that fits answers.

@@ -17,6 +17,7 @@ from serve_app.state.store.batches import BatchTables
 from serve_app.state.store.conversations import ConversationTable
 from serve_app.state.store.database import Database
 from serve_app.state.store.events import EventTable
+from serve_app.state.store.history import HistoryTable
 from serve_app.state.store.leases import LeaseTable
 from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.migrate import upgrade
@@ -51,6 +52,7 @@ class SqlStore:
         self.batches = BatchTables(self.database, self.ledger, self.events)
         self.uploads = UploadTable(self.database)
         self.sessions = SessionTable(self.database)
+        self.history = HistoryTable(self.database)
         self.usage = UsageTable(self.database)
         owned = (self.adapters, self.events, self.queues, self.batches, self.uploads)
         self.accounts = AccountTables(self.database, *(room.remove_account for room in owned))

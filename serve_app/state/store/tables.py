@@ -143,7 +143,12 @@ traces = Table(
     Column("id", String, primary_key=True),
     Column("ended", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),
+    # What lists are filtered by; null for traces of before there were lists.
+    Column("model", String),
+    Column("status", String),
+    Column("ms", Double),
     Index("traces_by_age", "ended"),
+    Index("traces_by_account", "account", "ended"),
 )
 
 # Streams that can be resumed. `owner`: the gateway that runs it, for the `epoch`-th time; a gateway of an earlier epoch
