@@ -66,6 +66,7 @@ def test_every_dialect_is_described():
     assert described == {
         "Server",
         "Dashboard",
+        "Metrics",
         "Catalogue",
         "Requests",
         "Accounts",
