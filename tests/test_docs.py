@@ -199,7 +199,7 @@ ALIASES = re.compile(
 )
 # Files and batches of OpenAI's have one of their own beside our own batches.
 BATCHES = re.compile(r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/v1)(?=/(files|batches)(/|$))")
-OWN = re.compile(r"^/v1(?=/requests/)")
+OWN = re.compile(r"^/v1(?=/requests(/|$))")
 
 
 def canonical(path: str) -> str:

@@ -40,6 +40,7 @@ from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.resume.keys import Keys
 from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.runners import Runners
+from serve_app.gateway.scaling import ScalingLog
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.shipped import Shipped
 from serve_app.gateway.tally import Tally
@@ -134,6 +135,7 @@ class Gateway:
         self.tracing = tracing()
         self.state.traces.ended = self.tracing.ended
         self.history = History(self.tally, self.state, self.runtime.running.values, self._waiting)
+        self.scaling = ScalingLog(self.routing_stats)
         self.state.streams.max_bytes = settings.resume_bytes
         of_alerts = (settings.alert_secret, settings.alert_private, "SERVE_APP_ALERT_PRIVATE")
         operator = Receiver(settings.alert_url, *of_alerts) if settings.alert_url else None
@@ -175,6 +177,7 @@ class Gateway:
             self.webhooks.start()
             self.runners.start()
             self.shipped.start()
+            self.scaling.start()
         self.price_watch.start()
         self.history.start()
         if self._subscriptions is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from serve_app.state.ledger import Entry
     from serve_app.state.queues import QueueStore
     from serve_app.state.sessions import SessionStore
+    from serve_app.state.traces import ListedTrace, TraceQuery
     from serve_app.state.uploads import UploadStore
     from serve_app.state.usage import UsagePage, UsageQuery
 
@@ -225,6 +226,8 @@ class ConversationStore(Protocol):
 
 class TraceStore(Protocol):
     def body(self, account: str, request_id: str) -> bytes | None: ...
+
+    def list(self, query: TraceQuery) -> list[ListedTrace]: ...
 
 
 class StreamStore(Protocol):

@@ -11,6 +11,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -29,6 +31,58 @@ LONG_S = 1.0
 MISS_S = 0.5
 _LOOKS = 5
 _KIND = "trace"
+
+
+@dataclass(slots=True, frozen=True)
+class TraceQuery:
+    """Which requests to list; None: whatever it is. ``min_ms``: that took so long at least. ``before``: that ended
+    before this time (unix seconds).
+    """
+
+    account: str | None = None
+    model: str | None = None
+    status: str | None = None
+    min_ms: float | None = None
+    before: float | None = None
+    limit: int = 100
+
+
+@dataclass(slots=True, frozen=True)
+class ListedTrace:
+    """``body``: JSON. ``task``, ``key``, ``neurons`` (micro-neurons), ``money`` (nano-units): of its entry in the
+    ledger, "" and 0 where it has none.
+    """
+
+    account: str
+    ended: float
+    ms: float
+    body: bytes
+    task: str
+    key: str
+    neurons: int
+    money: int
+
+    def shown(self) -> dict[str, Any]:
+        found = orjson.loads(self.body)
+        events = found["events"]
+        facts: dict[str, Any] = {name: value for event in events for name, value in event.items()}
+        first = next((event["ms"] for event in events if event["event"] == "first token"), None)
+        tokens = ("prompt_tokens", "cached_tokens", "completion_tokens")
+        return {
+            "id": found["id"],
+            "time": found["created"],
+            "ended": self.ended,
+            "account": self.account,
+            "model": found["model"],
+            "task": self.task,
+            "key": self.key,
+            "status": found["status"],
+            "total_ms": self.ms,
+            "ttft_ms": first,
+            **{name: facts.get(name, 0) for name in tokens},
+            "neurons": self.neurons / 1e6,
+            "cost": self.money / 1e9,
+        }
 
 
 class Trace:
@@ -153,6 +207,10 @@ class Traces:
             if found is not None:
                 return orjson.loads(found)
         raise NotFound("No such request. The header cf-ray of an answer holds its id.", param="id")
+
+    async def list(self, query: TraceQuery) -> list[dict[str, Any]]:
+        """Requests that have ended, and those that run for a while, newest first. Raises `StoreAway`."""
+        return [listed.shown() for listed in await self._reader.run(self._store.list, query)]
 
     async def _find(self, account: str, request_id: str) -> bytes | None:
         key = (account, request_id)

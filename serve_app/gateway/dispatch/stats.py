@@ -35,6 +35,7 @@ def _workers(dispatch: Dispatch, now: float) -> list[dict[str, Any]]:
     return [
         {
             "replica": load.worker,
+            "node": load.node,
             "stage": load.stage,
             "role": load.role,
             "queued_tokens": load.queued_prefill_tokens,

@@ -31,6 +31,7 @@ from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import anthropic_batches as routes_anthropic_batches
 from serve_app.gateway.http.routes import batch_lines as routes_batch_lines
 from serve_app.gateway.http.routes import batches as routes_batches
+from serve_app.gateway.http.routes import cluster as routes_cluster
 from serve_app.gateway.http.routes import conversations as routes_conversations
 from serve_app.gateway.http.routes import dashboard as routes_dashboard
 from serve_app.gateway.http.routes import estimate as routes_estimate
@@ -76,6 +77,7 @@ OTHERS = (
     routes_queues.endpoints,
     routes_event_subscriptions.endpoints,
     routes_metrics.endpoints,
+    routes_cluster.endpoints,
     routes_dashboard.endpoints,
 )
 # The gateway host's routes fit much, and the first route that fits answers.
