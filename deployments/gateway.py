@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_node_ip_address
@@ -28,7 +30,9 @@ class Gateway:
             runners = self._core.runners
             runners.work, runners.nudge = batch.work.remote, batch.nudge.remote
             runners.here = lambda: Works(self._core, clients=True)
-        self._core.history.others = self._ask_gateways
+        self._core.history.others = partial(self._ask_gateways, "told")
+        self._core.ask_counted = partial(self._ask_gateways, "counted")
+        self._core.node = ray.get_runtime_context().get_node_id()
         await self._core.start()
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()
@@ -54,10 +58,14 @@ class Gateway:
         """What this gateway has done in the last seconds, for another one."""
         return self._core.history.told()
 
-    async def _ask_gateways(self) -> list[bytes]:
+    async def counted(self) -> bytes:
+        """What this gateway has counted since its start, for the one that is asked for metrics."""
+        return self._core.counted()
+
+    async def _ask_gateways(self, what: str) -> list[bytes]:
         context = serve.get_replica_context()
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        return await handle.broadcast("told").results_async()
+        return await handle.broadcast(what).results_async()
 
     async def follow(self, model: str, inputs: dict[str, Any], stream_id: str, after: int) -> AsyncIterator[Numbered]:
         """A stream that is resumable, from any frame on; see :func:`serve_app.gateway.http.handle.follow`."""

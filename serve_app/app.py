@@ -58,6 +58,7 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         max_inflight=settings.max_inflight,
         rate_limits=settings.rate_limits,
         cors_origins=settings.cors_origins,
+        metrics_open=settings.metrics_open,
         max_body_bytes=settings.max_body_bytes,
         max_embedding_body_bytes=settings.max_embedding_body_bytes,
         database=settings.database,

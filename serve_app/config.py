@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_RATE_LIMITS": "rate_limits",
     "SERVE_APP_CORS_ORIGINS": "cors_origins",
+    "SERVE_APP_METRICS_OPEN": "metrics_open",
     "SERVE_APP_DATABASE": "database",
     "SERVE_APP_FILES": "files",
     "SERVE_APP_OBJECT_STORE_BYTES": "object_store_bytes",
@@ -131,6 +132,7 @@ class Settings(BaseModel):
     rate_limits: Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(_rate_limits)] = {}
     # Origins, such as https://chat.example.com, whose pages may call the API from a browser; * for all.
     cors_origins: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = ()
+    metrics_open: bool = False  # /metrics asks for no key of processes of this machine that ask by loopback
     # What gateways share (accounts, limits, stored responses, traces): postgresql+psycopg://USER:PASSWORD@HOST/NAME.
     # None: a file in home, for the gateways of one node.
     database: str | None = Field(default=None, repr=False)

@@ -97,7 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Of Ray, only Serve's status (health.py); of HTTP's clients, what webhooks need (webhooks.py).
     "serve_app.gateway": {
-        "graphql", "httpx", "msgspec", "numpy", "opentelemetry", "orjson", "ray", "starlette",
+        "graphql", "httpx", "msgspec", "numpy", "opentelemetry", "orjson", "prometheus_client", "ray", "starlette",
         "serve_app.adapters.check",
         "serve_app.adapters.config", "serve_app.adapters.shapes", "serve_app.api", "serve_app.batch",
         "serve_app.catalog",

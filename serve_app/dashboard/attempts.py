@@ -13,13 +13,12 @@ WINDOW_S = 60.0
 MOST = 10
 # Addresses that are remembered; those that failed longest ago are forgotten first.
 _KNOWN = 10_000
-# HAProxy writes this header over whatever a client sent.
-CLIENT = "x-serve-app-client"
 
 
 def address_of(request: Request) -> str:
     """The client's, as HAProxy has seen it; of IPv6 the network that one subscriber has."""
-    found = request.headers.get(CLIENT) or (request.client.host if request.client is not None else "")
+    # HAProxy writes this header over whatever a client sent.
+    found = request.headers.get("x-serve-app-client") or (request.client.host if request.client is not None else "")
     try:
         address = ipaddress.ip_address(found)
     except ValueError:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,6 +30,7 @@ from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
 from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
+from serve_app.gateway import prometheus
 from serve_app.gateway.adapters import Adapters, Bounds
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.booking import Booking
@@ -135,6 +138,9 @@ class Gateway:
         self.tracing = tracing()
         self.state.traces.ended = self.tracing.ended
         self.history = History(self.tally, self.state, self.runtime.running.values, self._waiting)
+        # The node's name as workers tell it; and what asks all gateways for what they have counted.
+        self.node = ""
+        self.ask_counted: Callable[[], Awaitable[list[bytes]]] | None = None
         self.scaling = ScalingLog(self.routing_stats)
         self.state.streams.max_bytes = settings.resume_bytes
         of_alerts = (settings.alert_secret, settings.alert_private, "SERVE_APP_ALERT_PRIVATE")
@@ -210,6 +216,25 @@ class Gateway:
     def routing_stats(self) -> dict[str, dict[str, Any]]:
         """Of every model that engine workers serve, for metrics."""
         return {m.id: self.engine.dispatcher(m).stats() for m in self.models if self.engine.serves(m)}
+
+    def counted(self) -> bytes:
+        """What this gateway has counted since its start, for whichever is asked for metrics."""
+        running = Counter(work.model.id for work in self.runtime.running.values())
+        return prometheus.told(self.tally, self.node, self.routing_stats(), running)
+
+    async def exposition(self) -> bytes:
+        """All that gateways and workers of this node tell, as Prometheus reads it."""
+        gateways = [self.counted()]
+        if self.ask_counted is not None:
+            try:
+                gateways = await asyncio.wait_for(self.ask_counted(), STATUS_TIMEOUT_S)
+            except Exception as error:  # one is being replaced
+                log.info("the other gateways did not tell their counts (%s)", type(error).__name__)
+        workers = {
+            model: [load for load in stats["workers"] if not self.node or load["node"] == self.node]
+            for model, stats in self.routing_stats().items()
+        }
+        return await asyncio.to_thread(prometheus.exposition, gateways, self.node, workers)
 
     def _waiting(self) -> dict[str, dict[str, int]]:
         """Requests that wait here, by model and account."""

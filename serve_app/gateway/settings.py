@@ -27,6 +27,8 @@ class GatewaySettings:
     rate_limits: dict[str, int] = field(default_factory=dict)
     # Pages from there may call the API from a browser.
     cors_origins: tuple[str, ...] = ()
+    # /metrics asks for no key on loopback.
+    metrics_open: bool = False
     max_body_bytes: int = 1 << 20
     max_embedding_body_bytes: int = 10_000_000
     # See `serve_app.config.Settings`. The URL may hold a password.

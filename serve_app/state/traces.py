@@ -11,7 +11,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Mapping
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 

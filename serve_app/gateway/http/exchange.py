@@ -19,6 +19,7 @@ from serve_app.api.multipart import write_multipart
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked, Event
 from serve_app.gateway.core import Gateway
+from serve_app.gateway.http.address import is_local
 from serve_app.gateway.http.auth import authenticate, has_key
 from serve_app.gateway.http.bodies import read_body
 from serve_app.gateway.http.idempotent import HEADER, once
@@ -50,6 +51,8 @@ class Endpoint:
     """One route. ``scopes``: what a key of the account in the path needs, any of them; none: any key; None: no key.
     ``operated``: admins of the account of the settings may name any account.
 
+    ``locally``: asks for no key of processes of this machine, where the settings say so.
+
     ``error_body`` writes errors as the dialect's clients read them. ``keyed``: an `Idempotency-Key` is looked after
     here; otherwise by the handler.
     """
@@ -62,6 +65,7 @@ class Endpoint:
     scopes: Collection[Scope] | None = RUN
     operated: bool = False
     keyed: bool = True
+    locally: bool = False
 
 
 class Exchange:
@@ -78,7 +82,8 @@ class Exchange:
             try:
                 if sum(len(name) + len(value) for name, value in request.headers.raw) > MAX_HEADER_BYTES:
                     raise HeadersTooLarge(MAX_HEADER_BYTES)
-                if endpoint.scopes is not None:
+                is_open = endpoint.locally and self.gateway.settings.metrics_open and is_local(request)
+                if endpoint.scopes is not None and not is_open:
                     account = request.path_params.get("account")
                     operator = self.gateway.settings.account if endpoint.operated else None
                     book, headers = self.gateway.state.accounts, request.headers

@@ -8,11 +8,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve_app.api.errors import AccountForbidden, InvalidInput
+from serve_app.api.errors import AccountForbidden, InvalidInput, OperatorOnly
 from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.history import MAX_POINTS, Asked, usual_step
 from serve_app.gateway.http.auth import is_operator
 from serve_app.gateway.http.exchange import READ, Endpoint, Exchange, json_answer
+from serve_app.gateway.prometheus import CONTENT_TYPE
 from serve_app.state.history import MINUTE_S
 from serve_app.state.usage import moment
 
@@ -33,9 +34,11 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     routes = MetricRoutes(exchange)
     history = Operation("Requests, tokens, latencies and costs over time", TAG, query=_QUERY)
     now = Operation("The last ten seconds of all gateways", TAG, query={"account": _TEXT})
+    page = Operation("Metrics of the node, as Prometheus reads them", TAG, _TEXT, media_type="text/plain")
     return [
         Endpoint("GET", "/v1/metrics/history", routes.history, history, scopes=READ),
         Endpoint("GET", "/v1/metrics/now", routes.now, now, scopes=READ),
+        Endpoint("GET", "/metrics", routes.prometheus, page, scopes=READ, locally=True),
     ]
 
 
@@ -51,6 +54,14 @@ class MetricRoutes:
     async def now(self, request: Request) -> Response:
         account = seen_account(self._exchange, request)
         return json_answer({"time": time.time(), **await self._exchange.gateway.history.now(account)})
+
+    async def prometheus(self, request: Request) -> Response:
+        gateway = self._exchange.gateway
+        operator = gateway.settings.account
+        if getattr(request.state, "account", operator) != operator:
+            # They are of all accounts together.
+            raise OperatorOnly("read metrics", operator)
+        return Response(await gateway.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     def _asked(self, request: Request) -> Asked:
         given, now = request.query_params, time.time()

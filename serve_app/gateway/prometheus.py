@@ -1,0 +1,170 @@
+"""Counters of gateways and loads of workers in Prometheus' format, under the names that people's boards know.
+
+Names of OpenTelemetry's conventions for generative AI (``gen_ai_``), of vLLM (``vllm:``) and our own (``serve_app_``).
+Counters and histograms have a label ``gateway``: they begin at 0 with each gateway, and are added up by who reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from serve_app.gateway.tally import Tally
+from serve_app.state.history import BORDERS, Numbers
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+# Our histogram -> OpenTelemetry's name, vLLM's name, and what it is.
+_HISTOGRAMS = {
+    "ttft": ("gen_ai_server_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", "Time to first token"),
+    "itl": (
+        "gen_ai_server_time_per_output_token_seconds",
+        "vllm:inter_token_latency_seconds",
+        "Mean time between the tokens of a request",
+    ),
+    "duration": (
+        "gen_ai_server_request_duration_seconds",
+        "vllm:e2e_request_latency_seconds",
+        "Time from a request's arrival to its end",
+    ),
+}
+# A request that is done has met a stop or its length; vLLM's boards add both up.
+_SUCCESS = "stop"
+
+
+class Told(msgspec.Struct, array_like=True):
+    """What one gateway of ``node`` has counted since its start. ``numbers``: by model; ``requests``: by model and
+    status; ``refused``: by model and reason; ``sources``: prompt tokens by model and where their K/V came from.
+    """
+
+    gateway: str
+    node: str
+    numbers: dict[str, list[int]]
+    requests: list[tuple[str, str, int]]
+    refused: list[tuple[str, str, int]]
+    sources: list[tuple[str, str, int]]
+    running: dict[str, int]
+    waiting: dict[str, int]
+
+
+_READ = msgspec.msgpack.Decoder(Told)
+
+
+def told(tally: Tally, node: str, stats: Mapping[str, Mapping[str, Any]], running: Mapping[str, int]) -> bytes:
+    """Of this gateway, for the one that is asked. ``stats``: of its dispatchers, by model."""
+
+    def of(name: str) -> list[tuple[str, str, int]]:
+        return [(model, key, n) for model, found in stats.items() for key, n in found[name].items()]
+
+    waiting = {model: sum(found["waiting"].values()) for model, found in stats.items()}
+    requests = [(*key, count) for key, count in tally.requests.items()]
+    numbers = {model: list(n) for model, n in tally.since_start.items()}
+    return msgspec.msgpack.encode(
+        Told(
+            tally.gateway, node, numbers, requests, of("refused"), of("prompt_tokens_by_source"), dict(running), waiting
+        )
+    )
+
+
+def exposition(gateways: Iterable[bytes], node: str, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
+    """The page. ``gateways``: what each has told, of which those of ``node`` count. ``workers``: loads by model."""
+    registry = CollectorRegistry(auto_describe=False)
+    here = [found for found in map(_READ.decode, gateways) if found.node == node]
+    registry.register(_Once([*_of_gateways(here), *_of_workers(workers)]))
+    return generate_latest(registry)
+
+
+class _Once:
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def _of_gateways(gateways: list[Told]) -> Iterator[Metric]:
+    ended = CounterMetricFamily(
+        "serve_app_requests", "Requests that have ended, by how", labels=["model", "status", "gateway"]
+    )
+    refused = CounterMetricFamily("serve_app_requests_refused", "Requests refused with 429, by reason",
+                                  labels=["model", "reason", "gateway"])  # fmt: skip
+    sources = CounterMetricFamily("serve_app_prompt_tokens", "Prompt tokens by where their K/V came from",
+                                  labels=["model", "source", "gateway"])  # fmt: skip
+    success = CounterMetricFamily("vllm:request_success", "Requests that are done",
+                                  labels=["model_name", "finished_reason", "gateway"])  # fmt: skip
+    for one in gateways:
+        for model, status, count in one.requests:
+            ended.add_metric([model, status, one.gateway], count)
+            if status == "done":
+                success.add_metric([model, _SUCCESS, one.gateway], count)
+        for model, reason, count in one.refused:
+            refused.add_metric([model, reason, one.gateway], count)
+        for model, source, count in one.sources:
+            sources.add_metric([model, source, one.gateway], count)
+    yield from (ended, refused, sources, success)
+    yield from _tokens(gateways)
+    for name, (otel, vllm, about) in _HISTOGRAMS.items():
+        theirs = HistogramMetricFamily(otel, about, labels=["gen_ai_request_model", "gateway"])
+        vllms = HistogramMetricFamily(vllm, about, labels=["model_name", "gateway"])
+        for one in gateways:
+            for model, given in one.numbers.items():
+                numbers = Numbers(given)
+                for family in (theirs, vllms):
+                    family.add_metric([model, one.gateway], _cumulated(numbers, name), numbers.sum_s(name))
+        yield from (theirs, vllms)
+    for label, name in (("running", "vllm:num_requests_running"), ("waiting", "vllm:num_requests_waiting")):
+        gauge = GaugeMetricFamily(name, f"Requests that are {label}", labels=["model_name"])
+        for model in sorted({model for one in gateways for model in one.waiting}):
+            waiting = sum(one.waiting.get(model, 0) for one in gateways)
+            under_way = sum(one.running.get(model, 0) for one in gateways)
+            gauge.add_metric([model], waiting if label == "waiting" else max(0, under_way - waiting))
+        yield gauge
+
+
+def _tokens(gateways: list[Told]) -> Iterator[Metric]:
+    for name, field, about in (
+        ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens of requests that have ended"),
+        ("vllm:generation_tokens", "completion_tokens", "Tokens generated"),
+        ("vllm:prefix_cache_queries", "prompt_tokens", "Prompt tokens that were looked for in caches"),
+        ("vllm:prefix_cache_hits", "cached_tokens", "Prompt tokens that were found in caches"),
+        ("serve_app_neurons", "neurons", "Neurons charged"),
+        ("serve_app_cost", "money", "Charged, in the price list's currency"),
+    ):
+        family = CounterMetricFamily(name, about, labels=["model_name" if ":" in name else "model", "gateway"])
+        scale = {"neurons": 1e6, "money": 1e9}.get(field, 1)
+        for one in gateways:
+            for model, given in one.numbers.items():
+                family.add_metric([model, one.gateway], Numbers(given).of(field) / scale)
+        yield family
+
+
+def _of_workers(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Metric]:
+    names = ["model", "worker", "stage", "role"]
+    queued = GaugeMetricFamily("serve_app_worker_queued_tokens", "Prompt tokens a worker has to compute", labels=names)
+    running = GaugeMetricFamily("serve_app_worker_running", "Requests in a worker's batch", labels=names)
+    step = GaugeMetricFamily("serve_app_worker_step_seconds", "Mean time of a worker's last steps", labels=names)
+    use = GaugeMetricFamily("serve_app_worker_kv_use", "Share of a worker's KV cache in use", labels=names)
+    kv = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of a worker's KV cache in use, 1 is all of it",
+                           labels=["model_name", "engine"])  # fmt: skip
+    for model, loads in workers.items():
+        for load in loads:
+            labels = [model, load["replica"], load["stage"], load["role"]]
+            queued.add_metric(labels, load["queued_tokens"])
+            running.add_metric(labels, load["running"])
+            step.add_metric(labels, load["step_ms"] / 1e3)
+            use.add_metric(labels, load["kv_use"])
+            kv.add_metric([model, load["replica"]], load["kv_use"])
+    yield from (queued, running, step, use, kv)
+
+
+def _cumulated(numbers: Numbers, name: str) -> list[tuple[str, float]]:
+    borders = [*(repr(border) for border in BORDERS[name]), "+Inf"]
+    found, count = [], 0
+    for border, more in zip(borders, numbers.buckets(name), strict=True):
+        count += more
+        found.append((border, float(count)))
+    return found
