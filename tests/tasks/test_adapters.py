@@ -58,7 +58,7 @@ async def tuned(serve, record, tmp_path: Path):
     (folder / "text-generation.yaml").write_text(plain + "lora: {price: {input: 22.0, output: 22.0}}\n")
     for name, text in (("config.json", "{}"), ("model.safetensors", "")):
         (folder / "weights" / name).write_text(text)
-    base = {"linears": files.BASE.linears, "others": files.BASE.others, "kind": files.BASE.kind}
+    base = {"linears": files.BASE.linears, "others": files.BASE.others, "kind": files.BASE.kind, "weights": {}}
     shapes.keep(base, folder / "weights", tmp_path)
     async with serve(models=(model, "@cf/test/plain"), lora_adapters=3, lora_file_bytes=100_000) as served:
         served.model, served.backend = model, AdaptingBackend()
