@@ -85,7 +85,8 @@ async def traffic(worker: Worker, label: str, count: int, clients: int, new: int
         for number in numbers:
             prompt = [(7 * number + 13 * column) % 8000 + 10 for column in range(PROMPT)]
             at = adapters[number % len(adapters)] if adapters else None
-            made += await worker.run(f"{label}-{number}", prompt, new, at)
+            tokens = await worker.run(f"{label}-{number}", prompt, new, at)
+            made += tokens
 
     began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
