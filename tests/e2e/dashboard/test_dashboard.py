@@ -83,7 +83,9 @@ def test_usage_equals_the_api(tab, http):
 
     def told() -> tuple[str, str]:
         rows = http.get("/usage", params={"since": "7d", "account": "all", "interval": "none"}).json()["result"]
-        return str(sum(row["requests"] for row in rows)), f"{sum(row['neurons'] for row in rows):.6f}".rstrip("0")
+        return str(sum(row["requests"] for row in rows)), f"{sum(row['neurons'] for row in rows):.6f}".rstrip(
+            "0"
+        ).rstrip(".")
 
     tab.page.get_by_role("group", name="Requests", exact=True).wait_for()
     for _ in range(
