@@ -9,8 +9,10 @@ from ray.util import get_node_ip_address
 
 from deployments.calls import ask_all_replicas, call_application
 from deployments.metrics import GatewayMetrics
+from serve_app import logs
 from serve_app.gateway.batches import Works
 from serve_app.gateway.core import Gateway as Core
+from serve_app.gateway.http.request_id import ids_at_hand
 from serve_app.gateway.settings import GatewaySettings
 
 # A call of a gateway ends when there has been nothing to do for so long; the replica goes a while later.
@@ -20,6 +22,7 @@ IDLE_S = 3.0
 @serve.deployment(name="Batch")
 class Batch:
     async def __init__(self, settings: GatewaySettings) -> None:  # type: ignore[misc]
+        logs.set_up("runner", ids_at_hand)
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
         await self._core.start(clients=False)

@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 
 from deployments.supervisor import Supervisor, beside
+from serve_app import logs
 from serve_app.progress import read_progress
 from serve_app.worker.spec import WorkerSpec
 
@@ -31,6 +32,7 @@ async def _after_the_target(model: str) -> None:
 @serve.deployment(name="Draft")
 class Draft:
     async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
+        logs.set_up("draft replica")
         self._spec = spec
         self._num_gpus = num_gpus
         self._name = ""

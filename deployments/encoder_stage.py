@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from deployments.supervisor import Supervisor, beside
+from serve_app import logs
 from serve_app.wire.replicas import AllCounters, Nothing
 from serve_app.worker.spec import WorkerSpec
 
@@ -13,6 +14,7 @@ class EncoderStage:
     async def __init__(self, spec: WorkerSpec, num_gpus: float = 0) -> None:  # type: ignore[misc]
         from deployments.encoder_worker import EncoderWorker
 
+        logs.set_up(f"{spec.stage} replica")
         self._stage = spec.stage
         options = EncoderWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
         self._supervisor = Supervisor(

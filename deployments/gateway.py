@@ -13,10 +13,12 @@ from ray.util import get_node_ip_address
 
 from deployments.calls import ask_all_replicas, call_application
 from deployments.metrics import GatewayMetrics
+from serve_app import logs
 from serve_app.gateway.batches import Works
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.http.handle import Numbered, follow
+from serve_app.gateway.http.request_id import ids_at_hand
 from serve_app.gateway.settings import GatewaySettings
 
 
@@ -24,6 +26,7 @@ from serve_app.gateway.settings import GatewaySettings
 @serve.ingress()
 class Gateway:
     async def __init__(self, settings: GatewaySettings, batch: DeploymentHandle | None = None) -> None:  # type: ignore[misc]
+        logs.set_up("gateway", ids_at_hand)
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
         if batch is not None:

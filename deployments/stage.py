@@ -17,6 +17,7 @@ from deployments.autoscale import NEEDED
 from deployments.nursery import adopt
 from deployments.supervisor import Supervisor, WorkerLost, beside
 from deployments.worker import EngineWorker, WorkerHandle
+from serve_app import logs
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.generate import (
     HERE,
@@ -60,6 +61,7 @@ class EngineStage:
     _min_remote = 1
 
     def __init__(self) -> None:
+        logs.set_up(f"{type(self).__name__.lower()} replica")
         self._peers: dict[str, DeploymentHandle] = {}
         # Gateways that want load reports: until when, and what they sent.
         self._gateways: dict[InboxAddress, tuple[float, Subscribe]] = {}
@@ -107,6 +109,7 @@ class EngineStage:
         the router. Who prefills is a wish as well: the answer is the same wherever the prompt is computed.
         """
         request = read_generate_call(call)
+        logs.at_hand.set(request.origin)
         where = request.prefill or self._default_prefill
         if where.stage:
             request = replace(request, prefill_above=self._min_remote)
@@ -139,6 +142,7 @@ class EngineStage:
             request.share,
             request.adapter,
             request.weight,
+            request.origin,
         )
         told = Prefilled(request.id)
         try:

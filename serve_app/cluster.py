@@ -87,6 +87,8 @@ class LocalCluster:
             **ports,
             **ray_environment.ONE_MACHINE,
             **haproxy_environment(),
+            "SERVE_APP_LOG": self._settings.log,
+            "SERVE_APP_LOG_CONTENT": str(self._settings.log_content).lower(),
         }
         return {name: os.environ.get(name, value) for name, value in values.items()} | {
             "RAY_AUTH_MODE": "token",

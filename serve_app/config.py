@@ -65,6 +65,8 @@ ENVIRONMENT = {
     "SERVE_APP_LORA_ADAPTERS": "lora_adapters",
     "SERVE_APP_LORA_FILE_BYTES": "lora_file_bytes",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
+    "SERVE_APP_LOG": "log",
+    "SERVE_APP_LOG_CONTENT": "log_content",
     **{variable: setting for setting, variable in PORTS.items()},
 }
 
@@ -168,6 +170,8 @@ class Settings(BaseModel):
     lora_file_bytes: Bytes = 300_000_000  # of one's weights
     batch_hours: float = Field(default=24, gt=0, le=8760, allow_inf_nan=False)
     request_timeout_s: float = Field(default=1800, gt=0, allow_inf_nan=False)
+    log: Literal["text", "json"] = "text"
+    log_content: bool = False  # whether messages of exceptions, which may quote prompts, are in JSON logs
     haproxy_metrics_port: PortNumber = 9101
     haproxy_stats_port: PortNumber = 8404
     fallback_port: PortNumber = 8500  # Serve's own proxy, HAProxy's backup

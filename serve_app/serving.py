@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from serve_app import logs
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.records import ModelRecord
@@ -38,7 +40,7 @@ class Progress:
 
     def __call__(self, line: str) -> None:
         self._said = time.monotonic()
-        print(f"  {self._said - self._began:5.1f} s  {line}", flush=True)
+        _tell(f"  {self._said - self._began:5.1f} s  {line}")
 
     def __enter__(self) -> None:
         self._over.clear()
@@ -55,12 +57,19 @@ class Progress:
                 self(f"still starting; the machine's load is {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
 
 
+def _tell(text: str, level: int = logging.INFO) -> None:
+    """What this process says, which is its log."""
+    logs.write("serve", text, sys.stdout if level == logging.INFO else sys.stderr, level)
+
+
 def serve_until_interrupted(settings: Settings) -> int:
     """Blocks until SIGINT or SIGTERM, or until Ray is lost. Returns the exit status, 0 where it was asked to end."""
     stop = threading.Event()
     say = Progress()
+    os.environ["SERVE_APP_LOG"] = settings.log
+    logs.set_up("serve")
     for warning in settings.warnings:
-        print(f"serve-app: warning: {warning}", file=sys.stderr)
+        _tell(f"serve-app: warning: {warning}", logging.WARNING)
     remove_leftovers()
     _refuse_taken_port(settings)
     # A wrong record or price stops us here, before Ray starts.
@@ -69,7 +78,7 @@ def serve_until_interrupted(settings: Settings) -> int:
     started = [record for record, _ in catalog.started(settings.profile, settings.models)]
     key = api_key(settings)
     check_store(settings.home, settings.database)
-    print(f"serve-app: starting (profile {settings.profile}, state in {settings.home})", flush=True)
+    _tell(f"serve-app: starting (profile {settings.profile}, state in {settings.home})")
     cluster = LocalCluster(settings, say, catalog)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -82,10 +91,10 @@ def serve_until_interrupted(settings: Settings) -> int:
             if stop.is_set():
                 return 0
             # On a machine with too little of something, whatever part it is that gives up first.
-            print(
+            _tell(
                 f"serve-app: the start failed ({type(error).__name__}: {str(error)[-500:]}). Is the machine short of "
                 "memory or very busy? Start again; SERVE_APP_MODELS starts fewer models.",
-                file=sys.stderr,
+                logging.ERROR,
             )
             return 1
         # Ray installs handlers of its own while it starts.
@@ -96,10 +105,11 @@ def serve_until_interrupted(settings: Settings) -> int:
             with say:
                 ready = _wait_ready(url, cluster, say, stop)
             if ready:
-                print(_how_to_call(url, settings, key, started), flush=True)
+                # A log holds no key; whoever reads one has the key elsewhere.
+                _tell(f"serve-app: ready at {url}" if logs.as_json() else _how_to_call(url, settings, key, started))
             while not stop.wait(1.0):
                 pass
-        print("\nserve-app: ending everything it started", flush=True)
+        _tell("\nserve-app: ending everything it started")
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -113,7 +123,7 @@ def _watch(cluster: LocalCluster) -> None:
     """
     while (problem := cluster.problem()) is None:
         time.sleep(WATCH_S)
-    print(f"\nserve-app: {problem}; ending. Its logs are in {cluster.lost_logs}.", file=sys.stderr, flush=True)
+    _tell(f"\nserve-app: {problem}; ending. Its logs are in {cluster.lost_logs}.", logging.ERROR)
     cluster.stop()
     os._exit(1)
 

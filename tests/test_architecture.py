@@ -33,10 +33,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.sampling_params",
         "msgspec", "numpy", "torch", "serve_app.adapters", "serve_app.catalog", "serve_app.channel",
         "serve_app.engine", "serve_app.grammar", "serve_app.state.adapters", "serve_app.state.files",
-        "serve_app.kv", "serve_app.models", "serve_app.progress", "serve_app.wire",
+        "serve_app.kv", "serve_app.logs", "serve_app.models", "serve_app.progress", "serve_app.wire",
     },
     "serve_app.worker.spec": set(),
-    "serve_app.worker.birth": {"serve_app.progress", "serve_app.worker.spec"},
+    "serve_app.worker.birth": {"serve_app.logs", "serve_app.progress", "serve_app.worker.spec"},
     "serve_app.kernels": {"numpy", "torch", "triton"},
     "serve_app.costs": {"numpy"},
     "serve_app.engine": {
@@ -68,7 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "serve_app.client": {"httpx", "serve_app.cluster", "serve_app.config"},
     "serve_app.kv": {
-        "msgspec", "numpy", "ray", "serve_app.costs", "serve_app.ray_private.fork_server", "serve_app.wire",
+        "msgspec", "numpy", "ray", "serve_app.costs", "serve_app.logs", "serve_app.ray_private.fork_server",
+        "serve_app.wire",
     },
     "serve_app.kv.keys": {"numpy"},
     "serve_app.routing": {"numpy", "serve_app.costs"},
@@ -104,7 +105,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.channel", "serve_app.costs", "serve_app.dashboard", "serve_app.grammar.answer",
         "serve_app.grammar.check",
         "serve_app.kv.keys",
-        "serve_app.kv.cached_tokens", "serve_app.progress", "serve_app.routing", "serve_app.sampling_params",
+        "serve_app.kv.cached_tokens", "serve_app.logs", "serve_app.progress", "serve_app.routing",
+        "serve_app.sampling_params",
         "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",
     },
     "serve_app.dashboard": {"starlette", "serve_app.api.errors"},
@@ -299,7 +301,7 @@ def test_every_room_has_an_arrow() -> None:
     """What stands above the others may name all of them; each other folder of serve_app says what it may name."""
     above = {"serve_app.app", "serve_app.bound", "serve_app.binding", "serve_app.cli", "serve_app.cluster"}
     above |= {"serve_app.serving", "serve_app.serve_config", "serve_app.dashboard_command"}
-    leaves = {"serve_app.progress", "serve_app.run_directory", "serve_app.sampling_params"}
+    leaves = {"serve_app.logs", "serve_app.progress", "serve_app.run_directory", "serve_app.sampling_params"}
     rooms = {room(module) for module in MODULES if within(module, "serve_app") and module != "serve_app"}
     assert rooms - above - leaves == set(MAY_IMPORT) & rooms
     for leaf in leaves:

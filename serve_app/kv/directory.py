@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from serve_app import logs
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
 
@@ -125,6 +126,7 @@ class KVDirectory:
     """The actor around the table. One for the cluster; restarts empty and is filled again by the pools."""
 
     def __init__(self) -> None:
+        logs.set_up("kv directory")
         self._table = DirectoryTable()
         self._incarnation = uuid.uuid4().hex
         self._sweeper: asyncio.Task[None] | None = None

@@ -22,6 +22,7 @@ import ray
 from msgspec import structs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from serve_app import logs
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, check_payload
 from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
@@ -70,6 +71,7 @@ class KVPool:
         lease_s: float = 10.0,
         concurrent_exports: int = 4,
     ) -> None:
+        logs.set_up("kv pool")
         self._node_id = node_id
         self._index = ChunkIndex(limit_bytes, options.guaranteed)
         self._export_timeout_s = export_timeout_s

@@ -134,6 +134,11 @@ class Trace:
         return self._clock() - self._began
 
     @property
+    def trace_id(self) -> str:
+        """The client's, or the request's own id."""
+        return self.id if self.context is None else self.context.trace_id
+
+    @property
     def body(self) -> Mapping[str, Any]:
         """``id``, ``model``, ``created`` (unix seconds), ``status``, and ``events`` with ``ms`` since then."""
         return self._body

@@ -34,7 +34,7 @@ class AdapterAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-class GenerateCall(Message, tag="generate:8", frozen=True):
+class GenerateCall(Message, tag="generate:9", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
@@ -43,7 +43,7 @@ class GenerateCall(Message, tag="generate:8", frozen=True):
     but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get. ``adapter``:
     what its tokens pass through beside the model; None: the model alone. ``weight``: the account's, whose part of the
     worker's places grows with it. ``together``: so many tokens behind the first are sent together, for who reads them
-    at the end.
+    at the end. ``origin``: ids of the client's request and its trace, for logs.
     """
 
     id: str
@@ -59,6 +59,7 @@ class GenerateCall(Message, tag="generate:8", frozen=True):
     adapter: AdapterAt | None = None
     weight: Weight = 1.0
     together: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    origin: tuple[str, str] = ("", "")
 
 
 class Missing(Message, tag="missing:1", frozen=True):
@@ -129,10 +130,10 @@ class Failed(Message, tag="failed:1", frozen=True):
     refused: bool = False
 
 
-class PrefillCall(Message, tag="prefill:4", frozen=True):
+class PrefillCall(Message, tag="prefill:5", frozen=True):
     """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
 
-    ``priority``, ``share``, ``adapter`` and ``weight`` as in :class:`GenerateCall`.
+    ``priority``, ``share``, ``adapter``, ``weight`` and ``origin`` as in :class:`GenerateCall`.
     """
 
     id: str
@@ -142,6 +143,7 @@ class PrefillCall(Message, tag="prefill:4", frozen=True):
     share: Share = 0.05
     adapter: AdapterAt | None = None
     weight: Weight = 1.0
+    origin: tuple[str, str] = ("", "")
 
 
 class PrefillDone(Message, tag="prefill-done:1", frozen=True):

@@ -6,12 +6,14 @@ import os
 import time
 from collections.abc import Callable
 
+from serve_app import logs
 from serve_app.progress import report_progress
 from serve_app.worker.spec import WorkerSpec
 
 
 def begin(spec: WorkerSpec) -> Callable[[str], None]:
     """Returns the function that reports the worker's steps. To be called before torch is imported."""
+    logs.set_up(f"{spec.stage} worker")
     # torch's thread pool reads this once, at import.
     if spec.cpu_threads:
         os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from serve_app import logs
 from serve_app.adapters.config import AdapterRefused
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import gateway_name
@@ -92,6 +93,7 @@ class EngineWork:
         """Runs one request to its end; tokens go to its inbox as they come. With ``prefill_above`` perhaps
         :class:`Missing`, and then :meth:`arriving` is the second half.
         """
+        logs.at_hand.set(call.origin)
         prompt = np.frombuffer(call.ids, np.int32).tolist()
         running = self._register(
             Request(
@@ -155,6 +157,7 @@ class EngineWork:
 
     async def prefill(self, call: PrefillCall) -> PrefillResult:
         """Computes and publishes the K/V of a prompt; returns once the pool of this node holds them."""
+        logs.at_hand.set(call.origin)
         ids = np.frombuffer(call.ids, np.int32).tolist()
         root, tenant = self._root_of(call.salt, _digest(call)), tenant_id(call.salt)
         share = call.share if call.priority == "batch" else None

@@ -53,7 +53,8 @@ FIELDS = {
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "failed:1": "error refused",
-    "generate:8": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together",
+    "generate:9": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together "
+    "origin",
     "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:2": "inbox lease_s replica role wish plans",
@@ -63,7 +64,7 @@ FIELDS = {
     "nothing:1": "",
     "pause:1": "streams",
     "prefill-done:1": "cached node",
-    "prefill:4": "id ids salt priority share adapter weight",
+    "prefill:5": "id ids salt priority share adapter weight origin",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
     "propose:1": "queries count over",
@@ -133,8 +134,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("7", "9"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:8.*upgrade"):
+    for version in ("8", "10"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:9.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

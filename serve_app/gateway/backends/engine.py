@@ -153,6 +153,7 @@ class EngineBackend:
             adapter=adapter,
             weight=caller.weight,
             together=TOGETHER if priority == "batch" and not output.may_stop else 1,
+            origin=(job.work.trace.id, job.work.trace.trace_id),
         )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()

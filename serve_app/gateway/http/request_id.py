@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app import logs
 from serve_app.api import identity, trace_context
 from serve_app.api.errors import current_request as current
 from serve_app.api.trace_context import TraceContext
@@ -67,7 +68,8 @@ def _trace(scope: Scope) -> TraceContext | None:
 
 class _Prefix(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        if request_id := current.get():
+        # In JSON it is a field of its own.
+        if not logs.as_json() and (request_id := current.get()):
             record.msg = f"[{request_id}] {record.msg}"
         return True
 
@@ -78,3 +80,9 @@ _prefix = _Prefix()
 def tag(logger: logging.Logger) -> None:
     """Puts the id of the request at hand before every line of ``logger``; asking twice changes nothing."""
     logger.addFilter(_prefix)
+
+
+def ids_at_hand() -> tuple[str, str]:
+    """Of the request at hand and its trace, for logs."""
+    request_id = current.get()
+    return request_id, trace_context.trace_id_of(request_id)

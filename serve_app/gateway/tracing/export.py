@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_app import __version__
-from serve_app.api.trace_context import TraceContext, span_id_of
+from serve_app.api.trace_context import TraceContext
 from serve_app.state.traces import Trace
 
 log = logging.getLogger("ray.serve")
@@ -48,85 +48,87 @@ def tracing(environ: Mapping[str, str] = os.environ) -> Tracing:
         log.warning("OTEL_TRACES_EXPORTER=%s is not known here: use otlp or none. No traces are exported", exporters)
         return Tracing()
     protocol = next((environ[each] for each in PROTOCOLS if environ.get(each)), "http/protobuf")
-    try:
-        return Otlp(_exporter(protocol))
-    except ImportError as missing:
-        kind = "grpc" if protocol == "grpc" else "http"
+    if protocol != "http/protobuf":
         log.warning(
-            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but %s is not installed: pip install 'serve-app[otel]'%s. No traces "
-            "are exported",
+            "OTEL_EXPORTER_OTLP_PROTOCOL=%s is not known here: use http/protobuf. No traces are exported", protocol
+        )
+        return Tracing()
+    try:
+        return Otlp()
+    except ImportError as missing:
+        log.warning(
+            "OTEL_EXPORTER_OTLP_ENDPOINT is set, but %s is not installed: pip install 'serve-app[otel]'. No traces are "
+            "exported",
             missing.name,
-            " opentelemetry-exporter-otlp-proto-grpc" if kind == "grpc" else "",
         )
         return Tracing()
 
 
-def _exporter(protocol: str) -> Any:
-    """Raises ImportError where it is not installed."""
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc  # type: ignore
-
-        return Grpc()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter()
-
-
 class Otlp(Tracing):
-    """``exporter``: of spans. Records wait in the SDK's bounded queue, and become spans in its thread."""
+    """Records wait in the SDK's bounded queue, and become spans in its thread. Raises ImportError without the extra."""
 
-    def __init__(self, exporter: Any) -> None:
+    def __init__(self) -> None:
+        from opentelemetry import trace as otel
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.proto.resource.v1.resource_pb2 import Resource as Sent
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+        from opentelemetry.sdk.trace.sampling import Decision
 
-        from serve_app.gateway.tracing.spans import spans_of
+        from serve_app.gateway.tracing.spans import Ended, export_request
 
         about = {"service.version": __version__, "service.instance.id": f"{socket.gethostname()}:{os.getpid()}"}
         found = Resource.create(about)
         if str(found.attributes.get("service.name", "")).startswith("unknown_service"):
             found = found.merge(Resource({"service.name": "serve-app"}))
+        sent = Sent()
+        for name, value in found.attributes.items():
+            sent.attributes.add(key=name).value.string_value = str(value)
 
-        class Converting(SpanExporter):
-            """Takes records for spans."""
+        class Sender(OTLPSpanExporter):
+            """Takes records for spans; endpoint, headers, retries and the rest are the library's."""
 
-            def export(self, spans: Any) -> Any:
-                return exporter.export([span for ended in spans for span in spans_of(ended, found)])
+            def export(self, spans: Any) -> SpanExportResult:
+                done = self._client.export(export_request(spans, sent).SerializeToString())
+                return SpanExportResult.SUCCESS if done.success else SpanExportResult.FAILURE
 
-            def shutdown(self) -> None:
-                exporter.shutdown()
-
-            def force_flush(self, timeout_millis: int = 30000) -> bool:
-                return exporter.force_flush(timeout_millis)
-
+        self._otel, self._sample, self._record = otel, Decision.RECORD_AND_SAMPLE, Ended
         # The provider reads OTEL_TRACES_SAMPLER; the processor OTEL_BSP_*.
         self._sampler = TracerProvider(resource=found).sampler
-        self._processor = BatchSpanProcessor(Converting())
+        self._processor = BatchSpanProcessor(Sender())
+        self._flags = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 
     def sampled(self, request_id: str, known: TraceContext | None) -> bool:
-        from opentelemetry import trace as otel
-        from opentelemetry.sdk.trace.sampling import Decision
-
-        parent = _parent(known)
-        context = None if parent is None else otel.set_span_in_context(otel.NonRecordingSpan(parent))
-        trace_id = int(request_id if known is None else known.trace_id, 16)
-        result = self._sampler.should_sample(context, trace_id, "request", otel.SpanKind.SERVER)
-        return result.decision is Decision.RECORD_AND_SAMPLE
+        return self._sampled(int(request_id if known is None else known.trace_id, 16), self._parent(known))
 
     def ended(self, trace: Trace) -> None:
-        known = trace.context
-        # Ids of requests from elsewhere may be anything.
-        if not (_is_id(trace.id) and self.sampled(trace.id, known)):
+        try:
+            own_id, trace_id = int(trace.id[:16], 16), int(trace.trace_id, 16)
+        except ValueError:
+            # An id from elsewhere may be anything.
             return
-        from opentelemetry.trace import SpanContext, TraceFlags
-
-        from serve_app.gateway.tracing.spans import Ended
-
-        parent = _parent(known)
-        trace_id = int(trace.id if known is None else known.trace_id, 16)
+        parent = self._parent(trace.context)
+        if not own_id or not 0 < trace_id < 1 << 128 or not self._sampled(trace_id, parent):
+            return
         state = None if parent is None else parent.trace_state
-        own = SpanContext(trace_id, int(span_id_of(trace.id), 16), False, TraceFlags(TraceFlags.SAMPLED), state)
-        self._processor.on_end(Ended(own, parent, trace.body, trace.account, trace.task))  # type: ignore[arg-type]
+        own = self._otel.SpanContext(trace_id, own_id, False, self._flags, state)
+        record = self._record(own, parent, trace.body, trace.account, trace.task)
+        self._processor.on_end(record)  # type: ignore[arg-type]
+
+    def _sampled(self, trace_id: int, parent: Any) -> bool:
+        context = None
+        if parent is not None:
+            context = self._otel.set_span_in_context(self._otel.NonRecordingSpan(parent))
+        return self._sampler.should_sample(context, trace_id, "request").decision is self._sample
+
+    def _parent(self, known: TraceContext | None) -> Any:
+        """The client's span."""
+        if known is None:
+            return None
+        flags = self._flags if known.sampled else self._otel.TraceFlags(0)
+        state = self._otel.TraceState.from_header([known.state]) if known.state else None
+        return self._otel.SpanContext(int(known.trace_id, 16), int(known.parent_id, 16), True, flags, state)
 
     def flush(self) -> bool:
         """Sends what waits; for tests and benchmarks."""
@@ -136,21 +138,3 @@ class Otlp(Tracing):
         ending = threading.Thread(target=self._processor.shutdown, name="last-spans", daemon=True)
         ending.start()
         ending.join(LAST_S)
-
-
-def _is_id(text: str) -> bool:
-    try:
-        return len(text) == 32 and int(text, 16) > 0 and int(text[:16], 16) > 0
-    except ValueError:
-        return False
-
-
-def _parent(known: TraceContext | None) -> Any:
-    """The client's span."""
-    if known is None:
-        return None
-    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
-
-    flags = TraceFlags(TraceFlags.SAMPLED if known.sampled else TraceFlags.DEFAULT)
-    state = TraceState.from_header([known.state]) if known.state else None
-    return SpanContext(int(known.trace_id, 16), int(known.parent_id, 16), True, flags, state)

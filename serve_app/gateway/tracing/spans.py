@@ -12,19 +12,21 @@ Nothing is measured here. Of a request with several generations the first times 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.trace import SpanContext
 
-SCOPE = InstrumentationScope("serve_app")
 # GenAI semantic conventions' names of what tasks do.
 _OPERATIONS = {"text-generation": "chat", "text-embeddings": "embeddings"}
-_PROMPT = ("own", "node", "disk", "remote", "prefilled", "computed")
+_PROMPT = {f"serve_app.prompt_tokens.{n}": n for n in ("own", "node", "disk", "remote", "prefilled", "computed")}
+_TOLD = ("queued", "worker lost", "answered")
+# Of a span's flags: that the two bits above say whether its parent is of another process, and that it is.
+_HAS_REMOTE, _IS_REMOTE = 0x100, 0x200
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,8 +42,21 @@ class Ended:
     task: str
 
 
-def spans_of(ended: Ended, resource: Resource) -> list[ReadableSpan]:
-    """The gateway's span and those below it."""
+def export_request(ended: Sequence[Ended], resource: Resource) -> ExportTraceServiceRequest:
+    """What a receiver is sent. Written as it goes over the wire: the SDK's own spans in between would cost ten times as
+    much.
+    """
+    found = ExportTraceServiceRequest()
+    group = found.resource_spans.add(resource=resource)
+    scope = group.scope_spans.add()
+    scope.scope.name = "serve_app"
+    for each in ended:
+        add_spans(each, scope.spans)
+    return found
+
+
+def add_spans(ended: Ended, spans: Any) -> None:
+    """Adds the gateway's span and those below it to ``spans``."""
     body, events = ended.body, ended.body["events"]
     began = round(body["created"] * 1e3) * 1_000_000
     first: dict[str, Mapping[str, Any]] = {}
@@ -50,76 +65,93 @@ def spans_of(ended: Ended, resource: Resource) -> list[ReadableSpan]:
         first.setdefault(event["event"], event)
         last[event["event"]] = event
     received, final, path = first["received"], last.get(body["status"], events[-1]), last.get("decoded", {})
-
-    def at(ms: float) -> int:
-        return began + round(ms * 1e6)
-
-    def below(name: str, start_ms: float, end_ms: float, **facts: Any) -> ReadableSpan:
-        own = SpanContext(
-            ended.context.trace_id, random.getrandbits(64) or 1, False, ended.context.trace_flags,
-            ended.context.trace_state,
-        )  # fmt: skip
-        return ReadableSpan(
-            name, own, ended.context, resource, _given(facts), start_time=at(start_ms),
-            end_time=at(max(start_ms, end_ms)), instrumentation_scope=SCOPE,
-        )  # fmt: skip
-
-    operation = _OPERATIONS.get(ended.task, ended.task)
     token, routed = first.get("first token"), first.get("routed")
-    about = {
-        "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": "serve_app",
-        "gen_ai.request.model": body["model"],
-        "gen_ai.response.model": body["model"],
-        "gen_ai.request.max_tokens": received.get("max_tokens"),
-        "gen_ai.usage.input_tokens": received.get("prompt_tokens"),
-        "gen_ai.usage.output_tokens": final.get("completion_tokens"),
-        "gen_ai.usage.cache_read.input_tokens": final.get("cached_tokens"),
-        "gen_ai.response.time_to_first_chunk": None if token is None else token["ms"] / 1e3,
-        "serve_app.request_id": body["id"],
-        "serve_app.account": ended.account,
-        "serve_app.status": body["status"],
-        "error.type": body["status"] if body["status"] in ("failed", "refused") else None,
-    }
-    told = [
-        Event(event["event"], _given({k: v for k, v in event.items() if k not in ("event", "ms")}), at(event["ms"]))
-        for event in events
-        if event["event"] in ("queued", "worker lost", "answered")
-    ]
-    found = [
-        ReadableSpan(
-            f"{operation} {body['model']}", ended.context, ended.parent, resource, _given(about), told,
-            kind=SpanKind.SERVER,
-            status=Status(StatusCode.ERROR if body["status"] == "failed" else StatusCode.UNSET),
-            start_time=began, end_time=at(max(event["ms"] for event in events)), instrumentation_scope=SCOPE,
+    status, operation = body["status"], _OPERATIONS.get(ended.task, ended.task)
+
+    trace_id, own_id = ended.context.trace_id.to_bytes(16, "big"), ended.context.span_id.to_bytes(8, "big")
+    state = ended.context.trace_state.to_header()
+
+    def add(name: str, span_id: bytes, start_ms: float, end_ms: float, **more: Any) -> Any:
+        return spans.add(
+            trace_id=trace_id,
+            span_id=span_id,
+            trace_state=state,
+            name=name,
+            start_time_unix_nano=began + round(start_ms * 1e6),
+            end_time_unix_nano=began + round(max(start_ms, end_ms) * 1e6),
+            **more,
         )
-    ]  # fmt: skip
+
+    def below(name: str, start_ms: float, end_ms: float, facts: Mapping[str, Any]) -> None:
+        own = (random.getrandbits(64) or 1).to_bytes(8, "big")
+        flags = 1 | _HAS_REMOTE
+        span = add(name, own, start_ms, end_ms, kind=Span.SPAN_KIND_INTERNAL, parent_span_id=own_id, flags=flags)
+        _tell(span, facts)
+
+    parent = {} if ended.parent is None else {"parent_span_id": ended.parent.span_id.to_bytes(8, "big")}
+    flags = 1 | _HAS_REMOTE | (_IS_REMOTE if parent else 0)
+    last_ms = max(event["ms"] for event in events)
+    span = add(f"{operation} {body['model']}", own_id, 0.0, last_ms, kind=Span.SPAN_KIND_SERVER, flags=flags, **parent)
+    if status == "failed":
+        span.status.code = Status.STATUS_CODE_ERROR
+    _tell(
+        span,
+        {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "serve_app",
+            "gen_ai.request.model": body["model"],
+            "gen_ai.response.model": body["model"],
+            "gen_ai.request.max_tokens": received.get("max_tokens"),
+            "gen_ai.usage.input_tokens": received.get("prompt_tokens"),
+            "gen_ai.usage.output_tokens": final.get("completion_tokens"),
+            "gen_ai.usage.cache_read.input_tokens": final.get("cached_tokens"),
+            "gen_ai.response.time_to_first_chunk": None if token is None else token["ms"] / 1e3,
+            "serve_app.request_id": body["id"],
+            "serve_app.account": ended.account,
+            "serve_app.status": status,
+            "error.type": status if status in ("failed", "refused") else None,
+        },
+    )
+    for event in events:
+        if event["event"] in _TOLD:
+            told = span.events.add(name=event["event"], time_unix_nano=began + round(event["ms"] * 1e6))
+            _tell(told, {name: value for name, value in event.items() if name not in ("event", "ms")})
     if routed is None:
         if "queued" in first:
-            found.append(below("queue", received["ms"], final["ms"]))
-        return found
-    facts = {"serve_app.why": routed.get("why"), "serve_app.ahead_tokens": first.get("queued", {}).get("ahead_tokens")}
-    found.append(below("queue", received["ms"], routed["ms"], **facts))
+            below("queue", received["ms"], final["ms"], {})
+        return
+    ahead = first["queued"].get("ahead_tokens") if "queued" in first else None
+    below("queue", received["ms"], routed["ms"], {"serve_app.why": routed.get("why"), "serve_app.ahead_tokens": ahead})
     if token is None:
-        return found
-    ready = token["ms"]
-    if took := path.get("handover_s", 0.0):
+        return
+    ready, took = token["ms"], path.get("handover_s", 0.0)
+    if took:
         # The worker has measured from when it began; its first token is the one thing that both clocks know.
         ready = max(routed["ms"], token["ms"] + (path["handover_at_s"] - path["ttft_s"]) * 1e3)
-    prompt = {f"serve_app.prompt_tokens.{name}": path.get(name) for name in _PROMPT}
-    found.append(below("prefill", routed["ms"], ready, **prompt, **{"serve_app.replica": routed.get("prefill")}))
+    prompt = {name: path.get(source) or None for name, source in _PROMPT.items()}
+    below("prefill", routed["ms"], ready, {**prompt, "serve_app.replica": routed.get("prefill")})
     if took:
-        moved = {"serve_app.bytes": path["bytes"], "serve_app.early_bytes": path["early_bytes"]}
-        found.append(below("hand-over", ready, min(token["ms"], ready + took * 1e3), **moved))
+        moved = {"serve_app.bytes": path.get("bytes"), "serve_app.early_bytes": path.get("early_bytes")}
+        below("hand-over", ready, min(token["ms"], ready + took * 1e3), moved)
     facts = {
         "gen_ai.usage.output_tokens": final.get("completion_tokens"),
         "serve_app.replica": path.get("replica") or routed.get("decode"),
-        "serve_app.drafted_tokens": path.get("drafted_tokens"),
-        "serve_app.accepted_tokens": path.get("accepted_tokens"),
+        "serve_app.drafted_tokens": path.get("drafted_tokens") or None,
+        "serve_app.accepted_tokens": path.get("accepted_tokens") or None,
     }
-    found.append(below("decode", token["ms"], final["ms"], **facts))
-    return found
+    below("decode", token["ms"], final["ms"], facts)
 
 
-def _given(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if value is not None}
+def _tell(span: Any, facts: Mapping[str, Any]) -> None:
+    """Adds attributes; None is left out."""
+    attributes = span.attributes
+    for name, value in facts.items():
+        if value is None:
+            continue
+        told = attributes.add(key=name).value
+        if isinstance(value, str):
+            told.string_value = value
+        elif isinstance(value, int):
+            told.int_value = value
+        else:
+            told.double_value = value
