@@ -1,20 +1,28 @@
 #!/bin/sh
 # Waits until the process that started it has ended (end of file), then ends what still runs in $FOLDER and removes it.
 # Ray's processes that have a title of their own (ray::...) name the folder in their environment only. Who has named it
-# once is ended, also if it no longer does.
+# once is ended, also if it no longer does. One process a look: on a busy machine each takes its time to start.
 while read -r _; do :; done
 [ -d "$FOLDER" ] || exit 0
 running() {
   for file in $(grep -lsF -e "$FOLDER/" /proc/[0-9]*/cmdline /proc/[0-9]*/environ); do
     entry=${file%/*}
     [ -O "$entry" ] || continue
-    case $file in *environ) grep -qs "^ray::" "$entry/cmdline" || continue ;; esac
+    said=
+    case $file in
+      *environ)
+        read -r said <"$entry/cmdline"
+        case $said in ray::*) ;; *) continue ;; esac
+        ;;
+    esac
     echo "${entry#/proc/}"
   done
 }
 alive() {
   for pid in $1; do
-    case $(sed -n "s/^.*) \(.\) .*/\1/p" "/proc/$pid/stat" 2>/dev/null) in "" | Z | X) ;; *) echo "$pid" ;; esac
+    said=
+    read -r said <"/proc/$pid/stat"
+    case ${said##*) } in "" | Z* | X*) ;; *) echo "$pid" ;; esac
   done
 }
 known=
