@@ -9,18 +9,16 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.api import listing
 from serve_app.api.envelopes import envelope, success
-from serve_app.api.errors import NotFound, StoreAway, as_api_error
+from serve_app.api.errors import as_api_error
 from serve_app.api.fields.asked import with_headers
 from serve_app.api.fields.body import check_object
-from serve_app.api.fields.lora import split_model, with_lora
+from serve_app.api.fields.lora import with_lora
 from serve_app.api.types import Asked, Event, GenerateRequest, ModelLimits
 from serve_app.batch.check import Known
 from serve_app.batch.front import Batches
@@ -28,7 +26,6 @@ from serve_app.batch.sheet import Terms
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
-from serve_app.catalog.search import search_record
 from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway import prometheus
 from serve_app.gateway.adapters import Adapters, Bounds
@@ -38,6 +35,7 @@ from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.history import History
 from serve_app.gateway.http import request_id
+from serve_app.gateway.listed import Listed
 from serve_app.gateway.models import Models
 from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.resume.keys import Keys
@@ -50,7 +48,6 @@ from serve_app.gateway.tally import Tally
 from serve_app.gateway.tracing.export import tracing
 from serve_app.gateway.webhooks import Receiver, Webhooks
 from serve_app.state.accounts import Caller
-from serve_app.state.adapters import Adapter
 from serve_app.state.state import State
 from serve_app.tasks.backend import Backend
 from serve_app.tasks.calls import AskAll, Call
@@ -116,6 +113,7 @@ class Gateway:
         self.adapters = Adapters(
             self.state, self.models, home, Bounds(settings.lora_adapters, settings.lora_file_bytes)
         )
+        self.listed = Listed(self.catalog, self.models, self.adapters, self.limits)
         self.shipped = Shipped(self.state, self.models)
         self.tally = Tally(uuid.uuid4().hex[:16])
         self.settlement = Settlement(self.tally)
@@ -352,47 +350,6 @@ class Gateway:
             log.error("request %s failed", request_id, exc_info=error)
         return {**envelope(shown), "status": shown.status}
 
-    # -- the catalogue
-    # ---------------------------------------------------------------------------------------------------
-
-    def search(self, query: dict[str, str]) -> dict[str, Any]:
-        return listing.search(self._records(), query)
-
-    def search_authors(self, query: dict[str, str]) -> dict[str, Any]:
-        return listing.search_authors(self._records(), query)
-
-    def search_tasks(self, query: dict[str, str]) -> dict[str, Any]:
-        return listing.search_tasks(self._records(), query)
-
-    def schema(self, name: str) -> dict[str, Any]:
-        started = self.models.get(name)
-        record = started.record if started is not None else self.catalog.get(name)
-        if record is None:
-            raise NotFound(f"No such model {name[:120]}. GET /ai/models/search lists the models.", param="model")
-        return tasks()[record.task].schema(self.limits(started) if started is not None else None)
-
-    async def openai_models(self, account: str) -> dict[str, Any]:
-        """The models, and the account's adapters as models of their own."""
-        records = self._records()
-        try:
-            own = await self.adapters.listed(account)
-        except StoreAway:
-            own = []
-        return listing.openai_models([*records, *(_of_adapter(records, each) for each in own if each.digest)])
-
-    async def openai_model(self, account: str, name: str) -> dict[str, Any]:
-        model, adapter = split_model(name)
-        found = self.models.get(model)
-        records = self._records()
-        if found is not None and adapter:
-            chosen = await self.adapters.seen(account, adapter)
-            if chosen.digest and chosen.model == found.id:
-                return listing.openai_model([_of_adapter(records, chosen)], f"{found.id}@{chosen.name}")
-        return listing.openai_model(records, found.id if found is not None and not adapter else name)
-
-    def _records(self) -> list[dict[str, Any]]:
-        return [search_record(m.record) for m in self.models]
-
     async def status(self, account: str) -> dict[str, Any]:
         """Counters of every model's workers and queues. The account of the settings, the operator's, sees all of them,
         others their own requests: how busy a machine is tells of other people's work.
@@ -434,10 +391,3 @@ class Gateway:
         entries = [worker for counters in told for worker in counters.workers]
         workers = {(w.stage, w.pid): w.shown() for w in entries if not w.silent}
         return {"workers": list(workers.values()), "silent": sorted({w.stage for w in entries if w.silent})}
-
-
-def _of_adapter(records: list[dict[str, Any]], adapter: Adapter) -> dict[str, Any]:
-    """Its base model's record under the name that requests may use."""
-    base = next((record for record in records if record["name"] == adapter.model), records[0])
-    created = datetime.fromtimestamp(adapter.created, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return {**base, "name": f"{adapter.model}@{adapter.name}", "created_at": created}

@@ -139,13 +139,13 @@ class NativeRoutes:
         return await self._exchange.streamed(request, result.events, result.frames, result.waiting, result.resumable_s)
 
     async def search(self, request: Request) -> Response:
-        return json_answer(self._exchange.gateway.search(dict(request.query_params)))
+        return json_answer(self._exchange.gateway.listed.search(dict(request.query_params)))
 
     async def schema(self, request: Request) -> Response:
-        return json_answer(success(self._exchange.gateway.schema(request.query_params.get("model", ""))))
+        return json_answer(success(self._exchange.gateway.listed.schema(request.query_params.get("model", ""))))
 
     async def authors(self, request: Request) -> Response:
-        return json_answer(self._exchange.gateway.search_authors(dict(request.query_params)))
+        return json_answer(self._exchange.gateway.listed.authors(dict(request.query_params)))
 
     async def tasks(self, request: Request) -> Response:
-        return json_answer(self._exchange.gateway.search_tasks(dict(request.query_params)))
+        return json_answer(self._exchange.gateway.listed.tasks(dict(request.query_params)))

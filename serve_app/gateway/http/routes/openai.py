@@ -106,9 +106,9 @@ class OpenAIRoutes:
         return json_answer(openai_answers.render_embeddings(parsed, reading.dense, usage))
 
     async def models(self, request: Request) -> Response:
-        return json_answer(await self._exchange.gateway.openai_models(request.state.account))
+        return json_answer(await self._exchange.gateway.listed.openai_models(request.state.account))
 
     async def model(self, request: Request) -> Response:
         return json_answer(
-            await self._exchange.gateway.openai_model(request.state.account, request.path_params["model"])
+            await self._exchange.gateway.listed.openai_model(request.state.account, request.path_params["model"])
         )

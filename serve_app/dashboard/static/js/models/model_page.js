@@ -4,19 +4,18 @@ import { date } from "../core/format.js";
 import { html } from "../core/lib.js";
 import { useResource } from "../core/resource.js";
 import { link, setQuery } from "../core/router.js";
-import { can, session } from "../core/session.js";
+import { can } from "../core/session.js";
 import { StateBadge } from "../pages/models.js";
 import { Code, CopyButton } from "../ui/code.js";
 import { Button, Tabs } from "../ui/controls.js";
 import { Badge, Card, Loaded, Notice } from "../ui/states.js";
-import { Actions } from "./actions.js";
 import { Prices } from "./price.js";
 import { Samples } from "./samples_view.js";
 import { marks } from "./state.js";
 
 const TABS = [{ value: "about", label: "About" }, { value: "code", label: "Code" }, { value: "schema", label: "Schema" }];
 
-export function ModelPage({ model, state, tab = "about", reload }) {
+export function ModelPage({ model, state, tab = "about" }) {
   const ends = model.properties.planned_deprecation_date;
   return html`
     <header class="page-head"><div>
@@ -26,7 +25,6 @@ export function ModelPage({ model, state, tab = "about", reload }) {
         <span class="row small mono muted">${model.id}<${CopyButton} text=${model.id} label="Copy the model's id" quiet /></span></div>
     </div><div class="row">
       ${can("inference") && html`<${Button} main icon="playground" href=${link("playground", "", { model: model.id })}>Try it<//>`}
-      ${session().operator && html`<${Actions} model=${model} state=${state} reload=${reload} />`}
     </div></header>
     ${ends && html`<${Notice} kind="warn" title=${`This model ends on ${date(ends)}.`}>Move to another one before.<//>`}
     <${Tabs} label="About this model" value=${tab} options=${TABS} onInput=${(value) => setQuery({ tab: value })} />

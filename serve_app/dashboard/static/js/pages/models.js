@@ -4,10 +4,8 @@ import { date } from "../core/format.js";
 import { html, useState } from "../core/lib.js";
 import { useResource } from "../core/resource.js";
 import { link } from "../core/router.js";
-import { session } from "../core/session.js";
 import { ModelPage } from "../models/model_page.js";
 import { priceLine } from "../models/price.js";
-import { AddRecord } from "../models/add_record.js";
 import { marks, states } from "../models/state.js";
 import { Button, Select, TextField } from "../ui/controls.js";
 import { Badge, Empty, Loaded, PageHead } from "../ui/states.js";
@@ -21,22 +19,21 @@ export default function Models({ place }) {
     return html`<${Loaded} of=${catalog} tall>${({ list, state }) => {
       const model = list.find((one) => one.id === place.rest);
       return model
-        ? html`<${ModelPage} key=${model.id} model=${model} state=${state[model.id]} tab=${place.query.tab} reload=${catalog.reload} />`
+        ? html`<${ModelPage} key=${model.id} model=${model} state=${state[model.id]} tab=${place.query.tab} />`
         : html`<${Empty} icon="models" title="No such model here" action=${html`<${Button} href=${link("models")}>All models<//>`}><span class="mono wrap">${place.rest}</span> is not in the catalogue of this server.<//>`;
     }}<//>`;
   }
-  return html`<${Loaded} of=${catalog} tall>${(data) => html`<${Catalogue} ...${data} reload=${catalog.reload} />`}<//>`;
+  return html`<${Loaded} of=${catalog} tall>${(data) => html`<${Catalogue} ...${data} />`}<//>`;
 }
 
-function Catalogue({ list, state, reload }) {
+function Catalogue({ list, state }) {
   const [search, setSearch] = useState("");
   const [task, setTask] = useState("");
-  const [adding, setAdding] = useState(false);
   const tasks = [...new Set(list.map((one) => one.task))].sort();
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const shown = list.filter((one) => (!task || one.task === task) && words.every((word) => `${one.id} ${one.description} ${one.task}`.toLowerCase().includes(word)));
   return html`
-    <${PageHead} title="Models" action=${session().operator && html`<${Button} icon="plus" onClick=${() => setAdding(true)}>Add a model<//>`}>
+    <${PageHead} title="Models">
       What this server's catalogue holds, with prices and what each can do.<//>
     <div class="filters">
       <${TextField} label="Search" type="search" value=${search} onInput=${setSearch} placeholder="Name or description" />
@@ -44,8 +41,7 @@ function Catalogue({ list, state, reload }) {
     </div>
     ${shown.length
       ? html`<ul class="grid-cards">${shown.map((one) => html`<li class="card" key=${one.id}><${ModelCard} model=${one} state=${state[one.id]} /></li>`)}</ul>`
-      : html`<${Empty} icon="search" title="No model fits">Try fewer words, or another task.<//>`}
-    ${adding && html`<${AddRecord} onClose=${() => setAdding(false)} onDone=${reload} />`}`;
+      : html`<${Empty} icon="search" title="No model fits">Try fewer words, or another task.<//>`}`;
 }
 
 const ModelCard = ({ model, state }) => html`<a class="card-link" href=${link("models", model.id)}>
