@@ -130,11 +130,10 @@ class Batches:
         now = time.time()
         batch = replace(self._new(sheet, now, plan.total), input=blob)
         try:
-            self.store.create(batch)
+            self.store.create(batch, self._owner, now + CHECK_S)
         except ValueError:  # sent twice at the same time under one key
             return self.store.find(sheet.caller.account, sheet.id) or batch
-        claimed = self.store.claim_input(self._owner, now, now + CHECK_S, sheet.id)
-        if claimed is None or not self.store.planned(self._owner, sheet.id, plan.shards, plan.wrong, time.time()):
+        if not self.store.planned(self._owner, sheet.id, plan.shards, plan.wrong, time.time()):
             raise Stopped("The batch was cancelled while it was taken in.")
         return self.store.find(sheet.caller.account, sheet.id) or batch
 

@@ -178,10 +178,10 @@ class BatchStore(Protocol):
 
     max_left: int
 
-    def create(self, batch: Batch) -> None:
-        """Writes the batch down, on disk when this returns. Raises `ValueError` for an id that is there already, and
-        `QueueFull` where the account would have too many unfinished requests. What of them is known before the input is
-        checked stands in ``batch.counts.total``.
+    def create(self, batch: Batch, owner: str = "", until: float = 0.0) -> None:
+        """Writes the batch down, on disk when this returns; an ``owner`` has claimed its input. Raises `ValueError` for
+        an id that is there already, and `QueueFull` where the account would have too many unfinished requests. What of
+        them is known before the input is checked stands in ``batch.counts.total``.
         """
 
     def find(self, account: str, batch_id: str) -> Batch | None:
@@ -205,8 +205,8 @@ class BatchStore(Protocol):
 
     # -- checking the input
 
-    def claim_input(self, owner: str, now: float, until: float, batch_id: str = "") -> Batch | None:
-        """A batch that is validating, and that nobody checks; that of the id, or the one with the earliest deadline."""
+    def claim_input(self, owner: str, now: float, until: float) -> Batch | None:
+        """Of the batches that are validating, and that nobody checks, the one with the earliest deadline."""
 
     def planned(self, owner: str, batch_id: str, shards: Sequence[Shard], wrong: Sequence[Result], now: float) -> bool:
         """The input is cut: from now on its shards can be claimed. ``wrong``: requests that can't be run. False: it is

@@ -43,8 +43,7 @@ def accept(
     """A batch that is checked: `shards` of `size` requests each, and some that can't be run behind them."""
     account = fields.pop("account", "a")
     batch = replace(BATCH, id=batch_id, caller=replace(CALLER, account=account), **fields)
-    store.create(batch)
-    assert store.claim_input("door", batch.created, batch.created + 9, batch_id) is not None
+    store.create(batch, "door", batch.created + 9)
     cut = [Shard(n, f"m{n % 2}", f"batches/{batch_id}/shards/{n:06}", size) for n in range(shards)]
     bad = [Result(shards * size + n, None, "failed", 400, b"{}") for n in range(wrong)]
     assert store.planned("door", batch_id, cut, bad, batch.created)
@@ -227,8 +226,10 @@ def test_inputs_are_checked_by_one_and_taken_over(store, open_store):
     assert one.claim_input("one", 20.0, 25.0).id == "sooner" and two.claim_input("two", 20.0, 25.0).id == "later"
     assert two.claim_input("two", 20.0, 25.0) is None
     one.renew("one", 24.0, 29.0)
-    assert two.claim_input("three", 25.0, 30.0, "sooner") is None
     assert one.claim_input("one", 25.0, 30.0).id == "later"
+    assert two.claim_input("three", 25.0, 30.0) is None  # `sooner` is checked until 29
+    one.create(replace(BATCH, id="soonest", deadline=700.0), "door", 28.0)
+    assert two.claim_input("three", 25.0, 30.0) is None and two.claim_input("three", 28.0, 30.0).id == "soonest"
     assert not two.planned("two", "later", [Shard(0, "m", "s", 1)], [], 26.0) and not two.refused(
         "two", "later", b"", 26.0
     )

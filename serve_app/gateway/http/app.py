@@ -50,6 +50,7 @@ from serve_app.gateway.http.routes import responses as routes_responses
 from serve_app.gateway.http.routes import tokens as routes_tokens
 from serve_app.gateway.http.routes import usage as routes_usage
 from serve_app.gateway.http.routes import webhooks as routes_webhooks
+from serve_app.gateway.tracing.export import Tracing
 
 # What runs models: a dialect is one line here.
 DIALECTS = (
@@ -105,8 +106,9 @@ def build_http(gateway: Gateway) -> Starlette:
     listed = endpoints(gateway)
     routes = [Route(e.path, exchange.guarded(e), methods=[e.method]) for e in listed]
     origins: tuple[str, ...] = ()
+    tracing = Tracing()
     if gateway is not None:  # as where only the routes are looked at
-        origins = gateway.settings.cors_origins
+        origins, tracing = gateway.settings.cors_origins, gateway.tracing
         gateway.streams.again = runs_again(routes, [e.handler for e in listed])
     request_id.tag(log)
 
@@ -122,7 +124,7 @@ def build_http(gateway: Gateway) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(request_id.RequestId, sampled=gateway.tracing.sampled),
+            Middleware(request_id.RequestId, sampled=tracing.sampled),
             *cross_origin(origins, _dialect),
             Middleware(Lengths),
         ],

@@ -25,7 +25,7 @@ class RequestId:
     back with the gateway's span (``traceresponse``). A refused or failed request gets one line in the log.
     """
 
-    def __init__(self, app: ASGIApp, sampled: Callable[[str, TraceContext], bool] = lambda own, known: False) -> None:
+    def __init__(self, app: ASGIApp, sampled: Callable[[str, TraceContext], bool]) -> None:
         """``sampled``: whether the gateway's span of a request is exported."""
         self._app = app
         self._sampled = sampled

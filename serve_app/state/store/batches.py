@@ -34,8 +34,9 @@ class BatchTables(BatchShards):
         self._events = events
         self.max_left = max_left
 
-    def create(self, batch: Batch) -> None:
-        put = self._database.insert(batches).values(**columns_of(batch)).on_conflict_do_nothing()
+    def create(self, batch: Batch, owner: str = "", until: float = 0.0) -> None:
+        columns = {**columns_of(batch), "owner": owner, "until": until}
+        put = self._database.insert(batches).values(**columns).on_conflict_do_nothing()
         with self._database.writing(durable=True) as connection:
             left = _left(connection, batch.caller.account)
             # What is larger than the bound is taken where nothing else waits.
@@ -84,9 +85,9 @@ class BatchTables(BatchShards):
         with self._database.reading() as connection:
             return connection.execute(sa.select(batches.c.id).where(~_CLEARED).limit(1)).first() is not None
 
-    def claim_input(self, owner: str, now: float, until: float, batch_id: str = "") -> Batch | None:
+    def claim_input(self, owner: str, now: float, until: float) -> Batch | None:
         free = (batches.c.status == "validating") & (batches.c.deadline > now) & lapsed(batches, now)
-        return self._take(free & (batches.c.id == batch_id) if batch_id else free, owner, until)
+        return self._take(free, owner, until)
 
     def planned(self, owner: str, batch_id: str, shards: Sequence[Shard], wrong: Sequence[Result], now: float) -> bool:
         own = (batches.c.id == batch_id) & (batches.c.owner == owner) & (batches.c.status == "validating")

@@ -24,7 +24,7 @@ PATIENCE_MS = 60_000
 REFUSED = "Failed to load resource"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not for longer: Playwright keeps an event loop running in this thread
 def chromium():
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
@@ -98,7 +98,7 @@ def new_tab(chromium, stack) -> Iterator:
     assert [problem for tab in tabs for problem in tab.problems] == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def signed_in(chromium, stack) -> dict:
     """The two halves of a session with the key of the settings, as a browser keeps them."""
     context = chromium.new_context()
