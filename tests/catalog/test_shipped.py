@@ -30,7 +30,7 @@ def test_search_values_are_text_and_price_is_an_array(model: str) -> None:
     for item in shown["properties"]:
         assert set(item) == {"property_id", "value"}
         if item["property_id"] == "price":
-            assert all(set(row) == {"unit", "price", "currency"} for row in item["value"])
+            assert all(set(row) == {"unit", "price", "currency", "neurons"} for row in item["value"])
         else:
             assert isinstance(item["value"], str) and item["value"] not in ("True", "False", "None")
 
