@@ -200,6 +200,7 @@ def test_the_description_is_open_and_its_examples_work(stack):
             url = stack.url + path.replace("{account}", ACCOUNT).replace("{gateway}", "g").replace("{model}", CHAT)
             url = url.replace("{conversation_id}", begun)
             example |= {"input_file_id": file} if "input_file_id" in example else {}
+            example |= {"key": stack.key} if path == "/dashboard/session" else {}
             model = {"model": CHAT} if path.endswith("/ai/batches") else None
             answer = httpx.post(url, json=example, params=model, headers=stack.headers, timeout=120)
             assert answer.status_code == 200, (path, answer.text)
