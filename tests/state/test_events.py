@@ -191,8 +191,7 @@ def test_a_batch_tells_of_its_life_once_each(store):
     ended = store.batches.claim_end("runner", 13.0, 20.0)
     assert store.batches.end("runner", ended.id, "out", "", 14.0) is not None
     assert store.batches.end("runner", ended.id, "out", "", 14.0) is None
-    store.batches.create(replace(BATCH, id="b2"))
-    store.batches.claim_input("door", 15.0, 16.0, "b2")
+    store.batches.create(replace(BATCH, id="b2"), "door", 16.0)
     assert not store.batches.refused("other", "b2", b"[]", 15.0) and store.batches.refused("door", "b2", b"[]", 15.0)
     told = [(each.at, each.kind) for each in store.events.deliveries(hook.id)]
     assert told[::-1] == [
