@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.checks import Checks
 from benchmarks.gateway.entries import REQUEST_US
 from serve_app.api.trace_context import read_traceparent, traceresponse
+from serve_app.catalog.tasks import declared
 from serve_app.gateway.tracing.export import Otlp, Tracing, tracing
 from serve_app.state.traces import Trace
 
@@ -69,7 +70,7 @@ def request(exporting: Tracing) -> None:
     context = None if secrets.randbelow(2) else known
     if context is not None:
         traceresponse(request_id, context, sampled=exporting.sampled(request_id, context))
-    trace = Trace(request_id, "local", "@cf/a/b", task="text-generation", context=context)
+    trace = Trace(request_id, "local", "@cf/a/b", task=next(iter(declared())), context=context)
     trace.event("received", prompt_tokens=300, max_tokens=256)
     trace.event("queued", ahead_tokens=512)
     trace.event("routed", why="kv", decode="d1", prefill="p1", expected_ttft_ms=12.5, expected_uncached_tokens=44)

@@ -33,6 +33,8 @@ class TaskDeclaration:
     example: Mapping[str, Any]
     # What its usage is counted and priced in: keys of `pricing.UNITS`.
     units: tuple[str, ...] = ("input", "cached")
+    # OpenTelemetry's name of what it does (GenAI semantic conventions); "": it has none, and the task's own is told.
+    operation: str = ""
     # Requests per minute and account that Workers AI allows.
     rate_limit: int | None = None
     # Stages without which a model answers as well, only more slowly.

@@ -21,8 +21,8 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.trace import SpanContext
 
-# GenAI semantic conventions' names of what tasks do.
-_OPERATIONS = {"text-generation": "chat", "text-embeddings": "embeddings"}
+from serve_app.catalog.tasks import declared
+
 _PROMPT = {f"serve_app.prompt_tokens.{n}": n for n in ("own", "node", "disk", "remote", "prefilled", "computed")}
 _TOLD = ("queued", "worker lost", "answered")
 # Of a span's flags: that the two bits above say whether its parent is of another process, and that it is.
@@ -66,7 +66,7 @@ def add_spans(ended: Ended, spans: Any) -> None:
         last[event["event"]] = event
     received, final, path = first["received"], last.get(body["status"], events[-1]), last.get("decoded", {})
     token, routed = first.get("first token"), first.get("routed")
-    status, operation = body["status"], _OPERATIONS.get(ended.task, ended.task)
+    status, operation = body["status"], _operation(ended.task)
 
     trace_id, own_id = ended.context.trace_id.to_bytes(16, "big"), ended.context.span_id.to_bytes(8, "big")
     state = ended.context.trace_state.to_header()
@@ -140,6 +140,11 @@ def add_spans(ended: Ended, spans: Any) -> None:
         "serve_app.accepted_tokens": path.get("accepted_tokens") or None,
     }
     below("decode", token["ms"], final["ms"], facts)
+
+
+def _operation(task: str) -> str:
+    known = declared().get(task)
+    return known.operation or task if known is not None else task
 
 
 def _tell(span: Any, facts: Mapping[str, Any]) -> None:

@@ -10,5 +10,6 @@ DECLARATION = TaskDeclaration(
     description="Models that turn text into vectors.",
     example={"text": ["a sentence", "another one"]},
     rate_limit=3000,
+    operation="embeddings",
     order=20,
 )

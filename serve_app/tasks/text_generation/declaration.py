@@ -14,6 +14,7 @@ DECLARATION = TaskDeclaration(
     optional_stages=("draft",),
     answering_stages=("decode", "prefill"),
     record_fields=frozenset({"quantization", "draft", "lora"}),
+    operation="chat",
     order=10,
     # It takes longest to load and is what most people come for.
     starts_first=True,
