@@ -96,7 +96,7 @@ def test_who_asks_while_another_holds_every_place_has_one_in_a_moment(sampling, 
     world.check_answers()
 
 
-@pytest.mark.parametrize(("weight", "expected"), [(1.0, 2), (3.0, 3), (1 / 3, 1)])
+@pytest.mark.parametrize(("weight", "expected"), [pytest.param(1.0, 2, marks=pytest.mark.slow), (3.0, 3), (1 / 3, 1)])
 def test_accounts_that_want_all_come_to_have_their_shares(weight, expected):
     world = World(places=4)
     for n in range(4):

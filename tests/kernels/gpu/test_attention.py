@@ -56,12 +56,12 @@ def test_equals_the_naive_reference(name: str, splits: int, device: torch.device
     compare(name, torch.float32, device, splits=splits)
 
 
-@pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 128)])
+@pytest.mark.parametrize(("block_m", "block_n"), [pytest.param(16, 16, marks=pytest.mark.slow), (32, 128)])
 def test_tiles_are_independent_of_the_cache_blocks(block_m: int, block_n: int, device: torch.device) -> None:
     compare("chunks, window, cap, sinks", torch.float32, device, block_m=block_m, block_n=block_n, splits=2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_half_precision(dtype: torch.dtype, device: torch.device) -> None:
     for name in ("decode", "chunks and decodes"):
         compare(name, dtype, device, splits=2)
@@ -81,7 +81,7 @@ def test_strided_queries_and_a_shared_prefix(device: torch.device) -> None:
     torch.testing.assert_close(got.cpu().double(), want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("units", [1, 60])
+@pytest.mark.parametrize("units", [1, pytest.param(60, marks=pytest.mark.slow)])
 def test_decodes_beside_a_prompt_have_tiles_of_their_own(units: int, device: torch.device, monkeypatch) -> None:
     from serve_app.kernels.gpu import attention, plan
 
