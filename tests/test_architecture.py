@@ -116,7 +116,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.text",
     },
     # Of OpenTelemetry, what `requirements/runtime.in` has; the exporter is an extra.
-    "serve_app.gateway.tracing": {"opentelemetry", "serve_app.api.trace_context", "serve_app.catalog.tasks", "serve_app.state.traces"},
+    "serve_app.gateway.tracing": {
+        "opentelemetry", "serve_app.api.trace_context", "serve_app.catalog.tasks", "serve_app.state.traces",
+    },
     # Running streams again needs no HTTP.
     "serve_app.gateway.resume": {"msgspec", "serve_app.api", "serve_app.state", "serve_app.wire"},
     "serve_app.gateway.dispatch": {
