@@ -105,7 +105,8 @@ def test_steps_run_ahead_where_there_are_no_drafts_and_step_by_step_where_they_p
 
 def test_look_ups_that_find_nothing_do_not_keep_steps_from_running_ahead():
     engine = ahead(make_engine(HistoryModel(spread=3.0)))
-    engine.speculation = Speculation(NgramProposer(), SpeculationController(4))
+    # A clock that goes on by one each time it is looked at: how long a step takes here says nothing.
+    engine.speculation = Speculation(NgramProposer(), SpeculationController(4), clock=itertools.count(0.0).__next__)
     run(engine, [make_request("a", [1, 2, 3], max_tokens=900, temperature=1.0)])
     choices = engine.speculation.controller.choices
     assert choices["resting"] + choices["lost lately"] > 0.3 * sum(choices.values())
