@@ -19,13 +19,8 @@ from tests.engine.fake import (
     request,
     take,
 )
-from tests.engine.test_random_traffic import checked_step
+from tests.engine.test_random_traffic import OTHER_ROOT, checked_step
 from tests.tiny import ROOT
-
-EOS = frozenset({3})
-OTHER_ROOT = bytes(32)
-# Of a step, see costs/steps.py: p0, p1, p2, d0, d1, d2, by a clock that goes on by one each time it is looked at.
-COSTS = (1.0, 0.05, 0.0, 1.0, 0.1, 0.0)
 
 
 def scheduled_counts(step: Step) -> dict[str, int]:

@@ -46,13 +46,7 @@ CONFIGS = {
 SLOW = {"repetition below 1", "no token twice", "no repeated triple", "several ends", "suppressed", "least"}
 PROMPTS = [[17], [3, 9, 200, 9, 200], [(7 * i * i + 5) % 250 for i in range(60)], [11, 12, 13] * 10]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -49,13 +49,7 @@ ROPE = {
     "mscale": NUMBERS, "mscale_all_dim": NUMBERS, "truncate": (True, False, "x"), "llama_4_scaling_beta": NUMBERS,
 }  # fmt: skip
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
