@@ -31,12 +31,7 @@ BIG_BIRD = BigBirdConfig(
 )  # full up to 56 tokens
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors this small are slower on several
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def means(model: EncoderModel, texts: list[np.ndarray]) -> np.ndarray:
