@@ -78,7 +78,14 @@ class Catalog:
                 )
         chosen = [self[model] for model in wanted] or list(self)
         starting = [(record, record.serving[profile]) for record in chosen if profile in record.serving]
-        for record, _ in starting:
+        for record, chosen_profile in starting:
+            if chosen_profile.ranks > 1:
+                raise CatalogError(
+                    self.source(record.id),
+                    f"serving.{profile}",
+                    f"a worker of {record.id} takes {chosen_profile.ranks} ranks, and workers have one",
+                    "Leave tensor_parallel and pipeline_parallel out, or leave the model out of SERVE_APP_MODELS.",
+                )
             weights_directory(record.weights, self.source(record.id))
             if record.draft is not None:
                 weights_directory(record.draft.weights, self.source(record.id), "draft.weights.path")

@@ -191,7 +191,11 @@ class Profile(Record):
     __pydantic_extra__: dict[str, Stage | None]
 
     targets: Targets = Targets()
-    tensor_parallel: int = Field(default=1, ge=1, le=1)  # one GPU per replica until the engine can split a model
+    # Ranks of one worker: those that divide each layer, stages that divide the layers, and of the former those that
+    # hold whole experts. A worker of several is refused when it is started, until the engine can split a model.
+    tensor_parallel: int = Field(default=1, ge=1)
+    pipeline_parallel: int = Field(default=1, ge=1)
+    expert_parallel: int = Field(default=1, ge=1)
     min_remote_prefill_tokens: int = Field(default=64, ge=0)  # shorter prompts are prefilled where they are decoded
 
     @model_validator(mode="before")
@@ -204,6 +208,11 @@ class Profile(Record):
                 f"unknown key {unknown[0]!r} | Remove it or correct its spelling; known keys here: {listed}."
             )
         return value
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute one worker's steps together."""
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def stages(self) -> dict[str, Stage]:

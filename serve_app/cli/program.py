@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from serve_app.catalog.errors import CatalogError
-from serve_app.cli import accounts, batch, completion, database, lora, run, status, top, usage, webhooks
+from serve_app.cli import accounts, batch, completion, database, lora, plan, run, status, top, usage, webhooks
 from serve_app.cli.groups import add_command
 from serve_app.config import ConfigError, load_settings
 from serve_app.dashboard_command import add_parser as add_dashboard
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     models.add_argument("--ids", action="store_true", help="only ids")
     models.set_defaults(command=_models)
 
-    for command in (run, status, top, accounts, database, webhooks, usage, batch, lora):
+    for command in (run, plan, status, top, accounts, database, webhooks, usage, batch, lora):
         command.add_parser(commands)
 
     add_dashboard(commands)

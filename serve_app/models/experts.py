@@ -43,18 +43,18 @@ class ExpertLinears:
     """Linears of one shape in oneDNN's blocks, each for the pairs of a row and an expert that are its own."""
 
     def __init__(self, linears: list[PackedLinear]) -> None:
-        self._linears = linears
+        self.linears = linears
 
     def __call__(self, x: Tensor, chosen: Tensor) -> Tensor:
         """As :class:`~serve_app.kernels.linear.panels.PanelLinears`."""
         choices = len(chosen) // max(1, len(x))
         order = chosen.argsort(stable=True)
         rows = x[order // choices]
-        out = torch.empty(len(chosen), self._linears[0].out_features, dtype=x.dtype)
+        out = torch.empty(len(chosen), self.linears[0].out_features, dtype=x.dtype)
         at = 0
-        for expert, count in enumerate(torch.bincount(chosen, minlength=len(self._linears)).tolist()):
+        for expert, count in enumerate(torch.bincount(chosen, minlength=len(self.linears)).tolist()):
             if count:
-                out[order[at : at + count]] = self._linears[expert](rows[at : at + count])
+                out[order[at : at + count]] = self.linears[expert](rows[at : at + count])
                 at += count
         return out
 

@@ -156,6 +156,11 @@ class FusedForward:
         self.layers = [(layer, _linears(layer, plug)) for layer in parts.layers]
         self.head = _plugged(plug, parts.head)
 
+    def weights(self) -> list[Tensor]:
+        """Those of its linears, as they lie in memory."""
+        linears = [linear for _, own in self.layers for linear in (own.qkv, own.o, *own.halves, own.down)]
+        return [linear.weight for linear in (*linears, self.head) if isinstance(linear, FusedLinear)]
+
     def __call__(self, batch: Batch) -> Tensor:
         """Logits [S, vocab] of ``batch.sample_rows``."""
         shape, tokens = self.shape, len(batch.input_ids)
@@ -225,22 +230,24 @@ class LayerLinears:
     qkv: Linear
     o: Linear
     gated: Callable[[Tensor, Batch], Tensor]
+    halves: tuple[Linear, ...]  # what ``gated`` calls
     down: Linear
 
 
 def _linears(layer: DecoderLayer, plug: Plug | None) -> LayerLinears:
     if len(layer.gate_up.names) == 1 and plug is not None:  # what is plugged into one module computes all of it
         joined = _plugged(plug, layer.gate_up)
+        halves: tuple[Linear, ...] = (joined,)
 
         def gated(x: Tensor, batch: Batch) -> Tensor:
             return swiglu(joined(x, batch))
     else:
-        gate, up = (plugged(plug, half, FusedLinear(*_fused(half))) for half in _split(layer.gate_up))
+        gate, up = halves = tuple(plugged(plug, half, FusedLinear(*_fused(half))) for half in _split(layer.gate_up))
 
         def gated(x: Tensor, batch: Batch) -> Tensor:
             return up.times(x, gate.swish(x, batch), batch)
 
-    return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), gated, _plugged(plug, layer.down))
+    return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), gated, halves, _plugged(plug, layer.down))
 
 
 def _plugged(plug: Plug | None, weight: LinearWeight) -> Linear:

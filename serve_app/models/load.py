@@ -29,6 +29,7 @@ from serve_app.models.folder import (
     why,
 )
 from serve_app.models.generation import end_tokens, read_rules
+from serve_app.models.held import held_bytes
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
 from serve_app.models.mixture import own_weights
 from serve_app.models.observe import Unservable
@@ -169,6 +170,8 @@ def load_causal_lm(
         if model.adapters is not None and only is not None:
             model.adapters.plug_mixtures(module, own, only, current)
         model.forward = forward
+    if model.device.type == "cpu":
+        report["weight_bytes"] = held_bytes(module, model.forward)
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model
 

@@ -23,30 +23,30 @@ class FusedLinear(Linear):
     """A linear whose epilogue is SiLU, a product or a sum; packed where possible."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._bias, self._weight = bias, weight
+        self._bias, self.weight = bias, weight
         self._packed = False
         if weight.device.type == "cpu" and packing_available(weight.dtype):
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
             self._packed = True
         self._unary = torch.ops.mkldnn._linear_pointwise.default if self._packed else None
         self._binary = torch.ops.mkldnn._linear_pointwise.binary if self._packed else None
 
     def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
         if self._unary is not None:
-            return self._unary(x, self._weight, self._bias, "none", [], "")
-        return F.linear(x, self._weight, self._bias)
+            return self._unary(x, self.weight, self._bias, "none", [], "")
+        return F.linear(x, self.weight, self._bias)
 
     def swish(self, x: Tensor, batch: Any = None) -> Tensor:
         if self._unary is not None:
-            return self._unary(x, self._weight, self._bias, "swish", [], "")
+            return self._unary(x, self.weight, self._bias, "swish", [], "")
         return super().swish(x, batch)
 
     def times(self, x: Tensor, other: Tensor, batch: Any = None) -> Tensor:
         if self._binary is not None:
-            return self._binary(x, other, self._weight, self._bias, "mul")
+            return self._binary(x, other, self.weight, self._bias, "mul")
         return super().times(x, other, batch)
 
     def plus(self, x: Tensor, other: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
         if self._binary is not None:
-            return self._binary(x, other, self._weight, self._bias, "add")
+            return self._binary(x, other, self.weight, self._bias, "add")
         return super().plus(x, other, batch, rows)

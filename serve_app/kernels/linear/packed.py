@@ -81,14 +81,14 @@ class _OneDnn:
     """One weight in oneDNN's blocks."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self._bias, self._apply = bias, torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._apply(x, self._packed, self._bias, "none", [], "")
+        return self._apply(x, self.packed, self._bias, "none", [], "")
 
     def weight(self) -> Tensor:
-        return self._packed.to_dense()
+        return self.packed.to_dense()
 
 
 def packing_available(dtype: torch.dtype) -> bool:

@@ -137,7 +137,7 @@ class PanelLinears:
             raise ShapeMismatch(f"weights of {list(weights[0].shape)} do not fit panels; leave them to oneDNN")
         order = plain_order(self.out_features)
         packed = [store.pack(w.detach(), order, b) for w, b in zip(weights, biases, strict=True)]
-        self._store = store  # whose memory the records point to
+        self.store = store  # whose memory the records point to
         self._records = ctypes.create_string_buffer(b"".join(_LINEAR.pack(*record) for record in packed))
         self._at, self._count, self._library = ctypes.addressof(self._records), len(packed), store.library
 

@@ -1,0 +1,98 @@
+"""Keys and values of each layer, from a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, frozen=True)
+class LayerCache:
+    """One layer's memory of a text. ``heads``: parts that ranks may divide among them, each of ``head_bytes`` a token;
+    one of ``rest`` bytes a token is every rank's (latents). ``bound``: tokens back to which queries look, 0 for all.
+    ``state``: bytes a text, whatever its length.
+    """
+
+    kind: str
+    heads: int = 0
+    head_bytes: int = 0
+    rest: int = 0
+    bound: int = 0
+    state: int = 0
+
+    @property
+    def token_bytes(self) -> int:
+        """Of one token, on all ranks together where nothing lies twice."""
+        return self.heads * self.head_bytes + self.rest
+
+    def rank_bytes(self, ranks: int) -> int:
+        """Of one token on each of ``ranks`` that divide the heads; fewer heads than ranks lie on several."""
+        return -(-self.heads // ranks) * self.head_bytes + self.rest
+
+    def text_bytes(self, tokens: int, ranks: int = 1) -> int:
+        """Of a text on one rank, where tokens that no query looks back to are forgotten."""
+        return (min(tokens, self.bound) if self.bound else tokens) * self.rank_bytes(ranks) + self.state
+
+
+def layer_caches(full: Any, item: float, *, latent: bool) -> list[LayerCache]:
+    """``full``: transformers' configuration with its defaults; ``item``: bytes of a number. ``latent``: whether a
+    layer with latent attention keeps the latent (DeepSeek-V2, arXiv 2405.04434, section 2.1.4) or every head's keys and
+    values, each as wide as the wider of the two.
+    """
+    text = full.get_text_config()
+    count = int(_first(text, "num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+    kinds = list(getattr(text, "layer_types", None) or [])
+    if len(kinds) != count:
+        kinds = [_whole_model(text)] * count
+    return [_layer(text, kinds[i], i, item, latent) for i in range(count)]
+
+
+def _whole_model(text: Any) -> str:
+    return "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
+
+
+def _layer(text: Any, kind: str, index: int, item: float, latent: bool) -> LayerCache:
+    if kind in ("linear_attention", "mamba", "conv", "recurrent"):
+        return LayerCache(kind, state=_state_bytes(text, kind))
+    bound = 0
+    if kind == "sliding_attention":
+        bound = int(_first(text, "sliding_window", "window_size") or 0)
+    elif kind == "chunked_attention":
+        bound = int(getattr(text, "attention_chunk_size", 0) or 0)
+    query_heads = int(_first(text, "num_attention_heads", "n_head", "n_heads"))
+    rank = getattr(text, "kv_lora_rank", None)
+    rotated = getattr(text, "qk_rope_head_dim", None)
+    if rank and rotated:
+        if latent:
+            return LayerCache("latent", rest=int((rank + rotated) * item), bound=bound)
+        widest = max(rotated + text.qk_nope_head_dim, text.v_head_dim)
+        return LayerCache(kind, query_heads, int(2 * widest * item), bound=bound)
+    heads = int(_first(text, "num_key_value_heads", "num_kv_heads", "n_head_kv") or query_heads)
+    if getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False):
+        heads = 1
+    hidden = int(_first(text, "hidden_size", "n_embd", "d_model"))
+    dim = int(_first(text, "head_dim", "kv_channels") or hidden // query_heads)
+    if kind == "full_attention" and getattr(text, "global_head_dim", None):
+        dim = int(text.global_head_dim)
+        heads = int(getattr(text, "num_global_key_value_heads", None) or heads)
+    return LayerCache(kind, heads, int(2 * dim * item), bound=bound)
+
+
+def _state_bytes(text: Any, kind: str) -> int:
+    """Of one layer's recurrent and convolutional state in float32, as far as the configuration says."""
+    if kind == "linear_attention" and getattr(text, "linear_num_value_heads", None):
+        values = text.linear_num_value_heads * text.linear_value_head_dim
+        keys = text.linear_num_key_heads * text.linear_key_head_dim
+        kept = getattr(text, "linear_conv_kernel_dim", 4) - 1
+        return int(4 * (values * text.linear_key_head_dim + kept * (2 * keys + values)))
+    if kind == "mamba":
+        heads, dim = _first(text, "mamba_n_heads", "mamba_num_heads"), _first(text, "mamba_d_head", "mamba_head_dim")
+        state = _first(text, "mamba_d_state", "ssm_state_size")
+        if heads and dim and state:
+            return int(4 * heads * dim * state)
+    return 0
+
+
+def _first(text: Any, *names: str) -> Any:
+    """The first of several spellings that has a value."""
+    return next((value for name in names if (value := getattr(text, name, None)) is not None), None)

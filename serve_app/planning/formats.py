@@ -1,0 +1,66 @@
+"""Bytes of weights in fewer bits, where only a configuration describes them: ``quantization_config``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+# Always as they are: what is no product of rows with a matrix.
+_PLAIN = ("norms", "embedding", "routers")
+
+
+@dataclass(slots=True, frozen=True)
+class Format:
+    """``bits`` per weight, of which those of scales are a part; ``skipped`` are patterns of names that stay as they
+    are.
+    """
+
+    name: str
+    bits: float
+    skipped: tuple[re.Pattern[str], ...] = ()
+    only_experts: bool = False
+    plain: tuple[str, ...] = field(default=_PLAIN)
+
+    def holds(self, name: str, role: str) -> bool:
+        """Whether the tensor of this name is in fewer bits."""
+        if role in self.plain or name.endswith("bias") or (self.only_experts and role != "experts"):
+            return False
+        return not any(pattern.search(name) for pattern in self.skipped)
+
+
+def read_format(described: dict[str, Any] | None) -> Format | None:
+    """The format that a ``quantization_config`` names; None for none. Raises ValueError for one that is not known."""
+    if not described:
+        return None
+    method = str(described.get("quant_method", ""))
+    if method == "mxfp4":
+        # Open Compute Project's MX: 4 bits a value and 8 for each 32.
+        skipped = tuple(_pattern(name) for name in described.get("modules_to_not_convert") or ())
+        return Format("mxfp4", 4 + 8 / 32, skipped, only_experts=True)
+    if method in ("fp8", "fbgemm_fp8"):
+        rows, columns = described.get("weight_block_size") or (1, 4096)
+        skipped = tuple(_pattern(name) for name in described.get("modules_to_not_convert") or ("lm_head",))
+        return Format("fp8", 8 + 32 / (rows * columns), skipped)
+    if method in ("gptq", "awq"):
+        group = described.get("group_size") or 128
+        bits = described.get("bits") or described.get("w_bit") or 4
+        return Format(method, bits + (16 + bits) / group, (_pattern("lm_head"),))
+    if method == "compressed-tensors":
+        groups = list((described.get("config_groups") or {}).values())
+        weights = (groups[0] if groups else {}).get("weights") or {}
+        bits = weights.get("num_bits") or 8
+        group = weights.get("group_size")
+        skipped = tuple(_pattern(name) for name in described.get("ignore") or ())
+        return Format(f"{weights.get('type', 'int')}{bits}", bits + (16 / group if group else 16 / 4096), skipped)
+    raise ValueError(
+        f"quantization_config names {method or 'no method'}; known are mxfp4, fp8, gptq, awq and compressed-tensors. "
+        "Give a folder with the weights: their headers say what they take"
+    )
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    """``re:...`` is an expression, anything else a module or the start of its name."""
+    if name.startswith("re:"):
+        return re.compile(name[3:])
+    return re.compile(r"(^|\.)" + re.escape(name) + r"(\.|$)")

@@ -1,0 +1,71 @@
+"""What a worker on a CPU holds of a checkpoint: linears are packed anew when it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from serve_app.planning.tensors import Tensor
+
+# Outputs of a panel, and bytes of panels from which on they are packed into 12 bits (serve_app/kernels/linear).
+PANEL = 64
+COMPACT_ABOVE_BYTES = 64 << 20
+# Beside 12 bits a value: where each block of 16 columns begins in the list of exceptions, and one in 3,000 of them.
+COMPACT_BYTES = 1.5 + 4 / (16 * PANEL) + 4 / 3000
+GROUP = 64
+_QUANTIZED = {"int8": 1 + 2 / GROUP, "int4": 0.5 + 4 / GROUP}
+_LINEARS = ("experts", "shared experts", "latent projections", "head", "attention", "mlp", "routers")
+_ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(slots=True, frozen=True)
+class Held:
+    """How a worker on a CPU has its weights. ``panels``: whether the CPU multiplies bfloat16 in panels."""
+
+    dtype: str = "bfloat16"
+    quantization: str = "none"
+    panels: bool = True
+
+
+def panels_here() -> bool:
+    """Whether this machine's CPU does."""
+    import torch
+
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def as_held(tensors: Iterable[Tensor], held: Held) -> list[Tensor]:
+    """``tensors`` with the bytes that they take once loaded. A head that is tied to the embedding is packed beside
+    it.
+    """
+    dtype, quantization, panels = held.dtype, held.quantization, held.panels
+    found = list(tensors)
+    if not any(tensor.role == "head" for tensor in found):
+        found += [replace(t, name="lm_head.weight") for t in found if t.role == "embedding"]
+    item = _ITEMS[dtype]
+    in_panels = panels and dtype != "float32"
+    packed = sum(_padded(t) * 2 for t in found if _is_linear(t)) if in_panels else 0
+    each = COMPACT_BYTES if packed > COMPACT_ABOVE_BYTES else 2.0
+
+    def size(tensor: Tensor) -> int:
+        if not _is_linear(tensor):
+            return tensor.values * item
+        if quantization != "none" and tensor.role not in ("experts", "routers"):
+            bits = "int8" if tensor.role == "head" else quantization  # whose errors choose tokens
+            return int(_padded(tensor) * _QUANTIZED[bits])
+        return int(_padded(tensor) * each) if in_panels else tensor.values * item
+
+    return [replace(tensor, bytes=size(tensor)) for tensor in found]
+
+
+def _is_linear(tensor: Tensor) -> bool:
+    return tensor.role in _LINEARS and len(tensor.shape) >= 2 and not tensor.name.endswith("bias")
+
+
+def _padded(tensor: Tensor) -> int:
+    """Values with the rows that fill the last panel; a weight of experts has [experts, outputs, inputs]."""
+    *experts, rows, columns = tensor.shape
+    count = 1
+    for size in experts:
+        count *= size
+    return count * -(-rows // PANEL) * PANEL * columns

@@ -1,0 +1,101 @@
+"""What a plan knows of a model: its tensors, what its layers remember, and the few sizes that rates follow from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.planning.cache import LayerCache, _first
+from serve_app.planning.tensors import Tensor
+
+
+@dataclass(slots=True)
+class Part:
+    """Tensors of one role in one layer, or beside the layers."""
+
+    values: int = 0
+    bytes: int = 0
+
+    def add(self, tensor: Tensor) -> None:
+        self.values += tensor.values
+        self.bytes += tensor.bytes
+
+
+Parts = dict[str, Part]
+
+
+@dataclass(slots=True)
+class Model:
+    """``layers`` and ``caches`` have one entry a layer; ``outer`` is what stands before and behind them. ``experts`` of
+    which ``chosen`` compute for a token (0 for none).
+    """
+
+    name: str
+    layers: list[Parts]
+    outer: Parts
+    caches: list[LayerCache]
+    hidden: int
+    inner: int
+    heads: int
+    head_dim: int
+    vocab: int
+    experts: int
+    chosen: int
+    moe_inner: int
+    context: int
+    tied: bool
+    dropped: int  # bytes of layers that are in the files and are not served, as those that draft
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(part.bytes for parts in (*self.layers, self.outer) for part in parts.values())
+
+    @property
+    def values(self) -> int:
+        return sum(part.values for parts in (*self.layers, self.outer) for part in parts.values())
+
+    @property
+    def active_values(self) -> float:
+        """Weights that one token's row is multiplied with."""
+        share = self.chosen / self.experts if self.experts else 1.0
+        total = 0.0
+        for parts in (*self.layers, self.outer):
+            for role, part in parts.items():
+                if role not in ("embedding", "vision"):
+                    total += part.values * (share if role == "experts" else 1.0)
+        return total + (self.outer["embedding"].values if self.tied and "embedding" in self.outer else 0)
+
+    def by_role(self) -> dict[str, int]:
+        """Bytes of weights, most first."""
+        found: dict[str, int] = defaultdict(int)
+        for parts in (*self.layers, self.outer):
+            for role, part in parts.items():
+                found[role] += part.bytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def build(name: str, full: Any, tensors: Iterable[Tensor], caches: list[LayerCache]) -> Model:
+    """``full``: transformers' configuration with its defaults."""
+    text = full.get_text_config()
+    layers: list[Parts] = [defaultdict(Part) for _ in caches]
+    outer: Parts = defaultdict(Part)
+    dropped = 0
+    for tensor in tensors:
+        if tensor.layer is not None and tensor.layer >= len(layers):
+            dropped += tensor.bytes
+            continue
+        (outer if tensor.layer is None else layers[tensor.layer])[tensor.role].add(tensor)
+    hidden = int(_first(text, "hidden_size", "n_embd", "d_model"))
+    heads = int(_first(text, "num_attention_heads", "n_head", "n_heads"))
+    experts = int(_first(text, "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") or 0)
+    chosen = int(_first(text, "num_experts_per_tok", "moe_top_k", "num_experts_per_token", "moe_topk") or 0)
+    inner = int(_first(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size") or 4 * hidden)
+    return Model(
+        name=name, layers=layers, outer=outer, caches=caches, hidden=hidden, inner=inner, heads=heads,
+        head_dim=int(_first(text, "head_dim") or hidden // heads), vocab=int(text.vocab_size),
+        experts=experts, chosen=chosen, moe_inner=int(_first(text, "moe_intermediate_size") or inner),
+        context=int(_first(text, "max_position_embeddings", "n_positions", "max_seq_len") or 0),
+        tied="head" not in outer, dropped=dropped,
+    )  # fmt: skip

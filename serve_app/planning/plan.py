@@ -1,0 +1,191 @@
+"""The plan: which split of a model over so many devices, what lies where, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from serve_app.planning.devices import Device
+from serve_app.planning.model import Model
+from serve_app.planning.ranks import DoesNotDivide, Rank, Split, divide
+from serve_app.planning.rates import Rates, rates
+
+BLOCK_TOKENS = 32  # of serve_app/engine/blocks.py
+# Texts at a time for which a split is judged, if they fit.
+WANTED_STREAMS = 64
+
+
+class DoesNotFit(ValueError):
+    """No split of the model fits the devices; the text says what is missing."""
+
+
+@dataclass(slots=True, frozen=True)
+class Asked:
+    """``count`` devices of which a program may use ``utilization`` (0..1); a step has at most ``batch_tokens`` rows of
+    which ``sequences`` are sampled; rates are for texts of ``context`` tokens.
+    """
+
+    device: Device
+    count: int = 1
+    utilization: float = 0.9
+    batch_tokens: int = 2048
+    sequences: int = 64
+    context: int = 8192
+    kv_cache_bytes: int = 0  # per rank; 0: what is left
+
+
+@dataclass(slots=True)
+class Plan:
+    """``left``: bytes for K/V of each stage's fullest rank."""
+
+    model: Model
+    asked: Asked
+    split: Split
+    ranks: list[Rank]
+    left: list[int]
+    rates: Rates
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a device that a worker may use."""
+        return int(self.asked.device.memory * self.asked.utilization)
+
+    @property
+    def left_bytes(self) -> int:
+        """For K/V on all ranks of a replica."""
+        return sum(self.left) * self.split.tensor
+
+    @property
+    def token_bytes(self) -> int:
+        """K/V of one token as the engine stores it: of every layer, heads that lie on several ranks counted once."""
+        return sum(cache.token_bytes for cache in self.model.caches)
+
+    @property
+    def far_token_bytes(self) -> int:
+        """Of a token behind which no window or chunk ends: of layers without one."""
+        return sum(cache.token_bytes for cache in self.model.caches if not cache.bound)
+
+    @property
+    def tokens(self) -> int:
+        """That fit, every layer keeping every token, in whole blocks; the first block is nobody's."""
+        return min(self._tokens_of(stage) for stage in range(len(self.ranks)))
+
+    @property
+    def tokens_of_one_text(self) -> int:
+        """That fit in one text whose windowed and chunked layers keep what queries look back to."""
+        low, high = 0, 1 << 40
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._holds(1, middle) else (low, middle - 1)
+        return low
+
+    def streams(self, context: int) -> int:
+        """Texts of ``context`` tokens that fit at the same time, every layer keeping every token."""
+        return self.tokens // context
+
+    def _tokens_of(self, stage: int) -> int:
+        rank = self.ranks[stage]
+        caches = self.model.caches[rank.first : rank.last]
+        block = BLOCK_TOKENS * sum(cache.rank_bytes(self.split.tensor) for cache in caches)
+        return max(0, self.left[stage] // block - 1) * BLOCK_TOKENS if block else 1 << 40
+
+    def _holds(self, texts: int, tokens: int) -> bool:
+        for rank, left in zip(self.ranks, self.left, strict=True):
+            caches = self.model.caches[rank.first : rank.last]
+            if texts * sum(cache.text_bytes(tokens, self.split.tensor) for cache in caches) > left:
+                return False
+        return True
+
+
+def splits(count: int) -> Iterator[Split]:
+    """Every way to divide ``count`` devices into replicas of tensor ranks and pipeline stages."""
+    for tensor in _divisors(count):
+        for pipeline in _divisors(count // tensor):
+            replicas = count // tensor // pipeline
+            yield Split(tensor, pipeline, False, replicas)
+            if tensor > 1:
+                yield Split(tensor, pipeline, True, replicas)
+
+
+def make_plan(model: Model, asked: Asked, split: Split) -> Plan:
+    """The plan of one split. Raises :class:`DoesNotDivide` and :class:`DoesNotFit`."""
+    if split.expert and not model.experts:
+        raise DoesNotDivide(f"{model.name} has no experts to divide")
+    ranks = divide(model, split, batch_tokens=asked.batch_tokens, sampled=asked.sequences)
+    device = asked.device
+    left = []
+    for rank in ranks:
+        room = int(device.memory * asked.utilization) - rank.weight_bytes - rank.activations - device.reserve
+        if room < asked.kv_cache_bytes or room <= 0:
+            missing = (max(asked.kv_cache_bytes, 1) - room) / 2**30
+            raise DoesNotFit(
+                f"{split}: a rank needs {rank.weight_bytes / 2**30:.1f} GiB for weights and "
+                f"{rank.activations / 2**30:.2f} GiB for activations, {missing:.1f} GiB more than "
+                f"{asked.utilization:.0%} of {device.memory / 2**30:.1f} GiB leave"
+            )
+        left.append(asked.kv_cache_bytes or room)
+    plan = Plan(model, asked, split, ranks, left, Rates(0, 0, asked.context, 0, 0))
+    streams = min(WANTED_STREAMS, asked.sequences, plan.streams(asked.context))
+    plan.rates = rates(model, split, ranks, device, streams=streams, context=asked.context)
+    return plan
+
+
+def best_plan(model: Model, asked: Asked) -> Plan:
+    """Of the splits that fit at least one text, the one of most tokens per second on all devices together; of equals
+    the one with most room for K/V. Raises :class:`DoesNotFit`.
+    """
+    found: list[Plan] = []
+    reasons: list[str] = []
+    for split in splits(asked.count):
+        try:
+            plan = make_plan(model, asked, split)
+        except (DoesNotDivide, DoesNotFit) as reason:
+            reasons.append(str(reason))
+            continue
+        found.append(plan)
+    if not found:
+        raise DoesNotFit(f"{model.name} does not fit {asked.count} x {asked.device.name}. " + ". ".join(reasons[-3:]))
+    return max(found, key=lambda plan: (round(plan.rates.decode * plan.split.replicas), plan.left_bytes))
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """Everything, in bytes, tokens and tokens per second."""
+    model, asked, split = plan.model, plan.asked, plan.split
+    return {
+        "model": model.name,
+        "device": {
+            "name": asked.device.name, "count": asked.count, "memory": asked.device.memory,
+            "utilization": asked.utilization, "reserve": asked.device.reserve,
+        },
+        "split": {
+            "tensor": split.tensor, "pipeline": split.pipeline, "experts_whole": split.expert,
+            "replicas": split.replicas,
+        },
+        "weights": {
+            "bytes": model.weight_bytes, "values": model.values, "active_values": int(model.active_values),
+            "by_role": model.by_role(), "not_served": model.dropped,
+        },
+        "ranks": [
+            {
+                "layers": [rank.first, rank.last], "weights": rank.weights, "weight_bytes": rank.weight_bytes,
+                "copies": rank.copies, "activations": rank.activations, "kv_cache": left,
+            }
+            for rank, left in zip(plan.ranks, plan.left, strict=True)
+        ],
+        "kv_cache": {
+            "bytes": plan.left_bytes, "bytes_per_token": plan.token_bytes,
+            "bytes_per_far_token": plan.far_token_bytes, "tokens": plan.tokens,
+            "tokens_of_one_text": plan.tokens_of_one_text, "block_tokens": BLOCK_TOKENS,
+            "streams": plan.streams(asked.context), "context": asked.context,
+            "state_bytes_per_text": sum(cache.state for cache in model.caches),
+        },
+        "rates": {
+            "single": round(plan.rates.single, 1), "streams": plan.rates.streams,
+            "decode": round(plan.rates.decode, 1), "prefill": round(plan.rates.prefill, 1),
+        },
+    }  # fmt: skip
+
+
+def _divisors(count: int) -> list[int]:
+    return [n for n in range(1, count + 1) if count % n == 0]

@@ -1,0 +1,134 @@
+"""A model divided among ranks: which bytes each of them holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from serve_app.planning.model import Model, Parts
+
+# Every rank of a stage has all of these. What is left is divided: columns or rows of matrices, heads, experts, the
+# vocabulary. Projections into a latent are divided by their inputs, and a small all-reduce adds their results.
+WHOLE = ("norms", "routers", "others")
+
+
+class DoesNotDivide(ValueError):
+    """The model has no such split; the text says what does not divide."""
+
+
+@dataclass(slots=True, frozen=True)
+class Split:
+    """``tensor`` ranks divide each layer, ``pipeline`` stages divide the layers; ``expert``: whether the ranks of a
+    stage hold whole experts (else a part of each). ``replicas`` of all that stand side by side.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    expert: bool = False
+    replicas: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Of one replica."""
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        named = [f"tensor {self.tensor}", f"pipeline {self.pipeline}"]
+        named += ["experts whole"] if self.expert else []
+        return ", ".join(named) + (f", {self.replicas} replicas" if self.replicas > 1 else "")
+
+
+@dataclass(slots=True)
+class Rank:
+    """Bytes of the fullest rank of one stage. ``first`` and ``last`` of its layers, ``last`` not among them."""
+
+    first: int
+    last: int
+    weights: dict[str, int] = field(default_factory=dict)
+    activations: int = 0
+    copies: int = 0  # of the weights, those that other ranks of the stage hold as well
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.weights.values())
+
+
+def check_split(model: Model, split: Split) -> None:
+    """Raises :class:`DoesNotDivide`."""
+    if split.pipeline > len(model.layers):
+        raise DoesNotDivide(f"{len(model.layers)} layers do not make {split.pipeline} stages")
+    sizes = {"attention heads": model.heads, "vocabulary": model.vocab}
+    if split.expert:
+        sizes["experts"] = model.experts
+    elif model.experts:
+        sizes["an expert's width"] = model.moe_inner
+    for name, size in sizes.items():
+        if name != "vocabulary" and size % split.tensor:
+            raise DoesNotDivide(f"{name}: {size} do not divide by {split.tensor}")
+
+
+def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int) -> list[Rank]:
+    """The fullest rank of each stage. ``batch_tokens`` and ``sampled`` bound a step's rows. Raises
+    :class:`DoesNotDivide`.
+    """
+    check_split(model, split)
+    outer = model.outer
+    first: Parts = {role: outer[role] for role in ("embedding", "vision") if role in outer}
+    last: Parts = {role: part for role, part in outer.items() if role not in first}
+    if model.tied and split.pipeline > 1 and "embedding" in outer:
+        last["head"] = outer["embedding"]  # the last stage needs the table as well
+    costs = [sum(part.bytes for part in layer.values()) for layer in model.layers]
+    ends = (sum(p.bytes for p in first.values()), sum(p.bytes for p in last.values()))
+    ranks = []
+    for begin, end in stages(costs, split.pipeline, ends):
+        rank = Rank(begin, end)
+        held: list[Parts] = list(model.layers[begin:end])
+        held += [first] if begin == 0 else []
+        held += [last] if end == len(model.layers) else []
+        for parts in held:
+            for role, part in parts.items():
+                mine = part.bytes if role in WHOLE else -(-part.bytes // split.tensor)
+                rank.weights[role] = rank.weights.get(role, 0) + mine
+                rank.copies += part.bytes * (split.tensor - 1) // split.tensor if role in WHOLE else 0
+        rank.activations = activation_bytes(model, split, batch_tokens, sampled if end == len(model.layers) else 0)
+        ranks.append(rank)
+    return ranks
+
+
+def stages(costs: list[int], count: int, ends: tuple[int, int]) -> list[tuple[int, int]]:
+    """Layers [first, last) of each stage so that the fullest holds least. ``ends``: bytes before the first and behind
+    the last layer.
+    """
+    sums = [0]
+    for each in costs:
+        sums.append(sums[-1] + each)
+
+    def held(begin: int, end: int) -> int:
+        return sums[end] - sums[begin] + (ends[0] if begin == 0 else 0) + (ends[1] if end == len(costs) else 0)
+
+    layers = len(costs)
+    best: list[list[tuple[int, int]]] = [[(held(0, end), 0) for end in range(layers + 1)]]
+    for stage in range(1, count):
+        row = [(0, 0)] * (stage + 1)
+        for end in range(stage + 1, layers + 1):
+            row.append(min((max(best[-1][cut][0], held(cut, end)), cut) for cut in range(stage, end)))
+        best.append(row)
+    found, end = [], layers
+    for stage in range(count - 1, -1, -1):
+        begin = best[stage][end][1]
+        found.append((begin, end))
+        end = begin
+    return found[::-1]
+
+
+def activation_bytes(model: Model, split: Split, tokens: int, sampled: int) -> int:
+    """Of one step of ``tokens`` rows in 16 bits, with buffers that layers use one after the other, and of the logits of
+    ``sampled`` rows in float32, twice while tokens are drawn.
+    """
+    kv = max((cache.rank_bytes(split.tensor) for cache in model.caches), default=0)
+    heads = model.heads * model.head_dim // split.tensor
+    # States and what is normalised of them; queries and what is attended, beside keys and values.
+    row = 2 * (2 * model.hidden + 2 * heads) + kv
+    dense = 2 * 2 * model.inner // split.tensor
+    # Of each choice: what enters, gate and up, and what comes out.
+    moe = 2 * model.chosen * (2 * model.hidden + 2 * model.moe_inner // split.tensor) if model.experts else 0
+    return tokens * (row + max(dense, moe)) + 2 * 4 * sampled * -(-model.vocab // split.tensor)

@@ -1,0 +1,66 @@
+"""A catalogue record that serves a model as a plan has it."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serve_app.catalog.records import ModelRecord
+from serve_app.planning.plan import Plan
+from serve_app.planning.source import published
+
+
+class NotWritten(ValueError):
+    """The record can't be written; the text has the remedy."""
+
+
+def record_of(plan: Plan, record: ModelRecord | None, name: str) -> dict[str, Any]:
+    """The record's values. A model that has one keeps it, but for the profile that is planned. Raises
+    :class:`NotWritten`.
+    """
+    asked, split = plan.asked, plan.split
+    context = min(plan.model.context or plan.tokens, plan.tokens)
+    if record is not None:
+        values = record.model_dump(mode="json", exclude_defaults=True)
+    elif name in published():
+        raise NotWritten(f"{name} is a configuration without weights; give a folder, or write the repository yourself")
+    else:
+        short = re.sub(r"[^\w.-]", "-", Path(name).resolve().name).lower()
+        values = {
+            "id": f"@cf/local/{short}", "task": "text-generation", "description": f"{plan.model.name}, as planned.",
+            "created_at": datetime.date.today().isoformat(), "weights": {"path": str(Path(name).resolve())},
+            "properties": {"context_window": context},
+        }  # fmt: skip
+    # What is left is for the cache; the rest of it belongs to who measures again at load.
+    cache = min(plan.left) // (1 << 20)
+    decode: dict[str, Any] = {
+        "max_replicas": split.replicas, "kv_cache_bytes": f"{cache}MiB", "max_batch_tokens": asked.batch_tokens,
+        "max_num_seqs": asked.sequences,
+    }  # fmt: skip
+    if not asked.device.cpu:
+        decode |= {"num_gpus": 1, "gpu_memory_utilization": asked.utilization}
+    profile: dict[str, Any] = {"decode": decode}
+    if split.tensor > 1:
+        profile["tensor_parallel"] = split.tensor
+    if split.pipeline > 1:
+        profile["pipeline_parallel"] = split.pipeline
+    if split.expert:
+        profile["expert_parallel"] = split.tensor
+    values.setdefault("serving", {})["local" if asked.device.cpu else "gpu"] = profile
+    return values
+
+
+def write_record(plan: Plan, record: ModelRecord | None, name: str, file: Path) -> None:
+    """Writes ``file``; a record that the catalogue would refuse is not written. Raises :class:`NotWritten`."""
+    values = record_of(plan, record, name)
+    try:
+        ModelRecord.model_validate(values)
+    except ValueError as error:
+        raise NotWritten(f"the catalogue would refuse the record: {error}") from error
+    if file.exists():
+        raise NotWritten(f"{file} exists; remove it, or name another")
+    file.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")

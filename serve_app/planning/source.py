@@ -1,0 +1,103 @@
+"""Where a plan's model comes from: a folder, a record of the catalogue, or a published configuration that ships."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.load import load_catalog
+from serve_app.catalog.records import ModelRecord
+from serve_app.planning.cache import layer_caches
+from serve_app.planning.described import describe, full_config
+from serve_app.planning.formats import read_format
+from serve_app.planning.held import Held, as_held
+from serve_app.planning.model import Model, build
+from serve_app.planning.tensors import NoTensors, Tensor, from_headers, read_headers
+
+PUBLISHED = Path(__file__).parent / "published"
+# What the files in PUBLISHED say of themselves beside what config.json has.
+_ABOUT = ("_source",)
+
+
+def find_model(name: str, home: Path, *, item: float = 2, held: Held | None = None) -> tuple[Model, ModelRecord | None]:
+    """The model called ``name``, and its record if it has one. ``item``: bytes of a number in the cache. ``held``: how
+    a worker on a CPU has the weights; None: as they are stored. Raises :class:`NoTensors` and CatalogError.
+    """
+    record = None
+    if name in published():
+        config, tensors = published()[name], list[Tensor]()
+    elif Path(name).is_dir():
+        config, tensors = _folder(Path(name))
+    else:
+        catalog = load_catalog(home)
+        if name not in catalog:
+            raise NoTensors(
+                f"{name} is no folder, no record of the catalogue, and none of the configurations that ship "
+                f"({', '.join(sorted(published()))})"
+            )
+        record = catalog[name]
+        config, tensors = _recorded(record, home, catalog.source(name))
+    return plan_model(name, config, tensors, item=item, latent=held is None, held=held), record
+
+
+def plan_model(
+    name: str, config: dict[str, Any], tensors: list[Tensor], *, item: float, latent: bool, held: Held | None = None
+) -> Model:
+    """``tensors`` []: as ``config`` describes them. ``latent``: see :func:`~serve_app.planning.cache.layer_caches`."""
+    full = full_config(config)
+    if not tensors:
+        text = config.get("text_config") or {}
+        described = config.get("quantization_config") or text.get("quantization_config")
+        try:
+            tensors = describe(config, full, read_format(described))
+        except ValueError as error:
+            raise NoTensors(str(error)) from error
+    if held is not None:
+        tensors = as_held(tensors, held)
+    return build(name, full, tensors, layer_caches(full, item, latent=latent))
+
+
+def published() -> dict[str, dict[str, Any]]:
+    """Configurations as their authors publish them, by name."""
+    found = {}
+    for file in sorted(PUBLISHED.glob("*.json")):
+        values = json.loads(file.read_text(encoding="utf-8"))
+        found[file.stem] = {key: value for key, value in values.items() if key not in _ABOUT}
+    return found
+
+
+def _folder(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    file = path / "config.json"
+    if not file.is_file():
+        raise NoTensors(f"{path} has no config.json; give a directory in Hugging Face format")
+    config = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise NoTensors(f"{file} names no model_type")
+    return config, read_headers(path)
+
+
+def _recorded(record: ModelRecord, home: Path, source: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    """Of a repository only the configuration and the headers are fetched."""
+    from serve_app.catalog.weights import tokenizer_directory
+
+    folder = tokenizer_directory(record.weights, home, source)
+    config, tensors = _folder(folder)
+    if not tensors and record.weights.repo is not None:
+        tensors = _headers_of_repository(record.weights.repo, record.weights.revision, source)
+    return config, tensors
+
+
+def _headers_of_repository(repo: str, revision: str | None, source: Path) -> list[Tensor]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError
+
+    try:
+        found = HfApi().get_safetensors_metadata(repo, revision=revision)
+    except (HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError, OSError) as error:
+        raise CatalogError(source, "weights.repo", str(error), "Correct it, or try again later.") from None
+    headers = []
+    for file in found.files_metadata.values():
+        headers.append({name: {"dtype": t.dtype, "shape": t.shape} for name, t in file.tensors.items()})
+    return from_headers(headers)

@@ -1,0 +1,60 @@
+import json
+
+import pytest
+import yaml
+
+from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.load import load_catalog
+from serve_app.cli.program import main
+from tests import tiny
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "models").mkdir(parents=True)
+    return tmp_path / "home"
+
+
+def test_a_folder_is_planned_and_written_as_a_record(home, tmp_path, capsys):
+    folder = tiny.write_checkpoint(tmp_path / "Tiny", "llama")
+    file = home / "models" / "tiny.yaml"
+    assert main(["plan", str(folder), "--gpu", "h200", "--json", "--write", str(file)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["split"] == {"tensor": 1, "pipeline": 1, "experts_whole": False, "replicas": 1}
+    assert found["kv_cache"]["streams"] > 1 and found["rates"]["decode"] > found["rates"]["single"] > 0
+    record = load_catalog(home)["@cf/local/tiny"]
+    assert record.serving["gpu"].stages["decode"].kv_cache_bytes <= found["kv_cache"]["bytes"]
+    assert main(["plan", str(folder), "--write", str(file)]) == 1
+    assert "exists" in capsys.readouterr().err
+
+
+def test_a_worker_of_several_ranks_is_refused_when_it_is_started(home, tmp_path, capsys):
+    folder = tiny.write_checkpoint(tmp_path / "Tiny", "llama")
+    file = home / "models" / "tiny.yaml"
+    assert main(["plan", str(folder), "--count", "2", "--tensor", "2", "--write", str(file)]) == 0
+    assert "tensor 2" in capsys.readouterr().out
+    assert yaml.safe_load(file.read_text())["serving"]["gpu"]["tensor_parallel"] == 2
+    catalog = load_catalog(home)
+    with pytest.raises(CatalogError, match="takes 2 ranks, and workers have one"):
+        catalog.started("gpu", ["@cf/local/tiny"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing-like-it"], "none of the configurations that ship"),
+        (["llama-3.3-70b-instruct"], "does not fit 1 x h100"),
+        (["llama-3.3-70b-instruct", "--count", "2", "--tensor", "3"], "takes 3 devices, and there are 2"),
+        (["gpt-oss-20b", "--write", "x.yaml"], "a configuration without weights"),
+    ],
+)
+def test_what_can_not_be_planned_is_said(home, capsys, arguments, said):
+    assert main(["plan", *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_plan_for_this_machine(home, tmp_path, capsys):
+    folder = tiny.write_checkpoint(tmp_path / "Tiny", "llama")
+    assert main(["plan", str(folder), "--cpu", "--memory", "4"]) == 0
+    assert "1 x cpu, 4.00 GiB each" in capsys.readouterr().out

@@ -1,0 +1,91 @@
+"""What Cloudflare states of its own engine (blog, 2026-04-16), and sizes that models' authors publish."""
+
+import pytest
+
+from serve_app.planning.devices import GPUS
+from serve_app.planning.plan import Asked, DoesNotFit, best_plan, make_plan, to_json
+from serve_app.planning.ranks import DoesNotDivide, Split
+from serve_app.planning.say import said
+from serve_app.planning.source import plan_model, published
+
+GiB = 1 << 30
+# The share of a GPU and the rows of a step that both statements come out with; the rest of a GPU is for contexts,
+# graphs and collectives.
+SHARE, ROWS = 0.9365, 1024
+
+
+def model_of(name, *, item=2, latent=True):
+    return plan_model(name, published()[name], [], item=item, latent=latent)
+
+
+def test_llama_4_scout_fits_two_h200_with_56_gib_left_for_1_2_million_tokens():
+    """Weights in bfloat16 (202 GiB with the vision tower), keys and values too; three of four layers attend to chunks
+    of 8,192 tokens and keep no more.
+    """
+    model = model_of("llama-4-scout")
+    assert model.values / 1e9 == pytest.approx(108.6, rel=0.005)
+    plan = make_plan(model, Asked(GPUS["h200"], 2, SHARE, ROWS), Split(2))
+    assert plan.left_bytes / GiB == pytest.approx(56, abs=2)
+    assert plan.token_bytes == 48 * 2 * 8 * 128 * 2 and plan.far_token_bytes == plan.token_bytes // 4
+    assert plan.tokens_of_one_text == pytest.approx(1.2e6, rel=0.04)
+
+
+def test_kimi_k2_5_fits_eight_h100_with_30_gib_left():
+    """Routed experts in 4 bits with a scale for each 32, the rest in bfloat16; projections into the latent are divided
+    among the ranks as everything else is.
+    """
+    model = model_of("kimi-k2.5")
+    assert model.weight_bytes / 1e9 == pytest.approx(594, rel=0.01)
+    assert model.active_values / 1e9 == pytest.approx(32, rel=0.05)
+    plan = make_plan(model, Asked(GPUS["h100"], 8, SHARE, ROWS), Split(8))
+    assert plan.left_bytes / GiB == pytest.approx(30, abs=2)
+    # DeepSeek-V2's formula: the latent and the rotated key, once for all heads, of every layer.
+    assert plan.token_bytes == 61 * (512 + 64) * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "billions", "active"),
+    [
+        ("llama-3.3-70b-instruct", 141.1, 70.55, 69.5),
+        ("llama-3.3-70b-instruct-fp8", 72.7, 70.55, 69.5),
+        ("gpt-oss-120b", 65.2, 116.8, 5.13),
+        ("gpt-oss-20b", 13.8, 20.9, 3.61),
+        ("qwen3-30b-a3b-fp8", 31.2, 30.5, 3.04),
+        ("deepseek-v3", 672.5, 671, 37),
+    ],
+)
+def test_sizes_that_authors_publish(name, gigabytes, billions, active):
+    model = model_of(name)
+    assert model.weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.02)
+    assert model.values / 1e9 == pytest.approx(billions, rel=0.01)
+    assert model.active_values / 1e9 == pytest.approx(active, rel=0.06)
+
+
+def test_the_best_split_of_a_small_model_is_replicas_and_of_a_large_one_ranks():
+    small = best_plan(model_of("gpt-oss-20b"), Asked(GPUS["h100"], 4))
+    assert (small.split.ranks, small.split.replicas) == (1, 4)
+    large = best_plan(model_of("kimi-k2.5"), Asked(GPUS["h200"], 8))
+    assert large.split.ranks == 8 and large.rates.decode > large.rates.single
+    with pytest.raises(DoesNotFit, match="kimi-k2.5 does not fit 4 x h100"):
+        best_plan(model_of("kimi-k2.5"), Asked(GPUS["h100"], 4))
+
+
+def test_what_does_not_divide_is_named():
+    with pytest.raises(DoesNotDivide, match="attention heads: 40 do not divide by 3"):
+        make_plan(model_of("llama-4-scout"), Asked(GPUS["h200"], 3), Split(3))
+
+
+def test_every_byte_of_a_rank_has_a_name():
+    """What ranks hold adds up to the model, beside what each of them has; and a rank's memory to what it may use."""
+    model = model_of("gpt-oss-120b")
+    asked = Asked(GPUS["h100"], 4)
+    plan = make_plan(model, asked, Split(2, 2))
+    held = sum(rank.weight_bytes for rank in plan.ranks) * 2
+    copies = sum(rank.copies for rank in plan.ranks) * 2
+    assert held - copies == pytest.approx(model.weight_bytes, rel=1e-4)
+    for rank, left in zip(plan.ranks, plan.left, strict=True):
+        assert rank.weight_bytes + rank.activations + asked.device.reserve + left == plan.usable
+    found = to_json(plan)
+    assert sum(found["weights"]["by_role"].values()) == found["weights"]["bytes"]
+    text = said(plan)
+    assert all(role in text for role in model.by_role()) and "streams" in text
