@@ -8,7 +8,6 @@ import logging
 import os
 import secrets
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from typing import Any
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import Settings
+from serve_app.inner_ports import InnerPorts
 from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
 from serve_app.ray_private.fork_server import TORCH_FORKS, ForkServer
@@ -73,6 +73,7 @@ class LocalCluster:
         self._say = say
         self._given = catalog
         self._folder = RunDirectory()
+        self._ports = InnerPorts()
         self._started = False
         self._waiting: dict[str, Any] = {}
         self._planted: list[Any] = []
@@ -81,7 +82,9 @@ class LocalCluster:
     @cached_property
     def environment(self) -> dict[str, str]:
         """The variables under which Ray and Serve are started here. What the operator has set stays."""
-        ports = {name: str(_free_port_from(int(port))) for name, port in self._settings.ray_environment().items()}
+        wanted = self._settings.ray_environment()
+        chosen = self._ports.choose(int(port) for port in wanted.values())
+        ports = {name: str(port) for name, port in zip(wanted, chosen, strict=True)}
         values = {
             **ray_environment.serving_env(),
             **ports,
@@ -205,6 +208,7 @@ class LocalCluster:
         if self._fork_server is not None:
             self._fork_server.stop()
         self._folder.close()
+        self._ports.close()
 
     def _keep_logs(self) -> None:
         """Ray's logs of a server that was lost, for whoever asks why; those of the one before it go."""
@@ -256,19 +260,6 @@ class LocalCluster:
 def compute_on_cpus(started: Iterable[tuple[ModelRecord, Profile]]) -> bool:
     """Whether a stage of these models does: a worker with a GPU is not forked with torch."""
     return any(not stage.num_gpus for _, profile in started for stage in profile.stages.values())
-
-
-def _free_port_from(port: int) -> int:
-    """``port``, or the next one that is free: a second server on this machine must not trip over inner ports."""
-    for candidate in range(port, min(port + 100, 65536)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", candidate))
-            except OSError:
-                continue
-            return candidate
-    return port
 
 
 def _wait_for_controller(serving: Future[Any]) -> None:

@@ -304,7 +304,13 @@ def test_every_room_has_an_arrow() -> None:
     """What stands above the others may name all of them; each other folder of serve_app says what it may name."""
     above = {"serve_app.app", "serve_app.bound", "serve_app.binding", "serve_app.cli", "serve_app.cluster"}
     above |= {"serve_app.serving", "serve_app.serve_config", "serve_app.dashboard_command"}
-    leaves = {"serve_app.logs", "serve_app.progress", "serve_app.run_directory", "serve_app.sampling_params"}
+    leaves = {
+        "serve_app.inner_ports",
+        "serve_app.logs",
+        "serve_app.progress",
+        "serve_app.run_directory",
+        "serve_app.sampling_params",
+    }
     rooms = {room(module) for module in MODULES if within(module, "serve_app") and module != "serve_app"}
     assert rooms - above - leaves == set(MAY_IMPORT) & rooms
     for leaf in leaves:
