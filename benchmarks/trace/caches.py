@@ -45,6 +45,10 @@ class WorkerCache:
         self._limit = blocks
         self._held: OrderedDict[bytes, None] = OrderedDict()
 
+    @property
+    def held(self) -> list[bytes]:
+        return list(self._held)
+
     def look(self, blocks: Sequence[bytes]) -> int:
         """Leading blocks that are held, without touching them."""
         held = self._held

@@ -16,16 +16,24 @@ from benchmarks.trace.engine import prefill_alone
 from benchmarks.trace.ideal import ideal_ttft
 from benchmarks.trace.measure import Result, quantile, table
 from benchmarks.trace.product import Product
-from benchmarks.trace.requests import BLOCK, TraceRequest, read_trace, unlimited_hit_ratio, unlimited_misses
+from benchmarks.trace.requests import (
+    BLOCK,
+    TraceRequest,
+    read_trace,
+    unlimited_hit_ratio,
+    unlimited_misses,
+    with_adapters,
+)
 from benchmarks.trace.simulate import Cluster, ClusterSpec, Policy
 from serve_app.routing.router import RouterConfig
 from serve_app.routing.types import Role
 
 OVERLAP_WEIGHTS = (1.0, 2.0, 4.0, 8.0, 1000.0)
 SMALL_CHUNK = 2048
-POLICIES = ("product", "unlimited", "mixed", "mixed-small-chunks", "split", "kv")
+POLICIES = ("product", "blind", "unlimited", "mixed", "mixed-small-chunks", "split", "kv")
 EXPLAINED = {
     "product": "one shared pool, roles moved by the planner, prefill and decode chosen together",
+    "blind": "the product without knowing which worker has a request's adapter",
     "unlimited": "the product with a pool that never evicts",
     "mixed": "the product's router and shared pool, every worker does both",
     "mixed-small-chunks": f"the same with {SMALL_CHUNK} prompt tokens a step",
@@ -53,6 +61,8 @@ def build(name: str, spec: ClusterSpec, seed: int) -> Policy:
     mixed: list[Role] = ["mixed"] * spec.workers
     if kind == "product":
         return Product("product", spec, router=base)
+    if kind == "blind":
+        return Product("blind to adapters", spec, router=base, blind=True)
     if kind == "unlimited":
         return Product("unlimited pool", spec, router=base, blocks=10**9)
     if kind == "mixed":
@@ -157,6 +167,8 @@ def run(argv: list[str] | None = None) -> int:
     )
     limit = arguments.limit or (1500 if arguments.quick else None)
     trace = read_trace(arguments.trace, limit=limit)
+    if arguments.adapters:
+        trace = with_adapters(trace, arguments.adapters)
     rates = [float(r) for r in (arguments.rates or ("4,8" if arguments.quick else "1,2,4,6,8,10")).split(",")]
     policies = arguments.policies.split(",")
     jobs = [
@@ -220,6 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--blocks", type=int, help="cache in blocks of 512 tokens, of all workers (5859 a worker)")
     parser.add_argument("--nodes", type=int, default=1, help="nodes with a pool each")
     parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--adapters", type=int, default=0, help="so many of 50 MB, of which a worker holds 32")
     parser.add_argument("--link", type=float, default=50.0, help="GB/s between a node's pool and a worker")
     parser.add_argument("--late-handover", action="store_true", help="decode fetches only when prefill has ended")
     parser.add_argument("--ttft-target", type=float, default=5.0, help="seconds; for goodput, and what admission holds")

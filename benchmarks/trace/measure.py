@@ -61,6 +61,7 @@ class Result:
     good: int = 0
     span: float = 0.0
     gaps: GapHistogram = field(default_factory=GapHistogram)
+    adapter_loads: int = 0
     stayed: int = 0  # requests decoded where they were prefilled
     role_moves: int = 0
     roles: str = ""
@@ -86,6 +87,7 @@ class Result:
         row["goodput_per_s"] = round(self.good / self.span, 3) if self.span > 0 else 0.0
         row["good_share"] = round(self.good / max(self.requests, 1), 4)
         row["stayed_share"] = round(self.stayed / max(self.requests - self.refused, 1), 4)
+        row["adapter_loads"] = self.adapter_loads
         row["role_moves"] = self.role_moves
         row["roles"] = self.roles
         row["wall_s"] = round(self.wall, 2)

@@ -21,8 +21,9 @@ MAX_TOKENS = 4096
 class _Gateway:
     """One gateway's dispatch, its requests that wait, and its timer."""
 
-    def __init__(self, number: int, dispatch: Dispatch, cluster: Cluster) -> None:
+    def __init__(self, number: int, dispatch: Dispatch, cluster: Cluster, blind: bool) -> None:
         self.dispatch = dispatch
+        self._blind = blind
         self._number = number
         self._cluster = cluster
         self._waiting: dict[str, TraceRequest] = {}
@@ -33,6 +34,8 @@ class _Gateway:
         routed = RouteRequest(
             request.id, request.prompt, request.blocks, max_tokens=MAX_TOKENS, tenant=request.tenant, arrived_at=now
         )
+        if request.adapter and not self._blind:
+            routed.adapter, routed.adapter_bytes = request.adapter, self._cluster.spec.adapter_bytes
         self.apply(self.dispatch.arrive(routed, now))
 
     def apply(self, effects: Effects) -> None:
@@ -54,7 +57,9 @@ class _Gateway:
 
 
 class Product:
-    """``roles``: None lets the first gateway's planner move them; otherwise fixed, one per worker."""
+    """``roles``: None lets the first gateway's planner move them; otherwise fixed, one per worker. ``blind``: the
+    router does not know that requests have adapters.
+    """
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class Product:
         roles: Sequence[Role] | None = None,
         router: RouterConfig | None = None,
         admit: bool = True,
+        blind: bool = False,
     ) -> None:
         self.name = name
         self.shared = True
@@ -72,6 +78,7 @@ class Product:
         self.gateways: list[_Gateway] = []
         self._spec = spec
         self._roles = roles
+        self._blind = blind
         self._router = router or RouterConfig(chunk_tokens=BLOCK)
         self._targets = Targets(spec.ttft_target if admit else None, spec.itl_target)
         self._next = 0
@@ -85,14 +92,20 @@ class Product:
         config = DispatchConfig(
             admission=AdmissionConfig(self._targets),
             priors=CostPriors(
-                fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01, "adapter": 0.01},
-                fetch_token={"worker": 0.0, "node": node, "remote": remote, "disk": 1.0, "adapter": 1e-9},
+                fetch_latency={"worker": 0.0, "node": latency, "remote": latency, "disk": 0.01, "adapter": latency},
+                fetch_token={
+                    "worker": 0.0,
+                    "node": node,
+                    "remote": remote,
+                    "disk": 1.0,
+                    "adapter": 1 / spec.adapter_bytes_s,
+                },
             ),
             router=self._router,
         )
         for number in range(spec.gateways):
             router = replace(config.router, seed=config.router.seed + number)
-            self.gateways.append(_Gateway(number, Dispatch(replace(config, router=router)), cluster))
+            self.gateways.append(_Gateway(number, Dispatch(replace(config, router=router)), cluster, self._blind))
         half = spec.workers // 2
         roles = self._roles or ["prefill"] * half + ["decode"] * (spec.workers - half)
         for index, role in enumerate(roles):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class TraceRequest:
     output: int
     blocks: tuple[bytes, ...]
     tenant: str = ""
+    adapter: bytes = b""  # the name of the one that it wants; empty: none
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
@@ -49,6 +50,20 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
                 raise ValueError(f"{path}:{number} is not a line of a Mooncake trace: {error}") from error
             found.append(request)
     return sorted(found, key=lambda r: r.at)
+
+
+def with_adapters(trace: Iterable[TraceRequest], count: int) -> list[TraceRequest]:
+    """Each conversation with one of ``count`` adapters, all of them asked for alike. What one adapter has computed is
+    of no use to another. The trace has no names of conversations: a prompt's second block, behind what is common to
+    many, stands for it.
+    """
+
+    def adapted(request: TraceRequest) -> TraceRequest:
+        number = int.from_bytes(request.blocks[:2][-1], "little") % count
+        adapter = _key(number)
+        return replace(request, adapter=adapter, blocks=tuple(_salted(adapter, block) for block in request.blocks))
+
+    return [adapted(request) for request in trace]
 
 
 def write_trace(path: Path, rows: Iterable[dict]) -> None:
@@ -100,6 +115,10 @@ def unlimited_misses(trace: list[TraceRequest]) -> list[int]:
         missed.append(request.prompt - min(run * BLOCK, request.prompt - 1))
         seen.update(request.blocks)
     return missed
+
+
+def _salted(salt: bytes, key: bytes) -> bytes:
+    return blake2b(salt + key, digest_size=8).digest()
 
 
 def _key(number: int) -> bytes:

@@ -2,7 +2,8 @@
 
 What travels takes time as well. A worker reports to the gateways every ``report_s`` while something changes there, and
 every ``heartbeat_s`` otherwise. Gateways look every ``renew_s`` whether the planned roles have changed, and tell the
-workers. K/V crosses each worker's own link at ``link_bytes_s``, one transfer after the other.
+workers. K/V crosses each worker's own link at ``link_bytes_s``, one transfer after the other. A request's adapter is
+loaded where it is not in memory, beside the steps of others.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ class ClusterSpec:
     heartbeat_s: float = 2.0
     renew_s: float = 0.5
     gateways: int = 1
+    adapters: int = 32  # that a worker has in memory
+    adapter_bytes: int = 50 << 20
+    adapter_bytes_s: float = 1e9  # from the file store to a place in the model
     ttft_target: float = 5.0  # what goodput counts, and what admission holds
     itl_target: float = 0.05
 
@@ -82,7 +86,9 @@ class Cluster:
             self.caches.by_node = [PoolCache(max(1, policy.blocks // spec.nodes)) for _ in range(spec.nodes)]
         else:
             self.caches.by_worker = [WorkerCache(max(1, policy.blocks // spec.workers)) for _ in range(spec.workers)]
+        self.adapters = [WorkerCache(spec.adapters) for _ in range(spec.workers)]
         self.jobs: dict[str, Job] = {}
+        self._adapter_at: dict[tuple[int, bytes], float] = {}
         self._events: list[tuple[float, int, str, Any]] = []
         self._order = 0
         self._token_s = spec.kv_token_bytes / spec.link_bytes_s
@@ -99,6 +105,10 @@ class Cluster:
         self.jobs[job.id] = job
         worker = self.workers[prefill]
         self._take_from_cache(job, worker)
+        if request.adapter:
+            # Generation begins later, and elsewhere: only where the prompt is computed does anybody wait.
+            ready = max(self._load_adapter(request.adapter, index) for index in {prefill, decode})
+            job.fetched_at = max(job.fetched_at, ready)
         worker.push(job)
         self.result.stayed += job.stays
         self._wake(worker)
@@ -147,6 +157,7 @@ class Cluster:
             block_tokens=1,
             max_batch_tokens=worker.chunk,
             steps=(worker.sample,) if worker.sample is not None else (),
+            adapters=frozenset(self.adapters[worker.index].held),
             reported_at=self.now,
         )
 
@@ -243,6 +254,20 @@ class Cluster:
         ends = worker.interrupt(self.now) if worker.busy else worker.begin(self.now)
         if ends is not None:
             self.at(ends, "step", (worker.index, worker.version))
+
+    def _load_adapter(self, adapter: bytes, index: int) -> float:
+        """When a worker has it in memory."""
+        held, spec = self.adapters[index], self.spec
+        there = held.match((adapter,)) > 0
+        held.add((adapter,), 0, 1)
+        self.workers[index].changed = True
+        if there:
+            return max(self.now, self._adapter_at.get((index, adapter), 0.0))
+        self.result.adapter_loads += 1
+        ready = self._adapter_at[index, adapter] = (
+            self.now + spec.link_latency_s + spec.adapter_bytes / spec.adapter_bytes_s
+        )
+        return ready
 
     # -- caches --------------------------------------------------------------------------------------------------------
 

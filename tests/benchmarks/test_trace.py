@@ -28,6 +28,28 @@ def test_trace(path, capsys):
     assert [row["requests"] for row in found["rows"]] == [40, 40]
 
 
+def test_adapters(path, capsys):
+    """The router sends requests where their adapter is: fewer are loaded, and first tokens come earlier."""
+    write_trace(path, synthetic_rows(300, rate=6.0))
+    few = [
+        "--rates",
+        "4",
+        "--policies",
+        "product,blind",
+        "--workers",
+        "4",
+        "--jobs",
+        "1",
+        "--adapters",
+        "100",
+        "--json",
+    ]
+    assert trace.main([str(path), *few]) == 0
+    ours, blind = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert 100 <= ours["adapter_loads"] < 0.7 * blind["adapter_loads"]
+    assert ours["ttft_p50_ms"] < blind["ttft_p50_ms"]
+
+
 def test_a_cluster_that_loses_requests(path, capsys, monkeypatch):
     row = {"variant": "product", "policy": "product", "rate": 4.0, "problem": "39 requests ended and 0 were refused"}
     monkeypatch.setattr(command, "simulate", lambda job: dict(row))
