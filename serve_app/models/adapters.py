@@ -14,6 +14,7 @@ from serve_app.adapters.config import AdapterRefused
 from serve_app.adapters.weights import AdapterWeights, Delta, read_adapter
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
+from serve_app.kernels.linear.native_delta import adapter_linear
 from serve_app.kernels.linear.places import Places
 from serve_app.models.linears import Current, Place, Plug
 from serve_app.models.mixture import plug_mixtures
@@ -153,10 +154,12 @@ def bank_plug(bank: AdapterBank | None) -> Plug | None:
 class Adapted(Protocol):
     """What computes with the deltas of one place of the model, by the places of adapters."""
 
-    deltas: list[Any]
-
     def pack(self, own: list[Delta | None]) -> Any:
-        """One adapter's deltas, one per module, as ``deltas`` holds them (with ``bytes``); None where it has none."""
+        """One adapter's deltas, one per module, with ``bytes``; None where it has none."""
+        ...
+
+    def put(self, place: int, delta: Any) -> None:
+        """What :meth:`pack` gave into a place."""
         ...
 
 
@@ -180,7 +183,7 @@ class TorchAdapters:
         self._rows = Rows()
 
     def add(self, place: Place, linear: Linear) -> AdapterLinear:
-        adapted = AdapterLinear(linear, self._places, self._rows, place.widths, self._device)
+        adapted = adapter_linear(linear, self._places, self._rows, place.widths, place.columns, self._device)
         self._adapted.append(adapted)
         return adapted
 
@@ -193,4 +196,4 @@ class TorchAdapters:
     def put(self, place: int, packed: PackedDeltas | None) -> None:
         deltas = [None] * len(self._adapted) if packed is None else packed.deltas
         for delta, each in zip(deltas, self._adapted, strict=True):
-            each.deltas[place] = delta
+            each.put(place, delta)

@@ -82,6 +82,7 @@ class ModuleLinear(Linear):
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self.dtype = module.dtype if isinstance(module, PackedLinear) else module.weight.dtype
 
     def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
         return self._module(x)

@@ -105,6 +105,9 @@ class WeightDeltas:
     def pack(self, own: list[Delta | None]) -> Any:
         return None if own[0] is None else self._pack(own[0])
 
+    def put(self, place: int, delta: Any) -> None:
+        self.deltas[place] = delta
+
 
 class AdapterExperts:
     """Stands in the place of the forward function of a mixture's experts."""

@@ -19,12 +19,17 @@ _ATTENTION = struct.Struct("7P12q2d")
 _WRITE = struct.Struct("4P8q")
 _NORM = struct.Struct("3P6qd")
 _LINEAR = struct.Struct("4P4q")
+_ADAPT = struct.Struct("4P6q")
 _TYPES = (torch.float32, torch.bfloat16)
 _REASONS = {
     2: "query_start, seq_lens and block_tables contradict each other",
     3: "a block id or slot is outside the cache",
 }
-_LINEAR_REASONS = {3: "an expert that there is not", 9: "this build has no bfloat16 dot products"}
+_LINEAR_REASONS = {
+    3: "an expert that there is not",
+    6: "a place for adapters that there is not",
+    9: "this build has no bfloat16 dot products",
+}
 MAX_HEAD_DIM = 512
 
 
@@ -38,9 +43,11 @@ class Library:
     norm: Callable[[bytes], int]
     decoder: Callable[[bytes], int]
     linear: Callable[[bytes], int]
+    adapt: Callable[[bytes], int]
     pack: Callable[..., None]
     survey_compact: Callable[..., None]
     pack_compact: Callable[..., None]
+    interleave: Callable[..., None]
     thread_limit: int
     note: str
 
@@ -48,7 +55,10 @@ class Library:
 def open_library(path: Path) -> Library:
     """Loads the library. Raises OSError when it cannot be loaded, AttributeError when it is not ours."""
     handle = ctypes.CDLL(str(path))  # CDLL releases the GIL during calls
-    functions = (handle.paged_attention, handle.write_kv, handle.rms_norm, handle.decoder_step, handle.linear)
+    functions = (
+        handle.paged_attention, handle.write_kv, handle.rms_norm, handle.decoder_step, handle.linear,
+        handle.adapt_linear,
+    )  # fmt: skip
     for function in functions:
         function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
     pack = handle.pack_panels
@@ -57,12 +67,14 @@ def open_library(path: Path) -> Library:
     sizes = (ctypes.c_int64,) * 3
     survey.argtypes, survey.restype = (*(ctypes.c_void_p,) * 2, *sizes, *(ctypes.c_void_p,) * 2), None
     compact.argtypes, compact.restype = (*(ctypes.c_void_p,) * 2, *sizes, *(ctypes.c_void_p,) * 5), None
+    interleave = handle.interleave
+    interleave.argtypes, interleave.restype = (*(ctypes.c_void_p,) * 3, *sizes[:2]), None
     limit, note = 0, "threads follow torch.get_num_threads()"
     if (runtimes := len(openmp_runtimes())) > 1:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
-    return Library(path, *functions, pack, survey, compact, limit, note)
+    return Library(path, *functions, pack, survey, compact, interleave, limit, note)
 
 
 def threads(lib: Library) -> int:
@@ -195,3 +207,18 @@ def linear(lib: Library, linears: int, count: int, x: Tensor, n: int, chosen: Te
     if code:
         raise ValueError(f"the linear refused its input: {_LINEAR_REASONS[code]}")
     return out
+
+
+def adapt(lib: Library, deltas: int, places: int, lanes: int, adapters: Tensor, x: Tensor, out: Tensor) -> None:
+    """Adds to ``out`` [T, n] the deltas of ``x`` [T, k], both contiguous bfloat16, by the adapters of the first rows
+    ``adapters`` [up to T] int64: places of the records at the address ``deltas``, whose sizes are those of ``x`` and
+    ``out``; see :class:`serve_app.kernels.linear.places.Places`. Raises ValueError.
+    """
+    code = lib.adapt(
+        _ADAPT.pack(
+            deltas, adapters.data_ptr(), x.data_ptr(), out.data_ptr(), len(adapters), x.shape[1], out.shape[1], places,
+            lanes, threads(lib),
+        )
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"the linear refused its input: {_LINEAR_REASONS[code]}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -16,8 +17,11 @@ class Linear:
 
     ``batch`` is the step's ``engine.step.Batch``. ``rows`` are those of its rows that ``x`` holds; None: all of them,
     from the first on, and behind them there may be rows of zeros, whose results nobody reads. What follows the product
-    in a layer can be taken in by a subclass that does both in one call.
+    in a layer can be taken in by a subclass that does both in one call. ``dtype``: of what goes in and comes out, where
+    that is known.
     """
+
+    dtype: torch.dtype | None = None
 
     def __call__(self, x: Tensor, batch: Any, rows: Tensor | None = None) -> Tensor:
         raise NotImplementedError

@@ -86,9 +86,13 @@ class AdapterLinear(Linear):
         out = self.inner(x, batch, rows)
         return out if batch.adapters is None else self.add(out, x, self._rows.groups(batch.adapters, rows))
 
-    def pack(self, own: Sequence[LowRank | None]) -> PlaceDelta | None:
-        """One adapter's deltas of this linear's modules; None where it has none."""
+    def pack(self, own: Sequence[LowRank | None]) -> Any:
+        """One adapter's deltas of this linear's modules, with ``bytes``; None where it has none."""
         return pack(own, self._widths, self._device)
+
+    def put(self, place: int, delta: Any) -> None:
+        """What :meth:`pack` gave, None to take it out."""
+        self.deltas[place] = delta
 
     def idle(self, batch: Any) -> bool:
         return batch.adapters is None and self.inner.idle(batch)

@@ -57,6 +57,7 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, store: PanelStore | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
         self.bias: Tensor | None = None if bias is None else bias.detach()
         # A plain attribute: looking a Parameter up through nn.Module.__getattr__ shows in a step of hundreds of layers.
         self.weights: PanelLinears | _OneDnn
