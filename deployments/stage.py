@@ -33,6 +33,7 @@ from serve_app.wire.generate import (
     Prefilled,
     read_collect_call,
     read_generate_call,
+    read_generate_many,
     read_prefill_call,
     read_prefill_result,
 )
@@ -118,6 +119,15 @@ class EngineStage:
             result = await self._handed_over(request, where)
         return (replace(result, replica=self.replica_id) if isinstance(result, Generated) else result).encode()
 
+    async def generate_many(self, call: bytes, replica: str = "") -> bytes:
+        """Requests of one worker together; see :class:`serve_app.wire.generate.GenerateMany`."""
+        try:
+            return await self.supervisor.call(lambda worker: WorkerHandle(worker).generate_many(call, self.replica_id))
+        except asyncio.CancelledError:
+            for one in read_generate_many(call).calls:
+                self._abort(one.id)
+            raise
+
     async def _handed_over(self, request: GenerateCall, where: PrefillAt) -> GenerateResult:
         """Has the prompt computed elsewhere while this replica's worker takes over what is computed already."""
         call = ArrivingCall(request.id)
@@ -192,8 +202,11 @@ class EngineStage:
         try:
             return await self.supervisor.call(lambda worker: call(WorkerHandle(worker)))
         except asyncio.CancelledError:
-            self.supervisor.tell(lambda worker: worker.abort.remote(request_id))
+            self._abort(request_id)
             raise
+
+    def _abort(self, request_id: str) -> None:
+        self.supervisor.tell(lambda worker: worker.abort.remote(request_id))
 
     async def stats(self) -> bytes:
         """See :meth:`deployments.supervisor.Supervisor.counters`."""

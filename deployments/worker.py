@@ -22,6 +22,7 @@ from serve_app.wire.generate import (
     read_collect_call,
     read_collected,
     read_generate_call,
+    read_generate_many,
     read_generate_result,
     read_prefill_call,
     read_prefill_result,
@@ -65,6 +66,9 @@ class EngineWorker:
 
     async def generate(self, call: bytes) -> bytes:
         return (await self._work.generate(read_generate_call(call))).encode()
+
+    async def generate_many(self, call: bytes, replica: str) -> bytes:
+        return (await self._work.generate_many(read_generate_many(call), replica)).encode()
 
     async def arriving(self, call: bytes) -> bytes:
         return (await self._work.arriving(read_arriving_call(call))).encode()
@@ -116,6 +120,10 @@ class WorkerHandle:
 
     async def generate(self, call: GenerateCall) -> GenerateResult:
         return read_generate_result(await self.actor.generate.remote(call.encode()))
+
+    async def generate_many(self, call: bytes, replica: str) -> bytes:
+        """Nothing between gateway and worker looks into it."""
+        return await self.actor.generate_many.remote(call, replica)
 
     async def arriving(self, call: ArrivingCall) -> GenerateResult:
         return read_generate_result(await self.actor.arriving.remote(call.encode()))

@@ -20,6 +20,7 @@ from serve_app.wire.tokens import (
     Acked,
     Bye,
     Closed,
+    Ended,
     FromWorker,
     Hello,
     Pause,
@@ -151,6 +152,7 @@ class TokenInbox:
     up on.
 
     ``on_load(worker id, report)``: a subscribed worker tells of its load; None when its connection ends.
+    ``on_ended(stream id, result)``: how a request has ended that came with others; see :class:`Ended`.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class TokenInbox:
     ) -> None:
         self.pause_tokens = pause_tokens
         self.on_load = on_load
+        self.on_ended: Callable[[str, bytes], None] | None = None
         self._host = host
         self._port = port
         self._secret = secrets.token_bytes(32)
@@ -287,6 +290,10 @@ class _Connection(asyncio.Protocol):
             self._hello(message)
         elif isinstance(message, Tokens):
             self._tokens(message.items)
+        elif isinstance(message, Ended):
+            for stream_id, result in message.streams:
+                if self._inbox.on_ended is not None:
+                    self._inbox.on_ended(stream_id, result)
         elif isinstance(message, LoadReport):
             if self._inbox.on_load is not None:
                 self._inbox.on_load(self.worker_id, message)

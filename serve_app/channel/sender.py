@@ -9,12 +9,14 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import cast
 
 from msgspec.structs import replace
 
 from serve_app.channel import frames
 from serve_app.channel.frames import FrameReader
+from serve_app.channel.outgoing import Outgoing
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.load import LoadReport
 from serve_app.wire.message import BadMessage
@@ -23,6 +25,8 @@ from serve_app.wire.tokens import (
     Acked,
     Bye,
     Closed,
+    Ended,
+    Ending,
     FromGateway,
     Hello,
     Pause,
@@ -40,43 +44,6 @@ FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
 # Items per frame after a long interruption; frames that are still too large are halved.
 FRAME_ITEMS = 8192
-
-
-class _Stream:
-    """Items not acknowledged yet, in order; those before ``sent`` were written to the present connection."""
-
-    __slots__ = ("connection", "end", "finished", "items", "paused", "sent", "stream_id")
-
-    def __init__(self, stream_id: str, connection: _Connection, start: int) -> None:
-        self.stream_id = stream_id
-        self.connection = connection
-        self.items: list[TokenItem] = []
-        self.sent = 0
-        self.end = start
-        self.finished = False
-        self.paused = False
-
-    def acknowledge(self, offset: int, finished: bool) -> None:
-        keep = 0
-        for item in self.items:
-            if item.end > offset or (item.finish is not None and not finished):
-                break
-            keep += 1
-        if keep:
-            del self.items[:keep]
-            self.sent = max(0, self.sent - keep)
-
-    def resume(self, offset: int) -> None:
-        """Sends again from ``offset``: what was on its way when the reader asked for a pause may have been
-        dropped.
-        """
-        self.paused = False
-        self.sent = 0
-        while self.sent < len(self.items):
-            item = self.items[self.sent]
-            if item.end > offset or item.finish is not None:
-                break
-            self.sent += 1
 
 
 class TokenSender:
@@ -99,7 +66,7 @@ class TokenSender:
         self._on_lost = on_lost
         self._on_closed = on_closed
         self._connections: dict[InboxAddress, _Connection] = {}
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Outgoing[_Connection]] = {}
 
     def __len__(self) -> int:
         """Streams with something left to send or to be acknowledged, or not finished."""
@@ -114,7 +81,7 @@ class TokenSender:
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = _Connection(self, address)
-        stream = self._streams[stream_id] = _Stream(stream_id, connection, start)
+        stream = self._streams[stream_id] = Outgoing(stream_id, connection, start)
         connection.add(stream)
 
     def send(self, items: Iterable[TokenItem]) -> None:
@@ -123,7 +90,7 @@ class TokenSender:
         Offsets must follow on from what the stream had before (ValueError otherwise). Items of streams
         that are not open, or closed by their reader, are dropped.
         """
-        touched: dict[_Connection, list[_Stream]] = {}
+        touched: dict[_Connection, list[Outgoing[_Connection]]] = {}
         for item in items:
             stream = self._streams.get(item.stream_id)
             if stream is None:
@@ -145,6 +112,13 @@ class TokenSender:
         """
         stream = self._streams.get(stream_id)
         return list(stream.items) if stream else []
+
+    def ended(self, address: InboxAddress, ending: Ending) -> None:
+        """Tells a gateway how a request has ended, with others that end at the same time. Lost where the gateway can't
+        be reached now: the call that brought the request answers the same.
+        """
+        if (connection := self._connections.get(address)) is not None:
+            connection.ended(ending)
 
     def close(self, stream_id: str) -> None:
         """Forgets a stream and what was not acknowledged (hand :meth:`undelivered` over first)."""
@@ -228,7 +202,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, sender: TokenSender, address: InboxAddress) -> None:
         self.address = address
         self._sender = sender
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Outgoing[_Connection]] = {}
         self._transport: asyncio.Transport | None = None
         self._writable = False
         self._reader = FrameReader(read_from_gateway)
@@ -237,6 +211,7 @@ class _Connection(asyncio.Protocol):
         self._closing = False
         self._leased_until = 0.0
         self._load: LoadReport | None = None
+        self._endings: list[Ending] = []
 
     @property
     def connected(self) -> bool:
@@ -251,7 +226,7 @@ class _Connection(asyncio.Protocol):
     def wanted(self) -> bool:
         return bool(self._streams) or self.leased
 
-    def add(self, stream: _Stream) -> None:
+    def add(self, stream: Outgoing[_Connection]) -> None:
         self._streams[stream.stream_id] = stream
         self._want()
 
@@ -271,10 +246,22 @@ class _Connection(asyncio.Protocol):
             self._transport.write(frames.encode(load))
             self._load = None
 
-    def remove(self, stream: _Stream) -> None:
+    def ended(self, ending: Ending) -> None:
+        if not self._endings:
+            asyncio.get_running_loop().call_soon(self._tell_endings)
+        self._endings.append(ending)
+
+    def _tell_endings(self) -> None:
+        endings, self._endings = self._endings, []
+        if self._transport is None or not self._writable:
+            return
+        with suppress(BadMessage):  # larger than a frame
+            self._transport.write(frames.encode(Ended(tuple(endings))))
+
+    def remove(self, stream: Outgoing[_Connection]) -> None:
         self._streams.pop(stream.stream_id, None)
 
-    def flush(self, streams: Iterable[_Stream]) -> None:
+    def flush(self, streams: Iterable[Outgoing[_Connection]]) -> None:
         """Writes everything not sent yet of ``streams``, in as few frames as the size limit allows."""
         if self._transport is None or not self._writable:
             return

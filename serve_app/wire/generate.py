@@ -130,6 +130,21 @@ class Failed(Message, tag="failed:1", frozen=True):
     refused: bool = False
 
 
+class GenerateMany(Message, tag="generate-many:1", frozen=True):
+    """Requests that go to one worker together and ask for no prefill elsewhere: one call costs more than what is in it.
+    Answered by :class:`GeneratedMany` once all have ended; how each has ended is told before, over
+    the channel (:class:`serve_app.wire.tokens.Ended`).
+    """
+
+    calls: tuple[GenerateCall, ...]
+
+
+class GeneratedMany(Message, tag="generated-many:1", frozen=True):
+    """How the requests of a :class:`GenerateMany` have ended, in its order."""
+
+    results: tuple[Generated | Failed, ...]
+
+
 class PrefillCall(Message, tag="prefill:5", frozen=True):
     """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
 
@@ -178,6 +193,9 @@ GenerateResult = Generated | Missing | Failed
 PrefillResult = PrefillDone | Failed
 read_generate_call: Reader[GenerateCall] = Reader(GenerateCall)
 read_generate_result: Reader[GenerateResult] = Reader(GenerateResult)
+read_generate_many: Reader[GenerateMany] = Reader(GenerateMany)
+read_generated_many: Reader[GeneratedMany] = Reader(GeneratedMany)
+read_ending: Reader[Generated | Failed] = Reader(Generated | Failed)
 read_arriving_call: Reader[ArrivingCall] = Reader(ArrivingCall)
 read_prefill_call: Reader[PrefillCall] = Reader(PrefillCall)
 read_prefill_result: Reader[PrefillResult] = Reader(PrefillResult)

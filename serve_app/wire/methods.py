@@ -23,6 +23,7 @@ class Method(Generic[C, R]):
 
 # A replica's to have; all replicas of a stage are asked for the others.
 GENERATE = Method("generate", generate.GenerateCall, generate.read_generate_result)
+GENERATE_MANY = Method("generate_many", generate.GenerateMany, generate.read_generated_many)
 ENCODE = Method("encode", encode.EncodeCall, encode.read_encode_result)
 PROBE = Method("probe", replicas.Nothing, replicas.read_nothing)
 WAKE = Method("wake", replicas.Nothing, replicas.read_nothing)

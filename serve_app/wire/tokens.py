@@ -4,6 +4,7 @@
 
     worker -> gateway   Hello        first frame of every connection
                         Tokens       the new tokens of one engine step, of all streams of that gateway
+                        Ended        how requests that came together have ended, each when it has
                         LoadReport   to gateways that have subscribed (serve_app.wire.load)
                         Bye
     gateway -> worker   Ack          cumulative, sent lazily
@@ -55,6 +56,21 @@ class Tokens(Message, tag="tokens:2", frozen=True):
     items: tuple[TokenItem, ...]
 
 
+class Ending(NamedTuple):
+    """``result``: what a call of its own would have answered, encoded (:class:`serve_app.wire.generate.Generated` or
+    :class:`~serve_app.wire.generate.Failed`).
+    """
+
+    stream_id: str
+    result: bytes
+
+
+class Ended(Message, tag="ended:1", frozen=True):
+    """Not acknowledged: the call that brought the requests answers the same when the last of them has ended."""
+
+    streams: tuple[Ending, ...]
+
+
 class Bye(Message, tag="bye:1", frozen=True):
     pass
 
@@ -88,7 +104,7 @@ class Closed(Message, tag="closed:1", frozen=True):
     streams: tuple[str, ...]
 
 
-FromWorker = Hello | Tokens | LoadReport | Bye
+FromWorker = Hello | Tokens | Ended | LoadReport | Bye
 FromGateway = Ack | Pause | Resume | Closed
 read_from_worker: Reader[FromWorker] = Reader(FromWorker)
 read_from_gateway: Reader[FromGateway] = Reader(FromGateway)

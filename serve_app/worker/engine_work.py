@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from serve_app import logs
 from serve_app.adapters.config import AdapterRefused
@@ -28,6 +29,8 @@ from serve_app.wire.generate import (
     Failed,
     GenerateCall,
     Generated,
+    GeneratedMany,
+    GenerateMany,
     GenerateResult,
     Missing,
     PrefillCall,
@@ -36,7 +39,7 @@ from serve_app.wire.generate import (
     PrefillResult,
 )
 from serve_app.wire.replicas import Counters, Listen, Pulse
-from serve_app.wire.tokens import Acked, TokenItem
+from serve_app.wire.tokens import Acked, Ending, TokenItem
 from serve_app.worker.adapter_files import open_adapters
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_read import PoolReader, Stored
@@ -130,6 +133,26 @@ class EngineWork:
         finally:
             if not parked:
                 self._forget(call.id)
+
+    async def generate_many(self, call: GenerateMany, replica: str) -> GeneratedMany:
+        """Runs requests that came together, each as :meth:`generate` does, and tells of each end at once. ``replica``:
+        Serve's id of the one that asks.
+        """
+        running = (self._one_of_many(one, replica) for one in call.calls)
+        return GeneratedMany(tuple(await asyncio.gather(*running)))
+
+    async def _one_of_many(self, call: GenerateCall, replica: str) -> Generated | Failed:
+        try:
+            result = await self.generate(call)
+        except Exception as error:  # of this one alone
+            log.exception("request %s failed", call.id)
+            result = Failed(f"it failed here ({type(error).__name__})")
+        assert not isinstance(result, Missing)
+        if isinstance(result, Generated):
+            result = replace(result, replica=replica)
+        if call.inbox is not None:
+            self._sender.ended(call.inbox, Ending(call.id, result.encode()))
+        return result
 
     async def arriving(self, call: ArrivingCall) -> GenerateResult:
         """Goes on with a request that was answered with :class:`Missing`: takes over what prefill computes meanwhile,

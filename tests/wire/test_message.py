@@ -52,9 +52,12 @@ FIELDS = {
     "encode:3": "ids lengths types pooling normalize dimensions heads raw priority",
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
+    "ended:1": "streams",
     "failed:1": "error refused",
+    "generate-many:1": "calls",
     "generate:9": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together "
     "origin",
+    "generated-many:1": "results",
     "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:2": "inbox lease_s replica role wish plans",

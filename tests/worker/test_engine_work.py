@@ -15,14 +15,18 @@ from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.channel.inbox import TokenInbox
 from serve_app.kv.cached_tokens import SOURCES
 from serve_app.wire.generate import (
+    AdapterAt,
     ArrivingCall,
     CollectCall,
     Failed,
     Generated,
+    GenerateMany,
     Missing,
     PrefillDone,
     Prefilled,
+    read_ending,
 )
+from serve_app.wire.replicas import Listen
 from serve_app.worker import engine_work, kv_read, requests
 from tests import tiny
 from tests.waiting import until
@@ -84,6 +88,35 @@ async def nothing_left(decode, prefill):
 
 def prompt(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 256, length).tolist()
+
+
+async def test_requests_that_come_together_end_one_by_one(decode, inbox, expected):
+    """Each with its own tokens and its own fault, told when it ends and once more when all have."""
+    told: dict[str, Generated | Failed] = {}
+    inbox.on_ended = lambda name, result: told.update({name: read_ending(result)})
+    await decode.subscribe(Listen(inbox.address, 60.0, "a replica", "decode"))
+    await until(lambda: inbox.workers)
+    prompts, lengths = [prompt(seed, 40 + seed) for seed in (11, 12)], (4, 100)
+    short, long = (call(ids, inbox, max_tokens=count) for ids, count in zip(prompts, lengths, strict=True))
+    bad = call(prompt(13, 20), inbox, grammar="start: no such thing")
+    unplaced = replace(call(prompt(14, 20), inbox), adapter=AdapterAt("0" * 64, 1))
+
+    def end_of(name: str):
+        async def told_of() -> Generated | Failed:
+            return await until(lambda: told.get(name))
+
+        return told_of
+
+    reading = [asyncio.ensure_future(read(inbox, one, end_of(one.id))) for one in (short, long)]
+    results = (await decode.generate_many(GenerateMany((short, bad, unplaced, long)), "a replica")).results
+    for (tokens, result), ids, count in zip(await asyncio.gather(*reading), prompts, lengths, strict=True):
+        assert tokens == expected(ids, count)
+        assert (result.finish, result.replica) == ("length", "a replica")
+    await until(lambda: len(told) == 4)
+    # The short one had ended before the long one, and the faulty ones before both.
+    assert list(told)[-1] == long.id and list(told)[-2] == short.id
+    assert results == tuple(told[one.id] for one in (short, bad, unplaced, long))
+    assert told[bad.id].refused and told[unplaced.id].refused
 
 
 async def test_tokens_and_where_the_prompt_came_from(decode, inbox, expected):

@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextvars import Context
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from serve_app.api.errors import InvalidInput, WorkersLost
 from serve_app.channel.inbox import Stream, TokenInbox
+from serve_app.gateway.backends.bundles import Bundles
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
 from serve_app.gateway.resume.log import ChoiceTokens
 from serve_app.kv.cached_tokens import SOURCES
@@ -57,15 +59,27 @@ class Job:
         return self.work.model
 
 
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """One attempt: a call under way and its stream. ``asking``: fetches tokens that the channel does not bring."""
+
+    job: Job
+    stream: Stream
+    began: float
+    asking: asyncio.Task[None] | None = None
+
+
 class Attempts:
     """Those under way at this gateway; with ``ask_all`` it asks workers for tokens that the channel does not bring."""
 
     def __init__(self, inbox: TokenInbox, call: Call, ask_all: AskAll | None) -> None:
         self._inbox = inbox
         self._call = call
+        self._bundles = Bundles(inbox, call)
         self._ask_all = ask_all
         self._calls: set[asyncio.Task[None]] = set()
-        self._running: dict[str, tuple[Job, Stream]] = {}
+        self._running: dict[str, _Attempt] = {}
+        self._watch: asyncio.Task[None] | None = None
 
     def lost(self, model: ServedModel) -> None:
         """The connection of a worker has ended."""
@@ -73,9 +87,9 @@ class Attempts:
             asyncio.get_running_loop().call_later(BACK_WITHIN_S, self._leave_lost, model)
 
     def _leave_lost(self, model: ServedModel) -> None:
-        for job, stream in list(self._running.values()):
-            if job.model is model and job.dispatcher.gone(job.ticket):
-                stream.fail(WorkerGone("its connection has ended"))
+        for one in list(self._running.values()):
+            if one.job.model is model and one.job.dispatcher.gone(one.job.ticket):
+                one.stream.fail(WorkerGone("its connection has ended"))
 
     async def tokens(
         self, job: Job, call: GenerateCall, prompt: np.ndarray, told: list[PromptLogprobs], kept: ChoiceTokens | None
@@ -133,10 +147,12 @@ class Attempts:
     async def _attempt(self, job: Job, sent: GenerateCall, told: list[PromptLogprobs]) -> AsyncIterator[TokenItem]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(sent.id, sent.resumed)
-        self._running[sent.id] = job, stream
+        one = self._running[sent.id] = _Attempt(job, stream, time.monotonic())
         job.work.hold()
         call = asyncio.ensure_future(self._complete(job, sent, stream, told))
-        asking = asyncio.ensure_future(self._ask(job, stream)) if self._ask_all is not None else None
+        if self._ask_all is not None and (self._watch is None or self._watch.done()):
+            # Nothing of the request that happens to be the first belongs to it.
+            self._watch = asyncio.get_running_loop().create_task(self._watched(), context=Context())
         self._calls.add(call)
         call.add_done_callback(lambda _: self._called(job, call))
         try:
@@ -146,17 +162,25 @@ class Attempts:
         finally:
             stream.close()
             del self._running[sent.id]
-            if asking is not None:
-                asking.cancel()
+            if one.asking is not None:
+                one.asking.cancel()
             # A stream that has ended is followed by its call, which tells of the way the request took.
             if not call.done() and not stream.finished:
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
 
+    async def _watched(self) -> None:
+        """While there are attempts: has tokens asked for that no connection has brought for a while."""
+        while self._running:
+            due = time.monotonic() - CHANNEL_PATIENCE_S
+            for one in list(self._running.values()):
+                if one.asking is None and one.began <= due and not one.stream.connected:
+                    one.asking = asyncio.ensure_future(self._ask(one.job, one.stream))
+            await asyncio.sleep(CHANNEL_PATIENCE_S / 2)
+
     async def _ask(self, job: Job, stream: Stream) -> None:
         """While no connection brings the stream's tokens, fetches them by calls: slower, but no less right."""
         assert self._ask_all is not None
-        await asyncio.sleep(CHANNEL_PATIENCE_S)
         while not stream.finished:
             fresh = 0
             if not stream.connected:
@@ -175,7 +199,11 @@ class Attempts:
     async def _complete(self, job: Job, sent: GenerateCall, stream: Stream, told: list[PromptLogprobs]) -> None:
         try:
             to = job.dispatcher.destination(job.ticket)
-            result = await self._call(job.model, GENERATE, replace(sent, prefill=to.prefill), to.stage, to.replica)
+            whole = replace(sent, prefill=to.prefill)
+            if self._bundles.takes(whole, to):
+                result = await self._bundles.generate(job.model, whole, to)
+            else:
+                result = await self._call(job.model, GENERATE, whole, to.stage, to.replica)
             if isinstance(result, Failed):
                 raise RefusedByEngine(result.error) if result.refused else WorkerGone(result.error)
             if not isinstance(result, Generated):
