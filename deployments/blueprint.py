@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deployments.autoscale import follow_plan
 from serve_app.catalog.records import ModelRecord, Profile, Stage
 from serve_app.config import Settings
 from serve_app.ray_private.hinted_router import HintedRequestRouter
+from serve_app.ray_private.versions import of_version
 from serve_app.worker.spec import WorkerSpec
 
 # Serve passes this many requests to a replica; the engine queues them itself, where it can see their tokens.
@@ -28,6 +30,8 @@ class Blueprint:
     profile: Profile
     settings: Settings
     source: Path
+    # Versions that deployments keep, by their names, so that replicas which run go on.
+    versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -35,13 +39,18 @@ class Blueprint:
 
     def sized(self, deployment: Any, stage: str) -> Any:
         """The deployment with the resources and the autoscaling of a stage."""
-        return _sized(deployment, self.stages[stage])
+        return self._kept(_sized(deployment, self.stages[stage]))
 
     def routed(self, deployment: Any, stage: str) -> Any:
         """:meth:`sized`, for a deployment whose replica the gateway may choose."""
         router = RequestRouterConfig(request_router_class=HintedRequestRouter)
         policy = AutoscalingPolicy(policy_function=follow_plan)
-        return _sized(deployment, self.stages[stage], policy=policy).options(request_router_config=router)
+        sized = _sized(deployment, self.stages[stage], policy=policy)
+        return self._kept(sized.options(request_router_config=router))
+
+    def _kept(self, deployment: Any) -> Any:
+        version = self.versions.get(deployment.name)
+        return deployment if version is None else of_version(deployment, version)
 
     def spec(self, stage: str, **options: Any) -> WorkerSpec:
         """What a stage's worker is told, ``options`` over what the record and the settings say."""

@@ -13,7 +13,9 @@ from ray.util import get_node_ip_address
 
 from deployments.calls import ask_all_replicas, call_application
 from deployments.metrics import GatewayMetrics
+from deployments.operate import Applications
 from serve_app import logs
+from serve_app.config import Settings
 from serve_app.gateway.batches import Works
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
@@ -25,7 +27,10 @@ from serve_app.gateway.settings import GatewaySettings
 @serve.deployment(name="Gateway")
 @serve.ingress()
 class Gateway:
-    async def __init__(self, settings: GatewaySettings, batch: DeploymentHandle | None = None) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, settings: GatewaySettings, batch: DeploymentHandle | None = None, site: Settings | None = None
+    ) -> None:
+        """``site``: what models that are started by hand are deployed with."""
         logs.set_up("gateway", ids_at_hand)
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
@@ -33,6 +38,7 @@ class Gateway:
             runners = self._core.runners
             runners.work, runners.nudge = batch.work.remote, batch.nudge.remote
             runners.here = lambda: Works(self._core, clients=True)
+        self._core.by_hand.deployer = None if site is None else Applications(site)
         self._core.history.others = partial(self._ask_gateways, "told")
         self._core.ask_counted = partial(self._ask_gateways, "counted")
         self._core.node = ray.get_runtime_context().get_node_id()

@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -30,6 +32,7 @@ from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import Settings, alert_secret, api_key, cluster_secret, load_settings
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.state.accounts import hash_key
+from serve_app.state.check import read_operated
 from serve_app.tasks.model import application_name
 
 GATEWAY = "gateway"
@@ -88,7 +91,9 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
     gateway = Gateway.options(**options, ray_actor_options={"num_cpus": 0.25})  # type: ignore[attr-defined]
     # A runner bounds its requests itself, by what workers have room for.
-    return gateway.bind(told, _runners(settings).bind(replace(told, max_inflight=MAX_ONGOING)))
+    # What deploys models needs nothing secret of them.
+    plain = settings.model_copy(update=dict.fromkeys(("api_key", "alert_secret", "database")))
+    return gateway.bind(told, _runners(settings).bind(replace(told, max_inflight=MAX_ONGOING)), plain)
 
 
 def _runners(settings: Settings) -> Any:
@@ -107,9 +112,17 @@ def _runners(settings: Settings) -> Any:
     return Batch.options(**options, ray_actor_options={"num_cpus": 0})  # type: ignore[attr-defined]
 
 
-def model_application(record: ModelRecord, profile: Profile, settings: Settings, source: Path) -> Application:
-    """One model's deployments, each with its own replicas and autoscaling."""
-    model = Blueprint(record, profile, settings, source)
+def model_application(
+    record: ModelRecord,
+    profile: Profile,
+    settings: Settings,
+    source: Path,
+    versions: Mapping[str, str] = MappingProxyType({}),
+) -> Application:
+    """One model's deployments, each with its own replicas and autoscaling. ``versions``: of those that run and whose
+    replicas go on, by name.
+    """
+    model = Blueprint(record, profile, settings, source, versions)
     return home(record).application(model)
 
 
@@ -170,6 +183,8 @@ def model(args: dict[str, Any]) -> Application:
     """Builder of one model's application; ``args["model"]`` is its catalogue id."""
     told = BuilderArgs.model_validate(args)
     settings = load_settings(profile=told.profile)
-    catalog = load_catalog(settings.home)
-    [(record, profile)] = catalog.started(settings.profile, [told.model or ""])
+    catalog = load_catalog(settings.home, operated=read_operated(settings.home, settings.database))
+    if told.model not in catalog:
+        catalog.started(settings.profile, [told.model or ""])  # says what is wrong
+    record, profile = catalog.startable(told.model or "", settings.profile)
     return model_application(record, profile, settings, catalog.source(record.id))

@@ -28,6 +28,7 @@ from serve_app.ray_private.fork_server import TORCH_FORKS, ForkServer
 from serve_app.ray_private.haproxy import haproxy_environment, haproxy_files
 from serve_app.ray_private.head import ended_daemons, one_machine
 from serve_app.run_directory import RunDirectory
+from serve_app.state.check import read_operated
 
 Say = Callable[[str], None]
 
@@ -150,7 +151,10 @@ class LocalCluster:
 
     @cached_property
     def _catalog(self) -> Catalog:
-        return self._given or load_catalog(self._settings.home)
+        if self._given is not None:
+            return self._given
+        settings = self._settings
+        return load_catalog(settings.home, operated=read_operated(settings.home, settings.database))
 
     def start_serving(self) -> None:
         """Serve and the applications on a running Ray."""

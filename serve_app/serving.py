@@ -23,6 +23,7 @@ from serve_app.config import Settings, api_key
 from serve_app.dashboard_command import link
 from serve_app.run_directory import remove_leftovers
 from serve_app.state.check import check as check_store
+from serve_app.state.check import read_operated
 
 # How often it is asked whether Ray still lives.
 WATCH_S = 0.5
@@ -73,11 +74,13 @@ def serve_until_interrupted(settings: Settings) -> int:
     remove_leftovers()
     _refuse_taken_port(settings)
     # A wrong record or price stops us here, before Ray starts.
-    catalog = load_catalog(settings.home)
+    check_store(settings.home, settings.database)
+    catalog = load_catalog(settings.home, operated=read_operated(settings.home, settings.database))
     PriceFile(settings.home, settings.prices).read()
     started = [record for record, _ in catalog.started(settings.profile, settings.models)]
+    for model, problem in catalog.problems.items():
+        _tell(f"serve-app: warning: {model}, as it was said by hand: {problem}", logging.WARNING)
     key = api_key(settings)
-    check_store(settings.home, settings.database)
     _tell(f"serve-app: starting (profile {settings.profile}, state in {settings.home})")
     cluster = LocalCluster(settings, say, catalog)
     for number in (signal.SIGINT, signal.SIGTERM):

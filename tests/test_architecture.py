@@ -76,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.routing": {"numpy", "serve_app.costs"},
     "serve_app.state": {
         "alembic", "fsspec", "msgspec", "orjson", "s3fs", "sqlalchemy", "yaml", "serve_app.api.errors",
-        "serve_app.api.trace_context",
+        "serve_app.api.trace_context", "serve_app.catalog.operated",
         "serve_app.config",
     },
     # What a gateway has in memory knows no database.
@@ -89,6 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.state.streams",
     },
     "serve_app.state.streams": set(),
+    "serve_app.catalog.operated": set(),
     "serve_app.state.batches": {"msgspec", "serve_app.state.accounts", "serve_app.state.protocols"},
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},

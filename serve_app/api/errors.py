@@ -214,6 +214,12 @@ class AlreadyThere(ApiError):
     code, status, type, generic = 5006, 409, "conflict", True
 
 
+class NotDone(ApiError):
+    """What could not be done now, and may be asked again."""
+
+    code, status, generic = 3040, 503, True
+
+
 class RangeWrong(ApiError):
     """A range of bytes that a file does not have."""
 

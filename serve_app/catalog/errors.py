@@ -16,6 +16,11 @@ class CatalogError(Exception):
         where = f"{source}: {field}" if field else str(source)
         super().__init__(f"{where}: {reason}. {remedy}")
 
+    @property
+    def told(self) -> str:
+        """The same without the file, for who has none: paths of the machine are nobody else's business."""
+        return f"{self.field}: {self.reason}. {self.remedy}" if self.field else f"{self.reason}. {self.remedy}"
+
 
 def from_validation(source: Path | str, error: ValidationError, model: type[BaseModel]) -> CatalogError:
     """The first finding of a ValidationError (the others usually follow from it) as a CatalogError."""

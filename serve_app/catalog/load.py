@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 from pydantic import ValidationError
 
 from serve_app.catalog.errors import CatalogError, from_validation
+from serve_app.catalog.operated import Operated
 from serve_app.catalog.price_list import PriceList, Prices
 from serve_app.catalog.price_list import built_in as built_in_prices
-from serve_app.catalog.records import ModelRecord, Profile, ProfileName, Weights
+from serve_app.catalog.pricing import Price
+from serve_app.catalog.records import ModelRecord, Profile, ProfileName, Stage, Weights
 
 BUILT_IN = Path(__file__).resolve().parent / "models"
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
@@ -26,9 +29,13 @@ class Entry:
 
 @dataclass(slots=True)
 class Catalog:
-    """Model records by id, in the order they were read (built-in files by name, then the user's)."""
+    """Model records by id, in the order they were read (built-in files by name, then the user's, then what was added by
+    hand). ``operated``: what else was said by hand. ``problems``: by model, why some of that cannot be followed.
+    """
 
     entries: dict[str, Entry] = field(default_factory=dict)
+    operated: Mapping[str, Operated] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
 
     def __contains__(self, model: object) -> bool:
         return model in self.entries
@@ -53,54 +60,100 @@ class Catalog:
 
     def prices(self, listed: PriceList | None = None) -> Prices:
         """What the models cost: by their records, by Cloudflare's table, and before both by the operator's list."""
+        return Prices(self.own_prices, listed)
+
+    @property
+    def own_prices(self) -> dict[str, Price | None]:
+        """By the names under which :class:`Prices` asks for them, without the operator's list."""
         prices = {record.id: record.price for record in self}
         own = ((record, record.adapters) for record in self if record.adapters is not None)
-        prices |= {record.adapter_price_id: lora.price for record, lora in own if lora.price is not None}
-        return Prices(prices, listed)
+        return prices | {record.adapter_price_id: lora.price for record, lora in own if lora.price is not None}
 
     def started(self, profile: ProfileName, only: Iterable[str] = ()) -> list[tuple[ModelRecord, Profile]]:
-        """What a profile starts: every record that has it, or just those in `only`.
+        """What a profile starts: every record that has it, or just those in `only`; with what was started by hand, and
+        without what was stopped.
 
         Raises CatalogError when `only` names a model that is unknown or that the profile cannot start, and
-        when a directory of weights is missing.
+        when a directory of weights is missing. What was said by hand and cannot be followed is left out.
         """
         wanted = list(only)
         for model in wanted:
             if model not in self:
                 raise CatalogError("SERVE_APP_MODELS", model, "no such model in the catalogue", _suggest(model, self))
             if profile not in self[model].serving:
-                have = ", ".join(self[model].serving) or "none"
-                raise CatalogError(
-                    self.source(model),
-                    f"serving.{profile}",
-                    f"{model} has no {profile} profile (it has: {have})",
-                    f"Add serving.{profile} to a copy of this record in SERVE_APP_HOME/models.",
-                )
+                raise self._without(model, profile)
         chosen = [self[model] for model in wanted] or list(self)
-        starting = [(record, record.serving[profile]) for record in chosen if profile in record.serving]
-        for record, chosen_profile in starting:
-            if chosen_profile.ranks > 1:
-                raise CatalogError(
-                    self.source(record.id),
-                    f"serving.{profile}",
-                    f"a worker of {record.id} takes {chosen_profile.ranks} ranks, and workers have one",
-                    "Leave tensor_parallel and pipeline_parallel out, or leave the model out of SERVE_APP_MODELS.",
-                )
-            weights_directory(record.weights, self.source(record.id))
-            if record.draft is not None:
-                weights_directory(record.draft.weights, self.source(record.id), "draft.weights.path")
-            for name, path in (record.adapters.public if record.adapters is not None else {}).items():
-                weights_directory(Weights(path=path), self.source(record.id), f"lora.public.{name}")
+        starting = []
+        for record in chosen:
+            said = self.operated.get(record.id)
+            if profile in record.serving and (said is None or (said.running is None and not said.record)):
+                starting.append(self.startable(record.id, profile))
+        for model, said in self.operated.items():
+            if said.running and model in self:
+                try:
+                    starting.append(self.startable(model, profile))
+                except CatalogError as error:
+                    self.problems[model] = error.told
         return starting
 
+    def startable(self, model: str, profile: ProfileName) -> tuple[ModelRecord, Profile]:
+        """The model's record, and how the profile serves it. Raises CatalogError where it cannot be started; KeyError
+        for an unknown model.
+        """
+        record, source = self[model], self.source(model)
+        if profile not in record.serving:
+            raise self._without(model, profile)
+        if record.serving[profile].ranks > 1:
+            raise CatalogError(
+                source,
+                f"serving.{profile}",
+                f"a worker of {record.id} takes {record.serving[profile].ranks} ranks, and workers have one",
+                "Leave tensor_parallel and pipeline_parallel out, or leave the model out of SERVE_APP_MODELS.",
+            )
+        weights_directory(record.weights, source)
+        if record.draft is not None:
+            weights_directory(record.draft.weights, source, "draft.weights.path")
+        for name, path in (record.adapters.public if record.adapters is not None else {}).items():
+            weights_directory(Weights(path=path), source, f"lora.public.{name}")
+        chosen, said = record.serving[profile], self.operated.get(model)
+        try:
+            return record, bounded(chosen, said.bounds if said is not None else {})
+        except CatalogError as error:  # the record has changed since
+            self.problems[model] = error.told
+            return record, chosen
 
-def load_catalog(home: Path | None = None, built_in: Path = BUILT_IN) -> Catalog:
-    """Built-in records, then `home`/models/*.yaml, which may replace a built-in id. One without a price has the one of
-    Cloudflare's table. Raises CatalogError.
+    def _without(self, model: str, profile: ProfileName) -> CatalogError:
+        have = ", ".join(self[model].serving) or "none"
+        return CatalogError(
+            self.source(model),
+            f"serving.{profile}",
+            f"{model} has no {profile} profile (it has: {have})",
+            f"Add serving.{profile} to a copy of this record in SERVE_APP_HOME/models.",
+        )
+
+
+def load_catalog(
+    home: Path | None = None, built_in: Path = BUILT_IN, operated: Mapping[str, Operated] = MappingProxyType({})
+) -> Catalog:
+    """Built-in records, then `home`/models/*.yaml and what was added by hand, either of which may replace an id before
+    it. One without a price has the one of Cloudflare's table. Raises CatalogError, but not for what was added by hand.
     """
-    catalog = Catalog(_read_folder(built_in))
+    entries = _read_folder(built_in)
     if home is not None and (home / "models").is_dir():
-        catalog.entries |= _read_folder(home / "models")
+        entries |= _read_folder(home / "models")
+    return with_operated(entries, home, operated)
+
+
+def with_operated(files: Mapping[str, Entry], home: Path | None, operated: Mapping[str, Operated]) -> Catalog:
+    """The catalogue of what was read from ``files`` and of what was said by hand."""
+    catalog = Catalog(dict(files), operated)
+    for model, said in operated.items():
+        if said.record:
+            source = by_hand(home, model)
+            try:
+                catalog.entries[model] = Entry(read_record(said.record, source), source)
+            except CatalogError as error:
+                catalog.problems[model] = error.told
     table = built_in_prices()
     for model, entry in catalog.entries.items():
         if entry.record.price is None and model in table:
@@ -114,11 +167,19 @@ def load_record(path: Path) -> ModelRecord:
     CatalogError.
     """
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        return read_record(path.read_text(encoding="utf-8"), path)
+    except UnicodeDecodeError:
+        raise CatalogError(path, "", "the file is not readable as YAML in UTF-8", "Save it as UTF-8 text.") from None
+
+
+def read_record(text: str, path: Path) -> ModelRecord:
+    """One record from its text, with the checks of a file; ``path``: what errors call it. Raises CatalogError."""
+    try:
+        data = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise CatalogError(path, f"line {line}", error.problem or "not YAML", "Correct the YAML.") from None
-    except (UnicodeDecodeError, yaml.YAMLError):
+    except (RecursionError, yaml.YAMLError):
         raise CatalogError(path, "", "the file is not readable as YAML in UTF-8", "Save it as UTF-8 text.") from None
     if not isinstance(data, dict):
         raise CatalogError(path, "", "a record is a mapping of keys to values", "Start it with `id: @cf/...`.")
@@ -128,6 +189,36 @@ def load_record(path: Path) -> ModelRecord:
         return ModelRecord.model_validate(data)
     except ValidationError as error:
         raise from_validation(path, error, ModelRecord) from None
+
+
+def read_sent_record(text: str) -> ModelRecord:
+    """A record that came over the network. Raises CatalogError."""
+    source = Path("record")
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            # A few of them, one in the other, become gigabytes.
+            raise CatalogError(source, "", "aliases (*name) are not taken", "Write the values out.")
+    except yaml.YAMLError:
+        pass  # whose fault is told with its line below
+    return read_record(text, source)
+
+
+def by_hand(home: Path | None, model: str) -> Path:
+    """The file that a record which was added by hand would be in: paths in it are seen from there."""
+    return (home or Path()) / "models" / f"{model.lstrip('@').replace('/', '--')}.yaml"
+
+
+def bounded(profile: Profile, bounds: Mapping[str, tuple[int, int]]) -> Profile:
+    """The profile with other bounds of replicas, by stage. Raises CatalogError."""
+    changed: dict[str, Stage] = {}
+    for stage, (least, most) in bounds.items():
+        if (known := profile.stages.get(stage)) is None:
+            raise CatalogError("replicas", stage, "the model has no such stage", f"It has {', '.join(profile.stages)}.")
+        try:
+            changed[stage] = Stage.model_validate({**known.model_dump(), "min_replicas": least, "max_replicas": most})
+        except ValidationError as error:
+            raise from_validation("replicas", error, Stage) from None
+    return profile.model_copy(update=changed) if changed else profile
 
 
 def weights_directory(weights: Weights, source: Path, field: str = "weights.path") -> Path | None:

@@ -101,6 +101,11 @@ class Prices:
         self._catalogue = catalogue
         self.adopt(listed or PriceList())
 
+    def recatalogue(self, catalogue: Mapping[str, Price | None]) -> None:
+        """These are the catalogue's prices from now on."""
+        self._catalogue = catalogue
+        self.adopt(self._listed)
+
     def adopt(self, listed: PriceList) -> None:
         """``listed`` is the operator's list from now on."""
         self._listed = listed

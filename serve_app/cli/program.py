@@ -81,9 +81,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _models(arguments: argparse.Namespace) -> int:
     from serve_app.catalog.load import load_catalog
+    from serve_app.state.check import read_operated
 
     settings = load_settings()
-    for record in load_catalog(settings.home):
+    for record in load_catalog(settings.home, operated=read_operated(settings.home, settings.database)):
         if arguments.profile is None or arguments.profile in record.serving:
             profiles = ",".join(record.serving) or "-"
             print(record.id if arguments.ids else f"{record.id:48} {record.task:16} {profiles:10} {record.description}")
@@ -93,9 +94,11 @@ def _models(arguments: argparse.Namespace) -> int:
 def _config(arguments: argparse.Namespace) -> int:
     from serve_app.catalog.load import load_catalog
     from serve_app.serve_config import render
+    from serve_app.state.check import read_operated
 
     settings = load_settings(profile=arguments.profile, models=arguments.models)
-    print(render(settings, load_catalog(settings.home)), end="")
+    catalog = load_catalog(settings.home, operated=read_operated(settings.home, settings.database))
+    print(render(settings, catalog), end="")
     return 0
 
 

@@ -7,7 +7,7 @@ import logging
 import secrets
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,13 +37,16 @@ from serve_app.gateway.history import History
 from serve_app.gateway.http import request_id
 from serve_app.gateway.listed import Listed
 from serve_app.gateway.models import Models
+from serve_app.gateway.operate import ByHand
 from serve_app.gateway.price_watch import PriceWatch
+from serve_app.gateway.prompt_log import Prompts as PromptLog
 from serve_app.gateway.resume.keys import Keys
 from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.runners import Runners
 from serve_app.gateway.scaling import ScalingLog
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.gateway.shipped import Shipped
+from serve_app.gateway.status import TIMEOUT_S
 from serve_app.gateway.tally import Tally
 from serve_app.gateway.tracing.export import tracing
 from serve_app.gateway.webhooks import Receiver, Webhooks
@@ -57,12 +60,10 @@ from serve_app.tasks.registry import tasks
 from serve_app.tasks.task import Answer, Body, Streamed
 from serve_app.tasks.work import Runtime, Settlement
 from serve_app.wire.load import LoadReport
-from serve_app.wire.methods import ALL_STATS, PROBE
+from serve_app.wire.methods import PROBE
 from serve_app.wire.replicas import Nothing
 
 log = logging.getLogger("ray.serve")
-
-STATUS_TIMEOUT_S = 2.5
 
 
 class Gateway:
@@ -79,7 +80,7 @@ class Gateway:
         host: str = "127.0.0.1",
     ) -> None:
         self.settings = settings
-        self._ask_all = ask_all
+        self.ask_all = ask_all
         home = Path(settings.home)
         self.state = State(
             home,
@@ -100,6 +101,7 @@ class Gateway:
         self.prices = self.catalog.prices(price_file.begin())
         self.price_watch = PriceWatch(price_file, self.prices)
         self.prompts = Prompts(home)
+        self.prompt_log = PromptLog(self.state.prompts, self.state.accounts)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
         self.inbox = TokenInbox(host, on_load=self._load)
         self.health = HealthMonitor(self.models, lambda m: call(m, PROBE, Nothing()))
@@ -162,18 +164,15 @@ class Gateway:
         if ask_all is not None:
             self._subscriptions = Subscriptions(self.models, self.inbox, ask_all, self._plan, self._told)
             self._wake = Wake(call)
-            for model in self.models:
-                if self.engine.serves(model):
-                    dispatcher = self.engine.dispatcher(model)
-                    dispatcher.start_worker = partial(self._wake.first, model)
-                    dispatcher.hurry = self._subscriptions.hurry
-                    dispatcher.expect_reports()
+            self._expect_reports(self.models)
+        self.by_hand = ByHand(self.state, self.models, home, settings.account, self._adopted)
 
     async def start(self, *, clients: bool = True) -> None:
         """``clients``: some are served here, and not batches alone: streams are taken over, events are sent."""
         if self.settings.several_nodes and self.settings.database is None:
             log.warning("several nodes without SERVE_APP_DATABASE: accounts, limits, responses and traces stay on each")
         await self.state.start()
+        await self.by_hand.start()
         await self.inbox.start()
         self.health.start()
         if clients:
@@ -190,6 +189,7 @@ class Gateway:
     def close(self) -> None:
         """Leaves what runs to other gateways, and writes what waits. Blocks for seconds at most; once is enough."""
         self.runners.close()
+        self.by_hand.close()
         self.price_watch.close()
         self.shipped.close()
         self.webhooks.close()
@@ -200,6 +200,26 @@ class Gateway:
         self.tracing.close()
         self.history.close()
         self.state.close()
+
+    def _expect_reports(self, models: Iterable[ServedModel]) -> None:
+        """Has the models' dispatchers ask workers for reports, where there are any to ask."""
+        if self._subscriptions is None:
+            return
+        for model in models:
+            if self.engine.serves(model):
+                dispatcher = self.engine.dispatcher(model)
+                dispatcher.start_worker = partial(self._wake.first, model)
+                dispatcher.hurry = self._subscriptions.hurry
+                dispatcher.expect_reports()
+
+    def _adopted(self, new: list[ServedModel], gone: list[ServedModel]) -> None:
+        """Models have come and gone by hand."""
+        self.prices.recatalogue(self.catalog.own_prices)
+        for model in gone:
+            self.engine.forget(model)
+        self._expect_reports(new)
+        if any(model.record.adapters is not None for model in new):
+            self.shipped.start()
 
     def _plan(self, model: ServedModel) -> Wanted:
         dispatcher = self.engine.dispatcher(model)
@@ -225,7 +245,7 @@ class Gateway:
         gateways = [self.counted()]
         if self.ask_counted is not None:
             try:
-                gateways = await asyncio.wait_for(self.ask_counted(), STATUS_TIMEOUT_S)
+                gateways = await asyncio.wait_for(self.ask_counted(), TIMEOUT_S)
             except Exception as error:  # one is being replaced
                 log.info("the other gateways did not tell their counts (%s)", type(error).__name__)
         workers = {
@@ -288,7 +308,16 @@ class Gateway:
         """
         if request.estimate:
             raise Estimated(await self.estimate(model, [request], caller))
-        return await tasks()[model.record.task].run(self.runtime, model, request, caller)
+        run, log_it = tasks()[model.record.task].run, self.prompt_log
+        if not log_it.wanted(caller):
+            return await run(self.runtime, model, request, caller)
+        own_id = request_id.current.get()
+        try:
+            answer = await run(self.runtime, model, request, caller)
+        except Exception as error:
+            log_it.refused(own_id, caller, model, request, error)
+            raise
+        return log_it.watched(own_id, caller, model, request, answer)
 
     async def estimate(self, model: ServedModel, requests: Sequence[Asked], caller: Caller) -> Estimate:
         """What the pieces of work of one request would use and cost together, and when they would begin."""
@@ -349,45 +378,3 @@ class Gateway:
         if shown is not error:
             log.error("request %s failed", request_id, exc_info=error)
         return {**envelope(shown), "status": shown.status}
-
-    async def status(self, account: str) -> dict[str, Any]:
-        """Counters of every model's workers and queues. The account of the settings, the operator's, sees all of them,
-        others their own requests: how busy a machine is tells of other people's work.
-        """
-        own = account == self.settings.account
-        found = await asyncio.gather(*(self._status(model, None if own else account) for model in self.models))
-        models = {model.id: entry for model, entry in zip(self.models, found, strict=True)}
-        if not own:
-            return {"models": models}
-        prices = {"currency": self.prices.currency, "problem": self.price_watch.file.problem or None}
-        gateway = {"streams": len(self.inbox), "store": self.state.counters(), "prices": prices}
-        return {"gateway": gateway, "models": models}
-
-    async def _status(self, model: ServedModel, account: str | None) -> dict[str, Any]:
-        """Of one model: everything, or what is ``account``'s."""
-        entry: dict[str, Any] = {"ready": model.ready}
-        dispatcher = self.engine.dispatcher(model) if self.engine.serves(model) else None
-        if account is not None:
-            return entry | (dispatcher.stats(account) if dispatcher is not None else {})
-        entry["inflight"] = model.inflight
-        if dispatcher is not None:
-            entry["routing"] = dispatcher.stats()
-        # Asking a model that has no replica would start one.
-        if model.ready and not (model.scales_to_zero and not model.inflight):
-            entry |= await self._workers(model)
-        return entry
-
-    async def _workers(self, model: ServedModel) -> dict[str, Any]:
-        """``workers``: counters, one entry per worker (several decode replicas tell of the same prefill workers);
-        ``silent``: stages with a worker that has none to tell, because it is being replaced or held up.
-        """
-        if self._ask_all is None:
-            return {"workers": [], "silent": []}
-        try:
-            told = await asyncio.wait_for(self._ask_all(model, ALL_STATS, Nothing()), STATUS_TIMEOUT_S)
-        except Exception as error:  # a replica is being replaced
-            log.info("no counters from %s (%s)", model.id, type(error).__name__)
-            return {"workers": [], "silent": sorted(model.profile.stages)}
-        entries = [worker for counters in told for worker in counters.workers]
-        workers = {(w.stage, w.pid): w.shown() for w in entries if not w.silent}
-        return {"workers": list(workers.values()), "silent": sorted({w.stage for w in entries if w.silent})}

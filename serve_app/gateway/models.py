@@ -20,10 +20,30 @@ class Models:
     def __init__(self, catalog: Catalog, profile: str, only: tuple[str, ...], home: Path) -> None:
         self.catalog = catalog
         self.profile = profile
-        self.started = {
-            record.id: ServedModel(record, chosen, catalog.source(record.id), home)
-            for record, chosen in catalog.started(profile, only)  # type: ignore[arg-type]
-        }
+        self._only = only
+        self._home = home
+        self.started: dict[str, ServedModel] = {}
+        self.adopt(catalog)
+
+    def adopt(self, catalog: Catalog) -> list[ServedModel]:
+        """``catalog`` is the catalogue from now on; the models that are new by that. One that goes on stays the object
+        that it was, with whoever runs in it.
+        """
+        # A record that was added by hand may be named by the settings, and not be known yet.
+        only = [model for model in self._only if model in catalog]
+        found = catalog.started(self.profile, only) if only or not self._only else []  # type: ignore[arg-type]
+        before, started, new = self.started, {}, []
+        for record, chosen in found:
+            model = before.get(record.id)
+            if model is None or model.record != record:
+                model = ServedModel(record, chosen, catalog.source(record.id), self._home)
+                new.append(model)
+            model.profile = chosen
+            started[record.id] = model
+        self.started = started
+        self.catalog.entries, self.catalog.operated = catalog.entries, catalog.operated
+        self.catalog.problems = catalog.problems
+        return new
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.started.values())
@@ -52,6 +72,9 @@ class Models:
         if model is None:
             if name in self.catalog:
                 remedy = f"The profile {self.profile} does not serve it; see SERVE_APP_PROFILE and SERVE_APP_MODELS."
+                said = self.catalog.operated.get(name)
+                if said is not None and not said.running and self.profile in self.catalog[name].serving:
+                    remedy = "An operator can start it on the page Models, or by POST /ai/models/actions."
                 raise ModelNotStarted(name, remedy)
             raise UnknownModel(name, tuple(m.id for m in self if not tasks or m.record.task in tasks))
         if tasks and model.record.task not in tasks:

@@ -41,6 +41,8 @@ class Shipped:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Looks through all models; once more where there are others."""
+        self.close()
         self._task = asyncio.ensure_future(self._run())
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 Via = Literal["api", "cli", "python"]
 Action = Literal["create", "update", "roll", "delete"]
-Kind = Literal["account", "key", "member", "webhook", "subscription"]
+Kind = Literal["account", "key", "member", "webhook", "subscription", "model", "prompts"]
 
 
 @dataclass(slots=True, frozen=True)

@@ -59,6 +59,10 @@ class AccountBook:
             self._used[known.key.id] = now
         return known.caller
 
+    def knows(self, hashed: str) -> bool:
+        """Whether it is the hash of a key, good or not."""
+        return self._known(hashed) is not None
+
     def why_not(self, key: str) -> str | None:
         """Why a key that is known opens nothing now; None for one that is not known, or good."""
         known = self._known(hash_key(key))

@@ -1,4 +1,6 @@
-"""Whether a server may use its store, asked before anything is started: an answer on the terminal, not in a log."""
+"""What a start asks of the store before anything is started: whether it may be used, an answer on the terminal and not
+in a log; and what was said of models by hand.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from serve_app.catalog.operated import Operated
 from serve_app.state.errors import Away, unreachable
 from serve_app.state.migrations import HEAD
 from serve_app.state.names import FILE, OLD_FILES
+from serve_app.state.operated import of_row
 
 
 def check(home: Path, database: str | None) -> None:
@@ -23,6 +27,27 @@ def check(home: Path, database: str | None) -> None:
     with SqlStore(home, database) as store:
         try:
             store.open()
+        except Away as away:
+            raise unreachable(away) from None
+
+
+def read_operated(home: Path, database: str | None) -> dict[str, Operated]:
+    """What an operator has said of models by hand, by model. Raises :class:`StateError` where it cannot be read."""
+    if database is None:
+        if not (home / FILE).exists():
+            return {}
+        try:
+            # Without the libraries that the store needs: a start does not wait for them.
+            with closing(sqlite3.connect(home / FILE)) as db:
+                rows = db.execute("SELECT model, record, running, bounds FROM operated_models").fetchall()
+        except sqlite3.Error:  # of an older program, or damaged: the gateways say so
+            return {}
+        return {row[0]: of_row(*row) for row in rows}
+    from serve_app.state.store.sql import SqlStore
+
+    with SqlStore(home, database) as store:
+        try:
+            return store.operated.all()
         except Away as away:
             raise unreachable(away) from None
 

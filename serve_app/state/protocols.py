@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from serve_app.state.batches import BatchStore
     from serve_app.state.history import HistoryStore
     from serve_app.state.ledger import Entry
+    from serve_app.state.operated import OperatedStore
+    from serve_app.state.prompt_log import PromptStore
     from serve_app.state.queues import QueueStore
     from serve_app.state.sessions import SessionStore
     from serve_app.state.traces import ListedTrace, TraceQuery
@@ -318,6 +320,12 @@ class Store(Protocol):
 
     @property
     def sessions(self) -> SessionStore: ...
+
+    @property
+    def prompts(self) -> PromptStore: ...
+
+    @property
+    def operated(self) -> OperatedStore: ...
 
     @property
     def uploads(self) -> UploadStore: ...

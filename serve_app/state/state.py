@@ -27,7 +27,9 @@ from serve_app.state.files import Files, open_files
 from serve_app.state.journal import Journal
 from serve_app.state.ledger_writer import LedgerWriter
 from serve_app.state.limits import Plan
+from serve_app.state.operated import OperatedBook
 from serve_app.state.owners import Owner
+from serve_app.state.prompt_log import PromptLog
 from serve_app.state.protocols import Store
 from serve_app.state.reader import Reader
 from serve_app.state.responses import Responses
@@ -119,6 +121,8 @@ class State:
         self.uploads = self._store.uploads
         self.adapters = AdapterBook(self._store.adapters, self._reader)
         self.sessions = SessionBook(self._store.sessions, self._reader)
+        self.operated = OperatedBook(self._store.operated)
+        self.prompts = PromptLog(self._store.prompts, self._writer, self._reader)
         self._sweep = Sweep(self.batches, self.uploads, lambda: self.files)
         self.traces = Traces(self._store.traces, self._writer, self._reader)
         # Whoever sums up years keeps no other look-up waiting.
@@ -252,6 +256,10 @@ class State:
             self.adapters.forget()
         if changed(self._store.sessions.NAME):
             self.sessions.fill(time.time())
+        if changed(self._store.operated.NAME):
+            self.operated.fill()
+        if changed(self._store.prompts.NAME):
+            self.prompts.fill()
         self._revisions = found
 
     def _fill(self) -> None:
@@ -291,6 +299,7 @@ class State:
             self._store.events.trim(wall)
             self._store.sessions.trim(wall)
             self._store.history.trim(wall)
+            self._store.prompts.trim(wall)
             self._store.queues.trim(wall)
             while self._store.ledger.close_days(wall) and time.monotonic() - now < TRIMMING_S:
                 pass

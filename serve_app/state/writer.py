@@ -76,6 +76,16 @@ class GroupWriter:
         waiting = self._waiting.get((kind, key))
         return None if waiting is None else waiting.row.columns
 
+    def drop(self, kind: str, key: tuple[str, ...]) -> bool:
+        """Forgets a row that waits, unless it is being written; whether there was one."""
+        with self._lock:
+            waiting = self._waiting.pop((kind, key), None)
+            if waiting is None:
+                return False
+            self._bytes -= waiting.row.size + _OVERHEAD
+        waiting.settle()
+        return True
+
     @property
     def rows(self) -> int:
         """How many wait."""

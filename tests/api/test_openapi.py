@@ -68,6 +68,7 @@ def test_every_dialect_is_described():
         "Dashboard",
         "Metrics",
         "Catalogue",
+        "Models by hand",
         "Requests",
         "Accounts",
         "Usage",

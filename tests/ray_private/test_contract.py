@@ -43,6 +43,7 @@ ROUTER = "ray.serve._private.request_router"
 CHOICE = ("the gateway's choice of replicas is not followed: prompts miss their cache", "hinted_router.py")
 FORKS = ("workers are executed one by one instead of forked: a start takes seconds longer", "fork_server.py")
 DAEMONS = ("daemons that one machine has no use for start as well", "head.py")
+VERSIONS = ("scaling a model by hand starts all its replicas anew", "versions.py")
 TESTS = ("tests only", "tests/ray_private/names.py")
 
 USED = [
@@ -75,7 +76,8 @@ USED = [
         "HAProxy's files stay behind in the temporary directory",
         "haproxy.py",
     ),
-    Used("ray.serve.context:_get_global_client", (), *TESTS),
+    Used("ray.serve.context:_get_global_client", (), *VERSIONS),
+    Used("ray.serve._private.controller:ServeController.list_deployments_internal", ("self",), *VERSIONS),
     Used("ray.serve._private.controller:ServeController.get_target_groups", None, *TESTS),
     Used("ray._private.internal_api:memory_summary", None, *TESTS),
     Used("ray._common.utils:import_attr", ("full_path",), *TESTS),
@@ -298,6 +300,24 @@ def test_splicing_is_off(started: tuple[list[str], str]) -> None:
     binary = haproxy.haproxy_environment()["SERVE_APP_HAPROXY"]
     done = subprocess.run([binary, "-dS", "-v"], capture_output=True, text=True)
     assert done.returncode == 0 and "HAProxy version" in done.stdout, message
+
+
+def test_a_deployment_can_keep_its_version() -> None:
+    from ray import serve
+    from ray.serve._private.deployment_info import DeploymentInfo
+    from ray.serve._private.version import DeploymentVersion
+
+    from serve_app.ray_private.versions import of_version
+
+    message = broken("version of a deployment", *VERSIONS)
+
+    @serve.deployment
+    class Nothing: ...
+
+    assert of_version(Nothing, "v7")._version == "v7", message
+    assert "version" in inspect.signature(DeploymentInfo.__init__).parameters, message
+    # Of what may change, bounds of replicas are not among what starts replicas anew.
+    assert "autoscaling" not in inspect.getsource(DeploymentVersion.requires_actor_restart), message
 
 
 def test_a_call_can_belong_to_no_request() -> None:

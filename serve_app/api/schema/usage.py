@@ -47,6 +47,15 @@ _NAMES = ("model", "task", "key", "adapter", "batch", "status")
 _MONEY = object_({"amount": field("string", "A decimal."), "currency": _TEXT}, ["amount", "currency"])
 
 
+def outliers_query() -> dict[str, Schema]:
+    """The parameters of `GET .../ai/usage/outliers`."""
+    return {
+        "days": field("integer", "How many days are looked at, today included; 7 unless given.", minimum=1, maximum=60),
+        "group_by": field("string", "Any of model, key, task, adapter; model,key unless given."),
+        "account": field("string", "For the operator: of these accounts, or all; each is compared with itself."),
+    }
+
+
 def usage_query() -> dict[str, Schema]:
     """The parameters of `GET .../ai/usage`; those that choose may come several times, or with commas."""
     return {
@@ -72,6 +81,12 @@ def _used() -> Schema:
 def usage() -> Schema:
     row = object_(_used(), ["requests", "seconds", "units", "neurons", "cost"])
     return enveloped({"type": "array", "items": row})
+
+
+def outliers() -> Schema:
+    fields = {"time": _TEXT, "account": _TEXT, "group": _TEXT, "name": _TEXT}
+    numbers = {"neurons": _AMOUNT, "usual": _AMOUNT, "ratio": _AMOUNT}
+    return enveloped({"type": "array", "items": object_({**fields, **numbers}, [*fields, *numbers])})
 
 
 def receipt() -> Schema:

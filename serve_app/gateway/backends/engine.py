@@ -60,6 +60,10 @@ class EngineBackend:
             found = self._dispatchers[model.id] = Dispatcher(model, name=lambda: gateway_name(self._inbox.address))
         return found
 
+    def forget(self, model: ServedModel) -> None:
+        """The model is served no more: should it come back, it comes with workers that nobody knows."""
+        self._dispatchers.pop(model.id, None)
+
     def lost(self, model: ServedModel, process: str) -> None:
         """The connection of a worker has ended: nothing new goes there, and what is there does not wait for long."""
         self.dispatcher(model).lost(process)

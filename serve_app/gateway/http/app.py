@@ -39,10 +39,12 @@ from serve_app.gateway.http.routes import event_subscriptions as routes_event_su
 from serve_app.gateway.http.routes import files as routes_files
 from serve_app.gateway.http.routes import finetunes as routes_finetunes
 from serve_app.gateway.http.routes import metrics as routes_metrics
+from serve_app.gateway.http.routes import models as routes_models
 from serve_app.gateway.http.routes import native as routes_native
 from serve_app.gateway.http.routes import ollama as routes_ollama
 from serve_app.gateway.http.routes import openai as routes_openai
 from serve_app.gateway.http.routes import openai_batches as routes_openai_batches
+from serve_app.gateway.http.routes import prompt_log as routes_prompt_log
 from serve_app.gateway.http.routes import queues as routes_queues
 from serve_app.gateway.http.routes import requests as routes_requests
 from serve_app.gateway.http.routes import rerank as routes_rerank
@@ -79,6 +81,8 @@ OTHERS = (
     routes_event_subscriptions.endpoints,
     routes_metrics.endpoints,
     routes_cluster.endpoints,
+    routes_models.endpoints,
+    routes_prompt_log.endpoints,
     routes_dashboard.endpoints,
 )
 # The gateway host's routes fit much, and the first route that fits answers.

@@ -11,6 +11,8 @@ from typing import Any
 from serve_app.api.envelopes import success
 from serve_app.api.receipt import MICRO, NANO, amount_text
 from serve_app.catalog.pricing import UNIT_NAMES
+from serve_app.gateway.usage.outliers import SHARE, Outlier
+from serve_app.gateway.usage.outliers import Asked as AskedOutliers
 from serve_app.gateway.usage.read import Asked
 from serve_app.state.ledger import Entry
 from serve_app.state.usage import UsagePage, UsageRow
@@ -60,6 +62,23 @@ def render_entry(entries: Sequence[Entry]) -> dict[str, Any]:
         "cost": _cost(sum(entry.money for entry in entries), first.currency),
     }
     return success(shown | ({"parts": [_entry(entry) for entry in entries]} if len(entries) > 1 else {}))
+
+
+def render_outliers(asked: AskedOutliers, found: Sequence[Outlier]) -> dict[str, Any]:
+    info = {"count": len(found), "since": time_text(asked.first), "until": time_text(asked.today), "share": SHARE}
+    shown = [
+        {
+            "time": time_text(one.at),
+            "account": one.account,
+            "group": one.group,
+            "name": one.name,
+            "neurons": one.neurons / MICRO,
+            "usual": round(one.usual) / MICRO,
+            "ratio": round(one.ratio, 4),
+        }
+        for one in found
+    ]
+    return success(shown, result_info=info)
 
 
 def time_text(at: float) -> str:

@@ -21,6 +21,8 @@ from serve_app.state.store.history import HistoryTable
 from serve_app.state.store.leases import LeaseTable
 from serve_app.state.store.ledger import LedgerTable
 from serve_app.state.store.migrate import upgrade
+from serve_app.state.store.operated import OperatedTable
+from serve_app.state.store.prompt_log import PromptTable
 from serve_app.state.store.queues import QueueTables
 from serve_app.state.store.responses import ResponseTable
 from serve_app.state.store.sessions import SessionTable
@@ -52,12 +54,14 @@ class SqlStore:
         self.batches = BatchTables(self.database, self.ledger, self.events)
         self.uploads = UploadTable(self.database)
         self.sessions = SessionTable(self.database)
+        self.operated = OperatedTable(self.database)
+        self.prompts = PromptTable(self.database)
         self.history = HistoryTable(self.database)
         self.usage = UsageTable(self.database)
         owned = (self.adapters, self.events, self.queues, self.batches, self.uploads)
         self.accounts = AccountTables(self.database, *(room.remove_account for room in owned))
         # What is written in groups: a kind of row, and who takes it.
-        rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger)
+        rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger, self.prompts)
         self._rooms = {room.KIND: room for room in rooms}
 
     def __enter__(self) -> Self:

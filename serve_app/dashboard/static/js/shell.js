@@ -16,9 +16,11 @@ const PAGES = [
   { name: "usage", title: "Usage", scope: ["read"], load: () => import("./pages/usage.js") },
   { name: "requests", title: "Requests", scope: ["read"], load: () => import("./pages/requests.js") },
   { name: "batches", title: "Batches", scope: ["inference", "read"], load: () => import("./pages/batches.js") },
+  { name: "queues", title: "Queues", scope: ["inference", "read"], load: () => import("./pages/queues.js") },
   { group: "Manage" },
   { name: "adapters", title: "Adapters", scope: ["inference", "read"], load: () => import("./pages/adapters.js") },
   { name: "keys", title: "Keys and budgets", icon: "keys", scope: ["admin"], load: () => import("./pages/keys.js") },
+  { name: "webhooks", title: "Webhooks", scope: ["admin"], load: () => import("./pages/webhooks.js") },
   { name: "cluster", title: "Cluster", scope: ["read"], load: () => import("./pages/cluster.js") },
   { name: "settings", title: "Settings", scope: [], load: () => import("./pages/settings.js") },
 ];

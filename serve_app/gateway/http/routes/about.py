@@ -14,6 +14,7 @@ from serve_app import __version__
 from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.http.docs_page import PAGE
 from serve_app.gateway.http.exchange import READ, Endpoint, Exchange, json_answer
+from serve_app.gateway.status import status
 
 _TAG = "Server"
 _HTML = {"type": "string"}
@@ -54,7 +55,7 @@ class AboutRoutes:
         return json_answer({"version": __version__})
 
     async def status(self, request: Request) -> Response:
-        return json_answer(await self._exchange.gateway.status(request.state.account))
+        return json_answer(await status(self._exchange.gateway, request.state.account))
 
     async def openapi(self, request: Request) -> Response:
         if self._written is None:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from serve_app.api.errors import OperatorOnly
 from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.http.exchange import READ, Endpoint, Exchange, json_answer
+from serve_app.gateway.status import status
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
@@ -28,7 +29,7 @@ class ClusterRoutes:
         if request.state.account != operator:
             # How busy a machine is tells of other people's work.
             raise OperatorOnly("see the cluster", operator)
-        told = await gateway.status(operator)
+        told = await status(gateway, operator)
         return json_answer(
             {
                 "time": time.time(),

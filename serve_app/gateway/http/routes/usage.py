@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,14 +21,18 @@ from serve_app.gateway.http.routes.openai import PREFIXES
 from serve_app.gateway.usage import openai
 from serve_app.gateway.usage.graphql.lists import Looks
 from serve_app.gateway.usage.graphql.run import answer
+from serve_app.gateway.usage.outliers import Outlier, check_all, most_unusual, outliers, parse_outliers
 from serve_app.gateway.usage.read import parse_usage
-from serve_app.gateway.usage.write import render_csv, render_entry, render_usage
+from serve_app.gateway.usage.write import render_csv, render_entry, render_outliers, render_usage
 from serve_app.state.usage import UsagePage, UsageRow
 from serve_app.tasks.registry import taking
 
 _TAG = "Usage"
 _QUERY = "{viewer{accounts{aiInferenceAdaptiveGroups(limit: 10){count sum{totalNeurons} dimensions{modelId}}}}}"
 USAGE = Operation("What was used, in units, neurons and money", _TAG, schemas.usage(), query=schemas.usage_query())
+OUTLIERS = Operation(
+    "Days on which more was used than is usual", _TAG, schemas.outliers(), query=schemas.outliers_query()
+)
 RECEIPT = Operation("What one request used and cost", _TAG, schemas.receipt())
 GRAPHQL = Operation(
     "Cloudflare's GraphQL analytics", _TAG, schemas.graphql_answer(), schemas.graphql_input(), {"query": _QUERY}
@@ -41,6 +46,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     routes, own = UsageRoutes(exchange), ACCOUNT + "/ai/usage"
     found = [
         Endpoint("GET", own, routes.usage, USAGE, scopes=READ, operated=True),
+        Endpoint("GET", own + "/outliers", routes.outliers, OUTLIERS, scopes=READ, operated=True),
         Endpoint("GET", own + "/{id}", routes.receipt, RECEIPT, scopes=READ, operated=True),
         Endpoint("POST", "/client/v4/graphql", routes.graphql, GRAPHQL, scopes=READ),
     ]
@@ -65,6 +71,16 @@ class UsageRoutes:
         if asked.csv:
             return Response(render_csv(asked, page), media_type="text/csv", headers={"X-Total-Count": str(page.total)})
         return json_answer(render_usage(asked, page))
+
+    async def outliers(self, request: Request) -> Response:
+        account, everybody = request.path_params["account"], self._sees_all(request)
+        asked = parse_outliers(request.query_params, account, time.time(), everybody=everybody)
+        found: list[Outlier] = []
+        for group in asked.groups:
+            page = await self._exchange.gateway.state.usage.sums(asked.query(group))
+            check_all(page.total, len(page.rows))
+            found += await asyncio.to_thread(outliers, page.rows, group, asked.first, asked.today)
+        return json_answer(render_outliers(asked, most_unusual(found)))
 
     async def receipt(self, request: Request) -> Response:
         usage, asked = self._exchange.gateway.state.usage, request.path_params

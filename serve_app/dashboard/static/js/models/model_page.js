@@ -9,13 +9,14 @@ import { StateBadge } from "../pages/models.js";
 import { Code, CopyButton } from "../ui/code.js";
 import { Button, Tabs } from "../ui/controls.js";
 import { Badge, Card, Loaded, Notice } from "../ui/states.js";
+import { Actions } from "./operate.js";
 import { Prices } from "./price.js";
 import { Samples } from "./samples_view.js";
 import { marks } from "./state.js";
 
 const TABS = [{ value: "about", label: "About" }, { value: "code", label: "Code" }, { value: "schema", label: "Schema" }];
 
-export function ModelPage({ model, state, tab = "about" }) {
+export function ModelPage({ model, state, record, reload, tab = "about" }) {
   const ends = model.properties.planned_deprecation_date;
   return html`
     <header class="page-head"><div>
@@ -24,6 +25,7 @@ export function ModelPage({ model, state, tab = "about" }) {
       <div class="row"><${Badge}>${model.task}<//><${StateBadge} state=${state} />
         <span class="row small mono muted">${model.id}<${CopyButton} text=${model.id} label="Copy the model's id" quiet /></span></div>
     </div><div class="row">
+      ${record && html`<${Actions} record=${record} reload=${reload} />`}
       ${can("inference") && html`<${Button} main icon="playground" href=${link("playground", "", { model: model.id })}>Try it<//>`}
     </div></header>
     ${ends && html`<${Notice} kind="warn" title=${`This model ends on ${date(ends)}.`}>Move to another one before.<//>`}

@@ -7,6 +7,7 @@ import { facts } from "../core/path.js";
 import { useResource } from "../core/resource.js";
 import { link, setQuery } from "../core/router.js";
 import { can, session } from "../core/session.js";
+import { Kept, Prompt } from "../requests/prompt_log.js";
 import { CopyButton } from "../ui/code.js";
 import { Button, Select, TextField } from "../ui/controls.js";
 import { confirm } from "../ui/dialog.js";
@@ -42,7 +43,7 @@ function List({ query }) {
     { key: "neurons", label: "Neurons", right: true, by: (one) => Number(one.neurons ?? 0), cell: (one) => neurons(one.neurons) },
   ];
   return html`
-    <${PageHead} title="Requests">The last ones, with where their time went. Prompts and answers are not kept.<//>
+    <${PageHead} title="Requests" action=${html`<${Kept} />`}>The last ones, with where their time went.<//>
     <form class="filters" onSubmit=${(event) => { event.preventDefault(); if (id.trim()) location.hash = link("requests", id.trim()); }}>
       <${Select} label="Model" value=${query.model ?? ""} onInput=${filter("model")} options=${[{ value: "", label: "All models" }, ...(catalog.data ?? []).map((one) => ({ value: one.id, label: shortModel(one.id) }))]} />
       <${Select} label="Status" value=${query.status ?? ""} onInput=${filter("status")} options=${[{ value: "", label: "Any" }, ...Object.keys(KINDS)]} />
@@ -69,7 +70,8 @@ function One({ id }) {
       action=${told?.status === "running" && can("inference") && html`<${Button} bad icon="stop" onClick=${end}>End it<//>`}>
       <span class="row"><span class="mono wrap">${id}</span><${CopyButton} text=${id} label="Copy the id" quiet /></span><//>
     ${path.error && !told ? html`<${Failed} error=${path.error.status === 404 ? { message: "No request of this account has this id, or it is too long ago. The last 20,000 are kept.", status: 404 } : path.error} reload=${path.reload} />`
-      : html`<${Loaded} of=${path} tall>${(shown) => html`<${Detail} path=${shown} receipt=${receipt.data} />`}<//>`}`;
+      : html`<${Loaded} of=${path} tall>${(shown) => html`<${Detail} path=${shown} receipt=${receipt.data} />`}<//>`}
+    <${Prompt} id=${id} />`;
 }
 
 function Detail({ path, receipt }) {

@@ -8,6 +8,8 @@ const PATHS = {
   usage: "M5 20V11M12 20V4M19 20v-6",
   requests: "M5 6h14M5 12h14M5 18h9",
   batches: "M4 8l8-4 8 4-8 4-8-4zM4 12l8 4 8-4M4 16l8 4 8-4",
+  queues: "M4 5h16v4H4zM4 12h11M4 17h11M18 11v7M15.5 15.5L18 18l2.5-2.5",
+  webhooks: "M9 8a3 3 0 1 1 4 2.8l-2.5 4.4M8.5 13.5a3 3 0 1 0 2.9 3.7H16M14 11a3 3 0 1 1 1.5 5.6",
   adapters: "M14 4v4M10 4v4M7 8h10v4a5 5 0 0 1-10 0V8zM12 17v4",
   keys: "M14.5 9.5a4 4 0 1 1-1.2-2.8M13 13l0 0M12.6 11.7L4.5 19.8M7 17.5l2 2",
   cluster: "M5 4h14v6H5zM5 14h14v6H5zM8.5 7h.01M8.5 17h.01",

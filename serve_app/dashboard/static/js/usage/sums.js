@@ -66,12 +66,3 @@ export function byTime(rows, times, value) {
   }
   return times.map((time) => sums.get(time));
 }
-
-/** The value below which a share of the others lies. */
-export function quantile(values, share) {
-  const sorted = [...values].sort((one, other) => one - other);
-  if (!sorted.length) return 0;
-  const at = (sorted.length - 1) * share;
-  const low = Math.floor(at);
-  return sorted[low] + (sorted[Math.min(low + 1, sorted.length - 1)] - sorted[low]) * (at - low);
-}

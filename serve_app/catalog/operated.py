@@ -1,0 +1,20 @@
+"""What an operator has said of models by hand while the server runs: records that were added, which models are to run,
+and how many replicas their stages may have. It is kept with the state and holds after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, frozen=True)
+class Operated:
+    """Of one model. ``record``: the YAML text of a record that was added, "" for one that lies in a file. ``running``:
+    None for as the settings have it. ``bounds``: replicas by stage, at least and at most.
+    """
+
+    model: str
+    record: str = ""
+    running: bool | None = None
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)

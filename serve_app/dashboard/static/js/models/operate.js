@@ -1,0 +1,109 @@
+// What an operator does with models by hand: start, stop, scale, and add a record with its checks.
+import { ai, get, post, remove } from "../core/api.js";
+import { shortModel } from "../core/format.js";
+import { html, useState } from "../core/lib.js";
+import { session } from "../core/session.js";
+import { Button, Select, TextArea, TextField } from "../ui/controls.js";
+import { confirm, Dialog } from "../ui/dialog.js";
+import { Badge, Card, Notice } from "../ui/states.js";
+import { Table } from "../ui/table.js";
+import { toast } from "../ui/toast.js";
+
+/** Every record there is, by model; nothing for who is not the operator. */
+export const records = async (signal) => (session().operator ? get(ai("/models/records"), {}, { signal }) : []);
+
+const act = (model, action, more = {}) => post(ai("/models/actions"), { model, action, ...more });
+
+const EXAMPLE = `id: "@cf/me/mine"
+task: text-generation
+description: What it is good for.
+created_at: "2026-01-31"
+weights: {repo: me/mine, revision: 0123abc}
+properties: {context_window: 8192}
+serving:
+  local:
+    decode: {num_cpus: 1, kv_cache_bytes: 1GiB}
+`;
+
+/** Buttons for one model. @param {{record: Object, reload: () => Promise<void>, small?: boolean}} props */
+export function Actions({ record, reload, small }) {
+  const [scaling, setScaling] = useState(false);
+  const name = shortModel(record.model);
+  const start = async () => {
+    await act(record.model, "start");
+    toast(`${name} is starting`);
+    await reload();
+  };
+  const stop = async () => {
+    if (!(await confirm({ title: `Stop ${name}?`, text: "Its workers end, for every account, and stay ended after a restart. Requests under way may be lost.", action: "Stop model" }))) return;
+    await act(record.model, "stop");
+    toast(`${name} is stopped`);
+    await reload();
+  };
+  const forget = async () => {
+    if (!(await confirm({ title: `Remove ${name}?`, text: "Its record goes. Weights stay where they are.", action: "Remove record" }))) return;
+    await remove(ai(`/models/records/${record.model}`));
+    toast(`${name} is removed`);
+    await reload();
+  };
+  return html`${record.started
+    ? html`<${Button} small=${small} icon="cluster" onClick=${() => setScaling(true)}>Scale<//><${Button} small=${small} bad icon="stop" onClick=${stop}>Stop<//>`
+    : html`${record.startable && html`<${Button} small=${small} main=${!small} icon="play" onClick=${start}>Start<//>`}${record.source === "added" && html`<${Button} small=${small} bad icon="trash" label=${`Remove ${name}`} onClick=${forget} />`}`}
+    ${scaling && html`<${Scale} record=${record} onClose=${() => setScaling(false)} onDone=${async () => { setScaling(false); await reload(); }} />`}`;
+}
+
+function Scale({ record, onClose, onDone }) {
+  const stages = Object.keys(record.stages);
+  const [stage, setStage] = useState(stages[0]);
+  const [form, setForm] = useState({});
+  const [error, setError] = useState("");
+  const value = (name) => form[`${stage} ${name}`] ?? String(record.stages[stage][name]);
+  const set = (name) => (text) => setForm((old) => ({ ...old, [`${stage} ${name}`]: text }));
+  const save = async () => {
+    try {
+      await act(record.model, "scale", { stage, min_replicas: Number(value("min_replicas")), max_replicas: Number(value("max_replicas")) });
+      toast(`${shortModel(record.model)} is scaled`);
+      await onDone();
+    } catch (failure) {
+      setError(failure.message);
+    }
+  };
+  return html`<${Dialog} title=${`Scale ${shortModel(record.model)}`} onClose=${onClose} foot=${html`<${Button} onClick=${onClose}>Cancel<//><${Button} main onClick=${save}>Scale<//>`}>
+    ${error && html`<${Notice} kind="bad" role="alert">${error}<//>`}
+    <p class="hint">Between these bounds the number of workers follows the load.</p>
+    <${Select} label="Stage" value=${stage} onInput=${setStage} options=${stages} />
+    <${TextField} label="At least" type="number" min="0" value=${value("min_replicas")} onInput=${set("min_replicas")} />
+    <${TextField} label="At most" type="number" min="1" value=${value("max_replicas")} onInput=${set("max_replicas")} /><//>`;
+}
+
+export function AddRecord({ onClose, onDone }) {
+  const [text, setText] = useState(EXAMPLE);
+  const [told, setTold] = useState(null);
+  const send = async (check) => {
+    try {
+      const found = await post(ai("/models/records"), { record: text, check });
+      setTold({ kind: "good", text: `${found.model} is a good record.` });
+      if (!check) {
+        toast(`${found.model} is added; start it when you like`);
+        await onDone();
+      }
+    } catch (failure) {
+      setTold({ kind: "bad", text: failure.message });
+    }
+  };
+  return html`<${Dialog} wide title="Add a model" onClose=${onClose} foot=${html`<${Button} onClick=${() => send(true)}>Check<//><${Button} main disabled=${!text.trim()} onClick=${() => send(false)}>Add<//>`}>
+    ${told && html`<${Notice} kind=${told.kind} role="alert">${told.text}<//>`}
+    <${TextArea} label="Record" code rows="16" value=${text} onInput=${(value) => { setText(value); setTold(null); }} hint="YAML, with the fields and checks of a file in the state directory's folder models" /><//>`;
+}
+
+/** Models that do not run. */
+export function Resting({ list, reload }) {
+  const rows = list.filter((one) => !one.started);
+  if (!rows.length) return null;
+  return html`<${Card} title="Not running" note="Records of the catalogue that could be started here" bare><div class="table-top"><${Table} label="Models that do not run" rows=${rows} id=${(one) => one.model} columns=${[
+    { key: "model", label: "Model", by: (one) => one.model, cell: (one) => html`<div><strong class="wrap">${shortModel(one.model)}</strong> ${one.source === "added" && html`<${Badge}>added<//>`}<br /><span class="small muted wrap">${one.problem ?? one.description}</span></div>` },
+    { key: "task", label: "Task", by: (one) => one.task, cell: (one) => one.task.replaceAll("-", " ") },
+    { key: "profiles", label: "Profiles", cell: (one) => one.profiles.join(", ") || "none" },
+    { key: "actions", label: "", cell: (one) => html`<${Actions} small record=${one} reload=${reload} />` },
+  ]} /></div><//>`;
+}

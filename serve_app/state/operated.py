@@ -1,0 +1,44 @@
+"""What an operator has said of models by hand, as one gateway knows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Protocol
+
+from serve_app.catalog.operated import Operated
+from serve_app.state.audit import Actor
+
+
+class OperatedStore(Protocol):
+    """All calls block and raise `Away`. A change bumps the revision :attr:`NAME`."""
+
+    NAME: str
+
+    def all(self) -> dict[str, Operated]:
+        """By model."""
+
+    def put(self, account: str, found: Operated, by: Actor | None = None) -> None:
+        """What holds of the model from now on. ``account``: whose audit trail tells of it."""
+
+    def forget(self, account: str, model: str, by: Actor | None = None) -> None: ...
+
+
+def of_row(model: str, record: str, running: bool | None, bounds: str) -> Operated:
+    """As a row of the store has it; ``bounds``: JSON."""
+    replicas = {stage: (least, most) for stage, (least, most) in json.loads(bounds).items()}
+    return Operated(model, record, None if running is None else bool(running), replicas)
+
+
+class OperatedBook:
+    """Another thread may :meth:`fill` it at any time. ``version`` grows with each filling."""
+
+    def __init__(self, store: OperatedStore) -> None:
+        self.store = store
+        self.known: Mapping[str, Operated] = {}
+        self.version = 0
+
+    def fill(self) -> None:
+        """Blocks; raises `Away`."""
+        self.known = self.store.all()
+        self.version += 1
