@@ -45,7 +45,7 @@ export function EventsDialog({ queues, onClose, reload }) {
     ${made ? html`<${Notice} kind="good" title="Keep this secret now; it is shown once.">Messages are signed with it.<//>
       <div class="row"><code class="wrap">${made.secret}</code><${CopyButton} text=${made.secret} label="Copy the secret" /></div>`
     : html`${queues ? html`<${Select} label="Queue" value=${queue} onInput=${setQueue} options=${queues.map((one) => ({ value: one.queue_id, label: one.queue_name }))} />`
-      : html`<${TextField} label="URL" type="url" value=${url} onInput=${setUrl} placeholder="https://example.com/hook" hint="It is called by POST, signed as Standard Webhooks are" />`}
+      : html`<${TextField} label="URL" type="url" value=${url} onInput=${setUrl} hint="With http or https. It is called by POST, signed as Standard Webhooks are" />`}
       <${TextField} label="Name" value=${name} onInput=${setName} maxlength="120" />
       <fieldset class="stack-s"><legend class="label">Events</legend>${EVENTS.map(([kind, about]) => html`<${Check} key=${kind} label=${kind} hint=${about} checked=${kinds.includes(kind)} onInput=${set(kind)} />`)}</fieldset>`}<//>`;
 }
