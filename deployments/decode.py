@@ -17,8 +17,7 @@ from deployments.prefill import Prefill
 from deployments.root import Text
 from deployments.stage import EngineStage
 from deployments.worker import WorkerHandle
-from serve_app.catalog.records import Draft as DraftRecord
-from serve_app.catalog.records import Lora, ModelRecord
+from serve_app.catalog.records import DraftModel, Lora, ModelRecord
 from serve_app.wire.replicas import AllCounters, Counters, read_counters
 from serve_app.worker.spec import WorkerSpec
 
@@ -142,7 +141,7 @@ def _with_places(spec: WorkerSpec, lora: Lora | None) -> WorkerSpec:
     return replace(spec, adapters=places)
 
 
-def _drafting(record: ModelRecord) -> DraftRecord | None:
+def _drafting(record: ModelRecord) -> DraftModel | None:
     """The record's draft, unless its speculation leaves it out."""
     return record.draft if record.speculation.draft and record.speculation.tokens else None
 

@@ -1,7 +1,8 @@
 """``python -m tests``: the whole suite in four processes at a time, and one line of counts for all.
 
 Tests of the Ray cluster wait for processes most of the time, and so do many of the others. So one process runs the
-cluster's tests, and three the rest: each takes the next file that none has begun, so that all end at the same time.
+cluster's tests, and three the rest (forks of one that has collected them): each takes the next file that none has
+begun, so that all end at the same time.
 The cluster goes first where all want to compute. What its tests print is seen at once, the rest when all has ended.
 
 Where few tests have failed they are run again, alone. What passes then is reported, and does not fail the run. Why
@@ -19,7 +20,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -97,15 +97,18 @@ def run_all(pytest: Pytest) -> tuple[int, Counter[str]]:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.monotonic()
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
-    with ThreadPoolExecutor(BESIDE) as beside, tempfile.TemporaryDirectory(prefix="claims-") as claims:
+    with tempfile.TemporaryDirectory(prefix="between-") as between:
         rest = [str(path) for path in files if OF_THE_CLUSTER not in path.parents]
-        others = [beside.submit(run_rest, pytest, rest, claims) for _ in range(BESIDE)]
+        others = start_rest(pytest, rest, between)
         theirs = [str(path) for path in files if may_need_the_cluster(path)]
         cluster = subprocess.Popen(pytest.command("cluster", theirs), stdout=subprocess.PIPE, text=True)
         assert cluster.stdout is not None
         total = show(iter(lambda: cluster.stdout.read(1), ""), sys.stdout)  # type: ignore[union-attr]
         codes, took = [cluster.wait()], [time.monotonic() - started]
-        for one in [other.result() for other in others]:
+        # Where it could not collect the tests it says so itself.
+        total += show(others.communicate()[0], sys.stdout)
+        codes.append(others.returncode)
+        for one in ended(Path(between)):
             total += show(one.said, sys.stdout)
             codes.append(one.code)
             took.append(one.seconds)
@@ -166,22 +169,26 @@ def may_need_the_cluster(file: Path) -> bool:
     return OF_THE_CLUSTER in file.parents or FIXTURES.search(file.read_text()) is not None
 
 
-class Ran(NamedTuple):
-    """A process that has ended: its exit status, what it has printed, and how long it took."""
-
-    code: int
-    said: str
-    seconds: float
-
-
-def run_rest(pytest: Pytest, files: list[str], claims: str) -> Ran:
-    """One of the processes that share ``files`` out by what they put into the folder ``claims``."""
-    started = time.monotonic()
-    ran = subprocess.run(
-        ["nice", "-n", str(NICE), *pytest.command("rest", files, "--claims", claims)],
+def start_rest(pytest: Pytest, files: list[str], between: str) -> subprocess.Popen[str]:
+    """The process that becomes those that share ``files`` out, in the folder ``between``."""
+    command = pytest.command("rest", files, "--processes", str(BESIDE), "--between", between)
+    return subprocess.Popen(
+        ["nice", "-n", str(NICE), *command],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=half_of_the_cores(),
     )  # fmt: skip
-    return Ran(ran.returncode, ran.stdout, time.monotonic() - started)
+
+
+class Ended(NamedTuple):
+    """One of them: its exit status, how long it took, and what it has printed."""
+
+    code: int
+    seconds: float
+    said: str
+
+
+def ended(between: Path) -> list[Ended]:
+    files = sorted(between.glob("*.ended"))
+    return [Ended(*json.loads(file.read_text()), file.with_suffix(".said").read_text()) for file in files]
 
 
 def half_of_the_cores() -> dict[str, str]:

@@ -40,7 +40,7 @@ if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/nvidia0"
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A short name: paths of Ray's sockets may have a hundred characters, and most of them are Ray's own.
-SCRATCH = Path(tempfile.mkdtemp(prefix="tests-"))
+SCRATCH, MADE_BY = Path(tempfile.mkdtemp(prefix="tests-")), os.getpid()
 os.environ["TMPDIR"] = tempfile.tempdir = str(SCRATCH)
 GONE_S = 20.0
 
@@ -112,6 +112,17 @@ def quick_and_patient_store() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors as small as those of most tests are slower on several."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """Ray alone."""
@@ -153,6 +164,8 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Nothing stays behind in the temporary directory. Processes that are ending may write a little longer."""
     until = time.monotonic() + GONE_S
+    if os.getpid() != MADE_BY:
+        return
     while SCRATCH.exists() and time.monotonic() < until:
         shutil.rmtree(SCRATCH, ignore_errors=True)
         time.sleep(0.05 * SCRATCH.exists())

@@ -1,8 +1,17 @@
-"""Options of pytest by which ``python -m tests`` runs the suite in parts and learns which tests have failed."""
+"""Options of pytest by which ``python -m tests`` runs the suite in parts and learns which tests have failed.
+
+What tests import takes longer to load than many of them to run. So the processes of one part are forks of one that has
+collected all its tests.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -17,9 +26,8 @@ LINES, WIDTH = 20, 300
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", choices=("cluster", "rest"), help="only tests of the Ray cluster, or all others")
-    parser.addoption(
-        "--claims", type=Path, help="a folder by which processes share out the files, each taking the next"
-    )
+    parser.addoption("--processes", type=int, help="so many run the tests, each file in one of them")
+    parser.addoption("--between", type=Path, help="a folder by which they share out the files, and for what they say")
     parser.addoption("--failed-to", type=Path, help="a file to which the part and path of each failed test are added")
 
 
@@ -45,12 +53,42 @@ def claimed(items: list[pytest.Item], claims: Path) -> Iterator[pytest.Item]:
         yield from tests
 
 
+def is_fork(config: pytest.Config, processes: int, between: Path) -> bool:
+    """Whether this is one of ``processes`` that go on as this one would have. The one that was has waited for them."""
+    capture, temporary = config.pluginmanager.getplugin("capturemanager"), Path(tempfile.gettempdir())
+    running: dict[int, int] = {}
+    # What is there already is shared for as long as nobody touches it.
+    gc.freeze()
+    sys.stdout.flush()
+    started = time.monotonic()
+    for number in range(processes):
+        if pid := os.fork():
+            running[pid] = number
+            continue
+        capture.stop_global_capturing()
+        with (between / f"{number}.said").open("wb") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+        capture.start_global_capturing()
+        capture.suspend_global_capture()
+        own = temporary / str(number)
+        own.mkdir()
+        os.environ["TMPDIR"] = tempfile.tempdir = str(own)
+        return True
+    for pid, number in running.items():
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        (between / f"{number}.ended").write_text(json.dumps([code, time.monotonic() - started]))
+    return False
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    claims = session.config.getoption("--claims")
-    if claims is None or session.testsfailed or session.config.option.collectonly:
+    processes, between = session.config.getoption("--processes"), session.config.getoption("--between")
+    if processes is None or session.testsfailed or session.config.option.collectonly:
         return None
-    items = claimed(sorted(session.items, key=lambda item: item.path), claims)
+    if not is_fork(session.config, processes, between):
+        return True
+    items = claimed(sorted(session.items, key=lambda item: item.path), between)
     item = next(items, None)
     while item is not None:
         following = next(items, None)

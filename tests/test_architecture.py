@@ -9,16 +9,12 @@ import ast
 import re
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from serve_app.state.migrations import HEAD
+from tests.imports import FILES, MODULES, OURS, ROOT, Imports, chain_to, imports_of, room, within
 
-ROOT = Path(__file__).resolve().parents[1]
-OURS = ("serve_app", "deployments", "training", "benchmarks")
-FILES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
 HTTP = {"fastapi", "starlette", "uvicorn", "httpx", "requests", "aiohttp"}
 
 # Package -> the packages and distributions it may name (itself and the standard library go without saying).
@@ -165,93 +161,6 @@ REPLICA_MODULES = ("deployments.gateway", "deployments.batch", "deployments.deco
                    "deployments.stage")  # fmt: skip
 
 
-def module_name(path: Path) -> str:
-    parts = list(path.relative_to(ROOT).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path): path for path in FILES}
-
-
-class Imports(ast.NodeVisitor):
-    """Absolute names of what a module imports; `lazy` collects those inside functions."""
-
-    def __init__(self, module: str, is_package: bool) -> None:
-        self.base = module.split(".") if is_package else module.split(".")[:-1]
-        self.eager: set[str] = set()
-        self.lazy: set[str] = set()
-        self.depth = 0
-
-    def _add(self, name: str) -> None:
-        (self.lazy if self.depth else self.eager).add(name)
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self._add(alias.name)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        base = self.base[: len(self.base) - node.level + 1] if node.level else []
-        origin = ".".join([*base, *([node.module] if node.module else [])])
-        for alias in node.names:
-            whole = f"{origin}.{alias.name}"
-            self._add(whole if whole in MODULES else origin)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        # importlib.import_module("x") and __import__("x") are imports too.
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
-            self._add(str(node.args[0].value))
-        self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> None:
-        test = node.test
-        if (test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")) == "TYPE_CHECKING":
-            for child in node.orelse:
-                self.visit(child)
-        else:
-            self.generic_visit(node)
-
-    def _function(self, node: ast.AST) -> None:
-        self.depth += 1
-        self.generic_visit(node)
-        self.depth -= 1
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _function
-
-
-@cache
-def imports_of(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """(imported with the module, imported inside its functions)."""
-    path = MODULES[module]
-    found = Imports(module, path.name == "__init__.py")
-    found.visit(ast.parse(path.read_text(encoding="utf-8")))
-    return frozenset(found.eager), frozenset(found.lazy)
-
-
-def within(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
-
-
-def chain_to(start: str, forbidden: set[str], lazy: bool) -> list[str] | None:
-    """The shortest chain of imports from a module of ours to a forbidden distribution."""
-    queue, seen = [[start]], {start}
-    while queue:
-        chain = queue.pop(0)
-        eager_names, lazy_names = imports_of(chain[-1])
-        names = eager_names | lazy_names if lazy and chain[-1] != "serve_app" else eager_names
-        for name in sorted(names):
-            if name.split(".")[0] in forbidden:
-                return [*chain, name]
-            # Importing a.b.c runs a, a.b and a.b.c.
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                step = ".".join(parts[:end])
-                if step in MODULES and step not in seen:
-                    seen.add(step)
-                    queue.append([*chain, step])
-    return None
-
-
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_a_package_names_only_what_it_may(package: str) -> None:
     allowed = MAY_IMPORT[package] | {package, "serve_app"}
@@ -294,11 +203,6 @@ def test_nothing_below_imports_the_deployments() -> None:
         if name.split(".")[0] in ("deployments", "training", "benchmarks", "tests")
     ]
     assert wrong == []
-
-
-def room(module: str) -> str:
-    """The folder or file directly below a package of ours."""
-    return ".".join(module.split(".")[:2])
 
 
 def test_every_room_has_an_arrow() -> None:
@@ -400,6 +304,15 @@ def test_no_file_names_a_machine_or_a_package_index() -> None:
             if re.search(words, line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
     assert found == []
+
+
+def test_no_file_has_more_than_400_lines() -> None:
+    """One that needs more has two subjects."""
+    ours, kinds = (*OURS, "tests"), {".py", ".h", ".cpp", ".js", ".css", ".html"}
+    files = [path for folder in ours for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    own = [path for path in files if not {"vendor", "node_modules"} & set(path.parts)]
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in own}
+    assert {name: lines for name, lines in lengths.items() if lines > 400} == {}
 
 
 def test_no_weights_are_read_with_pickle() -> None:

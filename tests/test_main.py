@@ -17,6 +17,7 @@ from tests.__main__ import (
     PASSED,
     Failure,
     Pytest,
+    ended,
     run_again,
     show,
     summary,
@@ -112,13 +113,14 @@ def test_processes_run_each_test_once(tmp_path, monkeypatch):
     for n in range(6):
         (tmp_path / f"test_{n}.py").write_text(SHARED)
     here = ["-p", "tests.parts", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", "/dev/null"]
-    (tmp_path / "claims").mkdir()
+    (between := tmp_path / "between").mkdir()
     files = sorted(map(str, tmp_path.glob("test_*.py")))
-    command = Pytest(here, tmp_path / "failed").command("rest", files, "--claims", str(tmp_path / "claims"))
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [PASSED] * 2, said
-    counts = [show(one, io.StringIO())["passed"] for one in said]
+    command = Pytest(here, tmp_path / "failed").command("rest", files, "--processes", "2", "--between", str(between))
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == PASSED, ran.stdout + ran.stderr
+    assert not show(ran.stdout, io.StringIO())["passed"]
+    assert [one.code for one in ended(between)] == [PASSED] * 2
+    counts = [show(one.said, io.StringIO())["passed"] for one in ended(between)]
     assert sum(counts) == 18 and all(counts)
     assert sorted((tmp_path / "ran").read_text().splitlines()) == [
         f"test_{n}.py {i}" for n in range(6) for i in range(3)

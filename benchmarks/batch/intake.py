@@ -41,7 +41,7 @@ def intake(lines: int, checks: Checks) -> dict[str, Any]:
 def _child(source: Path, scratch: Path) -> dict[str, Any]:
     from serve_app.api.types import ModelLimits
     from serve_app.batch.check import Known
-    from serve_app.batch.intake import Plan
+    from serve_app.batch.intake import ShardPlan
     from serve_app.batch.prepare import prepare
     from serve_app.catalog.load import load_catalog
     from serve_app.gateway.models import Models
@@ -65,7 +65,7 @@ def _child(source: Path, scratch: Path) -> dict[str, Any]:
     plan = prepare(files, batch, known)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
     more = _peak_mb() - before
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, ShardPlan):
         raise SystemExit(f"no figures: the file was refused: {plan.problems[:500]!r}")
     numbers = sum(request.number for shard in plan.shards for request in unpack(files.get(shard.blob)))
     return {

@@ -49,7 +49,7 @@ def _order(lines: list[bytes]) -> list[int]:
     """The numbers of the lines as the intake's shards have them."""
     from serve_app.api.types import ModelLimits
     from serve_app.batch.check import Known
-    from serve_app.batch.intake import Plan
+    from serve_app.batch.intake import ShardPlan
     from serve_app.batch.prepare import prepare
     from serve_app.catalog.load import load_catalog
     from serve_app.gateway.models import Models
@@ -69,7 +69,7 @@ def _order(lines: list[bytes]) -> list[int]:
         plan = prepare(
             files, Batch("ab" * 16, "openai", Caller("local"), 0, 9, 9, about=about, input="files/in"), known
         )
-        assert isinstance(plan, Plan), plan
+        assert isinstance(plan, ShardPlan), plan
         return [request.number for shard in plan.shards for request in unpack(files.get(shard.blob))]
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 import orjson
 
 from serve_app.batch.asking import ask
+from serve_app.batch.loops import PollLoop
 from serve_app.state.batches import Batch, BatchStore, Outcome, Result, unpack
 from serve_app.state.files import Files, NoFile
 
@@ -54,7 +54,7 @@ class Ends:
         self._check = check
         self._lines = lines
         self._register = register
-        self._wakes = (asyncio.Event(), asyncio.Event())
+        self._inputs, self._ends = PollLoop(), PollLoop()
         self._stops = False
         # How many inputs are being checked, and results put into files.
         self._doing = 0
@@ -64,33 +64,24 @@ class Ends:
         return bool(self._doing)
 
     def wake(self) -> None:
-        for event in self._wakes:
-            event.set()
+        self._inputs.wake()
+        self._ends.wake()
 
     async def run(self, owner: str, claim_until: Callable[[], tuple[float, float]]) -> None:
         """Until it is cancelled."""
-        inputs, ends = self._wakes
         try:
             async with asyncio.TaskGroup() as tasks:
                 if (check := self._check) is not None:
-                    tasks.create_task(self._loop(inputs, lambda: self._input(check, owner, claim_until)))
-                tasks.create_task(self._loop(ends, lambda: self._end(owner, claim_until)))
+                    tasks.create_task(self._inputs.run(lambda: self._input(check, owner, claim_until)))
+                tasks.create_task(self._ends.run(lambda: self._end(owner, claim_until)))
                 tasks.create_task(self._sweep())
         finally:
             self._stops = True
 
-    async def _loop(self, event: asyncio.Event, turn: Callable[[], Awaitable[bool]]) -> None:
-        while True:
-            event.clear()
-            if not await turn():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_S):
-                        await event.wait()
-
-    async def _input(self, check: Check, owner: str, claim_until: Callable[[], tuple[float, float]]) -> bool:
+    async def _input(self, check: Check, owner: str, claim_until: Callable[[], tuple[float, float]]) -> float:
         batch = await ask(self._store.claim_input, owner, *claim_until())
         if batch is None:
-            return False
+            return IDLE_S
         self._doing += 1
         left = False
         look = asyncio.ensure_future(self._left(batch))
@@ -124,7 +115,7 @@ class Ends:
         finally:
             look.cancel()
             self._doing -= 1
-        return True
+        return 0.0
 
     def _leave(self, batch: Batch) -> None:
         """Takes back what was written of a batch that has ended meanwhile."""
@@ -140,10 +131,10 @@ class Ends:
             if known is None or known.status != "validating":
                 return
 
-    async def _end(self, owner: str, claim_until: Callable[[], tuple[float, float]]) -> bool:
+    async def _end(self, owner: str, claim_until: Callable[[], tuple[float, float]]) -> float:
         batch = await ask(self._store.claim_end, owner, *claim_until())
         if batch is None:
-            return False
+            return IDLE_S
         self._doing += 1
         try:
             if await ask(self._finish, owner, batch, lambda: claim_until()[0]):
@@ -154,7 +145,7 @@ class Ends:
             await asyncio.sleep(TURN_S)
         finally:
             self._doing -= 1
-        return True
+        return 0.0
 
     async def _sweep(self) -> None:
         """Puts away what runners left behind that ended over it."""

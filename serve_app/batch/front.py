@@ -17,7 +17,7 @@ import orjson
 from serve_app.api.errors import InvalidInput, OutOfCapacity, Stopped, StoreAway
 from serve_app.batch.check import Known
 from serve_app.batch.doors import Door
-from serve_app.batch.intake import Intake, Plan, Refusal
+from serve_app.batch.intake import Intake, Refusal, ShardPlan
 from serve_app.batch.results import line, lines
 from serve_app.batch.retry import retried
 from serve_app.batch.sheet import Sheet, Terms
@@ -120,13 +120,13 @@ class Batches:
                 self.files().delete(shard.blob)
             raise
 
-    def _plan(self, sheet: Sheet, intake: Intake) -> Plan:
+    def _plan(self, sheet: Sheet, intake: Intake) -> ShardPlan:
         plan = intake.plan(self.files(), sheet.id)
         if isinstance(plan, Refusal):
             raise refusal(plan)
         return plan
 
-    def _planned(self, sheet: Sheet, plan: Plan, blob: str) -> Batch:
+    def _planned(self, sheet: Sheet, plan: ShardPlan, blob: str) -> Batch:
         now = time.time()
         batch = replace(self._new(sheet, now, plan.total), input=blob)
         try:

@@ -62,7 +62,7 @@ class Refusal:
 
 
 @dataclass(slots=True, frozen=True)
-class Plan:
+class ShardPlan:
     """A batch that is checked and cut. ``wrong``: requests that can't be run, read from a temporary file as often as
     they are looked at. ``prompt_bytes``: of all prompts; ``shared_bytes``: how much of that the one before has too.
     """
@@ -234,14 +234,14 @@ class Intake:
             return Refusal.of([*self._faults, *rest])
         return None
 
-    def plan(self, files: Files, batch_id: str) -> Plan | Refusal:
+    def plan(self, files: Files, batch_id: str) -> ShardPlan | Refusal:
         """Writes the shards. Nothing is written of what is refused."""
         if (refused := self.refused()) is not None:
             return refused
         models, rows = np.frombuffer(self._models, np.uint16), levels(self._rows)
         found = order(models, rows)
         near = int(shared(found, models, rows).sum())
-        return Plan(
+        return ShardPlan(
             list(self._shards(files, batch_id, found, models)),
             _Wrong(self._wrong),
             self.total,

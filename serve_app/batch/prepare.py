@@ -9,7 +9,7 @@ import orjson
 from serve_app.api.errors import ApiError
 from serve_app.batch.check import Known
 from serve_app.batch.doors import anthropic_door, native_door, openai_door
-from serve_app.batch.intake import Intake, Plan, Problem, Refusal
+from serve_app.batch.intake import Intake, Problem, Refusal, ShardPlan
 from serve_app.batch.split import ArrayItems, lines
 from serve_app.state.batches import Batch
 from serve_app.state.files import Files, NoFile
@@ -19,7 +19,9 @@ class Ended(Exception):
     """The batch was cancelled meanwhile, or belongs to somebody else."""
 
 
-def prepare(files: Files, batch: Batch, known: Known, *, stop: Callable[[], bool] = lambda: False) -> Plan | Refusal:
+def prepare(
+    files: Files, batch: Batch, known: Known, *, stop: Callable[[], bool] = lambda: False
+) -> ShardPlan | Refusal:
     """Reads ``batch.input`` as its door has it, and writes the shards. Blocks, for minutes where there are a million
     requests. ``stop``: asked now and then whether to leave it; raises `Ended` then.
     """

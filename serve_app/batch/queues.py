@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ import msgspec
 
 from serve_app.batch.asking import ask
 from serve_app.batch.job import Done, Job, Perform
+from serve_app.batch.loops import GroupLoop, PollLoop, backoff
 from serve_app.batch.runner import Pace
 from serve_app.state.batches import Request, Waiting
 from serve_app.state.errors import Away
@@ -90,28 +90,18 @@ class QueueRunner:
         self._held: dict[str, asyncio.Task[None]] = {}
         self._running: Counter[str] = Counter()
         self._answered: list[Answered] = []
-        self._writes = asyncio.Event()
-        self._wakes = asyncio.Event()
-        self._worked_at = time.monotonic()
+        self.polls = PollLoop()
+        self._groups = GroupLoop()
         # For the operator: requests that were tried, and those that went to somebody else meanwhile.
         self.tries = self.lost = 0
-
-    @property
-    def idle_s(self) -> float:
-        """For how long there has been nothing to do."""
-        return time.monotonic() - self._worked_at
-
-    def wake(self) -> None:
-        """There may be something to do."""
-        self._worked_at = time.monotonic()
-        self._wakes.set()
 
     async def run(self) -> None:
         """Works until it is cancelled; then it writes what is done, and leaves the rest to others."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for loop in (self._turns, self._renewals, self._groups):
-                    tasks.create_task(loop())
+                tasks.create_task(self.polls.run(self._turn))
+                tasks.create_task(self._renewals())
+                tasks.create_task(self._groups.run(GROUP_S, self._write))
         finally:
             for task in self._held.values():
                 task.cancel()
@@ -125,29 +115,25 @@ class QueueRunner:
             self._store.answer(self._answered, self._clock())
         self._store.renew(list(self._held), self._clock())
 
-    async def _turns(self) -> None:
-        while True:
-            self._wakes.clear()
-            now = self._clock()
-            waiting = await ask(self._store.waiting, now)
-            self._pace.plan(waiting, now)
-            if waiting or self._held:
-                self._worked_at = time.monotonic()
-            room = {model: self._pace.room(model) - self._running[model] for model in waiting}
-            models = [model for model, count in room.items() if count > 0]
-            taken = 0
-            for model in models:
-                limit = min(room[model], MAX_HELD - len(self._held))
-                if limit <= 0:
-                    continue
-                tasks = await ask(self._store.take, [model], limit, self._clock(), self._clock() + self._lease_s)
-                taken += len(tasks)
-                for task in tasks:
-                    self._begin(task)
-            if not taken:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(TURN_S if waiting or self._held else IDLE_S):
-                        await self._wakes.wait()
+    async def _turn(self) -> float:
+        now = self._clock()
+        waiting = await ask(self._store.waiting, now)
+        self._pace.plan(waiting, now)
+        if waiting or self._held:
+            self.polls.worked()
+        room = {model: self._pace.room(model) - self._running[model] for model in waiting}
+        taken = 0
+        for model in waiting:
+            limit = min(room[model], MAX_HELD - len(self._held))
+            if limit <= 0:
+                continue
+            tasks = await ask(self._store.take, [model], limit, self._clock(), self._clock() + self._lease_s)
+            taken += len(tasks)
+            for task in tasks:
+                self._begin(task)
+        if taken:
+            return 0.0
+        return TURN_S if waiting or self._held else IDLE_S
 
     def _begin(self, task: Task) -> None:
         model = task.consumer.model
@@ -157,7 +143,7 @@ class QueueRunner:
 
         def ended(_: asyncio.Task[None]) -> None:
             self._running[model] -= 1
-            self._wakes.set()
+            self.polls.wake()
 
         running.add_done_callback(ended)
 
@@ -175,28 +161,23 @@ class QueueRunner:
         self.tries += 1
         self._pace.told(consumer.model, done, time.monotonic() - began)
         if done.retry_after is not None and not (done.at_fault and message.attempts > consumer.retries):
-            least = max(done.retry_after, consumer.delay_s, BACKOFF_S * 2 ** min(message.attempts - 1, 10))
-            # Not all of them at the same moment.
-            wait = min(least, MAX_BACKOFF_S) * random.uniform(0.75, 1.25)
+            least = max(done.retry_after, consumer.delay_s)
+            wait = backoff(least, message.attempts - 1, BACKOFF_S, MAX_BACKOFF_S)
             await ask(self._store.again, task, self._clock() + wait, counts=done.at_fault)
             self._held.pop(message.lease, None)
             return
         rows = [entry.row() for entry in done.entries]
         failed = not 200 <= done.status < 300
         self._answered.append(Answered(task, answer_of(task, done), rows, dead=failed))
-        self._writes.set()
+        self._groups.tell()
 
-    async def _groups(self) -> None:
-        while True:
-            await self._writes.wait()
-            await asyncio.sleep(GROUP_S)
-            self._writes.clear()
-            group, self._answered = self._answered, []
-            if group:
-                written = await ask(self._store.answer, group, self._clock())
-                self.lost += len(group) - len(written)
-                for each in group:
-                    self._held.pop(each.task.message.lease, None)
+    async def _write(self) -> None:
+        group, self._answered = self._answered, []
+        if group:
+            written = await ask(self._store.answer, group, self._clock())
+            self.lost += len(group) - len(written)
+            for each in group:
+                self._held.pop(each.task.message.lease, None)
 
     async def _renewals(self) -> None:
         while True:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import secrets
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from serve_app.batch.asking import ask
 from serve_app.batch.ends import Ends
 from serve_app.batch.hand import InHand
 from serve_app.batch.job import Done, Job, Perform
+from serve_app.batch.loops import GroupLoop, PollLoop, backoff
 from serve_app.state.batches import BatchStore, Claim, Outcome, Part, Result, Used, Waiting, unpack
 from serve_app.state.errors import Away
 from serve_app.state.files import Files, NoFile
@@ -91,10 +91,11 @@ class Runner:
         self._hand: dict[tuple[str, int], InHand] = {}
         self._running: Counter[str] = Counter()
         self._unwritten = 0
-        self._wakes = asyncio.Event()
-        self._written = asyncio.Event()
+        self.polls = PollLoop()
+        self._groups = GroupLoop()
         self._stops = False
-        self._worked_at = time.monotonic()
+        self._waiting: Mapping[str, Waiting] = {}
+        self._asked = float("-inf")
         self._of_account: Counter[str] = Counter()
         # Claimed, and not in hand yet; accounts and models that are left alone for a while; whether the last claim
         # found something.
@@ -104,23 +105,18 @@ class Runner:
         # For the operator: requests that were tried, and shards that went to somebody else.
         self.tries = self.lost = 0
 
-    @property
-    def idle_s(self) -> float:
-        """For how long there has been nothing to do."""
-        return time.monotonic() - self._worked_at
-
     def wake(self) -> None:
         """There may be something to do."""
-        self._worked_at = time.monotonic()
-        self._wakes.set()
+        self.polls.wake()
         self._ends.wake()
 
     async def run(self) -> None:
         """Works until it is cancelled; then it writes what is done, and leaves the rest to others."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for loop in (self._turns, self._renewals, self._groups):
-                    tasks.create_task(loop())
+                tasks.create_task(self.polls.run(self._turn))
+                tasks.create_task(self._renewals())
+                tasks.create_task(self._groups.run(GROUP_S, self._write))
                 tasks.create_task(self._ends.run(self.owner, self._claim_until))
         finally:
             self._stops = True
@@ -150,23 +146,18 @@ class Runner:
     # -- shards
     # ---------------------------------------------------------------------------------------------------------
 
-    async def _turns(self) -> None:
-        asked = float("-inf")
-        waiting: Mapping[str, Waiting] = {}
-        while True:
-            self._wakes.clear()
-            if time.monotonic() - asked >= TURN_S or not waiting:
-                waiting = await ask(self._store.waiting)
-                asked = time.monotonic()
-                self._pace.plan(waiting, self._clock())
-            if waiting or self._hand or self._ends.busy:
-                self._worked_at = time.monotonic()
-            self._there = await self._claim([model for model in waiting if model])
-            self._feed()
-            if not self._there:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(TURN_S if waiting or self._hand else IDLE_S):
-                        await self._wakes.wait()
+    async def _turn(self) -> float:
+        if time.monotonic() - self._asked >= TURN_S or not self._waiting:
+            self._waiting = await ask(self._store.waiting)
+            self._asked = time.monotonic()
+            self._pace.plan(self._waiting, self._clock())
+        if self._waiting or self._hand or self._ends.busy:
+            self.polls.worked()
+        self._there = await self._claim([model for model in self._waiting if model])
+        self._feed()
+        if self._there:
+            return 0.0
+        return TURN_S if self._waiting or self._hand else IDLE_S
 
     def _wants(self, model: str) -> int:
         """How many more requests of the model should be in hand."""
@@ -249,7 +240,7 @@ class Runner:
             del self._of_account[shard.account]
         self._feed()
         if self._there and self._wants(shard.model) > 0:
-            self._wakes.set()
+            self.polls.wake()
 
     async def _try(self, shard: InHand, job: Job) -> None:
         began = time.monotonic()
@@ -264,7 +255,7 @@ class Runner:
         if wait is None:
             shard.results.append((_result(job, done), done.entries))
             self._unwritten += 1
-            self._written.set()
+            self._groups.tell()
         elif not shard.over:
             shard.later(wait, job, self._feed, at_fault=done.at_fault)
 
@@ -295,7 +286,7 @@ class Runner:
                 elif found and not shard.over:
                     # What runs is ended where it runs; what is done counts.
                     await shard.stop()
-                    self._written.set()
+                    self._groups.tell()
                 elif shard.rests_s > REST_S:
                     await self._rest(shard)
             for batch_id, number, epoch in ends:
@@ -312,13 +303,6 @@ class Runner:
 
     # -- results
     # ---------------------------------------------------------------------------------------------------------
-
-    async def _groups(self) -> None:
-        while True:
-            await self._written.wait()
-            await asyncio.sleep(GROUP_S)
-            self._written.clear()
-            await self._write()
 
     async def _write(self) -> None:
         hand = list(self._hand.values())
@@ -348,17 +332,14 @@ class Runner:
         await ask(self._store.finish, self.owner, batch_id, number, shard.epoch, self._clock())
         if self._hand.get(shard.key) is shard:
             del self._hand[shard.key]
-        self._wakes.set()
-        self._ends.wake()
+        self.wake()
 
 
 def _pause(job: Job, done: Done) -> float | None:
     """Seconds before the request is tried again; None: this is its result."""
     if done.retry_after is None or (done.at_fault and job.faults + 1 >= MAX_FAULTS):
         return None
-    wait = min(max(done.retry_after, BACKOFF_S * 2 ** min(job.tries, 10)), MAX_BACKOFF_S)
-    # Not all of them at the same moment.
-    return wait * random.uniform(0.75, 1.25)
+    return backoff(done.retry_after, job.tries, BACKOFF_S, MAX_BACKOFF_S)
 
 
 def _result(job: Job, done: Done) -> Result:

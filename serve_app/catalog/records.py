@@ -141,7 +141,7 @@ class Stage(Record):
         return self
 
 
-class Draft(Record):
+class DraftModel(Record):
     """What drafts: a much smaller model with the same tokenizer, or an EAGLE-3 head of this very model."""
 
     method: Literal["model", "eagle3"] = "model"
@@ -241,7 +241,7 @@ class ModelRecord(Record):
     pooling: Literal["mean", "cls", "last"] | None = None  # None: as sentence-transformers' files in the folder say
     normalize: bool = True
     matryoshka: bool = False  # trained so that the first values of a vector are a vector by themselves
-    draft: Draft | None = None
+    draft: DraftModel | None = None
     speculation: Speculation = Speculation()
     lora: bool | Lora = False
     serving: dict[ProfileName, Profile] = {}

@@ -52,7 +52,7 @@ class Answer:
 
 
 @dataclass(slots=True, frozen=True)
-class Piece:
+class AnswerText:
     """Text that came: of the answer, or of the ``reasoning`` before it."""
 
     text: str
@@ -66,7 +66,7 @@ def ask(
     answer: Answer,
     waits: Callable[[str], None] = lambda why: None,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Piece]:
+) -> Iterator[AnswerText]:
     """The pieces of the model's answer to ``inputs``, as they come; ``answer`` is kept up to date. ``waits`` hears what
     it waits for. Closing the iterator ends the request. Raises :class:`ServerError`.
     """
@@ -98,9 +98,9 @@ def _events(lines: Iterator[str], waits: Callable[[str], None]) -> Iterator[dict
             waits(why)
 
 
-def _pieces(event: dict[str, Any]) -> Iterator[Piece]:
+def _pieces(event: dict[str, Any]) -> Iterator[AnswerText]:
     for choice in event.get("choices") or ():
         if thought := (choice.get("delta") or {}).get("reasoning_content"):
-            yield Piece(thought, reasoning=True)
+            yield AnswerText(thought, reasoning=True)
     if text := event.get("response"):
-        yield Piece(text if isinstance(text, str) else json.dumps(text))
+        yield AnswerText(text if isinstance(text, str) else json.dumps(text))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from serve_app.batch import results
 from serve_app.batch.ends import Ends
-from serve_app.batch.intake import Plan, Refusal
+from serve_app.batch.intake import Refusal, ShardPlan
 from serve_app.batch.job import Done
 from serve_app.batch.prepare import prepare
 from serve_app.batch.queues import QueueRunner, Sharer
@@ -78,7 +78,7 @@ class Works:
         def lines(batch: Batch, found: Iterable[Result], errors: bool) -> Iterator[bytes]:
             return results.lines(batch, found, errors=errors)
 
-        def check(batch: Batch, stop: Callable[[], bool]) -> Plan | Refusal:
+        def check(batch: Batch, stop: Callable[[], bool]) -> ShardPlan | Refusal:
             return prepare(state.files, batch, gateway.known, stop=stop)
 
         def register(batch: Batch, output: int, errors: int) -> None:
@@ -92,7 +92,7 @@ class Works:
     @property
     def idle_s(self) -> float:
         """For how long there has been nothing to do."""
-        return min(self._batches.idle_s, self._queues.idle_s)
+        return min(self._batches.polls.idle_s, self._queues.polls.idle_s)
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -103,7 +103,7 @@ class Works:
     def wake(self) -> None:
         """There may be something to do."""
         self._batches.wake()
-        self._queues.wake()
+        self._queues.polls.wake()
 
     def release(self) -> None:
         """Lets others have what is under way. Blocks; for who ends without an event loop."""

@@ -1,7 +1,7 @@
 """A standard decoder's whole forward pass as one C++ call on CPUs with bfloat16 dot products (AVX512_BF16).
 
 :class:`DecoderBuilder` copies weights into one arena in the order in which a step reads them (huge pages where the
-system gives them) and :class:`Decoder` runs batches. The records mirror ``cpu/decoder.h`` field by field.
+system gives them) and :class:`Decoder` runs batches. The records mirror ``cpu/model.h`` field by field.
 """
 
 from __future__ import annotations

@@ -148,15 +148,6 @@ def randomise(module: nn.Module) -> None:
             child.weight.mul_(0.4)  # type: ignore[operator]
 
 
-def layer_count(config: Any) -> int:
-    """Decoder layers that a configuration names, by whatever name."""
-    for name in _LAYERS:
-        value = getattr(config, name, None)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    raise NotScalable(f"{type(config).__name__} names no number of layers")
-
-
 def _scaled(config: Any, sizes: Sizes) -> dict[str, Any]:
     values = {k: v for k, v in config.to_dict().items() if k not in _LEFT_OUT}
     nested = {k: v for k, v in vars(config).items() if k in values and hasattr(v, "to_dict")}

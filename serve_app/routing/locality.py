@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 WAYS = 16
 HOLDERS = 4
-BYTES_PER_WAY = 8 + 2 * HOLDERS + 4
 _FILL = 0.8  # buckets fill unevenly: at 80 % about one key in forty finds its bucket full
 
 

@@ -80,7 +80,7 @@ class PlannerConfig:
 
 
 @dataclass(slots=True)
-class Plan:
+class RolePlan:
     """``roles`` of all workers; ``moved`` are those whose role is new."""
 
     roles: dict[str, Role]
@@ -121,13 +121,13 @@ class Planner:
         """Seconds of a decode step on a worker that is filled to its target."""
         return max(self.costs.d0, 0.7 * self.config.itl_target)
 
-    def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float, *, waiting_tokens: int = 0) -> Plan:
+    def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float, *, waiting_tokens: int = 0) -> RolePlan:
         """``waiting_tokens``: prompt tokens that wait in the gateways."""
         workers = list(loads)
         needs = self.needs(workers, demand, waiting_tokens)
         roles: dict[str, Role] = {w.worker: w.role for w in workers}
         moved, why = self._move(workers, roles, needs, now)
-        return Plan(roles, moved, why)
+        return RolePlan(roles, moved, why)
 
     # -- roles ---------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from serve_app.routing.fairness import FairQueue
-from serve_app.routing.planner import DemandMeter, Plan, Planner
+from serve_app.routing.planner import DemandMeter, Planner, RolePlan
 from serve_app.routing.router import Router
 from serve_app.routing.types import Role, RouteRequest, WorkerLoad
 
@@ -39,7 +39,7 @@ class Workers:
         self.demand = DemandMeter()
         # Replicas that batches need beside, so that they are done by their deadlines.
         self.batch_needed = 0.0
-        self.plan: Plan | None = None
+        self.plan: RolePlan | None = None
         self.roles: dict[str, Role] = {}  # as planned here; none while another gateway plans
 
     @property

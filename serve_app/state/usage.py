@@ -18,7 +18,6 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 Width = int | Literal["month"]
 # Buckets that one answer may have.
 MAX_BUCKETS = 20_000
-MAX_MONTHS = 240
 
 
 @dataclass(slots=True, frozen=True)

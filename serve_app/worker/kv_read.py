@@ -252,10 +252,10 @@ class PoolReader:
     def _piece(self, fetched: Fetched) -> Any:
         import torch
 
-        from serve_app.engine.kv_io.transfer import Piece
+        from serve_app.engine.kv_io.transfer import LoadedPiece
 
         piece, view = fetched
-        return Piece(piece.start_token, piece.n_tokens, torch.from_numpy(view), piece.first_block)
+        return LoadedPiece(piece.start_token, piece.n_tokens, torch.from_numpy(view), piece.first_block)
 
     async def _correct(self, request_id: str, keys: list[bytes]) -> None:
         """Tells the exporter what the pool has forgotten of a prompt that this engine still holds."""

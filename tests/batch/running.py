@@ -42,7 +42,7 @@ class Steady:
 
 
 @dataclass(slots=True, frozen=True)
-class Plan:
+class ShardPlan:
     shards: list[Shard]
     wrong: list[Result]
 
@@ -57,17 +57,17 @@ def make(store: BatchStore, files: Files, batch_id: str, count: int, *, account:
     return batch
 
 
-def checker(files: Files) -> Callable[[Batch, Callable[[], bool]], Plan]:
+def checker(files: Files) -> Callable[[Batch, Callable[[], bool]], ShardPlan]:
     """Cuts the input of :func:`make` into shards of :data:`SIZE` requests of two models, the last ones first."""
 
-    def check(batch: Batch, stop: Callable[[], bool]) -> Plan:
+    def check(batch: Batch, stop: Callable[[], bool]) -> ShardPlan:
         numbers = [int(line) for line in files.get(batch.input).splitlines()][::-1]
         shards = []
         for n, start in enumerate(range(0, len(numbers), SIZE)):
             cut = [Request(n, f"id{n}", "/run", b"%d" % n) for n in numbers[start : start + SIZE]]
             files.put(blob := f"batches/{batch.id}/shards/{n:06}", pack(cut))
             shards.append(Shard(n, f"m{n % 2}", blob, len(cut)))
-        return Plan(shards, [])
+        return ShardPlan(shards, [])
 
     return check
 

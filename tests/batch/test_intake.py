@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from serve_app.batch.doors import native_door
-from serve_app.batch.intake import SHARD_REQUESTS, Intake, Plan, Refusal
+from serve_app.batch.intake import SHARD_REQUESTS, Intake, Refusal, ShardPlan
 from serve_app.batch.prepare import Ended, prepare
 from serve_app.state.accounts import Caller
 from serve_app.state.batches import Batch, Request, unpack
@@ -33,16 +33,16 @@ class Room:
     def __init__(self, home) -> None:
         self.home, self.files = home, DirectoryFiles(home / "files")
 
-    def openai(self, data: bytes, most: int = 50_000, endpoint: str = CHATS, **more: Any) -> Plan | Refusal:
+    def openai(self, data: bytes, most: int = 50_000, endpoint: str = CHATS, **more: Any) -> ShardPlan | Refusal:
         self.files.put("files/in", data)
         return self.prepare("openai", orjson.dumps({"endpoint": endpoint}), "files/in", most, **more)
 
-    def prepare(self, door: str, about: bytes, name: str, most: int = 50_000, **more: Any) -> Plan | Refusal:
+    def prepare(self, door: str, about: bytes, name: str, most: int = 50_000, **more: Any) -> ShardPlan | Refusal:
         batch = Batch(ID, door, Caller("local"), 0.0, 9.0, 9.0, about=about, input=name)
         return prepare(self.files, batch, known(self.home, most), **more)
 
-    def requests(self, plan: Plan | Refusal) -> list[Request]:
-        assert isinstance(plan, Plan), plan
+    def requests(self, plan: ShardPlan | Refusal) -> list[Request]:
+        assert isinstance(plan, ShardPlan), plan
         found = [unpack(self.files.get(shard.blob)) for shard in plan.shards]
         assert [len(some) for some in found] == [shard.requests for shard in plan.shards]
         assert [shard.number for shard in plan.shards] == list(range(len(plan.shards)))
@@ -54,7 +54,7 @@ def room(tmp_path) -> Room:
     return Room(tmp_path)
 
 
-def problems(plan: Plan | Refusal) -> list[tuple[str, int | None]]:
+def problems(plan: ShardPlan | Refusal) -> list[tuple[str, int | None]]:
     assert isinstance(plan, Refusal), plan
     return [(told["code"], told["line"]) for told in orjson.loads(plan.problems)]
 
@@ -170,5 +170,5 @@ def test_native_items_lose_what_is_about_the_batch(room):
         (0, "a", {"prompt": "one"}), (2, None, {"prompt": "two"})
     ]  # fmt: skip
     assert found[0].url == f"/client/v4/accounts/local/ai/run/{CHAT}"
-    assert isinstance(plan, Plan) and [w.number for w in plan.wrong] == [1, 3, 4]
+    assert isinstance(plan, ShardPlan) and [w.number for w in plan.wrong] == [1, 3, 4]
     assert all(orjson.loads(w.body)["errors"][0]["code"] == 5006 for w in plan.wrong)

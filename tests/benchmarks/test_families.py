@@ -8,7 +8,6 @@ import os
 
 import numpy as np
 import pytest
-import torch
 from transformers import BertConfig, BertModel
 
 from benchmarks.families import encoding
@@ -55,12 +54,7 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def line_of(label: str, seed: int = 0):

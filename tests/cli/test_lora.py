@@ -9,8 +9,9 @@ import pytest
 
 from serve_app.cli import main
 from tests.cli.conftest import connected
+from tests.tasks.adapters.conftest import tuned  # noqa: F401
+from tests.tasks.adapters.tuned import GOOD_CONFIG, GOOD_WEIGHTS, other_weights
 from tests.tasks.conftest import KEY, record, serve  # noqa: F401
-from tests.tasks.test_adapters import GOOD_CONFIG, GOOD_WEIGHTS, other_weights, tuned  # noqa: F401
 
 
 @pytest.fixture

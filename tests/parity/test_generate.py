@@ -9,7 +9,7 @@ import random
 import pytest
 
 from serve_app.engine.blocks import BlockPool
-from serve_app.engine.kv_io.transfer import ChunkExporter, Piece, StoredPrefix
+from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPrefix
 from serve_app.engine.runner import Runner
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.draft_engine import DraftEngine
@@ -195,7 +195,7 @@ def prefill(model, prompt: list[int]):
 def stored_prefix(model, chunks: list[tuple[ChunkMeta, object]]) -> StoredPrefix | None:
     import torch
 
-    pieces = [Piece(m.start_token, m.n_tokens, torch.from_numpy(d.copy())) for m, d in chunks]
+    pieces = [LoadedPiece(m.start_token, m.n_tokens, torch.from_numpy(d.copy())) for m, d in chunks]
     return StoredPrefix(pieces) if pieces else None
 
 

@@ -19,13 +19,11 @@ NAMES = ("pico-instruct", "pico-draft", "pico-reranker")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread_at_the_root():
-    before, cwd = torch.get_num_threads(), Path.cwd()
-    torch.set_num_threads(1)
+def at_the_root(one_thread):
+    before = Path.cwd()
     os.chdir(CHECKPOINTS.parent)
     yield
-    os.chdir(cwd)
-    torch.set_num_threads(before)
+    os.chdir(before)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors import safe_open
 
 from serve_app.distill.measure import count, eagle_engine
@@ -17,12 +16,7 @@ ROOT = Path(__file__).parents[2]
 HEAD = ROOT / "checkpoints" / "pico-eagle3"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_it_is_small_and_has_the_names_of_published_heads():

@@ -12,7 +12,6 @@ from serve_app.api.fields.asked import parse_metadata
 from serve_app.api.fields.pages import hex_key, page_ends, page_limit
 from serve_app.api.fields.values import refuse, string, text
 
-PURPOSES = ("batch", "batch_output")
 MIN_KEPT_S, MAX_KEPT_S = 3600, 2_592_000
 MAX_NAME = 255
 # What OpenAI calls a batch's states.

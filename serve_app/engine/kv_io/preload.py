@@ -6,10 +6,10 @@ import torch
 
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.engine import Engine
-from serve_app.engine.kv_io.transfer import Piece, StoredPrefix, load_prefix
+from serve_app.engine.kv_io.transfer import LoadedPiece, StoredPrefix, load_prefix
 
 
-def preload(engine: Engine, keys: list[bytes], piece: Piece) -> int:
+def preload(engine: Engine, keys: list[bytes], piece: LoadedPiece) -> int:
     """Copies the full blocks of ``piece`` into the cache, in the engine's thread between two steps; returns how many.
 
     ``keys`` name the prompt's blocks from the first on. The blocks belong to nobody afterwards: they are cache hits

@@ -17,7 +17,7 @@ from serve_app.kv.keys import CHUNK_TOKENS, block_keys, tail_key
 
 
 @dataclass(slots=True)
-class Piece:
+class LoadedPiece:
     """Tokens [start, start + tokens), ``start`` a multiple of 32, from block ``first`` of ``payload`` on.
 
     The payload is flat uint8, as :meth:`~serve_app.engine.kv_cache.KVCache.copy_out` gives it.
@@ -33,7 +33,7 @@ class Piece:
 class StoredPrefix:
     """Contiguous pieces from token 0 (or from where the engine's own cache ends) on."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[LoadedPiece] = field(default_factory=list)
 
     @property
     def begin(self) -> int:

@@ -37,7 +37,7 @@ POLICY = Policy()
 
 
 @dataclass(slots=True)
-class Plan:
+class DraftLength:
     """A number of draft tokens to verify, and what the step is expected to yield and to take."""
 
     drafts: int
@@ -217,7 +217,7 @@ class SpeculationController:
     def _chance(self, proposal: Proposal, draft: Draft) -> float:
         return self.acceptance.chance(proposal.request.id, draft.source, draft.grade)
 
-    def _best(self, ranking: list[float], drafting: float = 0.0, doubt: float = 1.0) -> Plan:
+    def _best(self, ranking: list[float], drafting: float = 0.0, doubt: float = 1.0) -> DraftLength:
         """The plan with the best rate, tokens taken from the most likely down. ``doubt`` scales what they are believed
         to cost. Little more than twice as many rows as were ever measured: costs may rise in cliffs.
         """
@@ -227,7 +227,7 @@ class SpeculationController:
         more = self.costs.seconds(self._batch, np.arange(1.0 + len(ranking))) - plain
         seconds = plain + doubt * more + drafting
         at = int((tokens / seconds).argmax())
-        return Plan(at, float(tokens[at]), float(seconds[at]))
+        return DraftLength(at, float(tokens[at]), float(seconds[at]))
 
     def _try_again(self) -> bool:
         """Whether it is time to doubt what was measured."""

@@ -5,61 +5,15 @@
 #include <chrono>
 #include <memory>
 
-#include "delta.h"
+#include "adapters.h"
 #include "gemm.h"
+#include "model.h"
 #include "norm.h"
 #include "paged_attention.h"
 #include "quantized.h"
 #include "team.h"
 
 namespace {
-
-// Mirrored by serve_app/kernels/decoder.py, field by field, 8 bytes each.
-struct Norm {
-    const float* weight;  // null = absent
-    double eps;
-};
-
-struct Layer {
-    Norm input_norm;
-    Linear qkv;  // queries, keys, values
-    Norm q_norm, k_norm;  // per head, [head_dim]
-    Linear o;
-    Norm post_norm;
-    Linear gate_up;  // per panel 32 gates, then the 32 ups that belong to them
-    Linear down;
-    int64_t window;  // 0 = none
-    double scale, softcap;
-};
-
-struct Model {
-    const Layer* layers;
-    const bf16* embedding;  // [vocab, hidden]
-    Norm final_norm;
-    Linear head;
-    int64_t layer_count, vocab, hidden, inner, q_heads, kv_heads, head_dim, rotary_dim;
-};
-
-enum Part { NORMS, LINEARS, ROTARY, ATTENTION, HEAD, PARTS };
-
-struct StepArgs {
-    const Model* model;
-    bf16* kv;  // [layers, 2, num_blocks, kv_heads, 32, head_dim]
-    const int64_t *input_ids, *positions, *slots;
-    const int32_t *query_start, *seq_lens, *block_tables;
-    const int64_t* sample_rows;
-    const float *cos, *sin;  // [rotary_positions, rotary_dim / 2]
-    float* logits;           // [samples, vocab]
-    int64_t* nanoseconds;    // [PARTS] added up per part, or null
-    const int64_t* captured_layers;
-    bf16* captured;  // [tokens, captures, hidden] what enters those layers
-    const int64_t* embedded;  // per token the row of `given` that takes the embedding's place, -1 for none; or null
-    const bf16* given;        // [given_rows, hidden]
-    const int64_t* adapters;  // [tokens] the place of each token's adapter, 0 for none; or null
-    const Delta* deltas;      // [4 * layers + 1][places + 1] of each product, in the order in which they come
-    int64_t num_blocks, tokens, requests, table_stride, samples, rotary_positions, threads, captures, given_rows;
-    int64_t places, lanes;    // `lanes`: the most that any of the deltas has
-};
 
 #if HAS_BF16_DOT
 
@@ -76,7 +30,7 @@ class Step {
     static constexpr int64_t OWN_ROWS = 8;
 
 public:
-    explicit Step(const StepArgs& args) : a(args), m(*args.model) {}
+    explicit Step(const StepArgs& args) : a(args), m(*args.model), adapters(args) {}
 
     // Checks every index that will be followed and lays out memory; 0 or an error code.
     int prepare() {
@@ -104,16 +58,14 @@ public:
             at += (widths[i] * count + 31) / 32 * 32;
         }
         if (quantized()) prepare_codes(count);
-        if (a.adapters)
-            if (const int error = prepare_adapters()) return error;
-        const int64_t products = 4 * m.layer_count + 1;
-        claimed = std::make_unique<std::atomic<int>[]>(2 * products);  // panels, and in the second half pieces of adapters
-        for (int64_t i = 0; i < 2 * products; i++) claimed[i] = 0;
+        if (const int error = adapters.prepare()) return error;
+        claimed = std::make_unique<std::atomic<int>[]>(m.products());
+        for (int64_t i = 0; i < m.products(); i++) claimed[i] = 0;
         return prepare_attention();
     }
 
     void run(Team& team, int thread) {
-        const Shared self{team, thread};
+        const Member self{team, thread};
         const auto mark = [&](Part part) {
             if (a.nanoseconds && thread == 0) clock(part);
         };
@@ -123,7 +75,7 @@ public:
             mark(part);
         };
         if (thread == 0) last = Clock::now();
-        rows(self, a.tokens, [&](int64_t t) {
+        self.rows(a.tokens, [&](int64_t t) {
             const bf16* row = m.embedding + a.input_ids[t] * m.hidden;
             if (a.embedded && a.embedded[t] >= 0) row = a.given + a.embedded[t] * m.hidden;
             std::memcpy(x + t * m.hidden, row, m.hidden * sizeof(bf16));
@@ -136,7 +88,7 @@ public:
             const Layer& l = m.layers[i];
             for (int64_t c = 0; c < a.captures; c++) {
                 if (a.captured_layers[c] != i) continue;
-                rows(self, a.tokens, [&](int64_t t) {
+                self.rows(a.tokens, [&](int64_t t) {
                     std::memcpy(a.captured + (t * a.captures + c) * m.hidden, x + t * m.hidden, m.hidden * sizeof(bf16));
                 });
             }
@@ -156,7 +108,7 @@ public:
                 count = a.samples;
                 states = x + a.tokens * m.hidden;
                 heads = attended + a.tokens * m.q_heads * m.head_dim;
-                rows(self, count, [&](int64_t s) {
+                self.rows(count, [&](int64_t s) {
                     const int64_t t = a.sample_rows[s], width = m.q_heads * m.head_dim;
                     std::memcpy(states + s * m.hidden, x + t * m.hidden, m.hidden * sizeof(bf16));
                     std::memcpy(heads + s * width, attended + t * width, width * sizeof(bf16));
@@ -180,7 +132,7 @@ public:
         }
         from = norm(self, m.final_norm, states, count);
         mark(NORMS);
-        product(self, 4 * m.layer_count, m.head, from, count, [&](int row, int column, int width, const float* sums) {
+        product(self, m.products() - 1, m.head, from, count, [&](int row, int column, int width, const float* sums) {
             std::memcpy(a.logits + row * m.vocab + column, sums, width * sizeof(float));
         });
         done(HEAD, Linear{});
@@ -195,19 +147,8 @@ private:
         last = now;
     }
 
-    struct Shared {
-        Team& team;
-        int thread;
-    };
-
-    template <class Work>
-    void rows(const Shared& self, int64_t count, Work work) {
-        const int64_t end = Team::share(count, self.thread + 1, self.team.size);
-        for (int64_t r = Team::share(count, self.thread, self.team.size); r < end; r++) work(r);
-    }
-
     // Normalised rows. Of a few rows every thread makes its own copy: that costs less than waiting for one another.
-    const bf16* norm(const Shared& self, const Norm& n, const bf16* from, int64_t count) {
+    const bf16* norm(const Member& self, const Norm& n, const bf16* from, int64_t count) {
         const auto row = [&](bf16* to, int64_t r) {
             rms_norm_row(from + r * m.hidden, n.weight, to + r * m.hidden, m.hidden, n.eps, true);
         };
@@ -216,7 +157,7 @@ private:
             for (int64_t r = 0; r < count; r++) row(own, r);
             return own;
         }
-        rows(self, count, [&](int64_t r) { row(normed, r); });
+        self.rows(count, [&](int64_t r) { row(normed, r); });
         self.team.wait();
         return normed;
     }
@@ -233,12 +174,12 @@ private:
     // Threads begin with a panel each and take the others one by one, the next before the present one is begun, so that it
     // can be fetched meanwhile.
     template <class Write>
-    void product(const Shared& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
+    void product(const Member& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
         std::atomic<int>& counter = claimed[index];
         const int all = panels(l);
         const Codes codes = l.bits >= 12 ? Codes{} : quantize(self, from, count, l.k);
-        const Adapted adapted = adapters_of(index, count);
-        if (adapted.rows) shrink(self, index, adapted, from, l.k, count);
+        const Adapters::Product adapted = adapters.of(index, count);
+        if (adapted.rows) adapters.shrink(self, adapted, from, l.k);
         for (int panel = self.thread, next; panel < all; panel = next) {
             next = self.team.size + counter++;
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
@@ -247,7 +188,7 @@ private:
                 write(row, panel * PANEL, width, sums);
             };
             if (l.bits >= 12 && adapted.rows)
-                wide_panel(l, panel, next, from, count, finished, beside_of(adapted, index, panel, l));
+                wide_panel(l, panel, next, from, count, finished, adapters.beside(adapted, panel, l));
             else if (l.bits >= 12)
                 wide_panel(l, panel, next, from, count, finished, Nothing());
 #if HAS_QUANTIZED
@@ -256,19 +197,6 @@ private:
 #endif
         }
     }
-
-    // The adapters of one product's rows; `rows` is null where none of them has one.
-    struct Adapted {
-        const AdapterRows* rows;
-        const Delta* deltas;
-        Inner inner;
-        bool round;
-        int64_t count;
-
-        void add(int row, int64_t panel, float* sums) const {
-            if (const int64_t place = rows->places[row]) expand_panel(deltas[place], panel, inner, row, sums, round);
-        }
-    };
 
     template <class Write, class Beside>
     static void wide_panel(const Linear& l, int panel, int next, const bf16* from, int64_t count, Write write, Beside&& beside) {
@@ -280,64 +208,8 @@ private:
             panel_product<UnpackedPanel>(l, panel, next, from, l.k, (int)count, write, beside);
     }
 
-    // What is fetched for adapters while a panel is multiplied, which goes through its columns once per tile of rows.
-    Beside& beside_of(const Adapted& adapted, int64_t index, int panel, const Linear& l) {
-        static thread_local Beside beside;
-        const Delta* next = index < 4 * m.layer_count ? adapted.deltas + a.places + 1 : nullptr;
-        fetch_beside(beside, *adapted.rows, adapted.deltas, next, panel, panels(l));
-        beside.spread(l.k / 2 * ((adapted.count + TILE - 1) / TILE));
-        return beside;
-    }
-
-    Adapted adapters_of(int64_t index, int64_t count) {
-        if (!a.adapters) return {};
-        const bool last = index == 4 * m.layer_count || (index > 4 * m.layer_count - 4 && index % 4);
-        const AdapterRows* rows = last ? sampled_adapters : token_adapters;
-        if (rows->tiles.empty()) return {};
-        const Delta* deltas = a.deltas + index * (a.places + 1);
-        for (const AdapterRows::Tile& tile : rows->tiles)
-            if (deltas[tile.place].a) return {rows, deltas, Inner{inner_values, inner_high, inner_low, a.lanes}, index < 4 * m.layer_count, count};
-        return {};
-    }
-
-    // The first product of the rows' adapters, shared by all threads, ready when this returns.
-    void shrink(const Shared& self, int64_t index, const Adapted& adapted, const bf16* from, int64_t k, int64_t count) {
-        std::atomic<int>& counter = claimed[4 * m.layer_count + 1 + index];
-        int64_t lanes = 0;
-        for (const AdapterRows::Tile& tile : adapted.rows->tiles) lanes = std::max(lanes, adapted.deltas[tile.place].lanes);
-        const int64_t chunks = shrink_chunks(k), groups = lanes / 16;
-        const int64_t items = (int64_t)adapted.rows->tiles.size() * groups * chunks;
-        for (int64_t item = counter++; item < items; item = counter++)
-            shrink_item(adapted.deltas, *adapted.rows, item, groups, chunks, from, k, count, partial, a.lanes);
-        self.team.wait();
-        rows(self, count, [&](int64_t r) {
-            if (const int64_t place = adapted.rows->places[r])
-                finish_row(adapted.deltas[place], r, partial, chunks, count, adapted.inner);
-        });
-        self.team.wait();
-    }
-
-    int prepare_adapters() {
-        static thread_local AdapterRows of_tokens, of_samples;
-        static thread_local std::vector<float> sums, values;
-        static thread_local std::vector<bf16> halves;
-        for (int64_t t = 0; t < a.tokens; t++)
-            if (a.adapters[t] < 0 || a.adapters[t] > a.places) return 6;
-        of_tokens.sort(a.tokens, a.places, [&](int64_t t) { return a.adapters[t]; });
-        of_samples.sort(a.samples, a.places, [&](int64_t s) { return a.adapters[a.sample_rows[s]]; });
-        const int64_t rows = std::max(a.tokens, a.samples);
-        const int64_t chunks = shrink_chunks(std::max({m.hidden, m.inner, m.q_heads * m.head_dim}));
-        if ((int64_t)sums.size() < rows * a.lanes * chunks) sums.resize(rows * a.lanes * chunks);
-        if ((int64_t)values.size() < rows * a.lanes) values.resize(rows * a.lanes);
-        if ((int64_t)halves.size() < 2 * rows * a.lanes) halves.resize(2 * rows * a.lanes);
-        token_adapters = &of_tokens, sampled_adapters = &of_samples;
-        partial = sums.data(), inner_values = values.data();
-        inner_high = halves.data(), inner_low = halves.data() + rows * a.lanes;
-        return 0;
-    }
-
     // Rows in 8 bits. As with norms, every thread makes its own copy of a few rows.
-    Codes quantize(const Shared& self, const bf16* from, int64_t count, int64_t k) {
+    Codes quantize(const Member& self, const bf16* from, int64_t count, int64_t k) {
         Codes to{codes, code_scales, code_sums, k};
 #if HAS_QUANTIZED
         if (count <= OWN_ROWS) {
@@ -345,7 +217,7 @@ private:
             for (int64_t r = 0; r < count; r++) quantize_row(from + r * k, to.from(r));
             return to;
         }
-        rows(self, count, [&](int64_t r) { quantize_row(from + r * k, to.from(r)); });
+        self.rows(count, [&](int64_t r) { quantize_row(from + r * k, to.from(r)); });
         self.team.wait();
 #endif
         return to;
@@ -362,7 +234,7 @@ private:
         static thread_local std::vector<int8_t> values;
         static thread_local std::vector<float> scales;
         static thread_local std::vector<int32_t> sums;
-        const int64_t widest = std::max({m.hidden, m.inner, m.q_heads * m.head_dim});
+        const int64_t widest = m.widest();
         if ((int64_t)values.size() < count * widest) values.resize(count * widest);
         if ((int64_t)scales.size() < count * widest / GROUP) {
             scales.resize(count * widest / GROUP);
@@ -388,11 +260,11 @@ private:
 
     // Rotates queries in place, rotates keys into the cache and copies values there (half-split rotary embedding,
     // arXiv 2104.09864 in GPT-NeoX's order).
-    void rotate_and_write(const Shared& self, int64_t layer) {
+    void rotate_and_write(const Member& self, int64_t layer) {
         const Layer& l = m.layers[layer];
         const int64_t dim = m.head_dim, heads = m.q_heads + m.kv_heads;
         const int64_t plane = a.num_blocks * m.kv_heads * BLOCK * dim;
-        rows(self, a.tokens * heads, [&](int64_t unit) {
+        self.rows(a.tokens * heads, [&](int64_t unit) {
             const int64_t t = unit / heads, head = unit % heads, kv_head = head - m.q_heads;
             bf16* vector = qkv + t * qkv_width + head * dim;
             const Norm& n = kv_head < 0 ? l.q_norm : l.k_norm;
@@ -442,7 +314,7 @@ private:
         return 0;
     }
 
-    void attend(const Shared& self, int64_t layer) {
+    void attend(const Member& self, int64_t layer) {
         Attention<bf16>& plan = *plans[layer];
         const Args args = attention_args(layer);
         // The team may be smaller than planned for.
@@ -459,9 +331,7 @@ private:
     int8_t* codes = nullptr;
     float* code_scales = nullptr;
     int32_t* code_sums = nullptr;
-    const AdapterRows *token_adapters = nullptr, *sampled_adapters = nullptr;
-    float *partial = nullptr, *inner_values = nullptr;
-    bf16 *inner_high = nullptr, *inner_low = nullptr;
+    Adapters adapters;
     bf16 *x = nullptr, *normed = nullptr, *qkv = nullptr, *attended = nullptr, *inner = nullptr;
     std::unique_ptr<std::atomic<int>[]> claimed;
     std::vector<Attention<bf16>*> plans;

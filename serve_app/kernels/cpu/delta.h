@@ -17,7 +17,7 @@ namespace {
 constexpr int GROUP_OUTPUTS = 16;
 constexpr int PARTS_OF_LINEAR = 4;
 
-struct Delta {  // mirrored by serve_app/kernels/adapters.py
+struct Delta {  // mirrored by serve_app/kernels/linear/places.py
     const uint8_t* a;       // null: nothing is added
     const uint8_t* b;
     const float* scales;    // [lanes]

@@ -89,4 +89,17 @@ private:
     std::atomic<int> sleepers_{0};
 };
 
+// One thread of a team.
+struct Member {
+    Team& team;
+    int thread;
+
+    // `work` for each row of this thread's even share.
+    template <class Work>
+    void rows(int64_t count, Work work) const {
+        const int64_t end = Team::share(count, thread + 1, team.size);
+        for (int64_t r = Team::share(count, thread, team.size); r < end; r++) work(r);
+    }
+};
+
 }  // namespace

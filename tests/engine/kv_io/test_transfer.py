@@ -16,7 +16,7 @@ from serve_app.engine.kv_io.preload import preload
 from serve_app.engine.kv_io.transfer import (
     ChunkExporter,
     HostCopy,
-    Piece,
+    LoadedPiece,
     StoredPrefix,
     load_prefix,
 )
@@ -60,7 +60,7 @@ def tokens_of(kv: torch.Tensor, blocks: list[int], count: int) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def pieces(kv: KVCache, blocks: list[int], cuts: list[int], tokens: int) -> list[Piece]:
+def pieces(kv: KVCache, blocks: list[int], cuts: list[int], tokens: int) -> list[LoadedPiece]:
     """The first ``tokens`` tokens, cut into pieces at the block numbers ``cuts``; every second one lies inside a larger
     payload.
     """
@@ -69,7 +69,7 @@ def pieces(kv: KVCache, blocks: list[int], cuts: list[int], tokens: int) -> list
     for index, (a, b) in enumerate(zip(borders, borders[1:], strict=False)):
         before = index % 2
         payload = kv.copy_out([7] * before + blocks[a:b] + [9] * before)
-        found.append(Piece(a * 32, min(b * 32, tokens) - a * 32, payload, before))
+        found.append(LoadedPiece(a * 32, min(b * 32, tokens) - a * 32, payload, before))
     return found
 
 
@@ -98,13 +98,13 @@ def test_any_part_of_any_pieces_round_trips(data, tokens):
 
 def test_begin_and_end():
     assert (StoredPrefix().begin, StoredPrefix().end) == (0, 0)
-    prefix = StoredPrefix([Piece(64, 32, torch.empty(0)), Piece(96, 7, torch.empty(0))])
+    prefix = StoredPrefix([LoadedPiece(64, 32, torch.empty(0)), LoadedPiece(96, 7, torch.empty(0))])
     assert (prefix.begin, prefix.end) == (64, 103)
 
 
 def test_a_gap_before_the_prefix_raises():
     kv = random_kv(0)
-    prefix = StoredPrefix([Piece(64, 32, kv.copy_out([5]))])
+    prefix = StoredPrefix([LoadedPiece(64, 32, kv.copy_out([5]))])
     before = snapshot(kv)
     with pytest.raises(ValueError, match="64"):
         load_prefix(kv, [1, 2, 3], prefix, 32, 96)
@@ -129,7 +129,7 @@ def fake_prefix(tokens: list[int], start: int, end: int) -> StoredPrefix:
     """What a :class:`HistoryModel` would have written for tokens [start, end)."""
     data = torch.zeros(1, 2, blocks_for(end) - start // 32, 1, 32, 1)
     data[0, 0].view(-1)[: end - start] = torch.tensor(tokens[start:end], dtype=torch.float32)
-    return StoredPrefix([Piece(start, end - start, data.view(torch.uint8).flatten())])
+    return StoredPrefix([LoadedPiece(start, end - start, data.view(torch.uint8).flatten())])
 
 
 @pytest.mark.parametrize(
