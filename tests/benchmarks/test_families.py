@@ -29,14 +29,14 @@ SERVED = [
     ("Phi3ForCausalLM (longrope)", "transformers' forward"),
     ("Ministral3ForCausalLM (scaled queries)", "transformers' forward"),
     ("Llama4ForCausalLM", "transformers' forward"),
-    ("GPTNeoForCausalLM", "transformers' forward"),
     ("DeepseekV3ForCausalLM (equal head sizes)", "transformers' forward"),
-    ("GPTBigCodeForCausalLM (a K/V head per head)", "transformers' forward"),
-    ("Gemma4ForCausalLM", "transformers' forward"),
     ("LlamaForCausalLM (biases, tied)", "fast layer"),
-    ("GptOssForCausalLM", "transformers' forward"),
 ]
 MORE_SERVED = [
+    ("GPTNeoForCausalLM", "transformers' forward"),
+    ("GPTBigCodeForCausalLM (a K/V head per head)", "transformers' forward"),
+    ("Gemma4ForCausalLM", "transformers' forward"),
+    ("GptOssForCausalLM", "transformers' forward"),
     ("FalconForCausalLM (new decoder)", "transformers' forward"),
     ("StableLmForCausalLM", "transformers' forward"),
     ("GPT2LMHeadModel", "transformers' forward"),

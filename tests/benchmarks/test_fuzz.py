@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.fuzz import fuzz
 
-MOMENT = 25
+MOMENT = 15
 
 
 @pytest.mark.parametrize("name", fuzz.TARGETS)

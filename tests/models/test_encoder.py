@@ -32,6 +32,7 @@ from serve_app.engine.encoder.types import EncodeBatch, Readout
 from serve_app.models.encoder import MAX_PADDING, EncoderModel
 from serve_app.models.encoder_load import load_encoder
 from serve_app.models.folder import UnsupportedModel
+from tests.variants import some
 
 SIZES = dict(
     vocab_size=200,
@@ -113,7 +114,7 @@ def encode(
 
 
 @pytest.mark.parametrize("family", EMBEDDERS)
-@pytest.mark.parametrize("optimise", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("optimise", some([False, True], True))
 def test_vectors_equal_transformers_for_every_pooling(tmp_path, family, optimise):
     model_class, config, flat = EMBEDDERS[family]
     reference = write(tmp_path, model_class, config)

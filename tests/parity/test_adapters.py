@@ -21,6 +21,7 @@ from serve_app.models.optimise import difference, probe
 from tests import tiny
 from tests.adapters.made import config, weights
 from tests.parity.test_generate import speculation
+from tests.variants import some
 
 NEW_TOKENS = 10
 ATTENTION = {"gpt2": ["c_attn"], "gpt_neox": ["query_key_value"], "phi3": ["qkv_proj"]}
@@ -85,7 +86,7 @@ def rows(count: int) -> list[tuple[int, list[int]]]:
     return [(index % 3, prompt) for index, prompt in enumerate(prompts() * 3)][:count]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=some(FAMILIES, "llama", "gemma2", "phi3", "gpt2", "gpt_oss"))
 def family(request, tmp_path_factory):
     """A model with both adapters in its places, the requests, and what PEFT answers to each."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)

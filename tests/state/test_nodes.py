@@ -105,6 +105,8 @@ async def test_the_server_stops_and_starts_under_use(postgres_server, url, tmp_p
         async def use() -> None:
             """Keys are looked up, limits counted, responses and traces written all the time."""
             while not ended.is_set():
+                # No faster than what is written meanwhile can be taken by the store when it is back.
+                await asyncio.sleep(0.02)
                 assert await status(one, key) == 200
                 await state.allowance.request(Caller("team-a"), "reranking")
                 body = {"id": f"resp_{len(stored)}", "previous_response_id": stored[-1] if stored else None}

@@ -113,7 +113,7 @@ def test_sums_are_those_of_all_entries(usage):
         int(NOW) - 1,
         int(NOW) + 9,
     ]
-    for _ in range(60):
+    for _ in range(30):
         ends = [draw.choice([*moments, draw.randrange(START, int(NOW))]) for _ in range(2)]
         query = UsageQuery(
             since=min(ends),

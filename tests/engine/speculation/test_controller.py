@@ -19,6 +19,7 @@ from serve_app.engine.speculation.policy import Policy
 from serve_app.engine.speculation.proposer import Proposal
 from tests.engine.fake import request
 from tests.engine.world import FAILS, STANDS, Source, World
+from tests.variants import some
 
 # What a step costs: reading the weights, then arithmetic. As measured on CPUs, and a world in which every row costs.
 WORLDS = {
@@ -44,7 +45,7 @@ def world(name: str, sources: list[Source], **options) -> World:
     return World(SpeculationController(16), sources, WORLDS[name], **options)
 
 
-@pytest.mark.parametrize("batch", [1, 4, 24])
+@pytest.mark.parametrize("batch", some([1, 4, 24], 1, 24))
 @pytest.mark.parametrize("p", [0.1, 0.6, 0.95])
 @pytest.mark.parametrize("name", WORLDS)
 def test_never_slower_than_plain_and_nearly_as_fast_as_can_be(name, batch, p):

@@ -82,7 +82,7 @@ def hold(schema: Any, method: str, path: str, examples: int, modes: tuple[Genera
 
 @pytest.mark.parametrize(("method", "path", "summary"), ONCE, ids=[s for _, _, s in ONCE])
 def test_operations_once(schema, method, path, summary):
-    hold(schema, method, path, 4, (GenerationMode.POSITIVE,))
+    hold(schema, method, path, 2, (GenerationMode.POSITIVE,))
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from serve_app.gateway.resume import streams
 from serve_app.state.accounts import ALL_SCOPES, USUAL_SCOPES, hash_key
 from serve_app.state.store.sql import SqlStore
 from tests.gateway.resume.conftest import CHAT, KEY, TEXT, Lost, Worker, looks
+from tests.variants import some
 from tests.waiting import until
 
 NATIVE = f"/client/v4/accounts/local/ai/run/{CHAT}"
@@ -163,7 +164,7 @@ async def test_another_gateway_goes_on_frame_by_frame_in_every_dialect(start):
             assert (await gateway.http.get(f"/v1/requests/{stream_id}/stream?after={after}")).content == found.content
 
 
-@pytest.mark.parametrize("let", [11, 17])
+@pytest.mark.parametrize("let", some([11, 17], 17))
 async def test_another_gateway_goes_on_with_grammars_reasoning_and_drafts(start, let):
     """Steps are of other lengths there, as other drafts stand."""
     texts, record = [texts for _, _, texts in GUIDED.values()], {"reasoning_parser": "qwen3"}

@@ -17,6 +17,8 @@ from triton.compiler import ASTSource
 from serve_app.kernels.gpu import attention, flash, fused, plan, sampling
 
 CAPABILITY = int(sys.argv[1])
+# Of attention two sizes only, and nothing in 8 bits.
+FEW = "few" in sys.argv
 TARGET = GPUTarget("cuda", CAPABILITY, 32)
 FLOATS = {"scale", "softcap", "eps"}
 # Strides that a cache of more than 2**31 elements a layer has.
@@ -62,10 +64,12 @@ def beside_attention(cache: str) -> None:
 
 
 def main() -> None:
-    for shape in ((1, 4, 128), (512, 4, 128), (512, 2, 256), (512, 1, 64), (3, 7, 80)):
+    for shape in ((1, 4, 128), (512, 4, 128)):
         attend("bf16", "bf16", *shape)
-    attend("bf16", "bf16", 512, 2, 512)
-    attend("fp32", "fp32", 512, 2, 256)
+    if not FEW:
+        for shape in ((512, 2, 256), (512, 1, 64), (3, 7, 80), (512, 2, 512)):
+            attend("bf16", "bf16", *shape)
+        attend("fp32", "fp32", 512, 2, 256)
     beside_attention("bf16")
     constants = dict(HEADS=32, DIM=128, DIM_PADDED=128, SPLITS=8, SINKS=True)
     build("join", attention._join, dict(partial="*fp32", stats="*fp32", out="*bf16", sinks="*fp32"), constants)
@@ -76,7 +80,7 @@ def main() -> None:
     build("swiglu", fused._swiglu, kinds, dict(WIDTH=14336, BLOCK=1024))
     places = dict(probs="*fp32", done="*i1", chosen="*i64", top_k="*i64", top_p="*fp32", min_p="*fp32", points="*fp64")
     build("draw", sampling._draw_truncated, places, dict(BLOCK=4096), num_warps=8)
-    if CAPABILITY >= 89:
+    if CAPABILITY >= 89 and not FEW:
         attend("bf16", "fp8e4nv", 1, 4, 128)
         attend("bf16", "fp8e4nv", 512, 4, 128)
         beside_attention("fp8e4nv")

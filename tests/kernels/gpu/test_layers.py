@@ -12,7 +12,7 @@ from tests import tiny
 def test_logits(family, dtype, allowed, device, tmp_path):
     from serve_app.kernels.gpu.backend import triton_operators
 
-    path = tiny.write_checkpoint(tmp_path, family, num_hidden_layers=2)
+    path = tiny.write_checkpoint(tmp_path, family, num_hidden_layers=1)
     model = tiny.load(path, dtype=dtype, device=device.type)
     parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
     forward = DeviceForward(parts, triton_operators(), model.max_model_len)
