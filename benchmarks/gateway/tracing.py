@@ -69,6 +69,7 @@ def request(exporting: Tracing) -> None:
     # The client's flag would overrule the ratio.
     context = None if secrets.randbelow(2) else known
     if context is not None:
+        # As the middleware of the gateway asks, and once more at the end.
         traceresponse(request_id, context, sampled=exporting.sampled(request_id, context))
     trace = Trace(request_id, "local", "@cf/a/b", task=next(iter(declared())), context=context)
     trace.event("received", prompt_tokens=300, max_tokens=256)

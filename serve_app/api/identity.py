@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 class Identity:
     """``id``: 32 hex digits. ``created``: unix seconds. ``again``: another gateway had begun with it. ``batch``: the
     batch that it belongs to. ``kept``: what was looked up for it and is the same when it is run again, by name.
+    ``begun`` has an entry once there is a piece of work of it.
     """
 
     id: str
@@ -23,6 +24,7 @@ class Identity:
     again: bool = False
     batch: str = ""
     kept: dict[str, str] = field(default_factory=dict)
+    begun: list[bool] = field(default_factory=list)
 
 
 # Not set: nobody can run the request again, and ids are drawn at random.
@@ -61,6 +63,12 @@ def again() -> bool:
 def batch() -> str:
     known = current.get()
     return "" if known is None else known.batch
+
+
+def begin() -> None:
+    """There is a piece of work of the request, whose end tells of it."""
+    if (known := current.get()) is not None and not known.begun:
+        known.begun.append(True)
 
 
 def keep(name: str, value: str) -> None:

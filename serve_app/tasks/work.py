@@ -180,6 +180,7 @@ class Runtime:
             caller, model, self.salt(caller.account), traces=self.traces, adapter=adapter, batch=identity.batch()
         )
         if self.traces is not None:
+            identity.begin()
             work.trace = self.traces.begin(
                 own_id, caller.account, model.id, model.record.task, trace_context.current.get()
             )

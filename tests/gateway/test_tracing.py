@@ -248,3 +248,62 @@ async def test_without_an_exporter_the_trace_is_still_given_back(serve):  # noqa
     async with serve() as served:
         answer = await served.http.get("/ping", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
         assert answer.headers["traceresponse"] == f"00-{TRACE}-{answer.headers['cf-ray'][:16]}-00"
+
+
+@pytest.mark.parametrize("name", ["always_on", "always_off", "traceidratio", "nonsense", None])
+@pytest.mark.parametrize("ratio", ["0.1", "0", "1", "2", "x", None])
+def test_the_sampler_is_the_sdks(name, ratio, monkeypatch):
+    """For every trace, with a parent and without, whatever the variables say."""
+    import random
+
+    from opentelemetry import trace as otel
+    from opentelemetry.sdk.trace.sampling import Decision, _get_from_env_or_default
+
+    from serve_app.gateway.tracing.sampling import sampler
+
+    chosen = random.Random(7)
+    for prefix in ("", "parentbased_"):
+        told = {"OTEL_TRACES_SAMPLER": name and prefix + name, "OTEL_TRACES_SAMPLER_ARG": ratio}
+        for variable, value in told.items():
+            monkeypatch.delenv(variable, raising=False)
+            if value is not None:
+                monkeypatch.setenv(variable, value)
+        ours, theirs = sampler({k: v for k, v in told.items() if v is not None}), _get_from_env_or_default()
+        for _ in range(100):
+            trace_id = f"{chosen.getrandbits(128):032x}"
+            for header in ("", f"00-{trace_id}-{PARENT}-00", f"00-{trace_id}-{PARENT}-01"):
+                known = read_traceparent(header) if header else None
+                context = None
+                if known is not None:
+                    parent = otel.SpanContext(int(trace_id, 16), int(PARENT, 16), True, otel.TraceFlags(known.sampled))
+                    context = otel.set_span_in_context(otel.NonRecordingSpan(parent))
+                wanted = theirs.should_sample(context, int(trace_id, 16), "x").decision is Decision.RECORD_AND_SAMPLE
+                assert ours(trace_id, known) is wanted, (told, header)
+
+
+async def test_what_is_refused_before_anything_begins_has_one_span(serve, record, receiver):  # noqa: F811
+    model = record("text-generation", "decode")
+    async with serve(models=(model,)) as served:
+        served.gateway.backends[model] = EchoBackend()
+        headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+        path = f"{ACCOUNT}/run/{model}"
+        bad = await served.http.post(path, json={"prompt": 5}, headers=headers)
+        nowhere = await served.http.get("/nothing/here")
+        stranger = await served.http.post(path, json={"prompt": "x"}, headers={"Authorization": "Bearer wrong"})
+        assert (bad.status_code, nowhere.status_code, stranger.status_code) == (400, 404, 401)
+        assert served.gateway.tracing.flush()
+        [span] = receiver.named(TRACE).values()
+        assert (span.name, span.parent_span_id.hex(), span.span_id.hex()) == (
+            "POST", PARENT, bad.headers["cf-ray"][:16],
+        )  # fmt: skip
+        told = facts(span)
+        assert (told["http.response.status_code"], told["url.path"], told["serve_app.status"]) == (400, path, "refused")
+        assert span.end_time_unix_nano >= span.start_time_unix_nano
+        for found, status in ((nowhere, 404), (stranger, 401)):
+            [span] = receiver.named(found.headers["cf-ray"]).values()
+            assert facts(span)["error.type"] == str(status)
+        # One that has begun has the spans of its work alone.
+        busy = await served.http.post(path, json={"prompt": "busy"})
+        assert served.gateway.tracing.flush()
+        assert list(receiver.named(busy.headers["cf-ray"])) == [f"chat {model}"]
+        served.gateway.tracing.close()

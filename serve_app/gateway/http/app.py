@@ -128,7 +128,7 @@ def build_http(gateway: Gateway) -> Starlette:
     app = Starlette(
         routes=routes,
         middleware=[
-            Middleware(request_id.RequestId, sampled=tracing.sampled),
+            Middleware(request_id.RequestId, tracing=tracing),
             *cross_origin(origins, _dialect),
             Middleware(Lengths),
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +13,7 @@ from serve_app import logs
 from serve_app.api import identity, trace_context
 from serve_app.api.errors import current_request as current
 from serve_app.api.trace_context import TraceContext
+from serve_app.gateway.tracing.export import Tracing
 
 # Cloudflare's name, and the one that Anthropic's clients read.
 HEADERS = (b"cf-ray", b"request-id")
@@ -22,13 +23,13 @@ log = logging.getLogger("ray.serve")
 
 class RequestId:
     """ASGI middleware that draws the id, and takes over the trace that a client names (``traceparent``), which is given
-    back with the gateway's span (``traceresponse``). A refused or failed request gets one line in the log.
+    back with the gateway's span (``traceresponse``). A refused or failed request gets one line in the log, and where
+    nothing of it was begun a span of its own.
     """
 
-    def __init__(self, app: ASGIApp, sampled: Callable[[str, TraceContext], bool]) -> None:
-        """``sampled``: whether the gateway's span of a request is exported."""
+    def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app = app
-        self._sampled = sampled
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,7 +38,8 @@ class RequestId:
         # Random in all bits, since samplers take some of them for a random number.
         request_id = secrets.token_hex(16)
         current.set(request_id)
-        identity.current.set(identity.Identity(request_id, time.time()))
+        own = identity.Identity(request_id, time.time())
+        identity.current.set(own)
         known = _trace(scope)
         trace_context.current.set(known)
         started = time.monotonic()
@@ -46,16 +48,25 @@ class RequestId:
             if message["type"] == "http.response.start":
                 added = [(name, request_id.encode()) for name in HEADERS]
                 if known is not None:
-                    given = trace_context.traceresponse(request_id, known, sampled=self._sampled(request_id, known))
+                    sampled = self._tracing.sampled(request_id, known)
+                    given = trace_context.traceresponse(request_id, known, sampled=sampled)
                     added.append((b"traceresponse", given.encode()))
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
                 # Who asks for health while models load asks several times a second, and 503 is what they expect.
                 if message["status"] >= 400 and scope["path"] != "/health":
-                    took = (time.monotonic() - started) * 1e3
-                    log.info("%s %s: %d after %.1f ms", scope["method"], scope["path"][:200], message["status"], took)
+                    took, method, path = time.monotonic() - started, scope["method"], scope["path"][:200]
+                    log.info("%s %s: %d after %.1f ms", method, path, message["status"], took * 1e3)
+                    if not own.begun:
+                        self._tracing.refused(request_id, known, _told(method, path, message["status"]), took)
             await send(message)
 
         await self._app(scope, receive, tagged)
+
+
+def _told(method: str, path: str, status: int) -> dict[str, Any]:
+    """Of a refused request, by the conventions for HTTP."""
+    found = {"http.request.method": method, "url.path": path, "http.response.status_code": status}
+    return {**found, "error.type": str(status)}
 
 
 def _trace(scope: Scope) -> TraceContext | None:

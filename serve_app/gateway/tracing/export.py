@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from serve_app import __version__
 from serve_app.api.trace_context import TraceContext
+from serve_app.gateway.tracing.sampling import sampler
 from serve_app.state.traces import Trace
 
 log = logging.getLogger("ray.serve")
+
+# Of a request, by whose id its span is called; and its trace, where its client has named none.
+_SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}")
+_TRACE_ID = re.compile(r"(?!0{16})[0-9a-f]{32}")
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -33,6 +40,9 @@ class Tracing:
 
     def ended(self, trace: Trace) -> None:
         """A request has ended."""
+
+    def refused(self, request_id: str, known: TraceContext | None, told: Mapping[str, Any], seconds: float) -> None:
+        """A request was refused before anything of it was begun, just now; ``told``: attributes of its span."""
 
     def close(self) -> None:
         """Sends what is left, for seconds at most."""
@@ -54,7 +64,7 @@ def tracing(environ: Mapping[str, str] = os.environ) -> Tracing:
         )
         return Tracing()
     try:
-        return Otlp()
+        return Otlp(environ)
     except ImportError as missing:
         log.warning(
             "OTEL_EXPORTER_OTLP_ENDPOINT is set, but %s is not installed: pip install 'serve-app[otel]'. No traces are "
@@ -67,16 +77,13 @@ def tracing(environ: Mapping[str, str] = os.environ) -> Tracing:
 class Otlp(Tracing):
     """Records wait in the SDK's bounded queue, and become spans in its thread. Raises ImportError without the extra."""
 
-    def __init__(self) -> None:
-        from opentelemetry import trace as otel
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.proto.resource.v1.resource_pb2 import Resource as Sent
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-        from opentelemetry.sdk.trace.sampling import Decision
 
-        from serve_app.gateway.tracing.spans import Ended, export_request
+        from serve_app.gateway.tracing.spans import Ended, Refused, export_request
 
         about = {"service.version": __version__, "service.instance.id": f"{socket.gethostname()}:{os.getpid()}"}
         found = Resource.create(about)
@@ -93,42 +100,28 @@ class Otlp(Tracing):
                 done = self._client.export(export_request(spans, sent).SerializeToString())
                 return SpanExportResult.SUCCESS if done.success else SpanExportResult.FAILURE
 
-        self._otel, self._sample, self._record = otel, Decision.RECORD_AND_SAMPLE, Ended
-        # The provider reads OTEL_TRACES_SAMPLER; the processor OTEL_BSP_*.
-        self._sampler = TracerProvider(resource=found).sampler
+        self._ended, self._refused = Ended, Refused
+        self._sampled = sampler(environ)
+        # It reads OTEL_BSP_*.
         self._processor = BatchSpanProcessor(Sender())
-        self._flags = otel.TraceFlags(otel.TraceFlags.SAMPLED)
 
     def sampled(self, request_id: str, known: TraceContext | None) -> bool:
-        return self._sampled(int(request_id if known is None else known.trace_id, 16), self._parent(known))
+        return self._sampled(request_id if known is None else known.trace_id, known)
 
     def ended(self, trace: Trace) -> None:
+        known = trace.context
         try:
-            own_id, trace_id = int(trace.id[:16], 16), int(trace.trace_id, 16)
+            sampled = self.sampled(trace.id, known)
         except ValueError:
             # An id from elsewhere may be anything.
             return
-        parent = self._parent(trace.context)
-        if not own_id or not 0 < trace_id < 1 << 128 or not self._sampled(trace_id, parent):
-            return
-        state = None if parent is None else parent.trace_state
-        own = self._otel.SpanContext(trace_id, own_id, False, self._flags, state)
-        record = self._record(own, parent, trace.body, trace.account, trace.task)
-        self._processor.on_end(record)  # type: ignore[arg-type]
+        if sampled and (_TRACE_ID.fullmatch(trace.id) if known is None else _SPAN_ID.match(trace.id)):
+            found = self._ended(trace.id, known, trace.body, trace.account, trace.task)
+            self._processor.on_end(found)  # type: ignore[arg-type]
 
-    def _sampled(self, trace_id: int, parent: Any) -> bool:
-        context = None
-        if parent is not None:
-            context = self._otel.set_span_in_context(self._otel.NonRecordingSpan(parent))
-        return self._sampler.should_sample(context, trace_id, "request").decision is self._sample
-
-    def _parent(self, known: TraceContext | None) -> Any:
-        """The client's span."""
-        if known is None:
-            return None
-        flags = self._flags if known.sampled else self._otel.TraceFlags(0)
-        state = self._otel.TraceState.from_header([known.state]) if known.state else None
-        return self._otel.SpanContext(int(known.trace_id, 16), int(known.parent_id, 16), True, flags, state)
+    def refused(self, request_id: str, known: TraceContext | None, told: Mapping[str, Any], seconds: float) -> None:
+        if self.sampled(request_id, known):
+            self._processor.on_end(self._refused(request_id, known, told, time.time(), seconds))  # type: ignore[arg-type]
 
     def flush(self) -> bool:
         """Sends what waits; for tests and benchmarks."""

@@ -14,35 +14,55 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from opentelemetry.trace import SpanContext
+from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
+from serve_app.api.trace_context import TraceContext
 from serve_app.catalog.tasks import declared
 
 _PROMPT = {f"serve_app.prompt_tokens.{n}": n for n in ("own", "node", "disk", "remote", "prefilled", "computed")}
 _TOLD = ("queued", "worker lost", "answered")
 # Of a span's flags: that the two bits above say whether its parent is of another process, and that it is.
 _HAS_REMOTE, _IS_REMOTE = 0x100, 0x200
+_ROOT = 1 | _HAS_REMOTE
+
+
+# What waits in the queue is sampled; the queue asks for that.
+SAMPLED = SpanContext(1, 1, False, TraceFlags(TraceFlags.SAMPLED))
 
 
 @dataclass(slots=True, frozen=True)
 class Ended:
-    """A request that has ended: the gateway's span, its parent, and the record. It waits in the queue as it is, and
+    """A request that has ended, by its id, the client's trace and the record. It waits in the queue as it is, and
     becomes spans where they are sent.
     """
 
-    context: SpanContext
-    parent: SpanContext | None
+    id: str
+    known: TraceContext | None
     body: Mapping[str, Any]
     account: str
     task: str
+    context: ClassVar[SpanContext] = SAMPLED
 
 
-def export_request(ended: Sequence[Ended], resource: Resource) -> ExportTraceServiceRequest:
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """A request that was refused before anything was begun: ``told`` of it, when (unix seconds) and after how long."""
+
+    id: str
+    known: TraceContext | None
+    told: Mapping[str, Any]
+    at: float
+    seconds: float
+    context: ClassVar[SpanContext] = SAMPLED
+
+
+def export_request(ended: Sequence[Ended | Refused], resource: Resource) -> ExportTraceServiceRequest:
     """What a receiver is sent. Written as it goes over the wire: the SDK's own spans in between would cost ten times as
     much.
     """
@@ -51,8 +71,40 @@ def export_request(ended: Sequence[Ended], resource: Resource) -> ExportTraceSer
     scope = group.scope_spans.add()
     scope.scope.name = "serve_app"
     for each in ended:
-        add_spans(each, scope.spans)
+        if isinstance(each, Refused):
+            add_refused(each, scope.spans)
+        else:
+            add_spans(each, scope.spans)
     return found
+
+
+def _names(request_id: str, known: TraceContext | None) -> dict[str, Any]:
+    """What the span of the gateway is called, and its parent."""
+    if known is None:
+        return {"trace_id": bytes.fromhex(request_id), "span_id": bytes.fromhex(request_id[:16]), "flags": _ROOT}
+    found = {"trace_id": bytes.fromhex(known.trace_id), "span_id": bytes.fromhex(request_id[:16])}
+    state = TraceState.from_header([known.state]).to_header() if known.state else ""
+    return {
+        **found,
+        "parent_span_id": bytes.fromhex(known.parent_id),
+        "trace_state": state,
+        "flags": _ROOT | _IS_REMOTE,
+    }
+
+
+def add_refused(refused: Refused, spans: Any) -> None:
+    """Adds the one span that there is."""
+    ended = round(refused.at * 1e9)
+    span = spans.add(
+        **_names(refused.id, refused.known),
+        name=str(refused.told.get("http.request.method", "request")),
+        kind=Span.SPAN_KIND_SERVER,
+        start_time_unix_nano=ended - round(refused.seconds * 1e9),
+        end_time_unix_nano=ended,
+    )
+    if refused.told.get("http.response.status_code", 0) >= 500:
+        span.status.code = Status.STATUS_CODE_ERROR
+    _tell(span, {**refused.told, "serve_app.request_id": refused.id, "serve_app.status": "refused"})
 
 
 def add_spans(ended: Ended, spans: Any) -> None:
@@ -68,14 +120,11 @@ def add_spans(ended: Ended, spans: Any) -> None:
     token, routed = first.get("first token"), first.get("routed")
     status, operation = body["status"], _operation(ended.task)
 
-    trace_id, own_id = ended.context.trace_id.to_bytes(16, "big"), ended.context.span_id.to_bytes(8, "big")
-    state = ended.context.trace_state.to_header()
+    own = _names(ended.id, ended.known)
+    below_it = {**own, "parent_span_id": own["span_id"], "flags": 1 | _HAS_REMOTE}
 
-    def add(name: str, span_id: bytes, start_ms: float, end_ms: float, **more: Any) -> Any:
+    def add(name: str, start_ms: float, end_ms: float, **more: Any) -> Any:
         return spans.add(
-            trace_id=trace_id,
-            span_id=span_id,
-            trace_state=state,
             name=name,
             start_time_unix_nano=began + round(start_ms * 1e6),
             end_time_unix_nano=began + round(max(start_ms, end_ms) * 1e6),
@@ -83,15 +132,11 @@ def add_spans(ended: Ended, spans: Any) -> None:
         )
 
     def below(name: str, start_ms: float, end_ms: float, facts: Mapping[str, Any]) -> None:
-        own = (random.getrandbits(64) or 1).to_bytes(8, "big")
-        flags = 1 | _HAS_REMOTE
-        span = add(name, own, start_ms, end_ms, kind=Span.SPAN_KIND_INTERNAL, parent_span_id=own_id, flags=flags)
-        _tell(span, facts)
+        below_it["span_id"] = (random.getrandbits(64) or 1).to_bytes(8, "big")
+        _tell(add(name, start_ms, end_ms, kind=Span.SPAN_KIND_INTERNAL, **below_it), facts)
 
-    parent = {} if ended.parent is None else {"parent_span_id": ended.parent.span_id.to_bytes(8, "big")}
-    flags = 1 | _HAS_REMOTE | (_IS_REMOTE if parent else 0)
     last_ms = max(event["ms"] for event in events)
-    span = add(f"{operation} {body['model']}", own_id, 0.0, last_ms, kind=Span.SPAN_KIND_SERVER, flags=flags, **parent)
+    span = add(f"{operation} {body['model']}", 0.0, last_ms, kind=Span.SPAN_KIND_SERVER, **own)
     if status == "failed":
         span.status.code = Status.STATUS_CODE_ERROR
     _tell(
@@ -142,6 +187,7 @@ def add_spans(ended: Ended, spans: Any) -> None:
     below("decode", token["ms"], final["ms"], facts)
 
 
+@cache
 def _operation(task: str) -> str:
     known = declared().get(task)
     return known.operation or task if known is not None else task
@@ -153,10 +199,11 @@ def _tell(span: Any, facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if value is None:
             continue
-        told = attributes.add(key=name).value
+        told = attributes.add()
+        told.key = name
         if isinstance(value, str):
-            told.string_value = value
+            told.value.string_value = value
         elif isinstance(value, int):
-            told.int_value = value
+            told.value.int_value = value
         else:
-            told.double_value = value
+            told.value.double_value = value
