@@ -21,6 +21,7 @@ from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.request import EmbeddedSpan, Request
 from serve_app.engine.scores import Scores
+from serve_app.kernels.linear.tiles import Tiles
 from serve_app.sampling_params import PromptLogprobs, TokenLogprobs
 
 
@@ -195,6 +196,9 @@ class Batch:
     embeddings: InputEmbeddings | None = None
     extended: Tensor | None = None  # [T] bool: the token's request is longer than the model's original context
     adapters: Tensor | None = None  # [T] int64, the adapter of each row, 0 for none; None if no request has one
+    # The same as kernels on a device want it, of all rows and of the sampled ones; worked out in each forward pass.
+    tiles: Tiles | None = None
+    sampled_tiles: Tiles | None = None
 
 
 def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:

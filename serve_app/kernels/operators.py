@@ -21,3 +21,5 @@ class Operators:
     quantize_rows: Callable[[Tensor], tuple[Tensor, Tensor]]
     # What replaces a sort when tokens are drawn; None: there is nothing better.
     draw_truncated: Callable[..., None] | None
+    # What adds the deltas of adapters to a linear's result; None: torch's products, one adapter after the other.
+    add_deltas: Callable[..., None] | None

@@ -71,6 +71,7 @@ class DeviceForward:
 
     def __call__(self, batch: Batch) -> Tensor:
         operators, rows = self.operators, batch.sample_rows
+        batch.tiles = batch.sampled_tiles = None  # a graph has to work them out as well
         cos, sin = self.cos, self.sin
         wanted = batch.capture.layers if batch.capture is not None else ()
         captured: dict[int, Tensor] = {}

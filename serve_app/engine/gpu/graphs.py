@@ -63,7 +63,8 @@ class DecodeGraphs:
     """A :data:`~serve_app.engine.runner.Forward` that replays graphs where a batch allows it, else calls ``forward``.
 
     A batch allows it if every request has one token and wants its logits. The logits returned are valid until the next
-    call. If a capture fails, ``forward`` serves all batches from then on.
+    call. If a capture fails, ``forward`` serves all batches from then on. Batches with adapters have graphs of their
+    own, captured once there is one, so that the others pay nothing for them.
     """
 
     def __init__(
@@ -78,7 +79,11 @@ class DecodeGraphs:
         self.forward, self.kv = forward, kv
         self._capture = capture or CudaCapture()
         self._sizes = bucket_sizes(max_num_seqs)
+        # By size, of batches without adapters and with.
         self._replay: dict[int, Callable[[], None]] = {}
+        self._adapted: dict[int, Callable[[], None]] = {}
+        self._adapts = False  # there have been batches with adapters, and these can be captured
+        self._refused = False
         self._rows = max_num_seqs  # rows that may hold something else than padding
         self._wanted = False
         self._resume_at = 0.0
@@ -100,6 +105,7 @@ class DecodeGraphs:
                 max_query_len=1,
                 max_seq_len=max_model_len,
                 kv=kv,
+                adapters=zeros(max_num_seqs),
             )
             self._pad(0)
 
@@ -108,11 +114,13 @@ class DecodeGraphs:
         if not self._allows(batch):
             return self.forward(batch)
         self._wanted = True
-        size = next((s for s in self._sizes if s >= rows and s in self._replay), None)
+        self._adapts |= batch.adapters is not None and not self._refused
+        replay = self._replay if batch.adapters is None else self._adapted
+        size = next((s for s in self._sizes if s >= rows and s in replay), None)
         if size is None:
             return self.forward(batch)
         self._fill(batch)
-        self._replay[size]()
+        replay[size]()
         self.replays += 1
         assert self.logits is not None
         return self.logits[:rows]
@@ -131,12 +139,14 @@ class DecodeGraphs:
     @torch.inference_mode()
     def prepare(self) -> bool:
         """Captures the largest graph that is missing. False: there is none. Call it whenever the device is idle."""
-        size = next((s for s in reversed(self._sizes) if s not in self._replay), None)
-        if size is None:
+        kinds = [self._replay, self._adapted] if self._adapts else [self._replay]
+        missing = ((replay, s) for replay in kinds for s in reversed(self._sizes) if s not in replay)
+        replay, size = next(missing, (self._replay, 0))
+        if not size:
             return False
         started = time.monotonic()
         self._pad(0)
-        static = self._first(size)
+        static = self._first(size, adapters=replay is self._adapted)
 
         try:
             logits = self.forward(static)  # what is compiled or allocated at first use must not be so while recording
@@ -147,15 +157,22 @@ class DecodeGraphs:
             def run() -> None:
                 target.copy_(self.forward(static))
 
-            self._replay[size] = self._capture(run)
+            replay[size] = self._capture(run)
         except Exception as error:  # a model that can't be captured is served without graphs
-            log.warning("no CUDA graphs: capturing a batch of %d failed: %s", size, error)
-            self._sizes.clear()
-            self._replay.clear()
+            what = "no CUDA graphs with adapters" if replay is self._adapted else "no CUDA graphs"
+            log.warning("%s: capturing a batch of %d failed: %s", what, size, error)
+            self._refuse(adapted=replay is self._adapted)
             return False
         ended = time.monotonic()
         self._resume_at = ended + (ended - started) * (1 / CAPTURE_SHARE - 1)
         return True
+
+    def _refuse(self, *, adapted: bool) -> None:
+        self._adapts, self._refused = False, True
+        self._adapted.clear()
+        if not adapted:
+            self._sizes.clear()
+            self._replay.clear()
 
     def _allows(self, batch: Batch) -> bool:
         return (
@@ -164,7 +181,6 @@ class DecodeGraphs:
             and batch.kv is self.kv
             and batch.capture is None
             and batch.embeddings is None
-            and batch.adapters is None
             and batch.block_tables.shape[1] <= self._static.block_tables.shape[1]
         )
 
@@ -178,6 +194,9 @@ class DecodeGraphs:
         static.seq_lens[:rows].copy_(batch.seq_lens)
         # Columns behind a request's own blocks may be left over from another: its length ends before them.
         static.block_tables[:rows, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+        if batch.adapters is not None:
+            assert static.adapters is not None
+            static.adapters[:rows].copy_(batch.adapters)
         self._rows = rows
 
     def _pad(self, start: int) -> None:
@@ -188,10 +207,13 @@ class DecodeGraphs:
         static.slots[rows] = TRASH_BLOCK * BLOCK_TOKENS
         static.seq_lens[rows] = 1
         static.block_tables[rows] = TRASH_BLOCK
+        assert static.adapters is not None
+        static.adapters[rows] = 0
         self._rows = start
 
-    def _first(self, size: int) -> Batch:
+    def _first(self, size: int, *, adapters: bool = False) -> Batch:
         static = self._static
+        assert static.adapters is not None
         return Batch(
             input_ids=static.input_ids[:size],
             positions=static.positions[:size],
@@ -203,4 +225,5 @@ class DecodeGraphs:
             max_query_len=1,
             max_seq_len=static.max_seq_len,
             kv=self.kv,
+            adapters=static.adapters[:size] if adapters else None,
         )

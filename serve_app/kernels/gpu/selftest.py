@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from serve_app.kernels.library.selftest import RandomBatch, random_batch
+from serve_app.kernels.linear.base import PlainLinear
+from serve_app.kernels.linear.delta import AdapterLinear, Rows
+from serve_app.kernels.linear.device_delta import DeviceAdapterLinear
+from serve_app.kernels.linear.tiles import Tiles
 from serve_app.kernels.operators import Operators
 from serve_app.kernels.reference.operators import TORCH
+
+
+@dataclasses.dataclass(slots=True)
+class Matrices:
+    """One module's adapter."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclasses.dataclass(slots=True)
+class AdaptedBatch:
+    """What a linear with adapters looks at in an ``engine.step.Batch``."""
+
+    adapters: Tensor
+    tiles: Tiles | None = None
+    sampled_tiles: Tiles | None = None
+
 
 # Per dtype, on values of about unit size.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -21,6 +45,7 @@ def check(found: Operators, device: torch.device) -> float:
     worst = 0.0
     for dtype in TOLERANCE:
         worst = max(worst, check_attention(found, dtype, device), check_fused(found, dtype, device))
+        worst = max(worst, check_adapters(found, dtype, device))
     check_drawing(found, device)
     return worst
 
@@ -73,6 +98,34 @@ def check_float8(found: Operators, x: Tensor) -> float:
     if not float(near.float().mean()) >= (1.0 if x.is_cuda else 0.95):
         raise RuntimeError("self-test: float8 codes are not the nearest")
     return error
+
+
+def check_adapters(found: Operators, dtype: torch.dtype, device: torch.device) -> float:
+    """Rows of three adapters and of none, of two modules side by side, against torch's products."""
+    if found.add_deltas is None:
+        return 0.0
+    generator = torch.Generator().manual_seed(3)
+    widths, k = (40, 70), 130
+    weight = torch.randn(sum(widths), k, generator=generator).to(device, dtype) * 0.1
+    x = torch.randn(21, k, generator=generator).to(device, dtype)
+    linears = (
+        DeviceAdapterLinear(found.add_deltas, PlainLinear(weight, None), 4, Rows(), widths, device),
+        AdapterLinear(PlainLinear(weight, None), 4, Rows(), widths, device),
+    )
+    for place, (rank, kind) in enumerate([(16, torch.bfloat16), (5, torch.float32), (40, torch.bfloat16)], start=1):
+        own: list[Any] = []
+        for width in widths:
+            a, b = (torch.randn(*size, generator=generator) * 0.1 for size in ((rank, k), (width, rank)))
+            own.append(Matrices(a.to(kind), b.to(kind), 0.5))
+        if place == 2:
+            own[1] = None
+        for linear in linears:
+            linear.put(place, linear.pack(own))
+    batch = AdaptedBatch(torch.tensor([(5 * i + i * i) % 5 for i in range(21)], device=device))
+    some = torch.tensor([0, 3, 4, 20], device=device)
+    got, want = (linear(x, dataclasses.replace(batch)) for linear in linears)
+    part, wanted = (linear(x[some], dataclasses.replace(batch), some) for linear in linears)
+    return max(_compare("adapters", got, want), _compare("adapters of some rows", part, wanted))
 
 
 def check_drawing(found: Operators, device: torch.device) -> None:

@@ -63,5 +63,5 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 TORCH = Operators(
-    "torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch, quantize_rows, None
+    "torch", add_rms_norm, rotate_and_write, swiglu, paged_attention_torch, write_kv_torch, quantize_rows, None, None
 )

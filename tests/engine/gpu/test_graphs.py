@@ -143,3 +143,36 @@ def test_steps_run_ahead_over_graphs(model):
     expected = [tiny.reference_tokens(reference, p, NEW_TOKENS - 2 * i) for i, p in enumerate(batch)]
     assert generate(engine, batch) == expected
     assert engine.runner.forward.replays > 10
+
+
+def test_batches_with_adapters_have_graphs_of_their_own(model, monkeypatch):
+    """Captured once there is one, and again over the same addresses: the places of rows are copied there."""
+    model, _ = model
+    seen: list[list[int] | None] = []
+
+    def watching(batch):
+        seen.append(None if batch.adapters is None else batch.adapters.tolist())
+        return model.forward(batch)
+
+    engine = graphed_engine(model)
+    graphs = engine.runner.forward
+    graphs.forward = watching
+    while graphs.prepare():
+        pass
+    assert graphs.captured == [1, 2, 4, 8] and set(map(type, seen)) == {type(None)}
+    assert generate(engine, prompts(2)) and not graphs._adapted
+    seen.clear()
+    batch = prompts(3)
+    for index, prompt in enumerate(batch):
+        request = tiny.make_request(f"a{index}", prompt, max_tokens=NEW_TOKENS)
+        request.adapter = index
+        engine.add(request)
+    tiny.run_all(engine)
+    assert max(graphs._adapted) == 8
+    while graphs.prepare():
+        pass
+    assert sorted(graphs._adapted) == [1, 2, 4, 8]
+    assert [0, 1, 2, 0, 0, 0, 0, 0] in seen
+    # One that cannot be captured leaves the others theirs.
+    graphs._refuse(adapted=True)
+    assert graphs.captured == [1, 2, 4, 8] and not graphs._adapted and not graphs.prepare()

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from serve_app.kernels.gpu import attention, flash, fused, plan, sampling
+from serve_app.kernels.gpu import adapters, attention, flash, fused, plan, sampling
 
 CAPABILITY = int(sys.argv[1])
 # Of attention two sizes only, and nothing in 8 bits.
@@ -80,6 +80,12 @@ def main() -> None:
     build("swiglu", fused._swiglu, kinds, dict(WIDTH=14336, BLOCK=1024))
     places = dict(probs="*fp32", done="*i1", chosen="*i64", top_k="*i64", top_p="*fp32", min_p="*fp32", points="*fp64")
     build("draw", sampling._draw_truncated, places, dict(BLOCK=4096), num_warps=8)
+    tiles = dict(order="*i64", place="*i64", first="*i64", count="*i64", table="*i64", sums="*fp32")
+    sizes = dict(TABLE=9, ROWS=16, LANES=16, WIDTH=1024)
+    build("shrink", adapters._shrink, {**tiles, "x": "*bf16"}, {**sizes, "COLUMNS": 64}, num_warps=4)
+    kinds_of = {**tiles, "out": "*bf16", "scales": "*fp32", "blocks": "*i32"}
+    shape = dict(FIRST=5, PARTS=4, SPLITS=8, OUTPUTS=64)
+    build("expand", adapters._expand, kinds_of, {**sizes, **shape}, num_warps=4)
     if CAPABILITY >= 89 and not FEW:
         attend("bf16", "fp8e4nv", 1, 4, 128)
         attend("bf16", "fp8e4nv", 512, 4, 128)
