@@ -44,6 +44,7 @@ class DeviceAdapterLinear(AdapterLinear):
         if len(widths) > PARTS:
             raise ValueError(f"{len(widths)} modules side by side")
         self._add, self._count = add, places
+        self._held: list[DeviceDelta | None] = [None] * (places + 1)
         self._table = torch.zeros((places + 1, FIELDS + PARTS), dtype=torch.int64, device=device)
         self._scales = torch.zeros((places + 1, PARTS), dtype=torch.float32, device=device)
         blocks, at = [], 0
@@ -91,4 +92,4 @@ class DeviceAdapterLinear(AdapterLinear):
         # Ordered behind the steps before: these may still read what was there.
         self._table[place].copy_(torch.tensor(row))
         self._scales[place].copy_(torch.tensor(scales))
-        self.deltas[place] = delta
+        self._held[place] = delta
