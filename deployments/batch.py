@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import ray
 from ray import serve
 from ray.util import get_node_ip_address
 
@@ -25,6 +26,7 @@ class Batch:
         logs.set_up("runner", ids_at_hand)
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
+        self._core.node = ray.get_runtime_context().get_node_id()
         await self._core.start(clients=False)
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()

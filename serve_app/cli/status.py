@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from serve_app.cli.groups import add_command, served
@@ -49,4 +50,11 @@ def described(view: View, url: str) -> str:
             lines.append(
                 f"  {worker.stage:10} {role:12} {worker.running} running, {worker.waiting} waiting{kv}  {worker.name}"
             )
+    if view.runners:
+        lines += ["", "batch runners"]
+        lines += [f"  {one.name}  {one.running} running: {_by_model(one.models)}" for one in view.runners]
     return "\n".join(lines)
+
+
+def _by_model(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{model} {count}" for model, count in sorted(counts.items())) or "nothing"

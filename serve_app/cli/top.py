@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # For one table: how long rates are measured.
 ONCE_S = 1.0
 # Columns of words; the others hold numbers.
-_WORDS = ("model", "state", "waiting", "worker", "stage", "role")
+_WORDS = ("model", "state", "waiting", "worker", "stage", "role", "batch runner")
 _ABOUT = """\
 Shows the running server's models, workers with role and load, requests that wait by account, tokens per second and use
 of the KV cache, again each second. q or Ctrl-C ends it. Into a pipe it writes plain tables, with --json one JSON object
@@ -93,7 +93,12 @@ def rows(view: View) -> dict[str, list[list[str]]]:
             step = "-" if worker.step_ms is None else f"{worker.step_ms:.1f}"
             counts = map(str, (worker.running, worker.waiting, worker.queued_tokens))
             workers.append([model.id, worker.name, worker.stage, worker.role, *counts, kv, step])
-    return {"models": models, "workers": workers}
+    found = {"models": models, "workers": workers}
+    if view.runners:
+        runners = [["model", "batch runner", "running"]]
+        runners += [[model, one.name, str(count)] for one in view.runners for model, count in one.models.items()]
+        found["runners"] = runners
+    return found
 
 
 def tables(view: View) -> list[Table]:

@@ -44,11 +44,21 @@ class ModelView:
 
 
 @dataclass(slots=True)
+class RunnerView:
+    """A runner of batches; ``models``: requests that it has under way, by model."""
+
+    name: str
+    running: int
+    models: dict[str, int]
+
+
+@dataclass(slots=True)
 class View:
-    """``problem``: of the store or the price list; "" for none."""
+    """``problem``: of the store or the price list; "" for none. ``runners``: of batches, that work now."""
 
     models: list[ModelView]
     problem: str = ""
+    runners: list[RunnerView] = field(default_factory=list)
 
     @property
     def ready(self) -> bool:
@@ -67,7 +77,8 @@ def look(status: Mapping[str, Any], before: Mapping[str, Any] | None = None, sec
     models = [_model(name, model, earlier.get(name), seconds) for name, model in status["models"].items()]
     gateway = status.get("gateway") or {}
     problem = (gateway.get("store") or {}).get("problem") or (gateway.get("prices") or {}).get("problem") or ""
-    return View(models, str(problem))
+    runners = [RunnerView(one["runner"], one["running"], dict(one["models"])) for one in status.get("runners") or ()]
+    return View(models, str(problem), runners)
 
 
 def _model(name: str, now: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> ModelView:

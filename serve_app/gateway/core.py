@@ -40,6 +40,7 @@ from serve_app.gateway.models import Models
 from serve_app.gateway.operate import ByHand
 from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.prompt_log import Prompts as PromptLog
+from serve_app.gateway.reports import Reports
 from serve_app.gateway.resume.keys import Keys
 from serve_app.gateway.resume.streams import Streams
 from serve_app.gateway.runners import Runners
@@ -138,6 +139,10 @@ class Gateway:
         self.tracing = tracing()
         self.state.traces.ended = self.tracing.ended
         self.history = History(self.tally, self.state, self.runtime.running.values, self._waiting)
+        self.reports = Reports(
+            self.state, self.tally.gateway, self.history.told, self.counted, lambda: bool(self.runtime.running)
+        )
+        self.history.runners = self.reports.fresh
         # The node's name as workers tell it; and what asks all gateways for what they have counted.
         self.node = ""
         self.ask_counted: Callable[[], Awaitable[list[bytes]]] | None = None
@@ -181,6 +186,8 @@ class Gateway:
             self.runners.start()
             self.shipped.start()
             self.scaling.start()
+        else:
+            self.reports.start()
         self.price_watch.start()
         self.history.start()
         if self._subscriptions is not None:
@@ -199,6 +206,7 @@ class Gateway:
         self.adapters.close()
         self.tracing.close()
         self.history.close()
+        self.reports.close()
         self.state.close()
 
     def _expect_reports(self, models: Iterable[ServedModel]) -> None:
@@ -248,6 +256,7 @@ class Gateway:
                 gateways = await asyncio.wait_for(self.ask_counted(), TIMEOUT_S)
             except Exception as error:  # one is being replaced
                 log.info("the other gateways did not tell their counts (%s)", type(error).__name__)
+        gateways += await self.reports.counted()
         workers = {
             model: [load for load in stats["workers"] if not self.node or load["node"] == self.node]
             for model, stats in self.routing_stats().items()

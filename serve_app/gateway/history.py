@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from serve_app.api.errors import ApiError
 from serve_app.gateway.tally import Tally
 from serve_app.state.errors import Away
 from serve_app.state.history import EVERYBODY, HOUR_S, KEPT_S, MINUTE_S, HistoryRow, Numbers
+from serve_app.state.reports import Report
 from serve_app.state.state import State
 from serve_app.tasks.work import Work
 
@@ -50,6 +51,11 @@ class Live(msgspec.Struct, array_like=True):
 _READ = msgspec.msgpack.Decoder(Live)
 
 
+def read_live(told: bytes) -> Live:
+    """What :meth:`History.told` has written."""
+    return _READ.decode(told)
+
+
 @dataclass(slots=True, frozen=True)
 class Asked:
     """``account``: None for all of them. ``by``: "model", "account" or ""."""
@@ -68,7 +74,7 @@ class Asked:
 
 class History:
     """Of one gateway. ``running()``: its work under way; ``waiting()``: how many requests of whom wait for which model.
-    :attr:`others` asks all gateways, this one too, what :meth:`told` tells.
+    :attr:`others` asks all gateways, this one too, what :meth:`told` tells; :attr:`runners` what runners report.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class History:
         self._task: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self.others: Callable[[], Awaitable[list[bytes]]] | None = None
+        self.runners: Callable[[], Awaitable[Sequence[Report]]] | None = None
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._count_always())
@@ -118,8 +125,9 @@ class History:
                 told = await asyncio.wait_for(self.others(), TELL_S)
             except Exception as error:  # one is being replaced: this one is better than nothing
                 log.info("the other gateways did not tell what they do (%s)", type(error).__name__)
-        lives = [_READ.decode(one) for one in told]
-        return {"gateways": len(lives), **live_answer(lives, account)}
+        runners = [] if self.runners is None else [report.live for report in await self.runners()]
+        lives = [_READ.decode(one) for one in (*told, *runners)]
+        return {"gateways": len(told), "runners": len(runners), **live_answer(lives, account)}
 
     async def read(self, asked: Asked) -> list[dict[str, Any]]:
         """A point for each step and group that has something. Raises `StoreAway`."""

@@ -16,12 +16,14 @@ from serve_app.state.streams import Claim, Known, Part, Running, Shown, Taken
 
 if TYPE_CHECKING:
     from serve_app.state.adapters import AdapterStore
+    from serve_app.state.attempts import AttemptStore
     from serve_app.state.batches import BatchStore
     from serve_app.state.history import HistoryStore
     from serve_app.state.ledger import Entry
     from serve_app.state.operated import OperatedStore
     from serve_app.state.prompt_log import PromptStore
     from serve_app.state.queues import QueueStore
+    from serve_app.state.reports import ReportStore
     from serve_app.state.sessions import SessionStore
     from serve_app.state.traces import ListedTrace, TraceQuery
     from serve_app.state.uploads import UploadStore
@@ -323,6 +325,12 @@ class Store(Protocol):
 
     @property
     def prompts(self) -> PromptStore: ...
+
+    @property
+    def attempts(self) -> AttemptStore: ...
+
+    @property
+    def reports(self) -> ReportStore: ...
 
     @property
     def operated(self) -> OperatedStore: ...

@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from serve_app.state.adapter_book import AdapterBook
 from serve_app.state.allowance import Allowance
+from serve_app.state.attempts import WINDOW_S, Attempts
 from serve_app.state.background import Background
 from serve_app.state.book import AccountBook
 from serve_app.state.conversations import Conversations
@@ -122,6 +123,8 @@ class State:
         self.adapters = AdapterBook(self._store.adapters, self._reader)
         self.sessions = SessionBook(self._store.sessions, self._reader)
         self.operated = OperatedBook(self._store.operated)
+        self.attempts = Attempts(self._store.attempts, self._reader)
+        self.reports = self._store.reports
         self.prompts = PromptLog(self._store.prompts, self._writer, self._reader)
         self._sweep = Sweep(self.batches, self.uploads, lambda: self.files)
         self.traces = Traces(self._store.traces, self._writer, self._reader)
@@ -300,6 +303,8 @@ class State:
             self._store.sessions.trim(wall)
             self._store.history.trim(wall)
             self._store.prompts.trim(wall)
+            self._store.attempts.trim(wall - WINDOW_S)
+            self._store.reports.trim(wall)
             self._store.queues.trim(wall)
             while self._store.ledger.close_days(wall) and time.monotonic() - now < TRIMMING_S:
                 pass

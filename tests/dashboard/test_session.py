@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.dashboard.attempts import MOST, WINDOW_S
 from serve_app.dashboard.code import VALID_S, make_code
 from serve_app.gateway.http.session import COOKIE, FRESH_S, TOKEN, new_cookie, token_of
 from serve_app.state.accounts import hash_key
+from serve_app.state.attempts import MOST, WINDOW_S
 from serve_app.state.sessions import IDLE_S, LONGEST_S
 from tests.gateway.http.test_accounts import KEY, READS, Served
 from tests.waiting import until
@@ -281,19 +281,24 @@ async def test_it_is_renewed_by_use_and_ends_in_any_case(served, monkeypatch):
     assert (await browser.get("/v1/models")).status_code == 401
 
 
-@ONE_DATABASE
-async def test_wrong_keys_are_bounded_by_address(served):
+async def test_wrong_keys_are_bounded_by_address_at_all_gateways_together(served):
     from serve_app.gateway.http.routes import dashboard as signing
 
-    browser = Browser(served)
+    await served.start()
+    browsers = [Browser(served), Browser(served, 1)]
+    browser = browsers[0]
 
-    async def wrong(address: str) -> httpx.Response:
+    async def wrong(address: str, at: int = 0) -> httpx.Response:
         body = {"key": "wrong wrong wrong"}
-        return await browser.http.post(WHERE, json=body, headers={"x-serve-app-client": address})
+        return await browsers[at].http.post(WHERE, json=body, headers={"x-serve-app-client": address})
 
     for n in range(MOST):
-        answer = await wrong(f"2001:db8::{n}")
+        # Good ones in between are not counted.
+        good = await browser.http.post(WHERE, json={"key": KEY}, headers={"x-serve-app-client": "2001:db8::1"})
+        assert good.status_code == 200
+        answer = await wrong(f"2001:db8::{n}", n % 2)
         assert answer.status_code == 401
+    assert (await wrong("2001:db8::ffff", 1)).status_code == 429
     bounded = await wrong("2001:db8::ffff")
     assert bounded.status_code == 429 and 1 <= int(bounded.headers["retry-after"]) <= WINDOW_S
     right = await browser.http.post(WHERE, json={"key": KEY}, headers={"x-serve-app-client": "2001:db8::1"})

@@ -13,6 +13,7 @@ from serve_app.state.store.accounts import AccountTables
 from serve_app.state.store.adapters import AdapterTable
 from serve_app.state.store.alerts import AlertTable
 from serve_app.state.store.answers import AnswerTable
+from serve_app.state.store.attempts import AttemptTable
 from serve_app.state.store.batches import BatchTables
 from serve_app.state.store.conversations import ConversationTable
 from serve_app.state.store.database import Database
@@ -24,6 +25,7 @@ from serve_app.state.store.migrate import upgrade
 from serve_app.state.store.operated import OperatedTable
 from serve_app.state.store.prompt_log import PromptTable
 from serve_app.state.store.queues import QueueTables
+from serve_app.state.store.reports import ReportTable
 from serve_app.state.store.responses import ResponseTable
 from serve_app.state.store.sessions import SessionTable
 from serve_app.state.store.streams import StreamTable
@@ -55,6 +57,8 @@ class SqlStore:
         self.uploads = UploadTable(self.database)
         self.sessions = SessionTable(self.database)
         self.operated = OperatedTable(self.database)
+        self.attempts = AttemptTable(self.database)
+        self.reports = ReportTable(self.database)
         self.prompts = PromptTable(self.database)
         self.history = HistoryTable(self.database)
         self.usage = UsageTable(self.database)

@@ -19,11 +19,13 @@ PAGES = [
     "usage",
     "requests",
     "batches",
+    "queues",
     "adapters",
     "keys",
     "keys?tab=budgets",
     "keys?tab=members",
     "keys?tab=audit",
+    "webhooks",
     "cluster",
     "settings",
 ]

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from serve_app.api.errors import AuthError, InvalidInput, StoreAway
 from serve_app.api.fields.values import string
 from serve_app.api.schema.openapi import Operation
-from serve_app.dashboard.attempts import Attempts, address_of
+from serve_app.dashboard.address import address_of
 from serve_app.dashboard.code import is_code
 from serve_app.dashboard.files import Files
 from serve_app.gateway.http.auth import is_operator
@@ -72,7 +72,6 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
 class SessionRoutes:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._attempts = Attempts()
 
     async def begin(self, request: Request) -> Response:
         """A new session, whatever cookie came along; that one's ends."""
@@ -81,12 +80,18 @@ class SessionRoutes:
             # What forms of other pages cannot send.
             raise InvalidInput("Send JSON with Content-Type: application/json.")
         address, now = address_of(request), time.time()
-        self._attempts.check(address, now)
         body = await self._exchange.body(request)
         key, code = string(body, "key", limit=512), string(body, "code", limit=512)
-        caller, key_hash = self._caller(key, code, now)
+        if bool(key) == bool(code):
+            raise InvalidInput("Send either key, an API key, or code, from the link of `serve-app dashboard`.")
+        attempts = self._exchange.gateway.state.attempts
+        await attempts.begin(address, now)
+        try:
+            caller, key_hash = self._caller(key, code, now)
+        except StoreAway:
+            await attempts.succeeded(address, now)  # or not: nobody can say
+            raise
         if caller is None:
-            self._attempts.failed(address, now)
             raise AuthError("This link has been used or is over. `serve-app dashboard` prints another."
                             if code else "This API key is not valid here.")  # fmt: skip
         gateway = self._exchange.gateway
@@ -96,8 +101,8 @@ class SessionRoutes:
         assert hashed is not None
         session = Session(hashed, key_hash, now, now, hash_key(code) if code else "")
         if not await gateway.state.sessions.begin(session):
-            self._attempts.failed(address, now)
             raise AuthError("This link has been used or is over. `serve-app dashboard` prints another.")
+        await attempts.succeeded(address, now)
         if before := hash_of(secret, request.cookies.get(cookie_name(request), "")):
             await gateway.state.sessions.end(before)
         answer = json_answer(self._shown(caller, session, cookie))
@@ -120,8 +125,6 @@ class SessionRoutes:
 
     def _caller(self, key: str | None, code: str | None, now: float) -> tuple[Caller | None, str]:
         """Whose key it is or the code was made for, and its hash."""
-        if bool(key) == bool(code):
-            raise InvalidInput("Send either key, an API key, or code, from the link of `serve-app dashboard`.")
         gateway = self._exchange.gateway
         book = gateway.state.accounts
         if key:
