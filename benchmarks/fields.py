@@ -28,8 +28,13 @@ from serve_app.api.responses.read import parse_responses
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import ModelLimits
 from serve_app.gateway.http.app import endpoints
+from serve_app.tasks.automatic_speech_recognition.read import parse_transcribe
+from serve_app.tasks.image_classification.task import parse_classify
+from serve_app.tasks.object_detection.task import parse_detect
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.task import Body
+from serve_app.tasks.text_classification.task import parse_text
 from serve_app.tasks.text_embeddings.read import parse_embed
 from serve_app.tasks.text_generation.read import parse_generate
 
@@ -137,6 +142,14 @@ DIALECTS = (
             tests=("tests/e2e/test_clients.py",), task="text-embeddings", generates=False),
     Dialect("Workers AI, reranking", RUN, {"query": "x", "contexts": [{"text": "x"}]}, lambda b: parse_rerank(b, "m"),
             tests=("tests/e2e/test_clients.py",), task="reranking", generates=False),
+    Dialect("Workers AI, text classification", RUN, {"text": "x"}, parse_text,
+            tests=("tests/tasks/test_small_tasks.py",), task="text-classification", generates=False),
+    Dialect("Workers AI, image classification", RUN, {"image": [1]}, lambda b: parse_classify(Body(b)),
+            tests=("tests/tasks/test_small_tasks.py",), task="image-classification", generates=False),
+    Dialect("Workers AI, object detection", RUN, {"image": [1]}, lambda b: parse_detect(Body(b)),
+            tests=("tests/tasks/test_small_tasks.py",), task="object-detection", generates=False),
+    Dialect("Workers AI, speech recognition", RUN, {"audio": [1]}, lambda b: parse_transcribe(Body(b)),
+            tests=("tests/tasks/test_transcripts.py",), task="automatic-speech-recognition", generates=False),
     Dialect("OpenAI chat completions", "/v1/chat/completions", {"model": "m", "messages": TALK}, parse_chat,
             (openai_chat.CompletionCreateParamsBase, openai_chat.CompletionCreateParamsStreaming),
             ("tests/e2e/test_clients.py", "tests/clients/node/openai.mjs", "tests/clients/node/ai.mjs",

@@ -58,6 +58,7 @@ class Blueprint:
         fields: dict[str, Any] = {
             "model": record.id,
             "stage": stage,
+            "task": record.task,
             "weights": record.weights.model_dump(),
             "source": str(self.source),
             "home": str(settings.home),

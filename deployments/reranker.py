@@ -6,7 +6,7 @@ from ray import serve
 from ray.serve import Application
 
 from deployments.blueprint import Blueprint
-from deployments.encoder_stage import EncoderStage
+from deployments.single_stage import EncoderStage
 
 
 @serve.deployment(name="Reranker")

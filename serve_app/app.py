@@ -64,6 +64,7 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         metrics_open=settings.metrics_open,
         max_body_bytes=settings.max_body_bytes,
         max_embedding_body_bytes=settings.max_embedding_body_bytes,
+        max_media_body_bytes=settings.max_media_body_bytes,
         database=settings.database,
         files=settings.files,
         prices=None if settings.prices is None else str(settings.prices.expanduser().resolve()),

@@ -32,6 +32,7 @@ ENVIRONMENT = {
     "SERVE_APP_MODELS": "models",
     "SERVE_APP_MAX_BODY_BYTES": "max_body_bytes",
     "SERVE_APP_MAX_EMBEDDING_BODY_BYTES": "max_embedding_body_bytes",
+    "SERVE_APP_MAX_MEDIA_BODY_BYTES": "max_media_body_bytes",
     "SERVE_APP_MAX_INFLIGHT": "max_inflight",
     "SERVE_APP_RATE_LIMITS": "rate_limits",
     "SERVE_APP_CORS_ORIGINS": "cors_origins",
@@ -122,6 +123,7 @@ class Settings(BaseModel):
     models: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = ()  # empty: all the profile has
     max_body_bytes: Bytes = 1 << 20  # text generation
     max_embedding_body_bytes: Bytes = 10_000_000  # tasks that take many texts, batches
+    max_media_body_bytes: Bytes = 32 << 20  # tasks that take pictures or sound
     object_store_bytes: Bytes = 1 << 30  # Ray's object store on this node: the shared KV cache lives there
     lora_cache_bytes: Bytes = 1 << 30  # adapters in the memory of each worker of a model that takes them
     kv_disk_bytes: Bytes = 1 << 30  # files behind it, per node; 0: none

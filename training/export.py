@@ -21,9 +21,14 @@ from transformers import PreTrainedModel
 def export(model: PreTrainedModel, directory: Path, step: int, generation: dict | None = None) -> None:
     """Save weights (bfloat16), config.json (`dtype` float32: served exactly) and generation_config.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    tied = (
+        set(getattr(model, "_tied_weights_keys", None) or ())
+        if getattr(model.config, "tie_word_embeddings", False)
+        else set()
+    )
     state = {
-        k: v.detach().to(torch.bfloat16).contiguous().clone() for k, v in model.state_dict().items()
+        k: (v.detach().to(torch.bfloat16) if v.is_floating_point() else v).contiguous().clone()
+        for k, v in model.state_dict().items()
         if k not in tied and not k.endswith("position_ids")
     }  # fmt: skip
     config = model.config.to_dict()

@@ -69,6 +69,11 @@ def folders() -> list[str]:
     return _folders(task_path())
 
 
+def folder_of(task: str) -> str:
+    """The package that declares ``task``. Raises KeyError."""
+    return _folder_of(task_path())[task]
+
+
 def stage_names() -> tuple[str, ...]:
     """Every stage that some task declares."""
     return _stage_names(task_path())
@@ -77,6 +82,11 @@ def stage_names() -> tuple[str, ...]:
 @cache
 def _folders(path: tuple[str, ...]) -> list[str]:
     return [f"{ROOM}.{module.name}" for module in pkgutil.iter_modules(path) if module.ispkg]
+
+
+@cache
+def _folder_of(path: tuple[str, ...]) -> Mapping[str, str]:
+    return {importlib.import_module(f"{folder}.declaration").DECLARATION.name: folder for folder in _folders(path)}
 
 
 @cache

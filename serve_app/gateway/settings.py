@@ -31,6 +31,7 @@ class GatewaySettings:
     metrics_open: bool = False
     max_body_bytes: int = 1 << 20
     max_embedding_body_bytes: int = 10_000_000
+    max_media_body_bytes: int = 32 << 20
     # See `serve_app.config.Settings`. The URL may hold a password.
     database: str | None = field(default=None, repr=False)
     files: str | None = None

@@ -43,10 +43,11 @@ THEN = (
     "ray.serve._private.replica",
     "serve_app.app",
     "deployments.decode",
-    "deployments.encoder_stage",
+    "deployments.single_stage",
     "deployments.worker",
     "deployments.draft_worker",
     "deployments.encoder_worker",
+    "deployments.predictor_worker",
     "serve_app.kv.pool",
 )
 # What workers that compute import: without Ray, and then with it.

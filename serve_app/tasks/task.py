@@ -57,6 +57,7 @@ class BodyLimits(Protocol):
 
     max_body_bytes: int
     max_embedding_body_bytes: int
+    max_media_body_bytes: int
 
 
 class Task(ABC):

@@ -16,6 +16,8 @@ class WorkerSpec:
     weights: dict[str, Any]
     source: str
     home: str
+    # Of the record, for stages that several tasks share.
+    task: str = ""
     dtype: str = "auto"
     # Of the weights: none, int8, int4.
     quantization: str = "none"

@@ -67,6 +67,8 @@ FIELDS = {
     "nothing:1": "",
     "pause:1": "streams",
     "prefill-done:1": "cached node",
+    "predict:1": "inputs options priority",
+    "predicted:1": "results units",
     "prefill:5": "id ids salt priority share adapter weight origin",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",

@@ -29,6 +29,7 @@ from serve_app.gateway.http.routes import accounts as routes_accounts
 from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
 from serve_app.gateway.http.routes import anthropic as routes_anthropic
 from serve_app.gateway.http.routes import anthropic_batches as routes_anthropic_batches
+from serve_app.gateway.http.routes import audio as routes_audio
 from serve_app.gateway.http.routes import batch_lines as routes_batch_lines
 from serve_app.gateway.http.routes import batches as routes_batches
 from serve_app.gateway.http.routes import cluster as routes_cluster
@@ -62,6 +63,7 @@ DIALECTS = (
     routes_anthropic.endpoints,
     routes_rerank.endpoints,
     routes_ollama.endpoints,
+    routes_audio.endpoints,
 )
 OTHERS = (
     routes_finetunes.endpoints,

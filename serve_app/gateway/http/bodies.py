@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -53,7 +54,7 @@ async def read_body(
         if not raw:
             raise MissingBody
         return Body(data=raw, media_type=media_type)
-    return Body(json=await look(parse_body, raw), media_type=media_type)
+    return Body(json=await look(partial(parse_body, limit=limit), raw), media_type=media_type)
 
 
 def unzipped(raw: bytes, limit: int) -> bytes:

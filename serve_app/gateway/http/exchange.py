@@ -15,7 +15,7 @@ from serve_app.api import identity
 from serve_app.api.envelopes import envelope, status_of, success
 from serve_app.api.errors import ApiError, BodyTooLarge, HeadersTooLarge, InvalidInput, as_api_error
 from serve_app.api.fields.values import string
-from serve_app.api.multipart import write_multipart
+from serve_app.api.multipart import Part, write_multipart
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked, Event
 from serve_app.gateway.core import Gateway
@@ -122,6 +122,14 @@ class Exchange:
         task = tasks()[model.record.task]
         limit = max(most, task.body_limit(self.gateway.settings))
         return await read_body(request, limit, self._large, task.bodies)
+
+    async def form(self, request: Request, takes: type[Asked]) -> list[Part]:
+        """The parts of a form, within the bounds of the tasks that run such requests. Raises `InvalidInput`."""
+        content_type = request.headers.get("content-type", "")
+        if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+            raise InvalidInput("Send a form: the body must be multipart/form-data.")
+        limit = max(task.body_limit(self.gateway.settings) for task in taking(takes))
+        return (await read_body(request, limit, self._large, {"multipart"})).parts
 
     def check_size(self, request: Request, name: str) -> None:
         """Raises `BodyTooLarge` for what has been read and is more than the model's task takes."""

@@ -46,7 +46,8 @@ async def once(gateway: Gateway, request: Request, handler: Handler) -> Response
     """
     key, account = check_key(request), request.state.account
     assert key is not None
-    limit = max(gateway.settings.max_body_bytes, gateway.settings.max_embedding_body_bytes)
+    settings = gateway.settings
+    limit = max(settings.max_body_bytes, settings.max_embedding_body_bytes, settings.max_media_body_bytes)
     raw = await read_bounded(request.stream(), request.headers.get("content-length"), limit=limit)
     asked = b"\0".join([request.method.encode(), request.url.path.encode(), request.url.query.encode(), raw])
     printed = hashlib.sha256(asked).hexdigest()

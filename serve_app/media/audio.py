@@ -1,0 +1,71 @@
+"""Sound to samples: one channel of 16-bit numbers at 16 kHz, written piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+from serve_app.media.errors import BadFile
+from serve_app.media.limits import MAX_SECONDS, SAMPLE_RATE
+
+TAKEN = "WAV, FLAC, MP3, Ogg, M4A or WebM"
+
+
+def container(data: bytes) -> str | None:
+    """FFmpeg's name of the format, by the first bytes; None: none that is taken.
+
+    FFmpeg itself is not asked: some of its formats (playlists) name other files, which it would open.
+    """
+    head = data[:16]
+    if head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE":
+        return "wav"
+    if head[4:8] == b"ftyp":
+        return "mov"
+    signs = {b"fLaC": "flac", b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"ID3": "mp3"}
+    for sign, name in signs.items():
+        if head.startswith(sign):
+            return name
+    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0:
+        # A layer of 0 is that of ADTS.
+        return "aac" if head[1] & 0x06 == 0 else "mp3"
+    return None
+
+
+def decode_audio(data: bytes) -> Iterator[bytes]:
+    """Little-endian int16 of one channel at `SAMPLE_RATE`, in pieces. Raises :class:`BadFile`."""
+    # Here, since pictures need no FFmpeg.
+    import av
+    from av.audio.resampler import AudioResampler
+
+    name = container(data)
+    if name is None:
+        raise BadFile(f"it is no sound file that is known. Send {TAKEN}")
+    samples = 0
+    try:
+        with av.open(BytesIO(data), format=name, options={"protocol_whitelist": "none"}) as file:
+            if not file.streams.audio:
+                raise BadFile("the file has no sound")
+            stream = file.streams.audio[0]
+            resampler = AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+            for frame in _frames(file, stream):
+                for piece in resampler.resample(frame):
+                    samples += piece.samples
+                    if samples > MAX_SECONDS * SAMPLE_RATE:
+                        raise BadFile(f"the sound is longer than {MAX_SECONDS} seconds; send it in parts")
+                    # FFmpeg pads planes.
+                    yield bytes(piece.planes[0])[: 2 * piece.samples]
+    except BadFile:
+        raise
+    except MemoryError:
+        raise BadFile("the sound takes too much memory to decode") from None
+    except Exception as error:  # FFmpeg's errors have types of their own
+        raise BadFile(f"it is no sound that can be read ({type(error).__name__}). Send {TAKEN}, whole") from None
+    if not samples:
+        raise BadFile("the file has no sound")
+
+
+def _frames(file: Any, stream: Any) -> Iterator[Any]:
+    """The frames, and None at the end, which has the resampler give what it holds back."""
+    yield from file.decode(stream)
+    yield None

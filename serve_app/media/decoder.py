@@ -1,0 +1,161 @@
+"""Asks the process that decodes, and ends it when it takes too long; the next file has another."""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from serve_app.media.errors import BadFile
+from serve_app.media.limits import AUDIO_S, IMAGE_S, MEMORY_BYTES, SAMPLE_RATE
+
+log = logging.getLogger(__name__)
+
+ROOT = Path(__file__).resolve().parents[2]
+# Processes, and so files that are decoded at the same time.
+PROCESSES = 2
+
+
+@dataclass(slots=True, frozen=True)
+class Sound:
+    """``samples``: int16, one channel, `SAMPLE_RATE` per second. They lie in a file, since hours of them are large."""
+
+    samples: npt.NDArray[np.int16]
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / SAMPLE_RATE
+
+    @property
+    def milliseconds(self) -> int:
+        return -(-len(self.samples) * 1000 // SAMPLE_RATE)
+
+
+class Decoder:
+    """Decodes files of clients. Its methods block, from any thread; files beyond `PROCESSES` wait for their turn.
+
+    Processes are started when they are first needed, and end with this one.
+    """
+
+    def __init__(self, image_s: float = IMAGE_S, audio_s: float = AUDIO_S) -> None:
+        self._seconds = {"image": image_s, "audio": audio_s}
+        self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
+        for _ in range(PROCESSES):
+            self._idle.put(None)
+
+    def image(self, data: bytes) -> npt.NDArray[np.uint8]:
+        """RGB pixels [height, width, 3]. Raises :class:`BadFile`."""
+        told, raw = self._decode("image", data)
+        return raw.view(np.uint8)[: told["height"] * told["width"] * 3].reshape(told["height"], told["width"], 3)
+
+    def sound(self, data: bytes) -> Sound:
+        """Raises :class:`BadFile`."""
+        told, raw = self._decode("audio", data)
+        return Sound(raw.view(np.int16)[: told["samples"]])
+
+    def close(self) -> None:
+        for _ in range(PROCESSES):
+            if (process := self._idle.get()) is not None:
+                process.end()
+            self._idle.put(None)
+
+    def _decode(self, kind: str, data: bytes) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
+        process = self._idle.get()
+        handle, out = tempfile.mkstemp(prefix="decoded-")
+        try:
+            process = process or _Process()
+            try:
+                told = process.ask(kind, data, out, self._seconds[kind])
+            except _Lost as lost:
+                process.end()
+                process = None
+                raise BadFile(str(lost)) from None
+            if "error" in told:
+                raise BadFile(told["error"])
+            if "failed" in told:
+                raise OSError(told["failed"])
+            return told, _mapped(handle)
+        finally:
+            os.close(handle)
+            os.unlink(out)
+            self._idle.put(process)
+
+
+def _mapped(handle: int) -> npt.NDArray[np.uint8]:
+    """The file's bytes; they stay as long as the array does."""
+    size = os.fstat(handle).st_size
+    return np.frombuffer(mmap.mmap(handle, size, prot=mmap.PROT_READ), np.uint8)
+
+
+class _Lost(RuntimeError):
+    """The process is gone or has to go; the text is for the client."""
+
+
+class _Process:
+    def __init__(self) -> None:
+        # What it needs is on the same path as what this process has loaded.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "serve_app.media.program"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            bufsize=0,
+        )
+
+    def ask(self, kind: str, data: bytes, out: str, seconds: float) -> dict[str, Any]:
+        until = time.monotonic() + seconds
+        asked = json.dumps({"kind": kind, "size": len(data), "out": out}).encode() + b"\n"
+        assert self._process.stdin is not None and self._process.stdout is not None
+        line = b""
+        try:
+            self._send(asked, until)
+            self._send(data, until)
+            while not line.endswith(b"\n"):
+                self._await(self._process.stdout.fileno(), until, write=False)
+                piece = self._process.stdout.read(65536)
+                if not piece:
+                    raise BrokenPipeError
+                line += piece
+        except BrokenPipeError:
+            log.warning("a process that decoded a file has ended")
+            raise _Lost(f"it can't be decoded within {MEMORY_BYTES >> 20} MiB of memory, or is damaged") from None
+        except TimeoutError:
+            log.warning("a process that decodes is ended: it took longer than %g s", seconds)
+            raise _Lost(f"it can't be decoded within {seconds:g} seconds") from None
+        return dict(json.loads(line))
+
+    def _send(self, data: bytes, until: float) -> None:
+        assert self._process.stdin is not None
+        handle, view = self._process.stdin.fileno(), memoryview(data)
+        os.set_blocking(handle, False)
+        while view:
+            self._await(handle, until, write=True)
+            view = view[os.write(handle, view) :]
+
+    def _await(self, handle: int, until: float, *, write: bool) -> None:
+        poll = select.poll()
+        poll.register(handle, select.POLLOUT if write else select.POLLIN)
+        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            raise TimeoutError
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,58 @@
+"""What tasks on pictures share: decoding, the model's own processor, and batches of one shape."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor
+
+from serve_app.media.decoder import Decoder
+from serve_app.media.errors import BadFile
+from serve_app.predict.predictor import BadInput, Item, Place
+
+# Pixels that the budget of a batch counts as one: of 16 by 16, as most models cut pictures.
+PATCH = 256
+
+
+class Pictures:
+    """Files to what a model sees. Pictures are decoded in another process, within limits."""
+
+    def __init__(self, place: Place) -> None:
+        # Pillow resizes on every machine alike.
+        self.processor = AutoImageProcessor.from_pretrained(
+            place.path, local_files_only=True, trust_remote_code=False, backend="pil"
+        )
+        self._decoder = Decoder()
+
+    def item(self, data: bytes, asked: Any = None) -> Item:
+        """An item whose value is the picture's tensors, without the dimension of a batch; ``asked`` is called with the
+        picture's height and width. Raises :class:`BadInput`.
+        """
+        try:
+            pixels = self._decoder.image(data)
+        except BadFile as refused:
+            raise BadInput(f"image: {refused}.") from None
+        found = self.processor(images=Image.fromarray(pixels), return_tensors="pt")
+        tensors = {name: tensor[0] for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(tensors.items()))
+        made = asked(*pixels.shape[:2]) if asked is not None else None
+        size = max(1, max(tensor.shape[-1] * tensor.shape[-2] for tensor in tensors.values()) // PATCH)
+        return Item(tensors, size, kind=shapes, asked=made, units={"images": 1})
+
+
+def stacked(items: Any, model: Any) -> dict[str, torch.Tensor]:
+    """The items' tensors as one batch, where the model is."""
+    names = items[0].value
+    batch = {name: torch.stack([item.value[name] for item in items]).to(model.device) for name in names}
+    return {name: t.to(model.dtype) if t.is_floating_point() else t for name, t in batch.items()}
+
+
+def example_picture() -> bytes:
+    """A PNG of one colour."""
+    out = BytesIO()
+    Image.fromarray(np.full((32, 32, 3), 128, np.uint8)).save(out, "PNG")
+    return out.getvalue()

@@ -1,0 +1,1 @@
+"""Whisper: windows of sound to text, and how windows become one transcript."""

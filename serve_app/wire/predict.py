@@ -1,0 +1,32 @@
+"""Calls of tasks that answer each input by itself: gateway -> replica -> its worker."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from serve_app.wire.generate import Failed
+from serve_app.wire.message import Message, Reader
+
+
+class PredictCall(Message, tag="predict:1", frozen=True):
+    """``inputs``: what the task's worker reads, a file or token ids, one by one; ``options``: JSON of the task's own.
+    Answered by :data:`PredictResult`.
+    """
+
+    inputs: tuple[bytes, ...]
+    options: bytes = b"{}"
+    priority: Literal["realtime", "batch"] = "realtime"
+
+
+class Predicted(Message, tag="predicted:1", frozen=True):
+    """``results``: JSON of the task's own, one for each input. ``units``: what was used, by the names of
+    `catalog.pricing.UNITS`.
+    """
+
+    results: tuple[bytes, ...]
+    units: dict[str, int] = {}
+
+
+PredictResult = Predicted | Failed
+read_predict_call: Reader[PredictCall] = Reader(PredictCall)
+read_predict_result: Reader[PredictResult] = Reader(PredictResult)

@@ -1,0 +1,137 @@
+"""Files of strangers, decoded in a process of its own: what good ones give, and that bad ones are refused at once."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from serve_app.media.decoder import Decoder
+from serve_app.media.errors import BadFile
+from serve_app.media.limits import MEMORY_BYTES, SAMPLE_RATE
+from tests.media.files import bad_pictures, bad_sounds, picture, sound
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    found = Decoder()
+    found.image(picture())  # the process is up: bad files are timed below
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_pixels_are_what_pillow_says(decoder, kind, mode):
+    data = picture(kind=kind, mode=mode)
+    wanted = np.asarray(Image.open(BytesIO(data)).convert("RGB"))
+    assert np.array_equal(decoder.image(data), wanted)
+
+
+def test_orientation_and_transparency_as_transformers_load_them(decoder):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by 90 degrees
+    data = picture(kind="JPEG", exif=exif)
+    turned = decoder.image(data)
+    assert turned.shape == (40, 30, 3)
+    assert np.array_equal(turned, np.asarray(ImageOps.exif_transpose(Image.open(BytesIO(data)))))
+    assert decoder.image(picture(mode="RGBA")).shape == (30, 40, 3)
+    assert decoder.image(picture(mode="P")).shape == (30, 40, 3)
+
+
+@pytest.mark.parametrize("name", bad_pictures())
+def test_bad_pictures_are_refused(decoder, name):
+    with pytest.raises(BadFile) as refused:
+        decoder.image(bad_pictures()[name])
+    said = str(refused.value)
+    assert len(said) > 20 and "0x" not in said and "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_fifty_megapixels_are_taken_and_more_are_not(decoder):
+    out = BytesIO()
+    Image.new("L", (8000, 6250), 77).save(out, "PNG", compress_level=1)
+    pixels = decoder.image(out.getvalue())
+    assert pixels.shape == (6250, 8000, 3) and (pixels[::977, ::911] == 77).all()
+
+
+def test_a_sound_is_one_channel_at_one_rate(decoder):
+    for rate, channels in ((16_000, 1), (44_100, 2), (8000, 1)):
+        found = decoder.sound(sound(2.0, rate, channels))
+        assert abs(found.seconds - 2.0) < 0.01 and found.milliseconds == pytest.approx(2000, abs=10)
+        middle = found.samples[8000:24_000].astype(np.float32)
+        # Of a tone of 440 Hz most lies there.
+        power = np.abs(np.fft.rfft(middle)) ** 2
+        assert power.argmax() == 440 and power[435:446].sum() > 0.99 * power.sum()
+    plain = decoder.sound(sound(0.5))
+    times = np.arange(8000) / SAMPLE_RATE
+    assert np.array_equal(plain.samples, (np.sin(2 * np.pi * 440 * times) * 8000).astype(np.int16))
+
+
+@pytest.mark.parametrize(("container", "codec"), [
+    ("flac", "flac"), ("mp3", "mp3"), ("ogg", "libopus"), ("mp4", "aac"), ("webm", "libopus"),
+    ("adts", "aac"),
+])  # fmt: skip
+def test_compressed_sounds_are_heard(decoder, container, codec):
+    found = decoder.sound(compressed(container, codec, 1.0))
+    assert 0.9 < found.seconds < 1.2
+    power = np.abs(np.fft.rfft(found.samples[3000:13_000].astype(np.float32))) ** 2
+    assert power.argmax() == 275  # 440 Hz in 10,000 samples
+
+
+def compressed(container: str, codec: str, seconds: float) -> bytes:
+    import av
+
+    out = BytesIO()
+    times = np.arange(int(seconds * 48_000)) / 48_000
+    tone = np.sin(2 * np.pi * 440 * times).astype(np.float32) * 0.3
+    with av.open(out, "w", format=container) as file:
+        stream = file.add_stream(codec, rate=48_000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(tone[None, :], format="fltp", layout="mono")
+        frame.sample_rate = 48_000
+        resampler = av.AudioResampler(format=stream.codec_context.format, layout="mono", rate=48_000)
+        fifo = av.AudioFifo()
+        for piece in resampler.resample(frame):
+            fifo.write(piece)
+        while (part := fifo.read(stream.codec_context.frame_size or 1024, partial=True)) is not None:
+            file.mux(stream.encode(part))
+        file.mux(stream.encode(None))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", bad_sounds())
+def test_bad_sounds_are_refused(decoder, name):
+    with pytest.raises(BadFile) as refused:
+        decoder.sound(bad_sounds()[name])
+    assert len(str(refused.value)) > 15
+
+
+def test_a_process_that_hangs_is_ended_and_the_next_file_has_another():
+    found = Decoder(image_s=0.0)
+    before = time.monotonic()
+    with pytest.raises(BadFile, match="within 0 seconds"):
+        found.image(picture())
+    assert time.monotonic() - before < 10
+    found._seconds["image"] = 30.0
+    assert found.image(picture()).shape == (30, 40, 3)
+    found.close()
+
+
+def test_the_process_has_bounds_and_leaves_nothing_behind(decoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    decoder.image(picture())
+    with pytest.raises(BadFile):
+        decoder.image(b"none")
+    assert list(tmp_path.iterdir()) == []
+    process = decoder._idle.get()
+    pid = process._process.pid
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    assert str(MEMORY_BYTES) in limits
+    decoder._idle.put(process)
+    assert os.path.exists(f"/proc/{pid}")

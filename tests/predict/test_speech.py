@@ -1,0 +1,217 @@
+"""Random Whisper checkpoints through the worker: the tokens and times that transformers' own generate finds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from serve_app.media.limits import SAMPLE_RATE
+from serve_app.predict.speech.segments import split
+from serve_app.predict.speech.spectrum import Spectrum
+from serve_app.wire.generate import Failed
+from tests.media.files import bad_sounds
+from tests.predict.conftest import call
+
+LANGUAGES = ("en", "de", "fr")
+TEXT = 256  # ids below are bytes
+SPECIAL = (
+    "<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES), "<|translate|>", "<|transcribe|>",
+    "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>",
+)  # fmt: skip
+IDS = {name: TEXT + i for i, name in enumerate(SPECIAL)}
+BEGIN = TEXT + len(SPECIAL)
+# A window of three seconds, so that tests are quick: 300 frames, 150 positions.
+WINDOW_S = 3
+
+
+def whisper(
+    folder: Path, seed: int, *, multilingual: bool = True, aligned: bool = True
+) -> tf.WhisperForConditionalGeneration:
+    """A checkpoint whose every answer is another, with a tokenizer of bytes."""
+    torch.manual_seed(seed)
+    marks = WINDOW_S * 50 + 1
+    config = tf.WhisperConfig(
+        vocab_size=BEGIN + marks, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64,
+        max_source_positions=WINDOW_S * 50, max_target_positions=48, pad_token_id=IDS["<|endoftext|>"],
+        bos_token_id=IDS["<|endoftext|>"], eos_token_id=IDS["<|endoftext|>"],
+        decoder_start_token_id=IDS["<|startoftranscript|>"], init_std=0.3, median_filter_width=3,
+    )  # fmt: skip
+    model = tf.WhisperForConditionalGeneration(config).eval()
+    said = {
+        "no_timestamps_token_id": IDS["<|notimestamps|>"], "is_multilingual": multilingual,
+        "decoder_start_token_id": IDS["<|startoftranscript|>"], "eos_token_id": IDS["<|endoftext|>"],
+        "pad_token_id": IDS["<|endoftext|>"], "max_length": 48, "max_initial_timestamp_index": 50,
+        "suppress_tokens": [3, 5], "begin_suppress_tokens": [32, IDS["<|endoftext|>"]],
+        "prev_sot_token_id": IDS["<|startofprev|>"], "return_timestamps": False,
+    }  # fmt: skip
+    if multilingual:
+        said["lang_to_id"] = {f"<|{code}|>": IDS[f"<|{code}|>"] for code in LANGUAGES}
+        said["task_to_id"] = {"transcribe": IDS["<|transcribe|>"], "translate": IDS["<|translate|>"]}
+    if aligned:
+        said["alignment_heads"] = [[0, 1], [1, 2]]
+    model.generation_config = tf.GenerationConfig(**said)
+    with torch.no_grad():
+        # Ends and marks come often enough that windows have several segments.
+        model.model.decoder.embed_tokens.weight[BEGIN:] *= 1.5
+    model.save_pretrained(folder)
+    _tokenizer(folder, marks)
+    extractor = tf.WhisperFeatureExtractor(feature_size=16, chunk_length=WINDOW_S)
+    extractor.save_pretrained(folder)
+    return model
+
+
+def _tokenizer(folder: Path, marks: int) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*SPECIAL, *(f"<|{i * 0.02:.2f}|>" for i in range(marks))]
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    vocab = {c: i for i, c in enumerate(alphabet)}
+    made = tf.WhisperTokenizer(vocab=vocab, merges=[], unk_token="<|endoftext|>", bos_token="<|endoftext|>",
+                               eos_token="<|endoftext|>")  # fmt: skip
+    made.add_special_tokens({"additional_special_tokens": [n for n in names[: len(SPECIAL)] if n != "<|endoftext|>"]})
+    made.add_tokens([tf.AddedToken(n, special=False, normalized=False) for n in names[len(SPECIAL) :]])
+    assert made.convert_tokens_to_ids("<|0.02|>") == BEGIN + 1, made.convert_tokens_to_ids("<|0.02|>")
+    made.save_pretrained(folder)
+
+
+def noise(seconds: float, seed: int) -> np.ndarray:
+    """Changing sound, so that windows differ."""
+    rng = np.random.default_rng(seed)
+    count = int(seconds * SAMPLE_RATE)
+    loud = np.interp(np.arange(count), np.linspace(0, count, 20), rng.uniform(0, 9000, 20))
+    return (rng.normal(0, 0.3, count).clip(-1, 1) * loud).astype(np.int16)
+
+
+def wav(samples: np.ndarray) -> bytes:
+    import wave
+    from io import BytesIO
+
+    out = BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(samples.tobytes())
+    return out.getvalue()
+
+
+def theirs(model, folder: Path, samples: np.ndarray, **options) -> dict:
+    extractor = tf.WhisperFeatureExtractor.from_pretrained(folder)
+    floats = samples.astype(np.float32) / 32768
+    long = len(samples) > WINDOW_S * SAMPLE_RATE
+    padding = {"truncation": False, "padding": "longest"} if long else {}
+    given = extractor(floats, sampling_rate=SAMPLE_RATE, return_tensors="pt", return_attention_mask=True, **padding)
+    return model.generate(
+        given.input_features, attention_mask=given.attention_mask if long else None, return_timestamps=True,
+        return_segments=True, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [0.4, 3.0, 3.7, 10.0])
+def test_the_spectrum_is_transformers(tmp_path, seconds):
+    extractor = tf.WhisperFeatureExtractor(feature_size=16, chunk_length=WINDOW_S)
+    samples = noise(seconds, 1)
+    padding = {"truncation": False, "padding": "longest"} if seconds > WINDOW_S else {}
+    floats = samples.astype(np.float32) / 32768
+    wanted = extractor(floats, sampling_rate=SAMPLE_RATE, return_tensors="pt", **padding).input_features[0]
+    spectrum = Spectrum(extractor, samples)
+    assert spectrum.frames == wanted.shape[-1]
+    for start in range(0, spectrum.frames, 130):
+        length = min(300, spectrum.frames - start)
+        found = spectrum.window(start, 300)
+        assert torch.allclose(found[:, :length], wanted[:, start : start + length], atol=2e-5)
+        assert (found[:, length:] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_transcripts_are_transformers(work, tmp_path, seed):
+    """Short and long sounds at once: batched over requests, and yet what each alone would give."""
+    folder = tmp_path / "model"
+    model = whisper(folder, seed)
+    worker = work("automatic-speech-recognition", folder)
+    sounds = [noise(seconds, seed * 10 + n) for n, seconds in enumerate((0.5, 2.9, 3.0, 5.2, 9.9, 14.0))]
+    told = await asyncio.gather(*(worker.predict(call(wav(s), task="transcribe", language="de")) for s in sounds))
+    windows = worker.stats().numbers
+    assert windows["batches"] < windows["sequences"]
+    tokenizer = tf.AutoTokenizer.from_pretrained(folder)
+    for samples, found in zip(sounds, told, strict=True):
+        wanted = theirs(model, folder, samples, task="transcribe", language="de")
+        segments = wanted["segments"][0]
+        [heard] = map(json.loads, found.results)
+        assert heard["text"] == tokenizer.decode(wanted["sequences"][0], skip_special_tokens=True)
+        spoken = [s for s in segments if tokenizer.decode(s["tokens"], skip_special_tokens=True).strip()]
+        assert [s["tokens"] for s in heard["segments"]] == [s["tokens"].tolist() for s in spoken]
+        for ours, other in zip(heard["segments"], spoken, strict=True):
+            assert (ours["start"], ours["end"]) == pytest.approx((float(other["start"]), float(other["end"])), abs=1e-3)
+        assert found.units == {"audio_ms": -(-len(samples) * 1000 // SAMPLE_RATE)}
+        assert heard["duration"] == pytest.approx(len(samples) / SAMPLE_RATE, abs=1e-3)
+
+
+async def test_the_language_is_found_and_prompts_and_beams_are_heard(work, tmp_path):
+    folder = tmp_path / "model"
+    model = whisper(folder, 5)
+    worker = work("automatic-speech-recognition", folder)
+    samples = noise(2.0, 3)
+    [heard] = map(json.loads, (await worker.predict(call(wav(samples), task="translate"))).results)
+    extractor = tf.WhisperFeatureExtractor.from_pretrained(folder)
+    given = extractor(samples.astype(np.float32) / 32768, sampling_rate=SAMPLE_RATE, return_tensors="pt")
+    names = {number: name[2:-2] for name, number in model.generation_config.lang_to_id.items()}
+    assert heard["language"] == names[int(model.detect_language(given.input_features)[0])]
+    assert 0 < heard["language_probability"] <= 1
+    tokenizer = tf.AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.get_prompt_ids("red", return_tensors="pt")
+    for options, theirs_are in (({"prompt": "red"}, {"prompt_ids": prompt}), ({"beams": 3}, {"num_beams": 3})):
+        asked = call(wav(samples), language="fr", **options)
+        [heard] = map(json.loads, (await worker.predict(asked)).results)
+        wanted = theirs(model, folder, samples, language="fr", task="transcribe", **theirs_are)
+        said = tokenizer.decode(wanted["sequences"][0], skip_special_tokens=True)
+        assert said.endswith(heard["text"]) and heard["text"]
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+async def test_words_have_times_within_their_segments(work, tmp_path, aligned):
+    folder = tmp_path / "model"
+    whisper(folder, 6, aligned=aligned)
+    worker = work("automatic-speech-recognition", folder)
+    [heard] = map(json.loads, (await worker.predict(call(wav(noise(7.0, 4)), words=True, language="en"))).results)
+    plain = json.loads((await worker.predict(call(wav(noise(7.0, 4)), language="en"))).results[0])
+    assert plain["text"] == heard["text"]
+    assert heard["segments"]
+    for segment in heard["segments"]:
+        times = [time for word in segment["words"] for time in (word["start"], word["end"])]
+        assert times == sorted(times) and segment["start"] <= times[0] and times[-1] <= segment["end"] + 1e-3
+        joined = "".join(word["word"] for word in segment["words"])
+        assert joined == "".join(segment["text"].split())
+
+
+async def test_what_a_model_can_not_do_and_bad_sounds_are_refused(work, tmp_path):
+    folder = tmp_path / "model"
+    whisper(folder, 7, multilingual=False)
+    worker = work("automatic-speech-recognition", folder)
+    for options in ({"task": "translate"}, {"language": "de"}):
+        refused = await worker.predict(call(wav(noise(0.5, 1)), **options))
+        assert isinstance(refused, Failed) and "English alone" in refused.error
+    assert json.loads((await worker.predict(call(wav(noise(0.5, 1)), language="en"))).results[0])["language"] == "en"
+    told = await asyncio.gather(*(worker.predict(call(data)) for data in bad_sounds().values()))
+    assert all(isinstance(found, Failed) and found.error.startswith("audio: ") for found in told)
+
+
+def test_windows_are_cut_where_the_paper_says():
+    begin = 100
+    # One segment without an end: all of the window.
+    assert split([1, 2], begin, 300, 2) == split([1, 2], begin, 300, 2)
+    parts, done = split([100, 1, 2, 125, 125, 3], begin, 300, 2)
+    assert done == 50 and [(p.start, p.end, p.first, p.last) for p in parts] == [(0.0, 0.5, 0, 5)]
+    parts, done = split([100, 1, 125, 125, 2, 140], begin, 300, 2)
+    assert done == 300 and [(p.start, p.end) for p in parts] == [(0.0, 0.5), (0.5, 0.8)]
+    parts, done = split([1, 2, 140], begin, 300, 2)
+    assert done == 300 and parts[0].end == pytest.approx(0.8)

@@ -1,0 +1,123 @@
+"""Small tasks through a gateway, with the shipped models in this process: native bodies and answers, usage, errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+from io import BytesIO
+from random import Random
+
+import pytest
+import torch
+
+from serve_app.catalog.load import PROJECT_ROOT, load_catalog
+from serve_app.wire.predict import PredictCall, PredictResult
+from serve_app.worker.predict_work import PredictWork
+from serve_app.worker.spec import WorkerSpec
+from tests.media.files import bad_pictures, picture
+from tests.tasks.conftest import ACCOUNT
+from training.scenes import SHAPES, draw_one
+
+SENTIMENT, SHAPE = "@cf/pico/pico-sentiment", "@cf/pico/pico-shapes"
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory):
+    """The worker of each shipped model, when it is first called."""
+    catalog, made = load_catalog(), {}
+    home = str(tmp_path_factory.mktemp("home"))
+    threads = torch.get_num_threads()
+
+    async def call(model, method, wire: PredictCall) -> PredictResult:
+        assert method.name == "predict"
+        if model.id not in made:
+            record = catalog[model.id]
+            spec = WorkerSpec(model.id, "predictor", record.weights.model_dump(), str(catalog.source(model.id)), home,
+                              task=record.task, dtype=record.dtype, cpu_threads=1)  # fmt: skip
+            made[model.id] = PredictWork(spec, lambda step: None)
+        return await made[model.id].predict(wire)
+
+    yield call
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(True)
+
+
+def png(image) -> bytes:
+    out = BytesIO()
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+async def test_a_text_has_a_score_for_each_label(serve, workers) -> None:
+    async with serve(workers, models=(SENTIMENT,)) as served:
+        for text, label in (("What a wonderful evening!", "POSITIVE"), ("The soup was cold and bland.", "NEGATIVE")):
+            answer = (await served.http.post(f"{ACCOUNT}/run/{SENTIMENT}", json={"text": text})).json()
+            assert answer["success"] and [row["label"] for row in answer["result"]] == ["NEGATIVE", "POSITIVE"]
+            scores = {row["label"]: row["score"] for row in answer["result"]}
+            assert scores[label] > 0.9 and sum(scores.values()) == pytest.approx(1.0)
+        [first, _] = served.settled
+        assert first.entry.units["input_tokens"] == first.usage.prompt_tokens > 4 and first.entry.neurons > 0
+        asked = {"text": "x", "options": {"estimate": True}}
+        told = (await served.http.post(f"{ACCOUNT}/run/{SENTIMENT}", json=asked)).json()["result"]
+        assert told["prompt_tokens"] == 3
+        for body, code in (({}, 5006), ({"text": ""}, 5006), ({"text": 5}, 5006), ({"text": "word " * 900}, 5021)):
+            refused = await served.http.post(f"{ACCOUNT}/run/{SENTIMENT}", json=body)
+            assert refused.json()["errors"][0]["code"] == code, refused.text
+
+
+async def test_a_picture_comes_in_four_shapes(serve, workers) -> None:
+    image, shape = draw_one(Random(3))
+    file = png(image)
+    coded = base64.b64encode(file).decode()
+    run = f"{ACCOUNT}/run/{SHAPE}"
+    async with serve(workers, models=(SHAPE,)) as served:
+        answers = [
+            await served.http.post(run, content=file),
+            await served.http.post(run, content=file, headers={"Content-Type": "image/png"}),
+            await served.http.post(run, json={"image": list(file)}),
+            await served.http.post(run, json={"image": coded}),
+            await served.http.post(run, json={"image": f"data:image/png;base64,{coded}"}),
+        ]
+        found = [answer.json()["result"] for answer in answers]
+        assert all(one == found[0] for one in found) and len(found[0]) == 5
+        assert found[0][0]["label"] == SHAPES[shape] and found[0][0]["score"] > found[0][1]["score"]
+        assert all(settled.entry.units["images"] == 1 for settled in served.settled) and len(served.settled) == 5
+        few = (await served.http.post(run, json={"image": coded, "top_k": 2})).json()["result"]
+        assert few == found[0][:2]
+        told = (await served.http.post(run, json={"image": coded, "options": {"estimate": True}})).json()["result"]
+        assert told["units"]["most"] == {"images": 1} and told["neurons"]["most"] > 0
+
+
+WRONG = [
+    {}, {"image": None}, {"image": 7}, {"image": []}, {"image": ""}, {"image": [256]}, {"image": [-1]},
+    {"image": ["a"]}, {"image": [1.5]}, {"image": [None]}, {"image": "https://example.com/a.png"}, {"image": "%%%"},
+    {"image": "data:image/png,abc"}, {"image": {}}, {"image": [1, 2, 3], "top_k": 0},
+    {"image": [1, 2, 3], "top_k": "5"},
+]  # fmt: skip
+
+
+async def test_bad_files_and_bodies_are_refused(serve, workers) -> None:
+    run = f"{ACCOUNT}/run/{SHAPE}"
+    async with serve(workers, models=(SHAPE,), max_media_body_bytes=1 << 20) as served:
+        for body in WRONG:
+            refused = await served.http.post(run, json=body)
+            assert refused.status_code == 400 and refused.json()["errors"][0]["code"] == 5006, (body, refused.text)
+        for name, data in bad_pictures().items():
+            refused = await served.http.post(run, content=data, headers={"Content-Type": "image/png"})
+            said = refused.json()["errors"][0]
+            assert refused.status_code == 400 and said["code"] == 5006 and len(said["message"]) > 20, name
+        assert {settled.status for settled in served.settled} == {"failed"}
+        assert all(settled.entry is None for settled in served.settled)
+        assert (await served.http.post(run, content=b"")).json()["errors"][0]["code"] == 3003
+        large = await served.http.post(run, content=bytes((1 << 20) + 1))
+        assert large.status_code == 413 and large.json()["errors"][0]["code"] == 3006
+        assert (await served.http.post(run, content=picture())).status_code == 200
+
+
+def test_shipped_models_say_how_they_were_made() -> None:
+    for name in ("pico-sentiment", "pico-shapes"):
+        folder = PROJECT_ROOT / "checkpoints" / name
+        card = " ".join((folder / "README.md").read_text().split())
+        assert "## Data" in card and "## Training" in card and "## Score" in card and "python -m training." in card
+        assert sum(file.stat().st_size for file in folder.iterdir()) < 3 << 20
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
