@@ -1,11 +1,16 @@
-# `make serve` and `make test` need Python 3.11, make and a C compiler; everything else goes into .venv.
+# `make serve` and `make test` need Python 3.11, 3.12 or 3.13 (or uv, which brings one), make and a C compiler; everything
+# else goes into .venv.
 SHELL := /bin/bash
 PORT ?= 8000
 VENV := .venv
 PY := $(VENV)/bin/python
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
-PIP = $(PY) -m pip install --quiet --disable-pip-version-check --no-input
+# uv, where it is at hand, installs faster and takes the build of torch that fits the machine's GPU or lack of one. It reads
+# none of pip's settings, so machines that have some go on with pip.
+UV := $(shell command -v uv)
+UV := $(if $(UV),$(if $(shell python3 -m pip config list 2>/dev/null | grep -E 'index|find-links'),,$(UV)))
+PIP = $(if $(UV),$(UV) pip install --quiet --python $(PY),$(PY) -m pip install --quiet --disable-pip-version-check --no-input)
 
 # $(call step,what is being done,command): one line before and the time it took after; the command's output only if it fails.
 define step
@@ -20,16 +25,21 @@ endef
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+SUPPORTED = import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+
 $(PY):
-	@python=$$(command -v python3.11 || command -v python3 || true); \
-	if [ -z "$$python" ] || ! "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then \
-	  echo "Python 3.11 is needed and neither python3.11 nor python3 is that version." >&2; \
-	  echo "Install it (for example: apt install python3.11 python3.11-venv) and run make again." >&2; exit 1; fi; \
-	"$$python" -m venv $(VENV) || { echo "Could not create $(VENV): is the venv module (python3.11-venv) installed?" >&2; exit 1; }
+	@for python in $(PYTHON) python3.11 python3.12 python3.13 python3; do \
+	  if "$$python" -c '$(SUPPORTED)' 2>/dev/null; then found=$$python; break; fi; done; \
+	if [ -n "$(UV)" ]; then exec $(UV) venv --quiet --seed --python "$${found:-3.13}" $(VENV); fi; \
+	if [ -z "$$found" ]; then \
+	  echo "Python 3.11, 3.12 or 3.13 with its venv module is needed, and none was found." >&2; \
+	  echo "Install one (for example: apt install python3 python3-venv) or uv (https://docs.astral.sh/uv), and run make again." >&2; \
+	  echo "PYTHON=/path/to/python3.12 make serve takes another one." >&2; exit 1; fi; \
+	"$$found" -m venv $(VENV) || { echo "Could not create $(VENV): is the venv module (python3-venv) installed?" >&2; exit 1; }
 
 $(RUNTIME): requirements/lock.txt requirements/torch.txt pyproject.toml | $(PY)
 	$(call step,installing locked packages (Ray$(comma) transformers$(comma) ...),$(PIP) --require-hashes -r requirements/lock.txt)
-	$(call step,installing torch (the largest download),$(PIP) -r requirements/torch.txt)
+	$(call step,installing torch (the largest download),$(PIP) $(if $(UV),--torch-backend=auto) -r requirements/torch.txt)
 	$(call step,installing this project into $(VENV),$(PIP) --no-build-isolation --no-deps --editable .)
 	@touch $@
 
