@@ -20,11 +20,12 @@ from serve_app.kernels.library import native
 from serve_app.kernels.linear.panels import LINEAR, PANEL, PanelStore, panel_library, plain_order
 from serve_app.kernels.linear.places import LinearLayout, Places
 from serve_app.kernels.linear.quantize import Quantized, pack_panels
+from serve_app.kernels.mixture import ABSENT, MixtureWeight, mixture_record
 from serve_app.kernels.shapes import ShapeMismatch, check_batch, check_decoder, check_plane
 
 PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attention", "head")
 _NORM, _LINEAR = "Pd", LINEAR
-_LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qdd")
+_LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qddPP")
 _MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
 _STEP = struct.Struct("19P11q")
 _REASONS = {
@@ -39,7 +40,9 @@ _REASONS = {
 
 @dataclass(slots=True, frozen=True)
 class DecoderShape:
-    """Sizes of a decoder: ``inner`` is the MLP's width, ``rotary_dim`` the part of a head that is rotated."""
+    """Sizes of a decoder: ``inner`` is the MLP's width (0 where every layer has experts), ``rotary_dim`` the part of a
+    head that is rotated.
+    """
 
     vocab: int
     hidden: int
@@ -96,7 +99,9 @@ class NormWeight:
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """One layer's weights. ``gate_up`` has exactly two parts; ``window`` 0 and ``softcap`` 0.0 mean none."""
+    """One layer's weights. ``gate_up`` has exactly two parts; ``window`` 0 and ``softcap`` 0.0 mean none. A layer has
+    ``gate_up`` and ``down``, or a ``mixture``. ``sinks`` [q_heads]: logits that take a share of the attention.
+    """
 
     input_norm: NormWeight
     qkv: LinearWeight
@@ -104,11 +109,17 @@ class DecoderLayer:
     k_norm: NormWeight | None
     o: LinearWeight
     post_norm: NormWeight
-    gate_up: LinearWeight
-    down: LinearWeight
+    gate_up: LinearWeight | None
+    down: LinearWeight | None
     window: int
     scale: float
     softcap: float
+    mixture: MixtureWeight | None = None
+    sinks: Tensor | None = None
+
+    def linears(self) -> list[LinearWeight]:
+        """Those of its products, in their order; of a mixture none."""
+        return [w for w in (self.qkv, self.o, self.gate_up, self.down) if w is not None]
 
 
 def decoder_library(*, quantized: bool = False) -> native.Library | None:
@@ -128,7 +139,7 @@ def _places(layers: list[DecoderLayer], head: LinearWeight, places: int) -> Plac
 
     linears = []
     for layer in layers:
-        for weight in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        for weight in layer.linears():
             paired = weight is layer.gate_up
             rows = weight.out_features
             linears.append(layout(weight, paired_order(rows // 2) if paired else plain_order(rows)))
@@ -167,7 +178,8 @@ class Decoder:
         self._layers = len(layers)
         self._checked: Any = None  # the cache that was seen to have this decoder's shape
         self.shape = shape
-        linears = [w for layer in layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        linears = [w for layer in layers for w in layer.linears()]
+        linears += [w for layer in layers if layer.mixture is not None for w in layer.mixture.linears()]
         most = sum(w.packed_bytes for w in [*linears, head])
         self.plain_bytes = most
         self.adapters = _places(layers, head, places) if places else None
@@ -260,12 +272,17 @@ class Decoder:
             *self._norm(layer.k_norm),
             *self._linear(layer.o),
             *self._norm(layer.post_norm),
-            *self._linear(layer.gate_up, paired=True),
-            *self._linear(layer.down),
+            *(ABSENT if layer.gate_up is None else self._linear(layer.gate_up, paired=True)),
+            *(ABSENT if layer.down is None else self._linear(layer.down)),
             layer.window,
             layer.scale,
             layer.softcap,
+            0 if layer.mixture is None else self._hold(self._mixture(layer.mixture)),
+            0 if layer.sinks is None else self._store.hold(layer.sinks.detach().float().contiguous()),
         )
+
+    def _mixture(self, mixture: MixtureWeight) -> bytes:
+        return mixture_record(mixture, self._linear, self._hold)
 
     def _norm(self, norm: NormWeight | None) -> tuple[int, float]:
         if norm is None:

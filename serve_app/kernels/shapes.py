@@ -15,6 +15,7 @@ from serve_app.kernels.batch import BLOCK, AttentionBatch
 
 if TYPE_CHECKING:
     from serve_app.kernels.decoder import DecoderLayer, DecoderShape, LinearWeight, NormWeight
+    from serve_app.kernels.mixture import MixtureWeight
 
 
 class ShapeMismatch(ValueError):
@@ -62,7 +63,14 @@ def check_decoder(
             ("gate_up", layer.gate_up, (2 * shape.inner, shape.hidden)),
             ("down", layer.down, (shape.hidden, shape.inner)),
         ):
-            _check_linear(f"layer {index}'s {name}", linear, wanted)
+            if linear is not None:
+                _check_linear(f"layer {index}'s {name}", linear, wanted)
+        if layer.mixture is not None:
+            check_mixture(f"layer {index}", layer.mixture, shape.hidden)
+        elif layer.gate_up is None or layer.down is None:
+            raise ShapeMismatch(f"layer {index} has neither an MLP nor experts")
+        if layer.sinks is not None:
+            _equal(f"layer {index}'s sinks", layer.sinks.shape, (shape.q_heads,))
         for name, norm, width in (
             ("input norm", layer.input_norm, shape.hidden),
             ("post norm", layer.post_norm, shape.hidden),
@@ -73,6 +81,17 @@ def check_decoder(
                 _equal(f"layer {index}'s {name}", norm.weight.shape, (width,))
     _equal("the final norm", final_norm.weight.shape, (shape.hidden,))
     _check_linear("the head", head, (shape.vocab, shape.hidden))
+
+
+def check_mixture(name: str, weight: MixtureWeight, hidden: int) -> None:
+    """Compares every weight of a layer's experts with the others."""
+    experts, inner = weight.router.out_features, weight.inner
+    if len(weight.gate_up) != experts or len(weight.down) != experts:
+        raise ShapeMismatch(f"{name} routes to {experts} experts and has {len(weight.gate_up)} and {len(weight.down)}")
+    _check_linear(f"{name}'s router", weight.router, (experts, hidden))
+    for index, (gate_up, down) in enumerate(zip(weight.gate_up, weight.down, strict=True)):
+        _check_linear(f"{name}'s expert {index}, gate and up", gate_up, (2 * inner, hidden))
+        _check_linear(f"{name}'s expert {index}, down", down, (hidden, inner))
 
 
 def _check_linear(name: str, weight: LinearWeight, wanted: tuple[int, int]) -> None:

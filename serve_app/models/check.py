@@ -158,7 +158,8 @@ class Truth:
 
 
 def _fused_difference(module: Any, prepared: Prepared, shape: KVShape, truth: Truth, sizes: Sizes) -> str:
-    from serve_app.models.fused_decoder import FusedForward, NotStandard, read_model
+    from serve_app.models.decoder_parts import NotStandard, read_model
+    from serve_app.models.fused_decoder import FusedForward
     from serve_app.models.optimise import probe
 
     model: Any = Small(module, shape, prepared.forward, prepared.vocab_size)

@@ -25,7 +25,7 @@ from serve_app.models.linears import Plug, plugged
 
 if TYPE_CHECKING:
     from serve_app.engine.step import Batch
-    from serve_app.models.fused_decoder import DecoderParts
+    from serve_app.models.decoder_parts import DecoderParts
 
 # (weight [n, k], bias [n] or None) -> what computes with them
 MakeLinear = Callable[[Tensor, Tensor | None], Linear]
@@ -128,6 +128,8 @@ def _layer(layer: DecoderLayer, make: Callable[[LinearWeight], Linear]) -> Devic
     def norm(found: NormWeight | None) -> tuple[Tensor, float] | None:
         return None if found is None else (found.weight, found.eps)
 
+    if layer.gate_up is None or layer.down is None:
+        raise ValueError("experts are not part of this pass; keep the model's own")
     return DeviceLayer(
         input_norm=layer.input_norm,
         qkv=make(layer.qkv),

@@ -24,9 +24,10 @@ from torch import Tensor
 from serve_app.engine.kv_cache import LayerShape
 from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.kernels.linear.fused import FusedLinear
+from serve_app.models.decoder_parts import rotary_tables
 from serve_app.models.eagle_config import HeadConfig, read_head_config
 from serve_app.models.folder import UnsupportedModel, require_safetensors
-from serve_app.models.fused_decoder import rms_norm, rotary_tables, rotate
+from serve_app.models.fused_decoder import rms_norm, rotate
 from serve_app.models.load import CausalModel
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.kernels.decoder import (
     Decoder,
     DecoderLayer,
-    DecoderShape,
     LinearWeight,
     NormWeight,
     decoder_library,
@@ -31,83 +30,12 @@ from serve_app.kernels.decoder import (
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.fused import FusedLinear, tail_rows
 from serve_app.kernels.reference.operators import swiglu
-from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
+from serve_app.models.decoder_parts import DecoderParts, NotStandard
 from serve_app.models.linears import Plug, chained, place_of, plugged
-from serve_app.models.quantization import codes_of
 
 if TYPE_CHECKING:
     from serve_app.engine.step import Batch
-    from serve_app.models.load import CausalModel
-
-# Tables of these depend on the position alone; others (dynamic, longrope) on the length of the text.
-_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
-_TOP = {"model", "lm_head"}
-_BASE = {"embed_tokens", "layers", "norm", "rotary_emb"}
-_LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "resid_attn_dropout", "resid_mlp_dropout"}
-_ATTENTION = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"}
-_MLP = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
-
-
-class NotStandard(ValueError):
-    """The model is not built like Llama; the text names the first part that differs."""
-
-
-@dataclass(slots=True)
-class DecoderParts:
-    """What a standard decoder consists of. ``linears`` are the modules whose weights a packed copy replaces."""
-
-    shape: DecoderShape
-    embedding: Tensor
-    layers: list[DecoderLayer]
-    final_norm: NormWeight
-    head: LinearWeight
-    rotary: Callable[[int], tuple[Tensor, Tensor]]
-    linears: list[nn.Linear]
-
-    @property
-    def quantized(self) -> bool:
-        return any(w.quantized for layer in self.layers for w in (layer.qkv, layer.o, layer.gate_up, layer.down))
-
-
-def read_model(model: CausalModel, probe: Callable[[], Any]) -> DecoderParts:
-    """Reads a loaded model's modules; ``probe()`` runs its own forward once. Raises :class:`NotStandard`."""
-    top = model.module
-    _only(top, _TOP)
-    base: Any = top.model
-    _only(base, _BASE)
-    if type(base.embed_tokens) is not nn.Embedding:
-        raise NotStandard(f"embed_tokens is a {type(base.embed_tokens).__name__}")
-    calls = _attention_calls(probe)
-    names = {module: name for name, module in top.named_modules()}
-    layers = [_read_layer(layer, calls.get(i), names) for i, layer in enumerate(base.layers)]
-    head = _linear(names, top.lm_head)
-    rotary = rotary_tables(base.rotary_emb, base.embed_tokens.weight)
-    first, shape = layers[0], model.kv_shape.same
-    if shape is None:
-        raise NotStandard("layers differ in K/V heads or head size")
-    rotary_dim = 2 * rotary(1)[0].shape[1]
-    if rotary_dim > shape.head_dim:
-        raise NotStandard("the rotary table is wider than a head")
-    sizes = DecoderShape(
-        vocab=head.out_features,
-        hidden=base.embed_tokens.weight.shape[1],
-        inner=first.gate_up.out_features // 2,
-        q_heads=first.o.parts[0].shape[1] // shape.head_dim,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        rotary_dim=rotary_dim,
-    )
-    _one_size(sizes, layers, head)
-    return DecoderParts(
-        shape=sizes,
-        embedding=base.embed_tokens.weight.detach(),
-        layers=layers,
-        final_norm=_norm(base.norm),
-        head=head,
-        rotary=rotary,
-        linears=[m for m in top.modules() if isinstance(m, nn.Linear)],
-    )
 
 
 def build_forward(
@@ -117,7 +45,9 @@ def build_forward(
     from Python, so that with ``plug`` the pass is torch's; adapters of ``bank`` are part of the C++ pass.
     """
     library = decoder_library(quantized=parts.quantized) if plug is None else None
-    if library is not None and parts.embedding.dtype == torch.bfloat16 and parts.shape.obstacle() is None:
+    if parts.mixtures and (plug is not None or bank is not None):
+        raise NotStandard("experts with adapters run on transformers' forward")
+    if library is not None and parts.embedding.dtype == torch.bfloat16 and parts.obstacle() is None:
         decoder = Decoder(
             library, parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head, parts.rotary,
             places=0 if bank is None else bank.places,
@@ -133,15 +63,21 @@ def build_forward(
 
 def _all_linears(parts: DecoderParts) -> list[LinearWeight]:
     """In the order of the C++ pass."""
-    layers = (weight for layer in parts.layers for weight in (layer.qkv, layer.o, layer.gate_up, layer.down))
-    return [*layers, parts.head]
+    return [*(weight for layer in parts.layers for weight in layer.linears()), parts.head]
 
 
-def free_weights(parts: DecoderParts) -> None:
-    """Drops the modules' own weights once a packed copy serves; the modules can't run afterwards."""
+def free_weights(parts: DecoderParts, *, experts: bool) -> None:
+    """Drops the modules' own weights once a packed copy serves, those of ``experts`` as well; the modules can't run
+    afterwards.
+    """
     parts.layers.clear()
     parts.head.parts.clear()
     parts.head.quantized.clear()
+    for block in parts.blocks.values() if experts else ():
+        for module in block.modules():
+            for name in [name for name, _ in module.named_parameters(recurse=False)]:
+                setattr(module, name, None)
+    parts.blocks.clear()
     for linear in parts.linears:
         linear.weight = None  # type: ignore[assignment]
         linear.quantized = None  # type: ignore[assignment]
@@ -153,12 +89,13 @@ class FusedForward:
     def __init__(self, parts: DecoderParts, plug: Plug | None = None) -> None:
         self.shape, self.embedding, self.final_norm = parts.shape, parts.embedding, parts.final_norm
         self.rotary, self.positions = parts.rotary, 0
+        self.blocks = dict(parts.blocks)
         self.layers = [(layer, _linears(layer, plug)) for layer in parts.layers]
         self.head = _plugged(plug, parts.head)
 
     def weights(self) -> list[Tensor]:
         """Those of its linears, as they lie in memory."""
-        linears = [linear for _, own in self.layers for linear in (own.qkv, own.o, *own.halves, own.down)]
+        linears = [linear for _, own in self.layers for linear in (own.qkv, own.o, *own.halves)]
         return [linear.weight for linear in (*linears, self.head) if isinstance(linear, FusedLinear)]
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -188,9 +125,14 @@ class FusedForward:
                 scale=layer.scale,
                 window=layer.window or None,
                 softcap=layer.softcap or None,
+                sinks=layer.sinks,
             )
             x = linears.o.plus(_padded(heads.view(tokens, -1), tail), x, batch)
-            x = linears.down.plus(linears.gated(rms_norm(x, layer.post_norm), batch), x, batch)
+            normed = rms_norm(x, layer.post_norm)
+            if linears.down is None:
+                x = x + _block(self.blocks[index], normed)
+            else:
+                x = linears.down.plus(linears.gated(normed, batch), x, batch)
         if batch.capture is not None:
             batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
         return self.head(rms_norm(x[batch.sample_rows], self.final_norm), batch, batch.sample_rows)
@@ -201,6 +143,12 @@ class FusedForward:
             dtype = self.embedding.dtype
             self.cos, self.sin = (t.to(dtype) for t in self.rotary(self.positions))
         return self.cos[batch.positions].unsqueeze(1), self.sin[batch.positions].unsqueeze(1)
+
+
+def _block(module: Any, x: Tensor) -> Tensor:
+    """Rows [T, H] through a mixture's own module; some give the routers' weights as well."""
+    found = module(x[None])
+    return (found[0] if isinstance(found, tuple) else found)[0]
 
 
 def _padded(rows: Tensor, tail: int) -> Tensor:
@@ -225,16 +173,20 @@ def _fused(weight: LinearWeight) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(slots=True)
 class LayerLinears:
-    """The linears of one layer; ``gated`` is the MLP up to its down projection, ``silu(gate) * up``."""
+    """The linears of one layer; ``gated`` is the MLP up to its down projection, ``silu(gate) * up``. A mixture has
+    neither.
+    """
 
     qkv: Linear
     o: Linear
     gated: Callable[[Tensor, Batch], Tensor]
-    halves: tuple[Linear, ...]  # what ``gated`` calls
-    down: Linear
+    halves: tuple[Linear, ...]  # what ``gated`` calls, and ``down``
+    down: Linear | None
 
 
 def _linears(layer: DecoderLayer, plug: Plug | None) -> LayerLinears:
+    if layer.gate_up is None or layer.down is None:
+        return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), lambda x, batch: x, (), None)
     if len(layer.gate_up.names) == 1 and plug is not None:  # what is plugged into one module computes all of it
         joined = _plugged(plug, layer.gate_up)
         halves: tuple[Linear, ...] = (joined,)
@@ -247,7 +199,8 @@ def _linears(layer: DecoderLayer, plug: Plug | None) -> LayerLinears:
         def gated(x: Tensor, batch: Batch) -> Tensor:
             return up.times(x, gate.swish(x, batch), batch)
 
-    return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), gated, halves, _plugged(plug, layer.down))
+    down = _plugged(plug, layer.down)
+    return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), gated, (*halves, down), down)
 
 
 def _plugged(plug: Plug | None, weight: LinearWeight) -> Linear:
@@ -260,116 +213,3 @@ def _split(weight: LinearWeight) -> list[LinearWeight]:
     biases = [[half] for half in bias.chunk(2)] if bias is not None else [[], []]
     names = [(name,) for name in weight.names] if len(weight.names) == 2 else [(), ()]
     return [LinearWeight([w], b, [], n) for w, b, n in zip(joined.chunk(2), biases, names, strict=True)]
-
-
-def _one_size(sizes: DecoderShape, layers: list[DecoderLayer], head: LinearWeight) -> None:
-    """Compiled code steps through all layers with the same sizes: each weight must have them."""
-    hidden, inner, heads = sizes.hidden, sizes.inner, sizes.q_heads * sizes.head_dim
-    outputs = heads + 2 * sizes.kv_heads * sizes.head_dim
-    for index, layer in enumerate(layers):
-        wanted = [(layer.qkv, outputs, hidden), (layer.o, hidden, heads), (layer.gate_up, 2 * inner, hidden)]
-        for weight, rows, columns in [*wanted, (layer.down, hidden, inner), (head, sizes.vocab, hidden)]:
-            if weight.out_features != rows or any(part.shape[1] != columns for part in weight.parts):
-                raise NotStandard(f"layer {index} has projections of other sizes")
-
-
-def _only(module: nn.Module, known: set[str]) -> None:
-    unknown = {name for name, _ in module.named_children()} - known
-    own = {name for name, _ in module.named_parameters(recurse=False)}
-    if unknown or own:
-        raise NotStandard(f"{type(module).__name__} has {', '.join(sorted(unknown | own))}")
-
-
-def _read_layer(layer: Any, call: dict[str, Any] | None, known: dict[Any, str]) -> DecoderLayer:
-    _only(layer, _LAYER)
-    attn, mlp = layer.self_attn, layer.mlp
-    _only(attn, _ATTENTION)
-    _only(mlp, _MLP)
-    if call is None or call.get("s_aux") is not None:
-        raise NotStandard("attention has sinks or was not called")
-    activation = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
-    x = torch.linspace(-4, 4, 64)
-    if activation is None or not torch.allclose(activation(x), F.silu(x), atol=1e-6):
-        raise NotStandard("the MLP's activation is not SiLU")
-    names = ("qkv_proj",) if hasattr(attn, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
-    halves = ("gate_up_proj",) if hasattr(mlp, "gate_up_proj") else ("gate_proj", "up_proj")
-    return DecoderLayer(
-        input_norm=_norm(layer.input_layernorm),
-        qkv=_linear(known, *(_child(attn, name) for name in names)),
-        q_norm=_norm(attn.q_norm) if hasattr(attn, "q_norm") else None,
-        k_norm=_norm(attn.k_norm) if hasattr(attn, "k_norm") else None,
-        o=_linear(known, _child(attn, "o_proj")),
-        post_norm=_norm(_child(layer, "post_attention_layernorm")),
-        gate_up=_linear(known, *(_child(mlp, name) for name in halves)),
-        down=_linear(known, _child(mlp, "down_proj")),
-        window=int(call.get("sliding_window") or 0),
-        scale=float(call.get("scaling") or attn.head_dim**-0.5),
-        softcap=float(call.get("softcap") or 0.0),
-    )
-
-
-def _child(module: nn.Module, name: str) -> Any:
-    if not hasattr(module, name):
-        raise NotStandard(f"{type(module).__name__} has no {name}")
-    return getattr(module, name)
-
-
-def _linear(names: dict[Any, str], *modules: Any) -> LinearWeight:
-    for module in modules:
-        if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
-            raise NotStandard(f"a projection is a {type(module).__name__} or has hooks")
-    biases = [m.bias.detach() for m in modules if m.bias is not None]
-    if biases and len(biases) != len(modules):
-        raise NotStandard("only some of the fused projections have a bias")
-    codes = [found for m in modules for found in codes_of(m)]
-    same = len(codes) == len(modules) and len({c.bits for c in codes}) == 1
-    return LinearWeight(
-        [m.weight.detach() for m in modules], biases, codes if same else [], tuple(names[m] for m in modules)
-    )
-
-
-def _norm(module: Any) -> NormWeight:
-    eps = next((getattr(module, n) for n in ("variance_epsilon", "eps", "epsilon") if hasattr(module, n)), None)
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
-        raise NotStandard(f"{type(module).__name__} is not an RMS norm")
-    x = torch.linspace(-2, 3, len(weight), device=weight.device).to(weight.dtype)
-    if not torch.allclose(module(x), F.rms_norm(x, (len(weight),), weight, eps), rtol=0.02, atol=1e-3):
-        raise NotStandard(f"{type(module).__name__} computes something else than an RMS norm")
-    return NormWeight(weight.detach(), eps)
-
-
-def rotary_tables(module: Any, like: Tensor) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """The first halves of the model's own cos and sin tables, in the precision the model uses, as float32."""
-    if getattr(module, "rope_type", None) not in _ROPE_TYPES:
-        raise NotStandard(f"rotary embedding of type {getattr(module, 'rope_type', None)}")
-
-    @torch.inference_mode()
-    def tables(positions: int) -> tuple[Tensor, Tensor]:
-        where = torch.arange(positions, device=like.device)
-        cos, sin = (t[0].float() for t in module(like[:1].unsqueeze(0), where.unsqueeze(0)))
-        half = cos.shape[1] // 2
-        if not torch.equal(cos[:, :half], cos[:, half:]):
-            raise NotStandard("the rotary table is interleaved")
-        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
-
-    return tables
-
-
-def _attention_calls(probe: Callable[[], Any]) -> dict[int, dict[str, Any]]:
-    """What the model hands to attention in each layer beside the tensors."""
-    from transformers import AttentionInterface
-
-    calls: dict[int, dict[str, Any]] = {}
-    original = attention.paged_attention_forward
-
-    def recording(module: Any, *args: Any, **kwargs: Any) -> Any:
-        calls[module.layer_idx] = kwargs
-        return original(module, *args, **kwargs)
-
-    AttentionInterface.register(attention.NAME, recording)
-    try:
-        probe()
-    finally:
-        AttentionInterface.register(attention.NAME, original)
-    return calls

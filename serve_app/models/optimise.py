@@ -12,9 +12,10 @@ from torch import Tensor
 from serve_app.engine.request import Request
 from serve_app.engine.runner import Forward
 from serve_app.engine.step import Scheduled, build_batch
-from serve_app.models import device, fused_decoder
+from serve_app.models import decoder_parts, device, fused_decoder
 from serve_app.models.adapters import bank_plug
 from serve_app.models.check import difference
+from serve_app.models.experts import pack_experts
 from serve_app.models.linears import Plug, chained
 from serve_app.sampling_params import SamplingParams
 
@@ -64,26 +65,33 @@ def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Pl
 def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool, plug: Plug | None) -> dict[str, Any]:
     """The generic layer where the model is built like it and its results agree."""
     try:
-        parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
-    except fused_decoder.NotStandard as reason:
+        parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
+    except decoder_parts.NotStandard as reason:
         return {"transformers_forward": f"kept: {reason}"}
     except (AttributeError, TypeError, RuntimeError) as failure:
         return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
+    packed = False
     try:
         # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
         if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
+            if not parts.plain:
+                return {"transformers_forward": "kept: the fused layers there know neither experts nor sinks"}
             every = chained(plug, bank_plug(model.adapters))
             forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=every)
         else:
             forward, name = fused_decoder.build_forward(parts, plug, model.adapters)
+        packed = not isinstance(forward, fused_decoder.FusedForward)
+        if parts.mixtures and not packed:
+            pack_experts(model.module)
         error = difference(probe(model, forward), expected)
     except Exception as failure:  # those of kernels and compilers have no base in common
         log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)
         return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
-    if not error <= (allowed_quantized(len(model.kv_shape.layers)) if parts.quantized or fp8 else ALLOWED[model.dtype]):
+    allowed = allowed_quantized(len(model.kv_shape.layers)) if parts.quantized or fp8 else ALLOWED[model.dtype]
+    if not error <= (ALLOWED_MIXTURE if parts.mixtures and model.dtype != torch.float32 else allowed):
         log.warning("the %s differs from the model's own by %.2g and is not used", name, error)
         return {"transformers_forward": f"kept: the {name} differs by {error:.2g}"}
-    fused_decoder.free_weights(parts)
+    fused_decoder.free_weights(parts, experts=packed)
     model.forward = forward
     return {"fused_decoder": name, "relative_error": error}
 
@@ -97,7 +105,6 @@ def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
     from serve_app.kernels.linear.packed import linear_bytes, pack_linears
     from serve_app.kernels.linear.panels import PanelStore, panel_library
     from serve_app.kernels.norm import replace_rms_norms
-    from serve_app.models.experts import pack_experts
 
     library = panel_library() if model.dtype == torch.bfloat16 else None
     store = PanelStore(library, linear_bytes(model.module)) if library is not None else None

@@ -15,6 +15,11 @@ COMPACT_BYTES = 1.5 + 4 / (16 * PANEL) + 4 / 3000
 GROUP = 64
 _QUANTIZED = {"int8": 1 + 2 / GROUP, "int4": 0.5 + 4 / GROUP}
 _LINEARS = ("experts", "shared experts", "latent projections", "head", "attention", "mlp", "routers")
+# Models whose linears stay in the bits they are rounded to: those of the fused pass. Others hold the rounded values.
+FUSED = {
+    "cwm", "granite", "llama", "ministral", "mistral", "mistral3", "phi3", "qwen2", "qwen3", "seed_oss", "mixtral",
+    "qwen3_moe", "gpt_oss",
+}  # fmt: skip
 _ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -25,6 +30,7 @@ class Held:
     dtype: str = "bfloat16"
     quantization: str = "none"
     panels: bool = True
+    model_type: str = ""
 
 
 def panels_here() -> bool:
@@ -38,7 +44,9 @@ def as_held(tensors: Iterable[Tensor], held: Held) -> list[Tensor]:
     """``tensors`` with the bytes that they take once loaded. A head that is tied to the embedding is packed beside
     it.
     """
-    dtype, quantization, panels = held.dtype, held.quantization, held.panels
+    dtype, panels = held.dtype, held.panels
+    fused = panels and dtype == "bfloat16" and held.model_type in FUSED
+    quantization = held.quantization if fused else "none"
     found = list(tensors)
     if not any(tensor.role == "head" for tensor in found):
         found += [replace(t, name="lm_head.weight") for t in found if t.role == "embedding"]

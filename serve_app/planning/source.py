@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def plan_model(
         except ValueError as error:
             raise NoTensors(str(error)) from error
     if held is not None:
-        tensors = as_held(tensors, held)
+        tensors = as_held(tensors, replace(held, model_type=full.get_text_config().model_type))
     return build(name, full, tensors, layer_caches(full, item, latent=latent))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import CHECKPOINTS
 from benchmarks.checks import Checks
-from benchmarks.engine import checkpoint, encoder, engine, kernels, perplexity, structured
+from benchmarks.engine import checkpoint, encoder, engine, kernels, moe, perplexity, structured
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import BUILT_IN, load_record
 from serve_app.catalog.weights import resolve
@@ -137,3 +137,10 @@ def test_what_obeys_a_schema():
     assert structured.obeys('{"name": "a", "score": 1.5}', schema)
     for wrong in ('{"name": "a"}', '{"name": "a", "score": "b"}', '{"name": "a", "sc'):
         assert not structured.obeys(wrong, schema)
+
+
+def test_mixtures(tmp_path, capsys):
+    few = ["--sizes", "tiny", "--batch", "2", "--rounds", "1", "--new", "4", "--threads", "1", "--json"]
+    assert moe.main([*few, "--work", str(tmp_path)]) == 0
+    assert figures(capsys)["tiny"]["workloads"]["batch 2"]["tokens_per_s"]["ours"] > 0
+    assert torch.get_default_dtype() == torch.float32

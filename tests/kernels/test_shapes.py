@@ -13,7 +13,7 @@ from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.kernels.decoder import Decoder, decoder_library
 from serve_app.kernels.library.selftest import random_batch
 from serve_app.kernels.shapes import ShapeMismatch, check_decoder
-from serve_app.models import fused_decoder
+from serve_app.models import decoder_parts
 from serve_app.models.optimise import probe
 from tests import tiny
 
@@ -67,7 +67,7 @@ def model(tmp_path_factory):
 
 
 def parts_of(model):
-    return fused_decoder.read_model(model, lambda: probe(model, model.forward))
+    return decoder_parts.read_model(model, lambda: probe(model, model.forward))
 
 
 @pytest.mark.parametrize(

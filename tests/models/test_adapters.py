@@ -11,7 +11,7 @@ from serve_app.engine.request import Request
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.linear.panels import panel_library
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import fused_decoder
+from serve_app.models import decoder_parts
 from serve_app.models.device import DeviceForward
 from serve_app.models.optimise import difference, probe
 from serve_app.sampling_params import SamplingParams
@@ -190,7 +190,7 @@ def test_the_layers_for_gpus_have_places(path):
     bank = other.adapters
     bank.reset()
     plain = tiny.load(path)
-    parts = fused_decoder.read_model(plain, lambda: probe(plain, plain.forward))
+    parts = decoder_parts.read_model(plain, lambda: probe(plain, plain.forward))
     forward = DeviceForward(parts, TORCH, 256, plug=bank.plug)
     fill(other)
     for place, truth in enumerate(wanted, start=1):

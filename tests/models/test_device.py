@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import fused_decoder
+from serve_app.models import decoder_parts, fused_decoder
 from serve_app.models.device import DeviceForward
 from serve_app.models.optimise import difference, probe
 from tests import tiny
@@ -20,7 +20,7 @@ STANDARD = ["llama", "qwen2", "qwen3", "mistral", "phi3"]
 
 def build(path, **options) -> tuple:
     model = tiny.load(path, **options)
-    parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
     return model, DeviceForward(parts, TORCH, model.max_model_len)
 
 
@@ -61,7 +61,7 @@ def test_hidden_states_are_handed_out(tmp_path):
     from serve_app.sampling_params import SamplingParams
 
     model, forward = build(tiny.write_checkpoint(tmp_path, "qwen3"))
-    other = FusedForward(fused_decoder.read_model(model, lambda: probe(model, model.forward)))
+    other = FusedForward(decoder_parts.read_model(model, lambda: probe(model, model.forward)))
     states = []
     for run in (forward, other):
         request = Request("x", [5, 6, 7], 3, SamplingParams(), root=b"", blocks=[1])

@@ -9,7 +9,7 @@ import torch
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM
 
 from serve_app.kernels.decoder import decoder_library
-from serve_app.models import fused_decoder
+from serve_app.models import decoder_parts
 from serve_app.models.optimise import difference, probe
 from tests import tiny
 from tests.variants import some
@@ -74,11 +74,16 @@ def test_cpp_pass_is_as_close_to_float32_as_transformers(family, tmp_path):
     assert error < 1.3 * difference(probe(own, own.forward), truth)
 
 
+RUNS = [("qwen3", 1), ("qwen3", 2), ("qwen3_moe", 2), ("qwen3", 3), ("gpt_oss", 3)]
+
+
 @needs_bf16_dot
-@pytest.mark.parametrize("threads", some([1, 2, 3], 1, 3))
-def test_cpp_pass_in_an_engine(threads, tmp_path):
+@pytest.mark.parametrize("run", some(RUNS, ("qwen3", 1), ("gpt_oss", 3)), ids=str)
+def test_cpp_pass_in_an_engine(run, tmp_path):
     """Chunks, mixed batches and any number of threads give what one request alone gives, up to bfloat16's ties."""
-    path = tiny.write_checkpoint(tmp_path, "qwen3", **WIDE)
+    family, threads = run
+    more = {"qwen3_moe": {"moe_intermediate_size": 96}}.get(family, {})
+    path = tiny.write_checkpoint(tmp_path, family, **WIDE | more)
     model = tiny.load(path, dtype="bfloat16", optimise=True)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -96,6 +101,86 @@ def test_cpp_pass_in_an_engine(threads, tmp_path):
         torch.set_num_threads(before)
     same = sum(together[i][:8] == alone[i][:8] for i in alone)
     assert same >= 10, (together, alone)
+
+
+MIXTURES = {
+    "mixtral": {},
+    "qwen3_moe": {"moe_intermediate_size": 96},
+    "qwen3_moe, some layers dense": {"moe_intermediate_size": 96, "mlp_only_layers": [1]},
+    "qwen3_moe, weights of all": {"moe_intermediate_size": 96, "norm_topk_prob": False, "num_experts": 70},
+    "gpt_oss": {},
+}
+
+
+@pytest.mark.parametrize("case", some(list(MIXTURES), "gpt_oss"))
+def test_float32_tokens_of_mixtures_equal_generate(case, tmp_path):
+    path = tiny.write_checkpoint(tmp_path, case.partition(",")[0], **WIDE | MIXTURES[case])
+    model = tiny.load(path, optimise=True)
+    assert model.report["fused_decoder"] == "fused torch decoder"
+    reference = tiny.load_reference(path)
+    engine = tiny.make_engine(model, num_blocks=200, max_batch_tokens=64)
+    for index, prompt in enumerate(prompts(3)):
+        engine.add(tiny.make_request(str(index), prompt, max_tokens=6))
+    outputs = tiny.run_all(engine)
+    for index, prompt in enumerate(prompts(3)):
+        assert outputs[str(index)] == tiny.reference_tokens(reference, prompt, 6)
+
+
+PACKED = [(case, compact) for case in MIXTURES for compact in (False, True)]
+
+
+@needs_bf16_dot
+@pytest.mark.parametrize("packed", some(PACKED, ("mixtral", True), ("gpt_oss", False)), ids=str)
+def test_experts_in_the_cpp_pass_are_as_close_to_float32_as_transformers(packed, tmp_path, monkeypatch):
+    """With weights in 16 and in 12 bits, for few rows and for many."""
+    case, compact = packed
+    monkeypatch.setattr("serve_app.kernels.linear.panels.COMPACT_ABOVE_BYTES", 0 if compact else 1 << 40)
+    path = tiny.write_checkpoint(tmp_path, case.partition(",")[0], **WIDE | MIXTURES[case])
+    exact = tiny.load(path, dtype="float32")
+    own = tiny.load(path, dtype="bfloat16")
+    fast = tiny.load(path, dtype="bfloat16", optimise=True)
+    assert fast.report["fused_decoder"].startswith("C++ decoder")
+    assert ("as if they were" in fast.report["fused_decoder"]) == compact
+    truth = probe(exact, exact.forward)
+    error = difference(probe(fast, fast.forward), truth)
+    assert error < 1.3 * difference(probe(own, own.forward), truth)
+
+
+@needs_bf16_dot
+@pytest.mark.parametrize("rows", [8, 40])
+def test_a_row_s_experts_do_not_depend_on_its_batch(rows, tmp_path):
+    """Its logits are equal to the last bit, alone and beside others."""
+    from serve_app.engine.request import Request
+    from serve_app.engine.step import Scheduled, build_batch
+    from serve_app.sampling_params import SamplingParams
+
+    path = tiny.write_checkpoint(tmp_path, "qwen3_moe", **WIDE, moe_intermediate_size=96)
+    model = tiny.load(path, dtype="bfloat16", optimise=True)
+    kv = model.kv_shape.allocate(rows + 1, "cpu")
+
+    def logits(tokens):
+        requests = [Request(str(i), [t], 1, SamplingParams(), b"", blocks=[i + 1]) for i, t in enumerate(tokens)]
+        return model.forward(build_batch([Scheduled(r, 0, 1, 1) for r in requests], kv))
+
+    tokens = [7 * i % 250 + 3 for i in range(rows)]
+    together = logits(tokens)
+    for index in range(0, rows, 3):
+        assert torch.equal(together[index], logits([tokens[index]])[0])
+
+
+@needs_bf16_dot
+def test_logits_that_are_not_numbers_choose_experts_all_the_same(tmp_path):
+    path = tiny.write_checkpoint(tmp_path, "qwen3_moe", **WIDE, moe_intermediate_size=96)
+    model = tiny.load(path, dtype="bfloat16", optimise=True)
+    model.forward._keep[0].fill_(float("nan"))  # the embedding
+    assert probe(model, model.forward).isnan().all()
+
+
+@needs_bf16_dot
+def test_experts_of_odd_sizes_keep_torchs_pass(tmp_path):
+    path = tiny.write_checkpoint(tmp_path, "qwen3_moe", **WIDE, moe_intermediate_size=40)
+    model = tiny.load(path, dtype="bfloat16", optimise=True)
+    assert model.report["fused_decoder"] == "fused torch decoder"
 
 
 @needs_bf16_dot
@@ -148,5 +233,5 @@ def test_a_missing_part_is_named(tmp_path):
     model = tiny.load(tiny.write_checkpoint(tmp_path, "llama"))
     del model.module.model.layers[1].post_attention_layernorm
     calls = tiny.load(tiny.write_checkpoint(tmp_path / "whole", "llama"))
-    with pytest.raises(fused_decoder.NotStandard, match="has no post_attention_layernorm"):
-        fused_decoder.read_model(model, lambda: probe(calls, calls.forward))
+    with pytest.raises(decoder_parts.NotStandard, match="has no post_attention_layernorm"):
+        decoder_parts.read_model(model, lambda: probe(calls, calls.forward))

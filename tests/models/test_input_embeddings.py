@@ -11,7 +11,7 @@ from serve_app.engine.request import EmbeddedSpan
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.decoder import decoder_library
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import fused_decoder
+from serve_app.models import decoder_parts
 from serve_app.models.device import DeviceForward
 from serve_app.models.optimise import difference, probe
 from tests import tiny
@@ -120,7 +120,7 @@ def test_the_cpp_pass_takes_them(tmp_path):
 
 def test_the_layers_for_gpus_take_them(tmp_path):
     model = tiny.load(tiny.write_checkpoint(tmp_path, "qwen3"))
-    parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
     forward = DeviceForward(parts, TORCH, 256)
     tokens, given = prompt(90), spans(64)
     with torch.inference_mode():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from serve_app.engine.step import Capture
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import fused_decoder
+from serve_app.models import decoder_parts
 from serve_app.models.device import DeviceForward
 from serve_app.models.linears import Place
 from serve_app.models.optimise import difference, probe
@@ -122,7 +122,7 @@ def test_the_layers_for_gpus_ask_for_linears_too(checkpoints):
     if "gemma2" in path.parent.name:
         pytest.skip("not a standard decoder")
     model = tiny.load(path)
-    parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
     forward = DeviceForward(parts, TORCH, 256, plug=adapted(touched))
     whole = tiny.load(folders[2])
 

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "adapters.h"
-#include "gemm.h"
+#include "experts.h"
 #include "model.h"
 #include "norm.h"
 #include "paged_attention.h"
@@ -17,18 +17,7 @@ namespace {
 
 #if HAS_BF16_DOT
 
-inline vfloat rounded(vfloat v) {
-    return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(v)), 16);
-}
-
-inline void put(bf16* to, vfloat v) {
-    const __m256i half = to_bf16(v);
-    std::memcpy(to, &half, sizeof half);
-}
-
 class Step {
-    static constexpr int64_t OWN_ROWS = 8;
-
 public:
     explicit Step(const StepArgs& args) : a(args), m(*args.model), adapters(args) {}
 
@@ -59,6 +48,7 @@ public:
         }
         if (quantized()) prepare_codes(count);
         if (const int error = adapters.prepare()) return error;
+        experts.prepare(m, count);
         claimed = std::make_unique<std::atomic<int>[]>(m.products());
         for (int64_t i = 0; i < m.products(); i++) claimed[i] = 0;
         return prepare_attention();
@@ -118,9 +108,15 @@ public:
             product(self, 4 * i + 1, l.o, heads, count, [&](int row, int column, int width, const float* sums) {
                 add(states + row * m.hidden + column, sums, width);
             });
-            done(LINEARS, l.gate_up);
+            done(LINEARS, l.mixture ? l.mixture->router : l.gate_up);
             from = norm(self, l.post_norm, states, count);
             mark(NORMS);
+            const Linear& following = last ? m.head : m.layers[i + 1].qkv;
+            if (l.mixture) {
+                experts.mix(self, &claimed[4 * i + 2], *l.mixture, from, count, states);
+                done(LINEARS, following);
+                continue;
+            }
             product(self, 4 * i + 2, l.gate_up, from, count, [&](int row, int column, int width, const float* sums) {
                 gate(inner + row * m.inner + column / 2, sums, width / 2);
             });
@@ -128,7 +124,7 @@ public:
             product(self, 4 * i + 3, l.down, inner, count, [&](int row, int column, int width, const float* sums) {
                 add(states + row * m.hidden + column, sums, width);
             });
-            done(LINEARS, last ? m.head : m.layers[i + 1].qkv);
+            done(LINEARS, following);
         }
         from = norm(self, m.final_norm, states, count);
         mark(NORMS);
@@ -198,16 +194,6 @@ private:
         }
     }
 
-    template <class Write, class Beside>
-    static void wide_panel(const Linear& l, int panel, int next, const bf16* from, int64_t count, Write write, Beside&& beside) {
-        if (l.bits == 16)
-            panel_product<PlainPanel>(l, panel, next, from, l.k, (int)count, write, beside);
-        else if (count <= CompactPanel::ROWS)
-            panel_product<CompactPanel>(l, panel, next, from, l.k, (int)count, write, beside);
-        else
-            panel_product<UnpackedPanel>(l, panel, next, from, l.k, (int)count, write, beside);
-    }
-
     // Rows in 8 bits. As with norms, every thread makes its own copy of a few rows.
     Codes quantize(const Member& self, const bf16* from, int64_t count, int64_t k) {
         Codes to{codes, code_scales, code_sums, k};
@@ -243,21 +229,6 @@ private:
         codes = values.data(), code_scales = scales.data(), code_sums = sums.data();
     }
 
-    static void copy(bf16* to, const float* from, int width) {
-        for (int j = 0; j < width; j += LANES) put(to + j, load(from + j));
-    }
-
-    static void add(bf16* to, const float* from, int width) {
-        for (int j = 0; j < width; j += LANES) put(to + j, load(to + j) + rounded(load(from + j)));
-    }
-
-    static void gate(bf16* to, const float* from, int width) {
-        for (int j = 0; j < width; j += LANES) {
-            const vfloat g = rounded(load(from + j)), up = rounded(load(from + PANEL / 2 + j));
-            put(to + j, rounded(g / (1.f + vexp(-g))) * up);
-        }
-    }
-
     // Rotates queries in place, rotates keys into the cache and copies values there (half-split rotary embedding,
     // arXiv 2104.09864 in GPT-NeoX's order).
     void rotate_and_write(const Member& self, int64_t layer) {
@@ -291,7 +262,7 @@ private:
     Args attention_args(int64_t layer) const {
         const Layer& l = m.layers[layer];
         const int64_t plane = a.num_blocks * m.kv_heads * BLOCK * m.head_dim;
-        return Args{qkv, a.kv + 2 * layer * plane, attended, a.query_start, a.seq_lens, a.block_tables, nullptr,
+        return Args{qkv, a.kv + 2 * layer * plane, attended, a.query_start, a.seq_lens, a.block_tables, l.sinks,
                     qkv_width, m.head_dim, a.requests, a.tokens, m.q_heads, m.kv_heads, m.head_dim, a.num_blocks,
                     a.table_stride, l.window, 1, a.threads, l.scale, l.softcap};
     }
@@ -332,6 +303,7 @@ private:
     float* code_scales = nullptr;
     int32_t* code_sums = nullptr;
     Adapters adapters;
+    Experts experts;
     bf16 *x = nullptr, *normed = nullptr, *qkv = nullptr, *attended = nullptr, *inner = nullptr;
     std::unique_ptr<std::atomic<int>[]> claimed;
     std::vector<Attention<bf16>*> plans;

@@ -256,6 +256,18 @@ inline void panel_product(const Linear& l, int number, int next, const bf16* x, 
         }
     }
 }
+
+// The same for weights of 16 or 12 bits.
+template <class Write, class Beside = Nothing>
+inline void wide_panel(const Linear& l, int number, int next, const bf16* x, int64_t rows, Write write,
+                       Beside&& beside = Beside()) {
+    if (l.bits == 16)
+        panel_product<PlainPanel>(l, number, next, x, l.k, (int)rows, write, beside);
+    else if (rows <= CompactPanel::ROWS)
+        panel_product<CompactPanel>(l, number, next, x, l.k, (int)rows, write, beside);
+    else
+        panel_product<UnpackedPanel>(l, number, next, x, l.k, (int)rows, write, beside);
+}
 #endif
 
 }  // namespace

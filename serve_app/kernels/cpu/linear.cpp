@@ -17,7 +17,6 @@ struct LinearArgs {  // mirrored by serve_app/kernels/library/native.py, field b
 #if HAS_BF16_DOT
 
 constexpr int64_t SINGLE_THREAD_BYTES = 96 << 10;  // less is read before another thread has woken up
-constexpr int FEW_ROWS = CompactPanel::ROWS;
 
 // Rows of x by the expert they go to: those of active[i] are [starts[i], starts[i + 1]) of `order`, which names pairs.
 struct Groups {
@@ -63,16 +62,6 @@ inline void write_row(bf16* to, const float* sums, int width) {
     std::memcpy(to + j, &half, (width - j) * sizeof(bf16));
 }
 
-template <class Write>
-inline void any_panel(const Linear& l, int panel, int next, const bf16* x, int rows, Write write) {
-    if (l.bits == 16)
-        panel_product<PlainPanel>(l, panel, next, x, l.k, rows, write);
-    else if (rows <= FEW_ROWS)
-        panel_product<CompactPanel>(l, panel, next, x, l.k, rows, write);
-    else
-        panel_product<UnpackedPanel>(l, panel, next, x, l.k, rows, write);
-}
-
 // Every panel of every expert that rows go to, by `threads` threads: each takes one after the other, so that one that comes
 // late takes fewer. Without `groups` there is one expert, and rows keep their order.
 void multiply(const LinearArgs& a, const Groups* groups) {
@@ -87,8 +76,8 @@ void multiply(const LinearArgs& a, const Groups* groups) {
         const int64_t first = groups ? groups->starts[group] : 0;
         const int rows = (int)(groups ? groups->starts[group + 1] - first : a.rows);
         const int width = (int)std::min<int64_t>(PANEL, n - (int64_t)panel * PANEL);
-        any_panel(a.linears[groups ? groups->active[group] : 0], panel, panel + next - item,
-                  (groups ? groups->gathered.data() : a.x) + first * k, rows, [&](int row, const float* sums) {
+        wide_panel(a.linears[groups ? groups->active[group] : 0], panel, panel + next - item,
+                   (groups ? groups->gathered.data() : a.x) + first * k, rows, [&](int row, const float* sums) {
                       const int64_t to = groups ? groups->order[first + row] : row;
                       write_row(a.out + to * n + panel * PANEL, sums, width);
                   });

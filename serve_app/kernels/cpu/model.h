@@ -3,6 +3,7 @@
 #pragma once
 #include "delta.h"
 #include "gemm.h"
+#include "mixture.h"
 
 namespace {
 
@@ -21,6 +22,8 @@ struct Layer {
     Linear down;
     int64_t window;  // 0 = none
     double scale, softcap;
+    const Mixture* mixture;  // in the place of gate_up and down, or null
+    const float* sinks;      // [q_heads] or null
 };
 
 struct Model {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serve_app.models import fused_decoder
+from serve_app.models import decoder_parts
 from serve_app.models.device import DeviceForward
 from serve_app.models.optimise import difference, probe
 from tests import tiny
@@ -14,6 +14,6 @@ def test_logits(family, dtype, allowed, device, tmp_path):
 
     path = tiny.write_checkpoint(tmp_path, family, num_hidden_layers=1)
     model = tiny.load(path, dtype=dtype, device=device.type)
-    parts = fused_decoder.read_model(model, lambda: probe(model, model.forward))
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
     forward = DeviceForward(parts, triton_operators(), model.max_model_len)
     assert difference(probe(model, forward), probe(model, model.forward)) < allowed
