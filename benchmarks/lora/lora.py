@@ -182,7 +182,8 @@ def even(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def uploads(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    with local_stack(options.port, options.home) as stack:
+    own = {"SERVE_APP_HOME": str(folder / "home"), "SERVE_APP_MODELS": upload.MODEL}
+    with local_stack(options.port, options.home, **own) as stack:
         return upload.measure(stack, folder / "adapters", options.rank, options.batch, options.rounds)
 
 
