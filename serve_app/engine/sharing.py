@@ -2,7 +2,8 @@
 
 Batch rows may stretch a step in which real-time rows are by their share of the time (5 %), by what steps are predicted
 to take. Where one row, or one block of a prompt, takes more, the shares of several steps are saved up for it. So the
-share holds over a long time, and no step becomes much longer.
+share holds over a long time, and no step becomes much longer. Steps of batch rows alone are part of the share: where
+real-time requests leave that much time, none of their steps is stretched.
 
 A step of batch rows alone is as long as it likes while nobody is near. While real-time requests come, it is no longer
 than the steps that those meet among themselves: one that arrives meanwhile waits no longer than it would behind others.
@@ -31,6 +32,8 @@ NEAR_S = 5.0
 # less than half of it; and the most that they are owed.
 ENTITLED_S = 1.0
 OWED_S = 2.0
+# Time that nobody else wanted counts as their share, up to this much of it.
+CREDIT_S = 0.5
 # How far one step moves what is known of real-time steps.
 GAIN = 0.02
 # Steps that are learned from at first, and one in so many afterwards.
@@ -96,7 +99,7 @@ class Sharing:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.costs = StepModel(PRIORS)
         self.turns = Turns(clock)
-        # Seconds that batch requests have not had of their share. Negative never.
+        # Seconds that batch requests have not had of their share; negative: that they have had beyond it.
         self.owed = 0.0
         # They are owed so much that they keep a place.
         self.entitled = False
@@ -112,7 +115,7 @@ class Sharing:
         """
         now = self._clock()
         if not realtime:
-            self._owe(0.0)
+            self._owe(min(self.owed, 0.0))
             near = now - self._seen < NEAR_S and self._mean > 0
             # An arrival meets a long step more probably than a short one.
             return Room(self.costs, self._square / self._mean) if near else Room(self.costs)
@@ -130,7 +133,7 @@ class Sharing:
         self._owe(self.owed + slack)
         # In a step without real-time rows a piece is never too much: the engine would wait for a batch request that
         # keeps its place and may not use it.
-        room.seconds, room.saved = min(slack, self.owed), self.owed if seconds else math.inf
+        room.seconds, room.saved = max(min(slack, self.owed), 0.0), self.owed if seconds else math.inf
         return room
 
     def took(self, room: Room) -> None:
@@ -145,7 +148,7 @@ class Sharing:
             self.costs.observe([sample])
 
     def _owe(self, seconds: float) -> None:
-        self.owed = min(max(seconds, 0.0), OWED_S)
+        self.owed = min(max(seconds, -CREDIT_S), OWED_S)
         self.entitled = self.owed >= (0.5 * ENTITLED_S if self.entitled else ENTITLED_S)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.batch import batch, beside, intake, offline, order, polls
+from benchmarks.batch import batch, beside, intake, modelled, offline, order, polls
 from benchmarks.batch.files import short_requests
 from benchmarks.checks import Checks
 from benchmarks.engine import checkpoint
@@ -26,6 +26,17 @@ def test_order(checkpoint_here, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="no figures(?s:.)*in shards, each once"):
         batch.main(["--parts", "order", "--requests", "4"])
     assert capsys.readouterr().out == ""
+
+
+def test_modelled(capsys, monkeypatch):
+    """No clock is read: the figures are the same anywhere, and the target is met anywhere."""
+    monkeypatch.setattr(modelled, "SECONDS", 8.0)
+    found = []
+    for _ in range(2):
+        assert batch.main(["--parts", "modelled", "--rounds", "1", "--json"]) == 0
+        found.append(figures(capsys)["modelled"])
+    assert found[0] == found[1] and found[0]["batch_tokens"] > 100
+    assert 0 < found[0]["ttft_p50_growth"] < 1.3 and 0 < found[0]["itl_p99_growth"] < 1.3
 
 
 def test_beside(capsys):

@@ -7,7 +7,7 @@ import pytest
 from serve_app.costs.steps import StepModel, StepSample
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, Status
-from serve_app.engine.sharing import ENTITLED_S, NEAR_S, Sharing
+from serve_app.engine.sharing import CREDIT_S, ENTITLED_S, NEAR_S, Sharing
 from serve_app.engine.step import Step
 from serve_app.sampling_params import SamplingParams
 from tests.engine.fake import HistoryModel, answer_alone, make_engine, random_prompt, request, take
@@ -224,6 +224,32 @@ def test_a_step_of_batch_rows_is_short_while_real_time_requests_come():
     world.clock.now += NEAR_S
     assert len(names(world.step())) == 7 + (len(world.engine.scheduler.running) == 8)
     world.finish()
+
+
+def test_time_that_nobody_else_wants_is_part_of_the_share():
+    """A step of real-time rows is not stretched while batch requests have had more than that between such steps."""
+    world = World(row=1e-4)
+    world.add("b", random_prompt(1, 20), batch=True, max_tokens=4000)
+    world.add("r0", [1], max_tokens=40)
+    beside = [step for _ in range(30) if (step := world.step()).beside]
+    assert any("b" in names(step) for step in beside)  # it has had nothing yet
+    while "r0" not in world.answers or not world.answers["r0"].finish_reason:
+        world.step()
+    for _ in range(20):
+        assert names(world.step()) == ["b"]
+    credit, began = -world.sharing.owed, world.clock.now
+    assert 0.15 < credit <= CREDIT_S
+    world.add("r1", [1], max_tokens=2000)
+    while "b" not in names(step := world.step()):
+        assert step.beside and names(step) == ["r1"]
+    # 5 % of the time has made up for it.
+    assert 0.8 * credit / 0.053 < world.clock.now - began < 1.2 * credit / 0.052
+    # And however long the engine was its own, it goes without no longer than the most that is counted.
+    world.engine.abort("r1")
+    for _ in range(200):
+        world.step()
+    assert -CREDIT_S <= world.sharing.owed < -0.9 * CREDIT_S
+    world.engine.abort("b")
 
 
 def test_without_batch_requests_nothing_is_predicted(monkeypatch):
