@@ -11,83 +11,37 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import Checks
-from benchmarks.trace.baselines import KVAware
 from benchmarks.trace.engine import prefill_alone
+from benchmarks.trace.goodput import highest
 from benchmarks.trace.ideal import ideal_ttft
 from benchmarks.trace.measure import Result, quantile, table
-from benchmarks.trace.product import Product
+from benchmarks.trace.policies import EXPLAINED, POLICIES, build, variants
 from benchmarks.trace.requests import (
-    BLOCK,
     TraceRequest,
     read_trace,
     unlimited_hit_ratio,
     unlimited_misses,
     with_adapters,
 )
-from benchmarks.trace.simulate import Cluster, ClusterSpec, Policy
-from serve_app.routing.router import RouterConfig
-from serve_app.routing.types import Role
+from benchmarks.trace.shapes import SHAPES, shaped
+from benchmarks.trace.simulate import Cluster
+from benchmarks.trace.spec import RECORD_KV_TOKENS, ClusterSpec
 
-OVERLAP_WEIGHTS = (1.0, 2.0, 4.0, 8.0, 1000.0)
-SMALL_CHUNK = 2048
-POLICIES = ("product", "blind", "unlimited", "mixed", "mixed-small-chunks", "split", "kv")
-EXPLAINED = {
-    "product": "one shared pool, roles moved by the planner, prefill and decode chosen together",
-    "blind": "the product without knowing which worker has a request's adapter",
-    "unlimited": "the product with a pool that never evicts",
-    "mixed": "the product's router and shared pool, every worker does both",
-    "mixed-small-chunks": f"the same with {SMALL_CHUNK} prompt tokens a step",
-    "split": "the product's router and shared pool, fixed roles; the best of all splits at each rate",
-    "kv": "a KV-aware router with exact knowledge over per-worker caches, mixed workers; the best of "
-    f"overlap weights {', '.join(f'{w:g}' for w in OVERLAP_WEIGHTS)} at each rate",
-}
+# First token and mean gap, seconds.
+TARGETS = "1/0.05,2/0.05,1/0.025"
+FAILED = 0.1  # of the requests may miss a target at a rate that counts
 
 
-def variants(name: str, spec: ClusterSpec) -> list[str]:
-    """The runs that stand behind one policy's name."""
-    if name == "kv":
-        return [f"kv:{weight:g}" for weight in OVERLAP_WEIGHTS]
-    if name == "split":
-        n = spec.workers
-        shares = sorted({min(n - 1, max(1, round(n * k / 8))) for k in range(1, 8)})
-        return [f"split:{k}" for k in shares]
-    return [name]
+Job = tuple[str, float, ClusterSpec, list[TraceRequest], int, str]
 
 
-def build(name: str, spec: ClusterSpec, seed: int) -> Policy:
-    """The policy of one variant."""
-    kind, _, value = name.partition(":")
-    base = RouterConfig(chunk_tokens=BLOCK, own_cache=False, early_handover=spec.early_handover, seed=seed)
-    mixed: list[Role] = ["mixed"] * spec.workers
-    if kind == "product":
-        return Product("product", spec, router=base)
-    if kind == "blind":
-        return Product("blind to adapters", spec, router=base, blind=True)
-    if kind == "unlimited":
-        return Product("unlimited pool", spec, router=base, blocks=10**9)
-    if kind == "mixed":
-        return Product("all mixed, pool", spec, router=replace(base, split=False), roles=mixed, admit=False)
-    if kind == "mixed-small-chunks":
-        router = replace(base, split=False)
-        return Product(f"all mixed, pool, chunks {SMALL_CHUNK}", spec, router=router, roles=mixed, admit=False)
-    if kind == "split":
-        k = int(value)
-        roles: list[Role] = ["prefill"] * k + ["decode"] * (spec.workers - k)
-        router = replace(base, strict_roles=True)
-        return Product(f"split {k}P{spec.workers - k}D, pool", spec, router=router, roles=roles, admit=False)
-    if kind == "kv":
-        return KVAware(spec, float(value))
-    raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-
-
-def simulate(job: tuple[str, float, ClusterSpec, list[TraceRequest], int]) -> dict[str, Any]:
-    """One variant at one rate."""
-    name, rate, spec, trace, seed = job
-    if name == "mixed-small-chunks":
-        spec = replace(spec, chunk=SMALL_CHUNK)
-    faster = [replace(request, at=request.at / rate) for request in trace]
-    result = Cluster(spec, build(name, spec, seed), rate).run(faster)
-    return {"variant": name, **result.summary(), "problem": problem(result, faster)}
+def simulate(job: Job, *, most_bad: int | None = None) -> dict[str, Any]:
+    """One variant at one rate; ``most_bad``: see :meth:`Cluster.run`."""
+    name, rate, spec, trace, seed, shape = job
+    replayed = shaped(trace, shape, rate, seed)
+    result = Cluster(spec, build(name, spec, seed), rate).run(replayed, most_bad=most_bad)
+    ended_early = most_bad is not None and result.refused + len(result.done) - result.good > most_bad
+    return {"variant": name, **result.summary(), "problem": None if ended_early else problem(result, replayed)}
 
 
 def problem(result: Result, trace: list[TraceRequest]) -> str | None:
@@ -149,30 +103,83 @@ def _p90_ms(seconds: list[float]) -> float:
     return round(quantile(seconds, 0.9) * 1e3, 1)
 
 
+def goodput(arguments: argparse.Namespace, spec: ClusterSpec, trace: list[TraceRequest]) -> list[dict[str, Any]]:
+    """The highest rate of each policy at each pair of targets, as rows."""
+    checks, rows = Checks(), []
+    base = (len(trace) - 1) / max(trace[-1].at - trace[0].at, 1e-9)
+    for pair in arguments.targets.split(","):
+        ttft, itl = map(float, pair.split("/"))
+        machine = replace(spec, ttft_target=ttft, itl_target=itl)
+
+        def tries(variant: str, rate: float, machine: ClusterSpec = machine) -> dict[str, Any]:
+            job = variant, rate, machine, trace, arguments.seed, arguments.shape
+            row = simulate(job, most_bad=int(FAILED * len(trace)))
+            checks.add(f"{row['policy']} at {rate:g}x", row.pop("problem"))
+            checks.require()
+            return row
+
+        for policy in arguments.policies.split(","):
+            names = variants(policy, machine, admitted=True) if policy in POLICIES else [policy]
+            found = highest(tries, names, start=arguments.start, share=1.0 - FAILED)
+            ours = {"ttft_target_s": ttft, "itl_target_s": itl, "asked": policy, "runs": found.runs}
+            rate = {"goodput_x": round(found.rate, 2), "goodput_per_s": round(found.rate * base, 2)}
+            rows.append({**ours, **found.row, **rate})
+            if not arguments.json:
+                row = rows[-1]
+                print(
+                    f"{ttft:g} s / {itl * 1e3:g} ms  {policy:9} {row['goodput_x']:6.2f}x {row['goodput_per_s']:7.2f}/s"
+                    f"  ttft {row['ttft_p50_ms']} {row['ttft_p90_ms']} {row['ttft_p99_ms']}"
+                    f"  itl {row['itl_p50_ms']} {row['itl_p90_ms']} {row['itl_p99_ms']}  refused {row['refused']}"
+                    f"  {row['roles']}  {row['policy']} ({found.runs} runs)",
+                    flush=True,
+                )
+    return rows
+
+
+def machine(arguments: argparse.Namespace) -> ClusterSpec:
+    """What is simulated."""
+    spec = ClusterSpec(
+        workers=arguments.workers,
+        blocks=arguments.blocks or 5859 * arguments.workers,
+        nodes=arguments.nodes,
+        gateways=arguments.gateways,
+        owner=not arguments.no_owner,
+        link_bytes_s=arguments.link * 1e9,
+        early_handover=not arguments.late_handover,
+        decode_cost=arguments.decode_cost,
+        ttft_target=arguments.ttft_target,
+        itl_target=arguments.itl_target,
+    )
+    if arguments.record_memory:
+        spec = replace(spec, kv_tokens=RECORD_KV_TOKENS, max_seqs=128)
+    if arguments.gpus:
+        kinds = [tuple(map(float, kind.split(":"))) for kind in arguments.gpus.split(",")]
+        spec = replace(spec, gpus=tuple((slow, room) for slow, room in kinds))
+    return spec
+
+
 def run(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.live:
         from benchmarks.trace.live import replay
 
         return replay(arguments)
-    spec = ClusterSpec(
-        workers=arguments.workers,
-        blocks=arguments.blocks or 5859 * arguments.workers,
-        nodes=arguments.nodes,
-        gateways=arguments.gateways,
-        link_bytes_s=arguments.link * 1e9,
-        early_handover=not arguments.late_handover,
-        ttft_target=arguments.ttft_target,
-        itl_target=arguments.itl_target,
-    )
+    spec = machine(arguments)
     limit = arguments.limit or (1500 if arguments.quick else None)
     trace = read_trace(arguments.trace, limit=limit)
+    # What no worker has room for is no matter of routing.
+    trace = [r for r in trace if r.prompt + r.output <= spec.largest]
     if arguments.adapters:
         trace = with_adapters(trace, arguments.adapters)
+    if arguments.goodput:
+        found = goodput(arguments, spec, trace)
+        if arguments.json:
+            print(json.dumps(_shown(arguments, spec, trace) | {"rows": found}))
+        return 0
     rates = [float(r) for r in (arguments.rates or ("4,8" if arguments.quick else "1,2,4,6,8,10")).split(",")]
     policies = arguments.policies.split(",")
     jobs = [
-        (variant, rate, spec, trace, arguments.seed)
+        (variant, rate, spec, trace, arguments.seed, arguments.shape)
         for rate in rates
         for policy in policies
         for variant in variants(policy, spec)
@@ -200,20 +207,7 @@ def run(argv: list[str] | None = None) -> int:
     targets["ttft_p90_floor_ms"] = _p90_ms([prefill_alone(tokens, spec.chunk) for tokens in missed])
     targets["ttft_p90_ideal_ms"] = {f"x{rate:g}": _ideal(trace, missed, spec, rate) for rate in rates}
     if arguments.json:
-        shown = {
-            "benchmark": "trace",
-            "trace": arguments.trace.name,
-            "requests": len(trace),
-            "simulated": True,
-            "step_costs": "ai-dynamo/dynamo mock engine, 8B model on H100",
-            "cluster": {n: getattr(spec, n) for n in ClusterSpec.__slots__},
-            "policies": {n: EXPLAINED[n.partition(":")[0]] for n in policies},
-            "seed": arguments.seed,
-            "machine": platform.platform(),
-            "rows": rows,
-            "compared": targets,
-        }
-        print(json.dumps(shown))
+        print(json.dumps(_shown(arguments, spec, trace) | {"rows": rows, "compared": targets}))
         return 0
     print("\nThe best variant of each policy (modelled engines, everything else is the product's own code):\n")
     print(table(list(best.values())))
@@ -221,6 +215,22 @@ def run(argv: list[str] | None = None) -> int:
     for name, value in targets.items():
         print(f"{name}: {json.dumps(value)}")
     return 0
+
+
+def _shown(arguments: argparse.Namespace, spec: ClusterSpec, trace: list[TraceRequest]) -> dict[str, Any]:
+    """What was simulated."""
+    return {
+        "benchmark": "trace",
+        "trace": arguments.trace.name,
+        "shape": arguments.shape,
+        "requests": len(trace),
+        "simulated": True,
+        "step_costs": "ai-dynamo/dynamo mock engine, 8B model on H100",
+        "cluster": {n: getattr(spec, n) for n in ClusterSpec.__slots__},
+        "policies": {n: EXPLAINED.get(n.partition(":")[0], n) for n in arguments.policies.split(",")},
+        "seed": arguments.seed,
+        "machine": platform.platform(),
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -233,10 +243,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=1, help="nodes with a pool each")
     parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--adapters", type=int, default=0, help="so many of 50 MB, of which a worker holds 32")
-    parser.add_argument("--link", type=float, default=50.0, help="GB/s between a node's pool and a worker")
+    parser.add_argument("--no-owner", action="store_true", help="every gateway orders its own queue")
+    parser.add_argument("--link", type=float, default=50.0, help="GB/s between a node's pool and a worker, each way")
+    parser.add_argument("--record-memory", action="store_true", help="cache of running sequences as 8B records have it")
+    parser.add_argument("--decode-cost", choices=["mocker", "linear"], default="mocker", help="of steps, by K/V")
+    parser.add_argument("--gpus", help="kinds of workers in turns, as SLOWNESS:SHARE OF MEMORY with commas between")
+    parser.add_argument("--shape", choices=SHAPES, default="recorded", help="arrivals: as recorded, or other ones")
     parser.add_argument("--late-handover", action="store_true", help="decode fetches only when prefill has ended")
     parser.add_argument("--ttft-target", type=float, default=5.0, help="seconds; for goodput, and what admission holds")
     parser.add_argument("--itl-target", type=float, default=0.05, help="seconds; for goodput and the planner")
+    parser.add_argument("--goodput", action="store_true", help="the highest rate at which 90 %% meet both targets")
+    parser.add_argument("--targets", default=TARGETS, help=f"first token/gap in seconds, for --goodput ({TARGETS})")
+    parser.add_argument("--start", type=float, default=4.0, help="the first rate that --goodput tries")
     parser.add_argument("--limit", type=int, help="only the trace's first requests")
     parser.add_argument("--quick", action="store_true", help="1,500 requests at 4 and 8 times the rate")
     parser.add_argument("--seed", type=int, default=0)

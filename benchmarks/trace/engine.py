@@ -7,8 +7,9 @@ lib/mocker, perf_model: the polynomials of the default model)::
     decode, ms                  -25.74 u^2 + 54.01 u + 5.74           u = share of the KV cache in use
 
 and a step that does both takes the sum. They are not ours: the router's cost model has another form and has to learn
-them. Simplifications, the same for every policy: a request is let into a worker only when its final length fits, so
-nothing is preempted; sampling and scheduling cost nothing.
+them. ``linear`` is another decode cost, in the bytes that a step reads: 5.74 ms for the weights and 52 ns a token of
+context (128 KiB at 2.5 TB/s), however large the cache is. Simplifications, the same for every policy: a request is let
+into a worker only when its final length fits, so nothing is preempted; sampling and scheduling cost nothing.
 
 Steps that only decode are advanced many at a time; the sums are exact.
 """
@@ -18,13 +19,32 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Literal
 
 from benchmarks.trace.measure import GapHistogram
+from benchmarks.trace.spec import ClusterSpec, Link
 from serve_app.costs.steps import StepSample
 from serve_app.routing.types import Role
 
 P2, P1, P0 = 4.209989e-10, 1.518344e-05, 1.650142e-02  # seconds
 D2, D1, D0 = -25.74e-3, 54.01e-3, 5.74e-3
+LINEAR = 5.2e-8
+
+
+@dataclass(slots=True, frozen=True)
+class DecodeCost:
+    """Seconds of a decode step: ``base`` and so many for each token of context and for each of its squares."""
+
+    base: float
+    token: float
+    square: float = 0.0
+
+
+def decode_cost(kind: Literal["mocker", "linear"], kv_tokens: int) -> DecodeCost:
+    """``kv_tokens``: the worker's cache."""
+    if kind == "linear":
+        return DecodeCost(D0, LINEAR)
+    return DecodeCost(D0, D1 / kv_tokens, D2 / (kv_tokens * kv_tokens))
 
 
 def prefill_alone(tokens: int, chunk: int) -> float:
@@ -53,8 +73,10 @@ class Job:
     landed: float = -1.0
     first: float = -1.0  # time of the first token
     done: float = -1.0
-    published: int = 0  # blocks
+    published: int = 0  # blocks on their way to the cache, or there
+    copied: float = 0.0  # when the last of what was computed has left the worker
     gateway: int = 0
+    adapter: bytes = b""
 
     @property
     def stays(self) -> bool:
@@ -68,17 +90,21 @@ class Finished:
     prefilled: list[Job] = field(default_factory=list)
     started: list[Job] = field(default_factory=list)
     done: list[Job] = field(default_factory=list)
-    progressed: list[Job] = field(default_factory=list)  # prompts of which a chunk was computed
+    progressed: list[tuple[Job, int]] = field(default_factory=list)  # prompts, and the tokens of them just computed
 
 
 class EngineModel:
     """One worker. ``begin`` starts the next step or run of steps, ``end`` applies it."""
 
-    def __init__(self, index: int, kv_tokens: int, max_seqs: int, chunk: int, gaps: GapHistogram) -> None:
+    def __init__(self, index: int, spec: ClusterSpec, gaps: GapHistogram) -> None:
         self.index = index
-        self.kv_total = kv_tokens
-        self.max_seqs = max_seqs
-        self.chunk = chunk
+        self.slow, room = spec.gpu(index)
+        self.kv_total = int(spec.kv_tokens * room)
+        self.max_seqs = spec.max_seqs
+        self.chunk = spec.chunk
+        self.into, self.out = Link(spec.link_bytes_s), Link(spec.link_bytes_s)
+        self.coming = 0  # tokens of K/V that will come over the link from other workers, or are on their way
+        self._cost = decode_cost(spec.decode_cost, self.kv_total)
         self.role: Role = "mixed"
         self.gaps = gaps
         self.queue: deque[Job] = deque()  # prompts not begun
@@ -88,7 +114,6 @@ class EngineModel:
         self.kv = 0  # tokens of context of the generating sequences
         self.batch = 0
         self.steps = 0
-        self.link_free = 0.0
         self.busy = False
         self.version = 0
         self.changed = True
@@ -101,6 +126,9 @@ class EngineModel:
         self._run = 0  # decode-only steps in the present run; 0: a step with prefill
         self._parts: list[tuple[Job, int]] = []
         self._seconds = 0.0
+        self.prefill_s = 0.0  # of the last step, on prompts
+        self.prefill_tokens_done = 0  # since the start
+        self.prefilled_tokens = 0  # and how many of their tokens it computed
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -138,10 +166,13 @@ class EngineModel:
             self._run = 0
             self._parts = self._cut(max(self.chunk - self.batch, 32))
             tokens = sum(n for _, n in self._parts)
-            self._seconds = P0 + P1 * tokens + P2 * tokens * tokens + (self._decode_sum(1) if self.batch else 0.0)
+            self.prefilled_tokens = tokens
+            self.prefill_s = self.slow * (P0 + P1 * tokens + P2 * tokens * tokens)
+            self._seconds = self.prefill_s + (self._decode_sum(1) if self.batch else 0.0)
             context = sum(j.computed for j, _ in self._parts)
             self.sample = StepSample(tokens, context, self.batch, self.kv, self._seconds)
         else:
+            self.prefilled_tokens = 0
             # A fresh sequence's first token is no gap between tokens: that step is taken by itself.
             self._run = 1 if self._fresh else max(1, self._running[0][0] - self.steps)
             self._seconds = self._decode_sum(self._run)
@@ -194,7 +225,8 @@ class EngineModel:
     def _end_prefill(self, now: float, found: Finished) -> None:
         for job, tokens in self._parts:
             job.computed += tokens
-            found.progressed.append(job)
+            self.prefill_tokens_done += tokens
+            found.progressed.append((job, tokens))
             if job.computed < job.prompt:
                 continue
             self.prefilling.remove(job)
@@ -260,11 +292,11 @@ class EngineModel:
 
     def _decode_sum(self, k: int) -> float:
         """Seconds of the next k decode steps of the present batch; each step makes each context longer by one."""
-        total, kv, b = self.kv_total, self.kv, self.batch
+        cost, kv, b = self._cost, self.kv, self.batch
         steps, squares = k * (k - 1) / 2, (k - 1) * k * (2 * k - 1) / 6
         first = k * kv + b * steps
         second = k * kv * kv + 2 * kv * b * steps + b * b * squares
-        return k * D0 + D1 * first / total + D2 * second / (total * total)
+        return self.slow * (k * cost.base + cost.token * first + cost.square * second)
 
     def _record(self, steps: int) -> None:
         """Gaps between tokens of this run into the histogram."""

@@ -62,6 +62,7 @@ class Result:
     span: float = 0.0
     gaps: GapHistogram = field(default_factory=GapHistogram)
     adapter_loads: int = 0
+    link_bytes: int = 0  # that have come into workers
     stayed: int = 0  # requests decoded where they were prefilled
     role_moves: int = 0
     roles: str = ""

@@ -1,38 +1,47 @@
-"""The product's policy in the simulation: each gateway drives the dispatch that the product's gateways drive."""
+"""The product's policy in the simulation: gateways drive the dispatch that the product's gateways drive.
+
+Of several gateways one owns the model's dispatch, and the others pass their requests to it over a connection that
+stands, as in the product; or each has a dispatch of its own, as while there is no owner.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.trace.engine import Job
 from benchmarks.trace.requests import BLOCK, TraceRequest
-from benchmarks.trace.simulate import Cluster, ClusterSpec
+from benchmarks.trace.simulate import Cluster
+from benchmarks.trace.spec import ClusterSpec
 from serve_app.routing.admission import AdmissionConfig, Targets
 from serve_app.routing.costs import CostPriors
 from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects
-from serve_app.routing.router import RouterConfig
-from serve_app.routing.types import Role, RouteRequest, WorkerLoad
+from serve_app.routing.prices import RouterConfig
+from serve_app.routing.types import Decision, Role, RouteRequest, WorkerLoad
 
 # More than any answer in the trace: clients that set no limit.
 MAX_TOKENS = 4096
 
 
-class _Gateway:
-    """One gateway's dispatch, its requests that wait, and its timer."""
+class _Dispatcher:
+    """One dispatch, the requests that wait in it, and its timer. ``far_s``: to gateways that do not have it."""
 
-    def __init__(self, number: int, dispatch: Dispatch, cluster: Cluster, blind: bool) -> None:
+    def __init__(self, dispatch: Dispatch, cluster: Cluster, blind: bool) -> None:
         self.dispatch = dispatch
         self._blind = blind
-        self._number = number
         self._cluster = cluster
-        self._waiting: dict[str, TraceRequest] = {}
+        self._waiting: dict[str, tuple[TraceRequest, int, float]] = {}
         self._timer = False
 
-    def arrive(self, request: TraceRequest, now: float) -> None:
-        self._waiting[request.id] = request
+    def arrive(self, request: TraceRequest, gateway: int, far_s: float, now: float) -> None:
+        self._waiting[request.id] = request, gateway, far_s
         routed = RouteRequest(
-            request.id, request.prompt, request.blocks, max_tokens=MAX_TOKENS, tenant=request.tenant, arrived_at=now
+            request.id,
+            request.prompt,
+            request.blocks,
+            max_tokens=MAX_TOKENS,
+            tenant=request.tenant,
+            arrived_at=request.at,
         )
         if request.adapter and not self._blind:
             routed.adapter, routed.adapter_bytes = request.adapter, self._cluster.spec.adapter_bytes
@@ -40,16 +49,23 @@ class _Gateway:
 
     def apply(self, effects: Effects) -> None:
         """Sends off the requests that have had their turn, and sets the timer."""
+        cluster = self._cluster
         for turn in effects.turns:
-            request = self._waiting.pop(turn.request_id)
+            request, gateway, far_s = self._waiting.pop(turn.request_id)
             if turn.refusal is not None:
-                self._cluster.refuse(request, turn.refusal)
+                cluster.refuse(request, turn.refusal)
                 continue
             assert turn.decision is not None  # every worker reports before the first request
-            self._cluster.dispatch(request, turn.decision, self._number)
+            if far_s:
+                cluster.after(far_s, self._send, request, turn.decision, gateway)
+            else:
+                cluster.dispatch(request, turn.decision, gateway)
         if effects.tick_at is not None and not self._timer:
             self._timer = True
-            self._cluster.at(effects.tick_at, "call", self._tick)
+            cluster.at(effects.tick_at, "call", self._tick)
+
+    def _send(self, request: TraceRequest, decision: Decision, gateway: int, now: float) -> None:
+        self._cluster.dispatch(request, decision, gateway)
 
     def _tick(self, now: float) -> None:
         self._timer = False
@@ -75,7 +91,8 @@ class Product:
         self.name = name
         self.shared = True
         self.blocks = spec.blocks if blocks is None else blocks
-        self.gateways: list[_Gateway] = []
+        self.cached_by: Sequence[int] = ()
+        self.dispatchers: list[_Dispatcher] = []
         self._spec = spec
         self._roles = roles
         self._blind = blind
@@ -103,36 +120,58 @@ class Product:
             ),
             router=self._router,
         )
-        for number in range(spec.gateways):
+        for number in range(1 if spec.owner else spec.gateways):
             router = replace(config.router, seed=config.router.seed + number)
-            self.gateways.append(_Gateway(number, Dispatch(replace(config, router=router)), cluster, self._blind))
+            self.dispatchers.append(_Dispatcher(Dispatch(replace(config, router=router)), cluster, self._blind))
         half = spec.workers // 2
         roles = self._roles or ["prefill"] * half + ["decode"] * (spec.workers - half)
         for index, role in enumerate(roles):
             cluster.deploy(index, role)
 
     def arrive(self, request: TraceRequest, now: float) -> None:
-        gateway = self.gateways[self._next % len(self.gateways)]
+        gateway = self._next % self._spec.gateways
         self._next += 1
-        gateway.arrive(request, now)
+        far_s = self._far(gateway)
+        if far_s:
+            self._cluster.after(far_s, self._at(gateway).arrive, request, gateway, far_s)
+        else:
+            self._at(gateway).arrive(request, gateway, far_s, now)
 
     def report(self, load: WorkerLoad) -> None:
-        for number, gateway in enumerate(self.gateways):
+        for number, one in enumerate(self.dispatchers):
             planning = self._roles is None and number == 0
-            gateway.apply(
-                gateway.dispatch.report(
-                    load.worker, load, load.reported_at, planning=planning, gateways=len(self.gateways)
-                )
-            )
+            gateways = len(self.dispatchers)
+            one.apply(one.dispatch.report(load.worker, load, load.reported_at, planning=planning, gateways=gateways))
 
     def renew(self) -> None:
-        for worker, role in self.gateways[0].dispatch.workers.roles.items():
+        for worker, role in self.dispatchers[0].dispatch.workers.roles.items():
             self._cluster.set_role(int(worker), role)
 
     def started(self, job: Job) -> None:
-        self.gateways[job.gateway].dispatch.started(job.id, self._cluster.now)
+        self._tell(job, self._started)
 
     def finished(self, job: Job) -> None:
-        gateway, now = self.gateways[job.gateway], self._cluster.now
-        gateway.dispatch.stream_ended(job.id)
-        gateway.apply(gateway.dispatch.finish(job.id, now, cached=job.cached, output=job.output))
+        self._tell(job, self._finished)
+
+    def _at(self, gateway: int) -> _Dispatcher:
+        """Where the gateway's requests wait."""
+        return self.dispatchers[gateway % len(self.dispatchers)]
+
+    def _far(self, gateway: int) -> float:
+        """Seconds from the gateway to where its requests wait."""
+        return self._spec.news_s if self._spec.owner and gateway else 0.0
+
+    def _tell(self, job: Job, what: Callable[[Job, float], None]) -> None:
+        far_s = self._far(job.gateway)
+        if far_s:
+            self._cluster.after(far_s, what, job)
+        else:
+            what(job, self._cluster.now)
+
+    def _started(self, job: Job, now: float) -> None:
+        self._at(job.gateway).dispatch.started(job.id, now)
+
+    def _finished(self, job: Job, now: float) -> None:
+        one = self._at(job.gateway)
+        one.dispatch.stream_ended(job.id)
+        one.apply(one.dispatch.finish(job.id, now, cached=job.cached, output=job.output))

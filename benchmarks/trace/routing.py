@@ -23,7 +23,8 @@ from serve_app.routing.admission import Admission
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.locality import LocalityIndex
-from serve_app.routing.router import Router, RouterConfig
+from serve_app.routing.prices import RouterConfig
+from serve_app.routing.router import Router
 from serve_app.routing.types import Decision, Refusal, RouteRequest, WorkerLoad
 
 CHUNK = 512  # prompt tokens per key

@@ -2,15 +2,18 @@
 
 What travels takes time as well. A worker reports to the gateways every ``report_s`` while something changes there, and
 every ``heartbeat_s`` otherwise. Gateways look every ``renew_s`` whether the planned roles have changed, and tell the
-workers. K/V crosses each worker's own link at ``link_bytes_s``, one transfer after the other. A request's adapter is
-loaded where it is not in memory, beside the steps of others.
+workers. Calls take ``call_s``, frames over connections that stand ``news_s``. K/V crosses each worker's own link at
+``link_bytes_s``, one transfer after the other and each direction by itself: fetches and hand-overs in, what is
+published out. Nobody can have a block before it is out. Between nodes it crosses the link of the node that it goes to.
+A request's adapter is loaded where it is not in memory, beside the steps of others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
@@ -18,34 +21,10 @@ from benchmarks.trace.caches import PoolCache, WorkerCache
 from benchmarks.trace.engine import EngineModel, Job
 from benchmarks.trace.measure import Result
 from benchmarks.trace.requests import BLOCK, TraceRequest
+from benchmarks.trace.spec import ClusterSpec, Link
+from serve_app.costs.transfers import Transfer
+from serve_app.kv.costs import FetchCosts
 from serve_app.routing.types import Decision, Refusal, Role, WorkerLoad
-
-
-@dataclass(slots=True, frozen=True)
-class ClusterSpec:
-    """The machine, the same for every policy compared."""
-
-    workers: int = 8
-    blocks: int = 46_872  # of cache in all, 512 tokens each
-    nodes: int = 1
-    kv_tokens: int = 5_859 * BLOCK  # of running sequences, per worker
-    max_seqs: int = 256
-    chunk: int = 8192  # prompt tokens per step on workers of the prefill stage, or mixed ones
-    decode_chunk: int = 4096  # on workers of the decode stage, as the record of an 8B model has it
-    kv_token_bytes: int = 131_072  # 8B model, 8 KV heads, bfloat16
-    link_bytes_s: float = 50e9  # host memory to GPU: PCIe 5.0 x16 as measured on H100 boards, one direction
-    link_latency_s: float = 2e-3
-    remote_bytes_s: float = 12.5e9  # from another node's pool: 100 Gbit/s
-    early_handover: bool = True  # chunks go over while prefill computes, or all at its end
-    report_s: float = 0.1
-    heartbeat_s: float = 2.0
-    renew_s: float = 0.5
-    gateways: int = 1
-    adapters: int = 32  # that a worker has in memory
-    adapter_bytes: int = 50 << 20
-    adapter_bytes_s: float = 1e9  # from the file store to a place in the model
-    ttft_target: float = 5.0  # what goodput counts, and what admission holds
-    itl_target: float = 0.05
 
 
 class Policy(Protocol):
@@ -54,6 +33,7 @@ class Policy(Protocol):
     name: str
     shared: bool  # one pool per node, or a cache per worker
     blocks: int  # of cache in all
+    cached_by: Sequence[int]  # the workers that have a cache of their own; empty: all
 
     def start(self, cluster: Cluster) -> None: ...
     def arrive(self, request: TraceRequest, now: float) -> None: ...
@@ -80,40 +60,61 @@ class Cluster:
         self.now = 0.0
         self.result = Result(policy.name, rate)
         gaps = self.result.gaps
-        self.workers = [EngineModel(i, spec.kv_tokens, spec.max_seqs, spec.chunk, gaps) for i in range(spec.workers)]
+        self.workers = [EngineModel(i, spec, gaps) for i in range(spec.workers)]
+        self.node_links = [Link(spec.remote_bytes_s) for _ in range(spec.nodes)]  # into each node
+        # What each worker has learned of fetching and computing: the product's own rule.
+        self._fetching = [FetchCosts() for _ in range(spec.workers)]
+        for costs in self._fetching:
+            costs.tiers |= {
+                "node": Transfer(spec.link_latency_s, spec.link_bytes_s),
+                "remote": Transfer(2 * spec.link_latency_s, min(spec.remote_bytes_s, spec.link_bytes_s)),
+            }
         self.caches = Caches()
         if policy.shared:
             self.caches.by_node = [PoolCache(max(1, policy.blocks // spec.nodes)) for _ in range(spec.nodes)]
         else:
-            self.caches.by_worker = [WorkerCache(max(1, policy.blocks // spec.workers)) for _ in range(spec.workers)]
+            having = set(policy.cached_by or range(spec.workers))
+            each = max(1, policy.blocks // len(having))
+            self.caches.by_worker = [WorkerCache(each if i in having else 0) for i in range(spec.workers)]
         self.adapters = [WorkerCache(spec.adapters) for _ in range(spec.workers)]
         self.jobs: dict[str, Job] = {}
         self._adapter_at: dict[tuple[int, bytes], float] = {}
         self._events: list[tuple[float, int, str, Any]] = []
         self._order = 0
-        self._token_s = spec.kv_token_bytes / spec.link_bytes_s
-        self._remote_s = spec.kv_token_bytes / spec.remote_bytes_s
+        self._bytes = spec.kv_token_bytes
 
     # -- the policy's levers ---------------------------------------------------------------------------------------
 
     def dispatch(self, request: TraceRequest, decision: Decision, gateway: int = 0) -> None:
-        """Sends a request off as decided."""
+        """Sends a request off as decided: to decode, which calls prefill."""
         decode = int(decision.decode)
         prefill = decode if decision.prefill is None else int(decision.prefill)
         job = Job(request.id, request.prompt, request.output, request.blocks, request.at, prefill, decode)
-        job.gateway = gateway
+        job.gateway, job.adapter = gateway, request.adapter
         self.jobs[job.id] = job
-        worker = self.workers[prefill]
+        self.result.stayed += job.stays
+        self.after(self.spec.call_s, self._reach_decode, job)
+
+    def _reach_decode(self, job: Job, now: float) -> None:
+        if job.stays:
+            self._reach_prefill(job, now)
+            return
+        worker = self.workers[job.decode]
+        worker.coming += job.prompt
+        worker.changed = True
+        self.after(self.spec.call_s, self._reach_prefill, job)
+
+    def _reach_prefill(self, job: Job, now: float) -> None:
+        worker = self.workers[job.prefill]
         self._take_from_cache(job, worker)
-        if request.adapter:
+        if job.adapter:
             # Generation begins later, and elsewhere: only where the prompt is computed does anybody wait.
-            ready = max(self._load_adapter(request.adapter, index) for index in {prefill, decode})
+            ready = max(self._load_adapter(job.adapter, index) for index in {job.prefill, job.decode})
             job.fetched_at = max(job.fetched_at, ready)
         worker.push(job)
-        self.result.stayed += job.stays
         self._wake(worker)
-        if job.fetched_at > self.now:
-            self.at(job.fetched_at, "wake", prefill)
+        if job.fetched_at > now:
+            self.at(job.fetched_at, "wake", job.prefill)
 
     def refuse(self, request: TraceRequest, refusal: Refusal) -> None:
         self.result.refused += 1
@@ -122,7 +123,7 @@ class Cluster:
         """At the start: the worker's stage gives it a role, and the prompt tokens of a step for good."""
         engine = self.workers[worker]
         engine.role = role
-        engine.chunk = chunk or (self.spec.decode_chunk if role == "decode" else self.spec.chunk)
+        engine.chunk = chunk or self.spec.chunk
 
     def set_role(self, worker: int, role: Role) -> None:
         engine = self.workers[worker]
@@ -135,13 +136,17 @@ class Cluster:
         self._order += 1
         heappush(self._events, (when, self._order, kind, what))
 
+    def after(self, seconds: float, what: Callable[..., None], *of: Any) -> None:
+        """Calls ``what(*of, now)`` then."""
+        self.at(self.now + seconds, "call", partial(what, *of))
+
     def node_of(self, worker: int) -> int:
         return worker * self.spec.nodes // self.spec.workers
 
     def load_of(self, worker: EngineModel) -> WorkerLoad:
         """What the worker would report now; blocks of one token, so nothing is rounded.
 
-        As in the product, what is still prefilled or fetched elsewhere is not known here yet.
+        As in the product, of what is still prefilled elsewhere a worker knows only that it will come over its link.
         """
         staying = sum(j.stays for j in worker.queue if j.fetched_at <= self.now)
         return WorkerLoad(
@@ -156,6 +161,7 @@ class Cluster:
             kv_blocks_total=worker.kv_total,
             block_tokens=1,
             max_batch_tokens=worker.chunk,
+            incoming_tokens=round(worker.into.waiting(self.now) / self._bytes),
             steps=(worker.sample,) if worker.sample is not None else (),
             adapters=frozenset(self.adapters[worker.index].held),
             reported_at=self.now,
@@ -163,7 +169,8 @@ class Cluster:
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def run(self, trace: Sequence[TraceRequest]) -> Result:
+    def run(self, trace: Sequence[TraceRequest], *, most_bad: int | None = None) -> Result:
+        """``most_bad``: ends early once more requests than that have missed a target or were refused."""
         began = time.perf_counter()
         result, spec = self.result, self.spec
         self.policy.start(self)
@@ -176,14 +183,12 @@ class Cluster:
             self.at(spec.report_s * worker.index / spec.workers, "report", worker.index)
         left = len(trace)
         result.requests = left
-        handlers = {"step": self._on_step, "wake": self._on_wake, "land": self._on_land}
+        handlers = {"step": self._on_step, "wake": self._on_wake, "land": self._on_land, "report": self._on_report}
         while self._events and left > result.refused + len(result.done):
             self.now, _, kind, what = heappop(self._events)
             if kind == "arrive":
                 result.prompt_tokens += what.prompt
                 self.policy.arrive(what, self.now)
-            elif kind == "report":
-                self._on_report(what)
             elif kind == "renew":
                 self.policy.renew()
                 self.at(self.now + spec.renew_s, "renew")
@@ -191,7 +196,10 @@ class Cluster:
                 what(self.now)
             else:
                 handlers[kind](what)
+            if most_bad is not None and result.refused + len(result.done) - result.good > most_bad:
+                break
         result.span = max(self.now, 1e-9)
+        result.link_bytes = sum(w.into.moved for w in self.workers)
         roles = [w.role for w in self.workers]
         result.roles = "/".join(str(roles.count(r)) for r in ("prefill", "decode", "mixed"))
         result.wall = time.perf_counter() - began
@@ -200,11 +208,15 @@ class Cluster:
     def _on_report(self, index: int) -> None:
         worker = self.workers[index]
         if worker.changed or self.now >= worker.reported_at + self.spec.heartbeat_s:
-            self.policy.report(self.load_of(worker))
+            self.after(self.spec.news_s, self._told_load, self.load_of(worker))
             worker.sample, worker.reported_at = None, self.now
             # A queue goes on being worked off: the next report says so.
             worker.changed = worker.has_work
         self.at(self.now + self.spec.report_s, "report", index)
+
+    def _told_load(self, load: WorkerLoad, now: float) -> None:
+        load.reported_at = now
+        self.policy.report(load)
 
     def _on_wake(self, index: int) -> None:
         self._wake(self.workers[index])
@@ -219,33 +231,46 @@ class Cluster:
         if not worker.busy or worker.version != what[1]:
             return  # was cut short
         found = worker.end(self.now)
-        for job in found.progressed:
-            self._publish(job)
+        for job, tokens in found.progressed:
+            self._publish(job, tokens)
         for job in found.prefilled:
-            target = self.workers[job.decode]
-            seconds = self.spec.link_latency_s + job.prompt * self._token_s
-            if self.spec.early_handover:
-                # Chunks follow one another out of prefill; the last one can't leave before it is there.
-                target.link_free = max(job.began, target.link_free) + seconds
-                last = self.now + self.spec.link_latency_s + min(job.prompt, BLOCK) * self._token_s
-                job.landed = max(target.link_free, last)
-            else:
-                target.link_free = job.landed = max(self.now, target.link_free) + seconds
-            self.at(job.landed, "land", job)
+            self._hand_over(job)
         for job in found.started:
-            self.result.ttft.append(job.first - job.at)
-            self.result.cached_tokens += job.cached
-            self.policy.started(job)
+            self.after(self.spec.news_s, self._told_started, job)
         for job in found.done:
-            self._complete(job)
+            self.after(self.spec.news_s, self._told_done, job)
+        if worker.prefilled_tokens:
+            self._fetching[worker.index].prefill.add(worker.prefilled_tokens, worker.prefill_s)
         self._wake(worker)
 
-    def _complete(self, job: Job) -> None:
+    def _hand_over(self, job: Job) -> None:
+        """Sends a prompt that has been computed to where it is decoded."""
+        spec, target = self.spec, self.workers[job.decode]
+        nbytes = job.prompt * self._bytes
+        target.coming -= job.prompt
+        # Chunks follow one another out of prefill; the last one can't leave before it is there.
+        start = job.began if spec.early_handover else job.copied
+        arrived = target.into.take(start, nbytes)
+        if not self.policy.shared:
+            arrived = max(arrived, self.workers[job.prefill].out.take(start, nbytes))
+        node = self.node_of(job.decode)
+        if node != self.node_of(job.prefill):
+            arrived = max(arrived, self.node_links[node].take(start, nbytes))
+        last = job.copied + min(job.prompt, BLOCK) * self._bytes / spec.link_bytes_s
+        job.landed = max(arrived, last) + spec.link_latency_s
+        self.at(job.landed, "land", job)
+
+    def _told_started(self, job: Job, now: float) -> None:
+        self.result.ttft.append(now - job.at)
+        self.result.cached_tokens += job.cached
+        self.policy.started(job)
+
+    def _told_done(self, job: Job, now: float) -> None:
         result, spec = self.result, self.spec
         stream = (job.done - job.first) / max(job.output - 1, 1)
         result.stream.append(stream)
         result.output_tokens += job.output
-        result.good += job.first - job.at <= spec.ttft_target and stream <= spec.itl_target
+        result.good += job.first + spec.news_s - job.at <= spec.ttft_target and stream <= spec.itl_target
         result.done.append(job.id)
         del self.jobs[job.id]
         self.policy.finished(job)
@@ -273,37 +298,49 @@ class Cluster:
 
     def _take_from_cache(self, job: Job, worker: EngineModel) -> None:
         """Looks the prompt up where it is prefilled, and starts fetching what is worth it."""
-        spec, now = self.spec, self.now
+        now = self.now
         if not self.policy.shared:
             held = self.caches.by_worker[worker.index].match(job.blocks)
             job.cached = job.computed = min(held * BLOCK, job.prompt - 1)
-            job.fetched_at = now
+            job.published, job.fetched_at = held, now
             return
-        node = self.node_of(worker.index)
-        local = self.caches.by_node[node].match(job.blocks)
-        tokens, seconds = min(local * BLOCK, job.prompt - 1), 0.0
-        if tokens:
-            seconds = spec.link_latency_s + tokens * self._token_s
-        if len(self.caches.by_node) > 1:
-            away = max(pool.match(job.blocks) for i, pool in enumerate(self.caches.by_node) if i != node)
-            more = min(away * BLOCK, job.prompt - 1) - tokens
-            if more > 0 and more * self._remote_s < more * 1.8e-5 * 4:
-                seconds += spec.link_latency_s + more * self._remote_s
-                tokens += more
-        job.cached = job.computed = tokens
+        node, most = self.node_of(worker.index), job.prompt - 1
+        held = self.caches.by_node[node].match(job.blocks)
         job.fetched_at = now
-        if tokens:
-            worker.link_free = max(now, worker.link_free) + seconds
-            job.fetched_at = worker.link_free
-        job.published = min(local, len(job.blocks))
+        tokens = self._fetch("node", job, worker, 0, min(held * BLOCK, most))
+        if len(self.caches.by_node) > 1 and tokens == min(held * BLOCK, most):
+            away = max(pool.match(job.blocks) for i, pool in enumerate(self.caches.by_node) if i != node)
+            tokens += self._fetch("remote", job, worker, tokens, min(away * BLOCK, most) - tokens)
+        job.cached = job.computed = tokens
+        job.published = min(held, len(job.blocks))
 
-    def _publish(self, job: Job) -> None:
-        """Blocks that a step has completed are there for others."""
-        complete = len(job.blocks) if job.computed >= job.prompt else job.computed // BLOCK
+    def _fetch(self, tier: str, job: Job, worker: EngineModel, behind: int, tokens: int) -> int:
+        """Fetches ``tokens`` of a prompt ``behind`` others, if the worker finds that it pays; returns how many."""
+        nbytes = tokens * self._bytes
+        costs, waiting = self._fetching[worker.index], round(worker.into.waiting(self.now))
+        busy_s = worker.queued_tokens * costs.token_seconds
+        if tokens <= 0 or not costs.worth(tier, tokens, nbytes, waiting, busy_s):
+            return 0
+        arrived = worker.into.take(self.now, nbytes)
+        if tier == "remote":
+            arrived = max(arrived, self.node_links[self.node_of(worker.index)].take(self.now, nbytes))
+        job.fetched_at = arrived + self.spec.link_latency_s
+        return tokens
+
+    def _publish(self, job: Job, tokens: int) -> None:
+        """``tokens`` of a prompt that a step has computed leave the worker; then their blocks are there for others."""
+        if not self.policy.shared:
+            # Its own memory: they are there at once, and leave with the hand-over.
+            job.copied = self.now
+            self._add(job.prefill, job, job.computed, self.now)
+            return
+        job.copied = self.workers[job.prefill].out.take(self.now, tokens * self._bytes)
+        self.at(job.copied, "call", partial(self._add, job.prefill, job, job.computed))
+
+    def _add(self, worker: int, job: Job, computed: int, now: float) -> None:
+        complete = len(job.blocks) if computed >= job.prompt else computed // BLOCK
         if complete <= job.published:
             return
-        cache = (
-            self.caches.by_node[self.node_of(job.prefill)] if self.policy.shared else self.caches.by_worker[job.prefill]
-        )
+        cache = self.caches.by_node[self.node_of(worker)] if self.policy.shared else self.caches.by_worker[worker]
         cache.add(job.blocks, job.published, complete)
         job.published = complete

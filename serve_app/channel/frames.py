@@ -52,6 +52,12 @@ class FrameReader(Generic[T]):
     def feed(self, data: bytes) -> None:
         self._buffer += data
 
+    def rest(self) -> bytes:
+        """What has come and is no whole message yet, for another reader."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
     def next(self) -> T | None:
         """The next whole message, or None; raises :class:`BadMessage`."""
         if len(self._buffer) < 4:

@@ -30,6 +30,7 @@ from serve_app.wire.tokens import (
     Tokens,
     read_from_worker,
 )  # fmt: skip
+from serve_app.wire.turns import Visit
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +154,7 @@ class TokenInbox:
 
     ``on_load(worker id, report)``: a subscribed worker tells of its load; None when its connection ends.
     ``on_ended(stream id, result)``: how a request has ended that came with others; see :class:`Ended`.
+    ``on_visit(gateway)``: another gateway has connected; what is returned speaks with it from now on.
     """
 
     def __init__(
@@ -162,15 +164,18 @@ class TokenInbox:
         *,
         pause_tokens: int = PAUSE_TOKENS,
         on_load: Callable[[str, LoadReport | None], None] | None = None,
+        on_visit: Callable[[str], asyncio.Protocol] | None = None,
     ) -> None:
         self.pause_tokens = pause_tokens
         self.on_load = on_load
         self.on_ended: Callable[[str, bytes], None] | None = None
+        self.on_visit = on_visit
         self._host = host
         self._port = port
         self._secret = secrets.token_bytes(32)
         self._streams: dict[str, Stream] = {}
         self._connections: set[_Connection] = set()
+        self._visits: set[asyncio.Transport] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self) -> InboxAddress:
@@ -216,6 +221,8 @@ class TokenInbox:
             self._server.close()
         for connection in list(self._connections):
             connection.close()
+        for transport in self._visits:
+            transport.abort()
         for stream_id in list(self._streams):
             self.close_stream(stream_id)
 
@@ -228,6 +235,18 @@ class TokenInbox:
         # A worker that reconnects may do so before the old connection's end is noticed.
         if worker is not None and self.on_load is not None and worker not in self.workers:
             self.on_load(worker, None)
+
+    def visited(self, connection: _Connection, gateway: str, transport: asyncio.Transport, rest: bytes) -> None:
+        """Another gateway's connection goes to who speaks with it."""
+        if self.on_visit is None:
+            raise BadMessage("no gateway is expected here")
+        self._connections.discard(connection)
+        self._visits = {t for t in self._visits if not t.is_closing()} | {transport}
+        protocol = self.on_visit(gateway)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if rest:
+            protocol.data_received(rest)
 
     def deliver(self, connection: _Connection, item: TokenItem) -> tuple[int, bool] | None:
         """(next offset, finished) to acknowledge; None if nobody reads the stream."""
@@ -305,14 +324,24 @@ class _Connection(asyncio.Protocol):
             raise BadMessage("a second hello")
 
     def _hello(self, message: FromWorker) -> None:
-        if not isinstance(message, Hello):
+        if not isinstance(message, Hello | Visit):
             raise BadMessage("the first frame must be a hello")
         if not self._inbox.authentic(message.secret):
             raise BadMessage("wrong secret")
+        if isinstance(message, Visit):
+            self._visit(message)
+            return
         self.worker_id = message.worker_id
         self._reader.limit = frames.MAX_FRAME
         if self._hello_timer is not None:
             self._hello_timer.cancel()
+
+    def _visit(self, message: Visit) -> None:
+        assert self._transport is not None
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        transport, self._transport = self._transport, None
+        self._inbox.visited(self, message.gateway, transport, self._reader.rest())
 
     def _tokens(self, items: Iterable[TokenItem]) -> None:
         closed = []

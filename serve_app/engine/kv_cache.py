@@ -11,6 +11,7 @@ block's payload is then the planes' bytes one after another.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from serve_app.costs.transfers import Rate
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
 from serve_app.kv.chunk import Layout
@@ -80,10 +82,14 @@ class KVShape:
         return KVCache(self, num_blocks, device)
 
 
+# Until it is measured: PCIe from memory that is not pinned, and one core that copies.
+COPY_BYTES_S = {"cuda": 1.2e10, "cpu": 4e9}
+
+
 class KVCache:
     """Keys and values of ``num_blocks`` blocks on one device."""
 
-    __slots__ = ("_layers", "device", "num_blocks", "planes", "shape")
+    __slots__ = ("_layers", "copies", "device", "num_blocks", "planes", "shape")
 
     def __init__(self, shape: KVShape, num_blocks: int, device: str | torch.device) -> None:
         self.shape, self.num_blocks = shape, num_blocks
@@ -98,6 +104,8 @@ class KVCache:
             for at, index in enumerate(members):
                 self._layers[index] = plane[at]
         self.device = self.planes[0].device
+        # Bytes per second that come in, as measured.
+        self.copies = Rate(COPY_BYTES_S["cuda" if self.device.type == "cuda" else "cpu"])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,6 +136,7 @@ class KVCache:
                 f"a payload of {payload.numel()} bytes does not hold blocks {first} to {first + len(blocks)} of "
                 f"{self.shape.block_bytes} bytes; only caches of one layout can exchange them"
             )
+        began = time.perf_counter()
         index, at = self._index(blocks), 0
         for plane in self.planes:
             layers, two, _, heads, tokens, dim = plane.shape
@@ -136,6 +145,8 @@ class KVCache:
             source = part[:, :, first : first + len(blocks)].to(self.device, non_blocking=True)
             _raw(plane).index_copy_(2, index, _raw(source))
             at += size
+        # From memory that is not pinned a copy to a GPU has ended, or nearly, when the call returns.
+        self.copies.add(len(blocks) * self.shape.block_bytes, time.perf_counter() - began)
 
     def _index(self, blocks: list[int]) -> Tensor:
         """int64 on the cache's device, without waiting for the steps that are under way there."""

@@ -27,10 +27,13 @@ from serve_app.catalog.load import load_catalog
 from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
 from serve_app.channel.inbox import TokenInbox
+from serve_app.channel.served import gateway_name
 from serve_app.gateway import prometheus
 from serve_app.gateway.adapters import Adapters, Bounds
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.booking import Booking
+from serve_app.gateway.dispatch.guest import Desk, Guests
+from serve_app.gateway.dispatch.owner import Owners
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.history import History
@@ -104,13 +107,11 @@ class Gateway:
         self.prompts = Prompts(home)
         self.prompt_log = PromptLog(self.state.prompts, self.state.accounts)
         self.models = Models(self.catalog, settings.profile, settings.models, home)
-        self.inbox = TokenInbox(host, on_load=self._load)
+        self.guests = Guests(self._desk)
+        self.inbox = TokenInbox(host, on_load=self._load, on_visit=self.guests.visit)
+        self.owners = Owners(lambda: gateway_name(self.inbox.address))
         self.health = HealthMonitor(self.models, lambda m: call(m, PROBE, Nothing()))
-        self.engine = EngineBackend(
-            self.inbox,
-            call,
-            ask_all,
-        )
+        self.engine = EngineBackend(self.inbox, call, ask_all)
         # What answers a model instead of engine workers, by its id.
         self.backends: dict[str, Backend] = {}
         self.adapters = Adapters(
@@ -218,6 +219,7 @@ class Gateway:
                 dispatcher = self.engine.dispatcher(model)
                 dispatcher.start_worker = partial(self._wake.first, model)
                 dispatcher.hurry = self._subscriptions.hurry
+                dispatcher.owner_at, dispatcher.guests = self.owners.at, self.guests.names
                 dispatcher.expect_reports()
 
     def _adopted(self, new: list[ServedModel], gone: list[ServedModel]) -> None:
@@ -274,6 +276,11 @@ class Gateway:
                     self.engine.lost(model, process)
         elif (told := self.models.started.get(report.model)) is not None and self.engine.serves(told):
             self.engine.dispatcher(told).report(process, report)
+
+    def _desk(self, model: str) -> Desk | None:
+        """Where other gateways get the turns of their requests for ``model``, if it is served here."""
+        told = self.models.started.get(model)
+        return self.engine.dispatcher(told).desk() if told is not None and self.engine.serves(told) else None
 
     def backend(self, model: ServedModel) -> Backend:
         """What answers the model's generation requests."""

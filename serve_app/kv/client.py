@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -70,6 +70,9 @@ class KVClient:
     ) -> None:
         self.stats = ClientStats()
         self.costs = FetchCosts()
+        # Seconds of prompts that the engine has to compute before another; and bytes that are being read.
+        self.busy_s: Callable[[], float] = lambda: 0.0
+        self._reading = 0
         self._node_id = node_id
         self._layout = layout
         self._options = options
@@ -190,7 +193,10 @@ class KVClient:
     ) -> list[Fetched]:
         tier = "node" if node_id == self._node_id else "remote"
         at_most = (len(keys) - start) * BLOCK_TOKENS + (BLOCK_TOKENS - 1 if tail_keys else 0)
-        if not self.costs.worth(tier, at_most, at_most * self._layout.block_bytes // BLOCK_TOKENS):
+        nbytes = at_most * self._layout.block_bytes // BLOCK_TOKENS
+        # What another engine computes for this prompt is not computed here as well, however long it takes.
+        queued, busy_s = (self._reading, 0.0 if first else self.busy_s())
+        if not self.costs.worth(tier, at_most, nbytes, queued, busy_s):
             return []
         try:
             pool = await self._pool(node_id)
@@ -205,7 +211,12 @@ class KVClient:
         if tier == "remote":
             pieces = [replace(piece, tier=tier) for piece in pieces]
         started = time.perf_counter()
-        payloads = await _read(refs, deadline)
+        reading = sum(piece.nbytes for piece in pieces)
+        self._reading += reading
+        try:
+            payloads = await _read(refs, deadline)
+        finally:
+            self._reading -= reading
         read_s = time.perf_counter() - started
         pool.release.remote(lease)
         found: list[Fetched] = []
@@ -223,7 +234,7 @@ class KVClient:
                 pool.report_bad.remote([piece.chunk_id])
             break
         self._count(found)
-        self.costs.tiers[tier].add(sum(payload.nbytes for _, payload in found), read_s)
+        self.costs.measured(tier, sum(payload.nbytes for _, payload in found), read_s)
         return found
 
     def _count(self, found: list[Fetched]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from serve_app.routing.fairness import FairQueue
 from serve_app.routing.fleet import Worker
+from serve_app.routing.lanes import Lanes
 from serve_app.routing.router import Router
 from serve_app.routing.streams import Streams
 from serve_app.routing.types import Decision, Prediction, Priority, Refusal, RouteRequest
@@ -94,6 +95,7 @@ class _Admitted:
     prefill: int
     decode: int
     due: float | None  # predicted time of the first token; None once it is there
+    long: bool = False
 
 
 class Admission:
@@ -108,6 +110,7 @@ class Admission:
         self.queue = queue
         self.config = config or AdmissionConfig()
         self.in_flight = InFlight()
+        self.lanes = Lanes(self.config.targets.ttft)
         self._admitted: dict[str, _Admitted] = {}
         self._streams: dict[Priority, Streams] = {"realtime": Streams(), "batch": Streams()}
         self._drain: dict[Priority, DrainMeter] = {"realtime": DrainMeter(), "batch": DrainMeter()}
@@ -223,7 +226,7 @@ class Admission:
         worker, given = self.router.view(request.priority).workers[decision.decode], self._given(request, decision)
         if request.priority == "batch":
             return not _takes(request, worker) and not given
-        if decision.wait - given > self.config.window_s:
+        if max(decision.wait - decision.behind - given, decision.behind) > self.config.window_s:
             return True
         return not given and worker.place_s(request.streams, usual, now, sure=True) > self.config.window_s
 
@@ -270,8 +273,15 @@ class Admission:
         output = min(request.expected_output_tokens, request.max_tokens) * request.streams
         self._forget(request.id)
         admitted = _Admitted(
-            request.tenant, request.priority, request.streams, decision.uncached, output, now + decision.ttft
+            request.tenant,
+            request.priority,
+            request.streams,
+            decision.uncached,
+            output,
+            now + decision.ttft,
+            request.long,
         )
+        self.lanes.inside += admitted.long
         self._admitted[request.id] = admitted
         self._streams[request.priority].begin(admitted.tenant, admitted.streams)
         self.in_flight.prefill += admitted.prefill
@@ -279,12 +289,14 @@ class Admission:
 
     def _prefilled(self, admitted: _Admitted) -> None:
         self.in_flight.prefill -= admitted.prefill
-        admitted.prefill, admitted.due = 0, None
+        self.lanes.inside -= admitted.long
+        admitted.prefill, admitted.due, admitted.long = 0, None, False
 
     def _forget(self, request_id: str, now: float | None = None) -> None:
         admitted = self._admitted.pop(request_id, None)
         if admitted is not None:
             self.in_flight.prefill -= admitted.prefill
+            self.lanes.inside -= admitted.long
             self.in_flight.decode -= admitted.decode
             self._streams[admitted.priority].end(admitted.tenant, now, admitted.streams)
 

@@ -78,10 +78,20 @@ class CostModel(StepModel):
         latency, token = self._fetch
         return latency[tier] + tokens * token[tier] if tokens > 0 else 0.0
 
-    def fetch_pays(self, tier: Tier, tokens: int, context: int = 0) -> bool:
-        """Whether taking ``tokens`` from a tier is predicted cheaper than computing them."""
+    def latency(self, tier: Tier) -> float:
+        """Until the first byte of a fetch."""
+        return self._fetch[0][tier]
+
+    def transfer_seconds(self, tier: Tier, tokens: float) -> float:
+        """How long a fetch takes the link."""
+        return tokens * self._fetch[1][tier]
+
+    def fetch_pays(self, tier: Tier, tokens: int, context: int = 0, behind: float = 0.0) -> bool:
+        """Whether taking ``tokens`` from a tier is predicted cheaper than computing them. ``behind``: seconds that the
+        fetch waits for its link longer than the worker is busy anyway, negative for shorter.
+        """
         computed = tokens * (self.p1 + self.p2 * (context + tokens * 0.5))
-        return self.fetch_seconds(tier, tokens) < computed
+        return behind + self.fetch_seconds(tier, tokens) < computed
 
     def take(self, steps: Sequence[StepSample], fetches: Sequence[FetchSample], worker: str) -> None:
         """What a worker reports that it has measured."""

@@ -28,7 +28,8 @@ from serve_app.routing.fairness import FairConfig, FairQueue
 from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.places import Lengths
 from serve_app.routing.planner import Planner, PlannerConfig
-from serve_app.routing.router import Router, RouterConfig
+from serve_app.routing.prices import RouterConfig
+from serve_app.routing.router import Router
 from serve_app.routing.served import ServedCount, ServedElsewhere
 from serve_app.routing.types import Decision, Prediction, Priority, Refusal, RouteRequest, WorkerLoad
 from serve_app.routing.workers import Workers
@@ -133,7 +134,8 @@ class Dispatch:
         targets = self.config.admission.targets
         wanted = {"ttft_target": targets.ttft, "itl_target": targets.itl}
         self.costs = CostModel(self.config.priors)
-        self.router = Router(self.costs, LocalityIndex(self.config.locality_keys), self.config.router)
+        router = replace(self.config.router, itl=targets.itl)
+        self.router = Router(self.costs, LocalityIndex(self.config.locality_keys), router)
         self.queue = FairQueue(self.config.fair, self.router.expected_cached)
         self.admission = Admission(self.router, self.queue, self.config.admission)
         self.elsewhere = ServedElsewhere(self.queue.charge)
@@ -189,7 +191,7 @@ class Dispatch:
     def arrive(self, request: RouteRequest, now: float) -> Effects:
         """A new request. Its id must not be live."""
         self._expect(request)
-        self.workers.arrived(request, now)
+        self.admission.lanes.measure(request, self.workers.arrived(request, now))
         present = bool(len(self.router.fleet))
         refusal = (self.admission if present else self.absence).consider(request, now)
         if refusal is not None:
@@ -237,6 +239,13 @@ class Dispatch:
         if live.decision is not None:
             self._count(live.decision)
         return live.decision
+
+    def adopt(self, request: RouteRequest, decision: Decision | None, *, started: bool) -> None:
+        """A request that has had its turn from another dispatch: from now on it is one of this. ``started``: its first
+        token is there.
+        """
+        if request.id not in self._live:
+            self._live[request.id] = _Live(request, decision, placed=True, started=started)
 
     def can_wait(self, request_id: str, now: float) -> bool:
         """Whether a request without a worker should wait for a report. At a model that scales to zero, one that Serve
@@ -289,6 +298,7 @@ class Dispatch:
         request.stay_tokens = self.lengths[request.priority].expected(request.tenant, request.max_tokens)
 
     def _next_turn(self, now: float) -> Turn | None:
+        self.queue.long_open = self.admission.lanes.open(self.router.fleet)
         # Requests of one priority find other places than those of the other, and hold none of them up.
         for priority in self.queue.priorities():
             heads, held_up = self.queue.heads(HEADS, priority), False

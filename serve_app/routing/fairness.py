@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
+from itertools import islice
 
 from serve_app.routing.types import Priority, RouteRequest
 
@@ -42,20 +43,30 @@ class _Waiting:
     cached: int
 
 
+# Requests of a tenant that are looked at to know how many go before another.
+LOOKED_AT = 256
+# A heap of key, number and id; may name requests that have left.
+_Order = list[tuple[float, int, str]]
+
+
 @dataclass(slots=True)
 class _Tenant:
     weight: float = 1.0
     counter: float = 0.0
     waiting: dict[str, _Waiting] = field(default_factory=dict)
-    order: list[tuple[float, int, str]] = field(default_factory=list)  # heap; may name requests that have left
+    order: _Order = field(default_factory=list)
+    long: _Order = field(default_factory=list)
     prompt_tokens: int = 0
 
-    @property
-    def head(self) -> _Waiting:
-        """The tenant's next request. It must have one."""
-        while (found := self.waiting.get(self.order[0][2])) is None:
-            heappop(self.order)
-        return found
+    def head(self, long: bool) -> _Waiting | None:
+        """The tenant's next request, without ``long`` the next that is none; None if there is none."""
+        orders = [o for o in ((self.order, self.long) if long else (self.order,)) if self._clean(o)]
+        return self.waiting[min(orders)[0][2]] if orders else None
+
+    def _clean(self, order: _Order) -> _Order:
+        while order and order[0][2] not in self.waiting:
+            heappop(order)
+        return order
 
 
 @dataclass(slots=True)
@@ -77,6 +88,7 @@ class FairQueue:
     """``push`` a request, ``take`` one of the ``heads`` when it may go, ``settle`` when it has been served.
 
     ``cached(request)`` says how many prompt tokens would come from a cache now; without it the order is VTC's own.
+    While ``long_open`` is not set, long requests let all others pass.
     """
 
     def __init__(self, config: FairConfig | None = None, cached: Callable[[RouteRequest], int] | None = None) -> None:
@@ -86,6 +98,7 @@ class FairQueue:
         self._where: dict[str, tuple[Priority, str]] = {}
         self._charges: dict[str, _Charge] = {}
         self._pushed = 0
+        self.long_open = True
 
     def __len__(self) -> int:
         return len(self._where)
@@ -111,7 +124,7 @@ class FairQueue:
         cached = min(self._cached(request), request.prompt_tokens) if self._cached is not None else 0
         tenant.waiting[request.id] = _Waiting(request, cached)
         self._pushed += 1
-        heappush(tenant.order, (self._key(request, cached), self._pushed, request.id))
+        heappush(tenant.long if request.long else tenant.order, (self._key(request, cached), self._pushed, request.id))
         tenant.prompt_tokens += request.prompt_tokens
         kind.prompt_tokens += request.prompt_tokens
         self._where[request.id] = (request.priority, request.tenant)
@@ -124,12 +137,13 @@ class FairQueue:
         """The next request, of one ``priority`` or of any, and behind it the first one of other tenants, least served
         first; up to ``limit``.
         """
-        kinds = [self._classes[p] for p in self.priorities() if priority in (None, p)]
+        kinds = [self._able(self._classes[p]) for p in self.priorities() if priority in (None, p)]
+        kinds = [kind for kind in kinds if kind]
         if not kinds:
             return []
-        first = self._best(kinds[0], min(t.counter for t in kinds[0].waiting.values())).request
-        tenants = [t for kind in kinds for t in nsmallest(limit, kind.waiting.values(), key=lambda t: t.counter)]
-        found = [first, *(t.head.request for t in tenants if t.head.request is not first)]
+        first = self._best(kinds[0]).request
+        tenants = [one for kind in kinds for one in nsmallest(limit, kind, key=lambda one: one[0].counter)]
+        found = [first, *(head.request for _, head in tenants if head.request is not first)]
         return found[:limit]
 
     def take(self, request_id: str) -> None:
@@ -169,12 +183,12 @@ class FairQueue:
     def ahead(self, request: RouteRequest) -> int:
         """Prompt tokens that would be served before ``request`` if it were pushed now, about.
 
-        Its own tenant's queue, and of each other tenant what it may be served until the counters meet. Batch requests
+        Of its own tenant's queue those that its order puts first, and of each other tenant what it may be served until the counters meet. Batch requests
         are in nobody's way.
         """
         kind = self._classes[request.priority]
         mine = kind.tenants.get(request.tenant)
-        own = mine.prompt_tokens if mine else 0
+        own = self._before(request, mine) if mine else 0
         weight = mine.weight if mine else 1.0
         floor = min((t.counter for t in kind.waiting.values()), default=0.0)
         counter = max(mine.counter if mine else floor, floor)
@@ -188,6 +202,20 @@ class FairQueue:
                 shares = self.config.shares
                 total += min(other.prompt_tokens, int(total * shares[name] / max(shares[request.priority], 1e-9)))
         return total
+
+    def _before(self, request: RouteRequest, tenant: _Tenant) -> int:
+        """Prompt tokens of the tenant's requests that go before another of its."""
+        waiting = tenant.waiting.values()
+        some = list(islice(waiting, LOOKED_AT))
+        cached = min(self._cached(request), request.prompt_tokens) if some and self._cached is not None else 0
+
+        def order(one: RouteRequest, cached: int) -> tuple[bool, float]:
+            return one.long and not self.long_open, self._key(one, cached)
+
+        mine = order(request, cached)
+        first = [w for w in some if order(w.request, w.cached) <= mine]
+        share = tenant.prompt_tokens / max(sum(w.request.prompt_tokens for w in some), 1)
+        return int(sum(w.request.prompt_tokens for w in first) * share)
 
     def counters(self, priority: Priority = "realtime") -> dict[str, float]:
         """For metrics: weighted tokens served per tenant of a class."""
@@ -203,11 +231,17 @@ class FairQueue:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _best(self, kind: _Class, floor: float) -> _Waiting:
-        if self._cached is None or len(kind.waiting) == 1:
-            return min(kind.waiting.values(), key=lambda t: t.counter).head
-        near = [t for t in kind.waiting.values() if t.counter <= floor + self.config.slack]
-        return max(near, key=lambda t: (t.head.cached, -t.counter)).head
+    def _able(self, kind: _Class) -> list[tuple[_Tenant, _Waiting]]:
+        """Tenants of which a request may go, and which."""
+        heads = ((tenant, tenant.head(self.long_open)) for tenant in kind.waiting.values())
+        return [(tenant, head) for tenant, head in heads if head is not None]
+
+    def _best(self, able: list[tuple[_Tenant, _Waiting]]) -> _Waiting:
+        floor = min(tenant.counter for tenant, _ in able)
+        if self._cached is None or len(able) == 1:
+            return min(able, key=lambda one: one[0].counter)[1]
+        near = [one for one in able if one[0].counter <= floor + self.config.slack]
+        return max(near, key=lambda one: (one[1].cached, -one[0].counter))[1]
 
     def _key(self, request: RouteRequest, cached: int) -> float:
         """Work against age: the order of two waiting requests never changes, so a heap will do."""
@@ -224,6 +258,7 @@ class FairQueue:
         if not tenant.waiting:
             del kind.waiting[request.tenant]
             tenant.order.clear()
+            tenant.long.clear()
             self._trim(kind)
 
     def _cost(self, uncached: int, cached: int, output: int) -> float:

@@ -11,11 +11,13 @@ from random import Random
 
 from serve_app.costs.places import GAP_S, PATIENCE_S, TURN_S, share
 from serve_app.routing.costs import CostModel
+from serve_app.routing.links import Link
 from serve_app.routing.places import Held, free_after, tokens_left
 from serve_app.routing.types import Role, RouteRequest, WorkerLoad
 
 # Seconds over which the share of time with prompts is measured, and the most that it is taken to be.
 WATCH_S = 10.0
+WATCH_ONE_S = 5.0
 FULL = 0.95
 # A report made less than this after a decision may not show the request yet.
 VISIBLE_AFTER_S = 0.05
@@ -28,6 +30,17 @@ HELD_S = 0.1
 SHORTLIST_DECISIONS = 48
 # Workers drawn at random that are priced as well, since the list goes stale while it is used.
 BY_CHANCE = 4
+
+
+@dataclass(slots=True, frozen=True)
+class Transfers:
+    """What one request moves: seconds of the prefill worker's link for a fetch, and of the decode worker's for a hand-over
+    that is ``ready`` so many seconds after the decision.
+    """
+
+    fetch: float = 0.0
+    moved: float = 0.0
+    ready: float = 0.0
 
 
 @dataclass(slots=True)
@@ -43,6 +56,7 @@ class Reservation:
     stay: int = 256  # tokens of each stream that are expected
     most: int = 256  # and that it may have
     tenant: str = ""
+    transfers: Transfers = Transfers()
     started_at: float | None = None  # when its first token was there
     prefill_seen: bool = False
     decode_seen: bool = False
@@ -61,6 +75,8 @@ class Worker:
     kv_tokens: int = 0
     coming: int = 0  # K/V tokens of this gateway's requests that are prefilled elsewhere, or wait, and are in no report
     step: float = 0.0  # seconds of a decode step now; 0 without sequences
+    prefilling: float = 0.0  # share of its time in which it has lately had prompts to compute
+    link: Link = field(default_factory=Link)  # over which K/V come in
     unseen: deque[Reservation] = field(default_factory=deque)
     # This gateway's requests that have streams here, and how long they stay, as it was at that moment.
     decoding: dict[int, Reservation] = field(default_factory=dict)
@@ -142,6 +158,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self._shortlist: list[Worker] = []
         self._shortlist_left = 0
+        self._inbound: dict[str, Link] = {}
         self._prefilling = 0.0
         # r / (1 - r), where r is the share of time in which workers for prefill have lately been busy with prompts:
         # for each second wasted there, the prompts behind wait about so many seconds longer.
@@ -149,6 +166,10 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self.workers)
+
+    def inbound(self, node: str) -> Link:
+        """The link into a node from the others."""
+        return self._inbound.setdefault(node, Link())
 
     def candidates(self, now: float) -> list[Worker]:
         """Workers worth pricing: all of a small fleet, the least loaded of a large one."""
@@ -207,7 +228,7 @@ class Fleet:
             self._shortlist_left = 0
         elif load.reported_at < worker.load.reported_at:
             return
-        self._watch(worker.load, load)
+        self._watch(worker, load)
         worker.load, worker.slow = load, slow
         self._see(worker, load.reported_at - VISIBLE_AFTER_S)
         sent_seconds = sum(r.seconds for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
@@ -219,6 +240,8 @@ class Fleet:
         chunk = max(load.max_batch_tokens - worker.batch, load.block_tokens)
         queued = load.queued_prefill_tokens * self._costs.token_seconds(chunk, 2048, worker.step) * slow
         worker.busy_until = load.reported_at + queued + sent_seconds
+        fetched = sum(r.transfers.fetch for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
+        worker.link.queued(self._costs.transfer_seconds("node", load.incoming_tokens) + fetched, load.reported_at)
 
     def remove(self, worker: str) -> None:
         """The worker is gone."""
@@ -227,7 +250,11 @@ class Fleet:
 
     def reserve(self, reservation: Reservation) -> None:
         prefill, decode = reservation.prefill, reservation.decode
-        prefill.busy_until = max(prefill.busy_until, reservation.made_at) + reservation.seconds
+        now, transfers = reservation.made_at, reservation.transfers
+        prefill.busy_until = max(prefill.busy_until, now) + reservation.seconds
+        prefill.link.take(transfers.fetch, now)
+        for link in self._crossed(reservation):
+            link.expect(id(reservation), transfers.moved, now + transfers.ready, now)
         decode.batch += reservation.streams
         decode.own += reservation.streams
         decode.kv_tokens += reservation.kv_tokens
@@ -243,6 +270,7 @@ class Fleet:
         self.end_streams(reservation, reservation.streams - reservation.ended)
         if not reservation.prefill_seen:
             reservation.prefill.busy_until -= reservation.seconds
+            reservation.prefill.link.until -= reservation.transfers.fetch
         if not reservation.decode_seen:
             reservation.decode.batch -= reservation.streams
             reservation.decode.kv_tokens -= reservation.kv_tokens
@@ -253,6 +281,8 @@ class Fleet:
         """The first token is there: the decode worker holds the request's K/V, and its next report counts them."""
         if reservation.started_at is not None:
             return
+        for link in self._crossed(reservation):
+            link.gone(id(reservation))
         if reservation.decode_seen:
             reservation.decode.coming -= reservation.kv_tokens
         reservation.started_at = now
@@ -271,13 +301,22 @@ class Fleet:
             decode.kv_tokens = max(decode.kv_tokens - int(share * after) + int(share * before), 0)
             self._set_step(decode)
 
-    def _watch(self, old: WorkerLoad, new: WorkerLoad) -> None:
+    def _crossed(self, reservation: Reservation) -> list[Link]:
+        """The links that a hand-over uses."""
+        prefill, decode = reservation.prefill, reservation.decode
+        if not reservation.transfers.moved:
+            return []
+        away = decode.load.node != prefill.load.node
+        return [decode.link, self.inbound(decode.load.node)] if away else [decode.link]
+
+    def _watch(self, worker: Worker, new: WorkerLoad) -> None:
         """Between two reports a worker has had prompts to compute, or has had none."""
+        old = worker.load
+        seconds, busy = new.reported_at - old.reported_at, FULL if old.queued_prefill_tokens else 0.0
+        worker.prefilling += (1.0 - math.exp(-seconds / WATCH_ONE_S)) * (busy - worker.prefilling)
         if old.role == "decode":
             return
-        seconds = (new.reported_at - old.reported_at) / len(self.workers)
-        busy = FULL if old.queued_prefill_tokens else 0.0
-        self._prefilling += (1.0 - math.exp(-seconds / WATCH_S)) * (busy - self._prefilling)
+        self._prefilling += (1.0 - math.exp(-seconds / len(self.workers) / WATCH_S)) * (busy - self._prefilling)
         self.congestion = self._prefilling / (1.0 - self._prefilling)
 
     def _see(self, worker: Worker, until: float) -> None:

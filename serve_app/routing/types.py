@@ -65,6 +65,7 @@ class WorkerLoad:
     reported_at: float = 0.0
     batch: BatchLoad = BatchLoad()
     adapters: frozenset[bytes] = frozenset()  # in its memory, by name
+    incoming_tokens: int = 0  # whose K/V are on their way here from pools or other workers, or ready to go
     standing: tuple[Standing, ...] = ()
 
     @property
@@ -115,6 +116,7 @@ class RouteRequest:
     reject_if_busy: bool = False
     adapter: bytes = b""  # its name; empty: none
     adapter_bytes: int = 0
+    long: bool = False  # by itself it takes so long that others would miss their targets behind it
     # Prompt tokens that a cache was expected to hold when the request arrived; None where no worker was up.
     expected_cached_tokens: int | None = None
 
@@ -134,7 +136,11 @@ class Decision:
     uncached: int  # prompt tokens that a worker has to compute
     wait: float = 0.0  # of ``ttft``, seconds before anything is computed for this request
     place: float = 0.0  # of ``wait``, for a place among the streams
+    behind: float = 0.0  # of ``wait``, for transfers that go before
     compute: float = 0.0  # seconds of prefill on the worker that computes the prompt
+    fetch: float = 0.0  # seconds of that worker's link, for what pools hold
+    moved: float = 0.0  # seconds of the decode worker's link, for the hand-over
+    ready: float = 0.0  # seconds until the prompt is computed
     batch: int = 0  # streams on the decode worker before this request
     why: str = ""  # "least ttft", "session", "prefill behind", ...
 

@@ -84,14 +84,18 @@ class Workers:
         self._router.remove(worker)
         self._processes.pop(worker, None)
 
-    def arrived(self, request: RouteRequest, now: float) -> None:
-        """Counts a request as demand, one that is refused as well. Batch requests are none: they take what is there."""
-        if request.priority == "batch":
-            return
+    def arrived(self, request: RouteRequest, now: float) -> float:
+        """Counts a request as demand, one that is refused as well. Batch requests are none: they take what is there.
+
+        Returns the seconds that its prompt takes an idle worker.
+        """
         cached = self._router.expected_cached(request)
         seconds = self._router.costs.prefill_seconds(request.prompt_tokens - cached, cached)
+        if request.priority == "batch":
+            return seconds
         output = request.expected_output_tokens * request.streams
         self.demand.arrived(now, seconds, output, request.prompt_tokens)
+        return seconds
 
     def needed(self, now: float) -> dict[str, float]:
         """Replicas of each stage that this gateway's requests need, as fractions."""

@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
+from serve_app.wire.address import InboxAddress
 from serve_app.wire.message import Message
 
 # Samples per report; what does not fit is not missed.
@@ -76,7 +77,7 @@ class Batch(NamedTuple):
     used_blocks: Count = 0
 
 
-class LoadReport(Message, tag="load:5", frozen=True):
+class LoadReport(Message, tag="load:6", frozen=True):
     """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
     gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
 
@@ -85,7 +86,8 @@ class LoadReport(Message, tag="load:5", frozen=True):
     since the last report. ``served``: what tenants have lately got by way of each gateway. ``batch``: how much of the
     queued tokens, requests and blocks belongs to batch requests. ``adapters``: the first :data:`ADAPTER_BYTES` bytes of
     the digests of those in its memory, one behind the other, the most recently used first. ``standing``: whose requests
-    they are, while no place is free.
+    they are, while no place is free. ``incoming_tokens``: of K/V that come over the link of this worker, or will.
+    ``owner``: where ``planner`` listens, which owns the model's dispatch.
     """
 
     replica: Name
@@ -110,6 +112,8 @@ class LoadReport(Message, tag="load:5", frozen=True):
     batch: Batch = Batch()
     adapters: Annotated[bytes, Meta(max_length=MAX_ADAPTERS * ADAPTER_BYTES)] = b""
     standing: Annotated[tuple[Standing, ...], Meta(max_length=MAX_STANDING)] = ()
+    incoming_tokens: Count = 0
+    owner: InboxAddress | None = None
 
     @property
     def busy(self) -> bool:

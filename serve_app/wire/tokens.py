@@ -7,6 +7,7 @@
                         Ended        how requests that came together have ended, each when it has
                         LoadReport   to gateways that have subscribed (serve_app.wire.load)
                         Bye
+    gateway -> gateway  Visit        first frame of a connection of another kind (serve_app.wire.turns)
     gateway -> worker   Ack          cumulative, sent lazily
                         Pause        a reader is slow
                         Resume       it has caught up: go on from there
@@ -23,6 +24,7 @@ from msgspec import Meta
 from serve_app.sampling_params import TokenLogprobs
 from serve_app.wire.load import LoadReport
 from serve_app.wire.message import Message, Reader
+from serve_app.wire.turns import Visit
 
 Offset = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
@@ -104,7 +106,7 @@ class Closed(Message, tag="closed:1", frozen=True):
     streams: tuple[str, ...]
 
 
-FromWorker = Hello | Tokens | Ended | LoadReport | Bye
+FromWorker = Hello | Tokens | Ended | LoadReport | Bye | Visit
 FromGateway = Ack | Pause | Resume | Closed
 read_from_worker: Reader[FromWorker] = Reader(FromWorker)
 read_from_gateway: Reader[FromGateway] = Reader(FromGateway)

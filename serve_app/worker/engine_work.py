@@ -87,7 +87,14 @@ class EngineWork:
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
         self._load = WorkerLoad(
-            spec.model, spec.stage, node_id, engine, self._sender, self._reader.fetches, self.adapters
+            spec.model,
+            spec.stage,
+            node_id,
+            engine,
+            self._sender,
+            self._reader.fetches,
+            self.adapters,
+            lambda: self._reader.incoming,
         )
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -162,6 +169,7 @@ class EngineWork:
         if running is None:
             return Failed("the request is not waiting here any more")
         assert running.prefilled is not None
+        self._load.changed()
         try:
             stored = await self._reader.arriving(running.prompt, running.prefilled)
             if running.done.done():

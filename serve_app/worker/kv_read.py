@@ -80,6 +80,7 @@ class Moved:
     bytes: int = 0
     early_bytes: int = 0
     handover_s: float = 0.0
+    coming: int = 0  # tokens that are still to come
     # On `time.perf_counter`: when prefill had ended.
     prefilled_at: float = 0.0
 
@@ -123,7 +124,10 @@ class PoolReader:
         # The latest fetches, for whoever predicts what the next one takes.
         self.fetches: deque[Fetch] = deque(maxlen=16)
         self._engine, self._engine_loop = engine, engine_loop
-        client.costs.prefill = engine.meter.prefill
+        client.costs.prefill, client.costs.copies = engine.meter.prefill, engine.runner.kv.copies
+        client.busy_s = lambda: engine.scheduler.queued_tokens * client.costs.token_seconds
+        # Tokens of prompts whose K/V are on their way here, or are computed elsewhere for a request that waits here.
+        self.incoming = 0
         self._tasks = Tasks()
 
     def stats(self) -> dict[str, Any]:
@@ -165,7 +169,10 @@ class PoolReader:
         if found:
             # The farthest tier is what a fetch of several waits for.
             tier = max((piece.tier for piece, _ in found), key=_FARTHEST_LAST.index)
-            self.fetches.append(Fetch(tier, sum(piece.n_tokens for piece, _ in found), time.perf_counter() - began))
+            # It is of use once it is in the engine's blocks.
+            copy_s = self.client.costs.copy_seconds(sum(piece.nbytes for piece, _ in found))
+            seconds = time.perf_counter() - began + copy_s
+            self.fetches.append(Fetch(tier, sum(piece.n_tokens for piece, _ in found), seconds))
         return stored
 
     async def computed(self, prompt: Prompt) -> Stored:
@@ -187,14 +194,16 @@ class PoolReader:
         pieces: list[Any] = []
         moved = Moved()
         promised = [*request.keys[own // BLOCK_TOKENS :], *prompt.tail_keys]
-        await self.client.announce(promised, PROMISE_S)
-        prefilled.add_done_callback(lambda _: self._tasks.start(self.client.withdraw(promised)))
+        self._comes(moved, max(prompt.wanted - own, 0))
         try:
+            await self.client.announce(promised, PROMISE_S)
+            prefilled.add_done_callback(lambda _: self._tasks.start(self.client.withdraw(promised)))
             told_at = await self._take_over(prompt, own, prefilled, pieces, moved)
             ended = told_at or time.perf_counter()  # all is here before the news that it is
             # It knows how much of the prompt was cached. If all is here and it does not say, somebody else computed it.
             await asyncio.wait([prefilled], timeout=LAST_WORD_S)
         finally:
+            self._comes(moved, -moved.coming)
             if not prefilled.done():
                 prefilled.set_result(Prefilled(request.id))
         moved.prefilled_at, moved.handover_s = ended, time.perf_counter() - ended
@@ -236,6 +245,7 @@ class PoolReader:
             for one in found:
                 piece = self._piece(one)
                 pieces.append(piece)
+                self._comes(moved, -min(piece.tokens, moved.coming))
                 at = piece.start + piece.tokens
                 # One at a time, each between two steps: streams that run meanwhile get their turn.
                 await asyncio.wrap_future(self._engine_loop.call(partial(preload, keys=keys, piece=piece)))
@@ -244,6 +254,10 @@ class PoolReader:
             if not found:
                 await asyncio.wait([prefilled], timeout=ARRIVAL_WAIT_S)
         return told_at
+
+    def _comes(self, moved: Moved, tokens: int) -> None:
+        moved.coming += tokens
+        self.incoming += tokens
 
     def _own(self, request: Request) -> int:
         """Tokens of the request's prompt in the engine's own cache, from the first on."""

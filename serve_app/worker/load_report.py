@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from typing import Any
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 from serve_app.channel.reporter import LoadReporter
 from serve_app.channel.sender import TokenSender
 from serve_app.channel.served import ServedLedger, gateway_name
+from serve_app.wire.address import InboxAddress
 from serve_app.wire.load import (
     ADAPTER_BYTES,
     MAX_ADAPTERS,
@@ -24,6 +27,14 @@ from serve_app.wire.replicas import Listen
 from serve_app.worker.adapters import Adapters
 
 
+class _Wish(NamedTuple):
+    """What a gateway wishes this worker to prefer, until when, and where it listens."""
+
+    until: float
+    role: str | None
+    inbox: InboxAddress
+
+
 class WorkerLoad:
     """Measures one engine and tells every gateway that has subscribed; all on the worker's event loop."""
 
@@ -36,8 +47,12 @@ class WorkerLoad:
         sender: TokenSender,
         fetches: deque[Fetch],
         adapters: Adapters | None = None,
+        incoming: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``fetches``, and what ``adapters`` have loaded, are emptied with every report."""
+        """``fetches``, and what ``adapters`` have loaded, are emptied with every report. ``incoming()``: tokens whose K/V
+        come from elsewhere, or will.
+        """
+        self._incoming = incoming
         self._fetches = fetches
         self._adapters = adapters
         self.served = ServedLedger()
@@ -49,16 +64,18 @@ class WorkerLoad:
         self._replica = ""
         self._role = ""
         # What each gateway wishes this worker to prefer, and until when.
-        self._wishes: dict[str, tuple[float, str | None]] = {}
+        self._wishes: dict[str, _Wish] = {}
         self._reporter = LoadReporter(sender, self._measure)
 
     def subscribe(self, call: Listen) -> None:
-        """Several gateways may wish for several things. One is followed, the same at all workers: the first by name."""
+        """Several gateways may wish for several things. One is followed, the same at all workers of the model: its
+        gateways have different ranks for each model.
+        """
         self._replica = call.replica
         if call.plans:
-            self._wishes[gateway_name(call.inbox)] = (time.monotonic() + call.lease_s, call.wish)
+            self._wishes[gateway_name(call.inbox)] = _Wish(time.monotonic() + call.lease_s, call.wish, call.inbox)
         planner = self._planner()
-        self._role = (planner and self._wishes[planner][1]) or self._role or call.role
+        self._role = (planner and self._wishes[planner].role) or self._role or call.role
         self._reporter.subscribe(call.inbox, call.lease_s)
         self._reporter.changed()
 
@@ -71,8 +88,12 @@ class WorkerLoad:
     def _planner(self) -> str:
         """The gateway whose wish counts, of those that are still there; "" if none is."""
         now = time.monotonic()
-        self._wishes = {name: wish for name, wish in self._wishes.items() if wish[0] > now}
-        return min(self._wishes, default="")
+        self._wishes = {name: wish for name, wish in self._wishes.items() if wish.until > now}
+        there = [name for name, wish in self._wishes.items() if self._sender.connected(wish.inbox)]
+        return min(there or self._wishes, key=self._rank, default="")
+
+    def _rank(self, gateway: str) -> bytes:
+        return blake2b(f"{self._model}\0{gateway}".encode(), digest_size=8).digest()
 
     def _measure(self) -> LoadReport:
         from serve_app.engine.blocks import BLOCK_TOKENS
@@ -80,13 +101,14 @@ class WorkerLoad:
         # Read beside the engine's thread: lists are copied in one piece, and a number may be a step old.
         scheduler = self._engine.scheduler
         running, waiting = list(scheduler.running), list(scheduler.waiting)
+        planner = self._planner()
         return LoadReport(
             replica=self._replica,
             model=self._model,
             stage=self._stage,
             role=self._role or "mixed",
             node=self._node,
-            planner=self._planner(),
+            planner=planner,
             gateways=len(self._wishes),
             queued_tokens=scheduler.queued_tokens,
             # A prompt that is computed for another worker is in the queued tokens; it never becomes a stream here.
@@ -105,6 +127,8 @@ class WorkerLoad:
             batch=self._batch(running, waiting),
             adapters=self._held(),
             standing=_standing([*running, *waiting]) if waiting or len(running) >= scheduler.max_num_seqs else (),
+            incoming_tokens=self._incoming(),
+            owner=self._wishes[planner].inbox if planner else None,
         )
 
     def _held(self) -> bytes:

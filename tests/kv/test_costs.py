@@ -57,3 +57,36 @@ def test_a_fast_engine_computes_rather_than_waits_for_the_disk():
     assert not costs.worth("disk", 64, 64 * 1024)
     costs.prefill.add(100, 10.0)
     assert costs.worth("disk", 64, 64 * 1024)
+
+
+def test_what_a_guess_says_is_tried_before_long_and_what_was_measured_seldom():
+    costs = FetchCosts()
+    costs.prefill.add(48_000, 1.0)
+    # 12,000 tokens of an 8B model: 786 ms at the prior of 2 GB/s, 250 ms to compute.
+    tokens, nbytes = 12_000, 12_000 * 131_072
+
+    def until_tried() -> int:
+        for count in range(1, 10_000):
+            if costs.worth("node", tokens, nbytes):
+                return count
+        raise AssertionError("never tried")
+
+    assert until_tried() < 15 and costs.decisions["node: tried"] == 1
+    # It was as slow as that: trying again costs little of the time that computing takes.
+    costs.measured("node", nbytes, 0.8)
+    assert until_tried() > 60
+    # Or it is fast, and then it is used.
+    for _ in range(20):
+        costs.measured("node", nbytes, 0.05)
+    assert all(costs.worth("node", tokens, nbytes) for _ in range(100))
+
+
+def test_what_waits_before_a_fetch_and_the_copy_behind_it_count():
+    costs = FetchCosts()
+    costs.prefill.add(10_000, 1.0)
+    assert costs.worth("node", 1000, 100 * MIB)
+    assert not costs.worth("node", 1000, 100 * MIB, queued_bytes=1 << 30)
+    # An engine that is busy anyway can wait for it.
+    assert costs.worth("node", 1000, 100 * MIB, queued_bytes=1 << 30, busy_s=1.0)
+    costs.copies.add(MIB, 0.01)
+    assert not costs.worth("node", 1000, 100 * MIB) and costs.copy_seconds(100 * MIB) == pytest.approx(1.0)

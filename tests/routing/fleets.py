@@ -4,7 +4,8 @@ from hashlib import sha256
 
 from serve_app.routing.costs import CostModel
 from serve_app.routing.locality import LocalityIndex
-from serve_app.routing.router import Router, RouterConfig
+from serve_app.routing.prices import RouterConfig
+from serve_app.routing.router import Router
 from serve_app.routing.types import RouteRequest, WorkerLoad
 
 CHUNK = 256

@@ -56,7 +56,7 @@ def test_a_quarter_of_the_time_in_the_queue_is_kept_for_errors() -> None:
     """Whose deadline has passed is answered with an error, whatever has been computed for it by then."""
     a = admission(load("a"))
     for i in range(20):
-        a.queue.push(request(f"q{i}", 3000))
+        a.queue.push(request(f"q{i}", 2000))
     alone, queued = a.router.choose(request("r"), 0.0).ttft, a.queued_seconds(request("r"))
     assert isinstance(a.consider(request("r", deadline=1.3 * queued + alone), 0.0), Refusal)
     assert a.consider(request("r", deadline=1.4 * queued + alone), 0.0) is None

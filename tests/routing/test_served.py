@@ -40,7 +40,7 @@ class Gateway:
             self.elsewhere.know(tenant, tenant)
 
     def hear(self, report: LoadReport, process: str = "p") -> None:
-        self.elsewhere.take(process, served_elsewhere(report, self.name))
+        self.elsewhere.take(process, served_elsewhere(report, {self.name}))
 
     def push(self, tenant: str, number: int) -> None:
         self.queue.push(RouteRequest(f"{tenant}{number}", 100, tenant=tenant, max_tokens=50))

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.trace.baselines import KVAware
 from benchmarks.trace.caches import PoolCache, WorkerCache
-from benchmarks.trace.command import POLICIES, build, variants
 from benchmarks.trace.engine import EngineModel, Job, prefill_alone
+from benchmarks.trace.goodput import highest
 from benchmarks.trace.ideal import ideal_ttft, step_seconds
 from benchmarks.trace.measure import GapHistogram, quantile
+from benchmarks.trace.peers import KVAware
+from benchmarks.trace.policies import POLICIES, build, variants
 from benchmarks.trace.requests import read_trace, synthetic_rows, unlimited_hit_ratio, write_trace
-from benchmarks.trace.simulate import Cluster, ClusterSpec
+from benchmarks.trace.shapes import bursty, jittered
+from benchmarks.trace.simulate import Cluster
+from benchmarks.trace.spec import ClusterSpec, Link
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +34,7 @@ def trace(tmp_path_factory):
 SPEC = ClusterSpec(workers=4, blocks=4 * 300, kv_tokens=400_000)
 
 
-@pytest.mark.parametrize("name", ["product", "unlimited", "mixed", "split:2", "kv:2"])
+@pytest.mark.parametrize("name", ["product", "unlimited", "mixed", "split:2", "kv:2", "kv:4:2048:1", "kv:4:8192:0:2"])
 @pytest.mark.parametrize("rate", [1.0, 12.0])
 def test_every_request_ends_once_and_every_token_counts_once(trace, name: str, rate: float) -> None:
     requests = [replace(r, at=r.at / rate) for r in read_trace(trace)]
@@ -46,11 +49,11 @@ def test_every_request_ends_once_and_every_token_counts_once(trace, name: str, r
     assert len(result.ttft) == len(served) and min(result.ttft) > 0
     assert 0 < result.cached_tokens < result.prompt_tokens
     for worker in cluster.workers:
-        assert (worker.reserved, worker.kv, worker.batch) == (0, 0, 0)
+        assert (worker.reserved, worker.kv, worker.batch, worker.coming) == (0, 0, 0, 0)
         assert not worker.has_work
     if name == "product":
-        for gateway in cluster.policy.gateways:
-            dispatch, in_flight = gateway.dispatch, gateway.dispatch.admission.in_flight
+        for one in cluster.policy.dispatchers:
+            dispatch, in_flight = one.dispatch, one.dispatch.admission.in_flight
             assert (len(dispatch), len(dispatch.queue), dispatch.router.reserved) == (0, 0, 0)
             assert (in_flight.prefill, in_flight.decode) == (0, 0)
 
@@ -64,7 +67,7 @@ def test_the_same_run_gives_the_same_figures(trace) -> None:
 def test_many_steps_at_once_are_the_same_as_one_by_one() -> None:
     def engine(slow: bool) -> tuple[list[float], float, int]:
         gaps = GapHistogram()
-        worker = EngineModel(0, 100_000, 16, 2048, gaps)
+        worker = EngineModel(0, ClusterSpec(kv_tokens=100_000, max_seqs=16, chunk=2048), gaps)
         draw = random.Random(1)
         jobs = [Job(str(i), draw.randint(10, 5000), draw.randint(1, 300), (), 0.0, 0, 0) for i in range(12)]
         for job in jobs:
@@ -121,13 +124,68 @@ def test_the_overloaded_product_refuses_and_serves_the_rest_in_time(trace) -> No
     assert result.good > 2 * everything.good
 
 
-def test_two_gateways_that_know_only_their_own_requests_do_not_herd(trace) -> None:
+def p90_ttft(requests, spec: ClusterSpec) -> float:
+    return quantile(Cluster(spec, build("product", spec, 0), 2.0).run(requests).ttft, 0.9)
+
+
+def test_many_gateways_with_an_owner_are_as_good_as_one(trace) -> None:
     requests = [replace(r, at=r.at / 2) for r in read_trace(trace)]
-    p90 = []
-    for gateways in (1, 3):
-        spec = replace(SPEC, gateways=gateways)
-        p90.append(quantile(Cluster(spec, build("product", spec, 0), 2.0).run(requests).ttft, 0.9))
-    assert p90[1] < 1.5 * p90[0]
+    one = p90_ttft(requests, SPEC)
+    assert p90_ttft(requests, replace(SPEC, gateways=16)) < 1.1 * one
+    # While there is no owner each orders its own queue, which is worse and not much worse.
+    assert p90_ttft(requests, replace(SPEC, gateways=3, owner=False)) < 1.5 * one
+
+
+def test_a_slow_link_costs_time_and_is_kept_from_filling_up(trace) -> None:
+    requests = [replace(r, at=r.at / 4) for r in read_trace(trace)]
+    found = {}
+    for gb in (2, 50):
+        spec = replace(SPEC, link_bytes_s=gb * 1e9)
+        for name in ("product", "mixed"):
+            found[name, gb] = Cluster(spec, build(name, spec, 0), 4.0).run(requests)
+    assert found["product", 2].link_bytes < found["product", 50].link_bytes
+    assert found["product", 2].stayed > found["product", 50].stayed
+    assert quantile(found["product", 2].ttft, 0.9) < 1.15 * quantile(found["mixed", 2].ttft, 0.9)
+
+
+def test_transfers_on_a_link_follow_one_another() -> None:
+    link = Link(100.0)
+    assert link.take(1.0, 200) == 3.0
+    assert link.take(2.0, 100) == 4.0 and link.waiting(3.5) == pytest.approx(50.0)
+    assert link.take(9.0, 100) == 10.0 and link.moved == 400
+
+
+def test_workers_of_two_kinds_get_what_they_are_fit_for(trace) -> None:
+    spec = replace(SPEC, gpus=((1.0, 1.0), (2.0, 0.5)))
+    requests = [r for r in read_trace(trace) if r.prompt + r.output < spec.largest]
+    cluster = Cluster(spec, build("product", spec, 0), 1.0)
+    cluster.run(requests)
+    times = [worker.prefill_tokens_done for worker in cluster.workers]
+    assert times[0] + times[2] > 1.3 * (times[1] + times[3])
+
+
+def test_shapes_move_arrivals_and_nothing_else(trace) -> None:
+    requests = read_trace(trace)
+    for other in (jittered(requests, seed=3), bursty(requests)):
+        assert sorted(r.id for r in other) == sorted(r.id for r in requests)
+        assert [r.at for r in other] == sorted(r.at for r in other)
+    assert all(0 <= a.at - b.at < 3.0 for a, b in zip(jittered(requests[:1]), requests[:1], strict=True))
+    early = sum(r.at % 20.0 < 10.0 for r in bursty(requests))
+    assert early > 0.65 * len(requests)
+
+
+def test_the_highest_rate_is_found_to_three_per_cent() -> None:
+    limits = {"slow": 2.0, "fast": 7.3, "never": 0.0}
+    asked: list[str] = []
+
+    def tries(variant: str, rate: float) -> dict:
+        asked.append(variant)
+        return {"good_share": 1.0 if rate <= limits[variant] else 0.5, "rate": rate}
+
+    found = highest(tries, ["slow", "fast", "slow"])
+    assert found.variant == "fast" and 7.3 / 1.04 < found.rate <= 7.3 and found.row["good_share"] == 1.0
+    assert asked[-1] == "slow" and asked[-2] == "fast"  # what is no better is tried once
+    assert highest(tries, ["never"]).rate == 0.0
 
 
 def test_lines_that_are_no_trace_are_named(tmp_path) -> None:

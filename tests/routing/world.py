@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 
 from serve_app.routing.costs import CostPriors
 from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects
-from serve_app.routing.router import RouterConfig
+from serve_app.routing.prices import RouterConfig
 from serve_app.routing.types import BatchLoad, RouteRequest, WorkerLoad
 
 REPORT_S = 0.1

@@ -44,6 +44,7 @@ FIELDS = {
     "ack:1": "streams",
     "all-counters:1": "workers",
     "arriving:1": "id",
+    "began:1": "id",
     "bye:1": "",
     "closed:1": "streams",
     "collect:1": "id offset",
@@ -53,6 +54,8 @@ FIELDS = {
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "ended:1": "streams",
+    "enter:1": "model id prompt_tokens keys max_tokens streams tenant known_as weight priority waited_s deadline_s "
+    "session reject_if_busy adapter adapter_bytes",
     "failed:1": "error refused",
     "generate-many:1": "calls",
     "generate:9": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together "
@@ -61,11 +64,15 @@ FIELDS = {
     "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:2": "inbox lease_s replica role wish plans",
-    "load:5": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
-    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters standing",
+    "load:6": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
+    "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters standing "
+    "incoming_tokens owner",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",
+    "over:1": "id cached output",
+    "ping:1": "",
+    "pong:1": "",
     "prefill-done:1": "cached node",
     "predict:1": "inputs options priority",
     "predicted:1": "results units",
@@ -75,10 +82,15 @@ FIELDS = {
     "propose:1": "queries count over",
     "publish:1": "chunks",
     "pulse:1": "pid step_s",
+    "queued:1": "id ahead",
     "resume:1": "streams",
+    "stream-over:1": "id",
     "subscribe:2": "inbox lease_s needed roles plans",
     "subscribed:2": "replica listens",
     "tokens:2": "items",
+    "turned-away:1": "id retry_after reason start_worker",
+    "turned:1": "id decode prefill ttft uncached why",
+    "visit:1": "secret gateway",
 }
 # What lies inside of messages; whoever changes one raises the version of the messages that carry it.
 INSIDE = {

@@ -82,3 +82,21 @@ async def test_a_gateway_that_has_batches_alone_plans_nothing() -> None:
     assert (now.planner, now.gateways, now.role) == (gateway_name(gateway), 1, "mixed")
     load.close()
     await sender.aclose()
+
+
+async def test_one_of_the_gateways_owns_a_model_and_another_may_own_the_next() -> None:
+    sender = TokenSender("w")
+    inboxes = [InboxAddress("127.0.0.1", port, b"s" * 16) for port in range(1, 9)]
+    owners = {}
+    for model in ("m1", "m2", "m3", "m4"):
+        for order in (inboxes, inboxes[::-1]):
+            load = WorkerLoad(model, "decode", "n1", make_engine(HistoryModel()), sender, deque())
+            for inbox in order:
+                load.subscribe(Listen(inbox, 60.0, "r", "decode", None))
+            told = load._measure()
+            assert told.owner in inboxes and told.planner == gateway_name(told.owner)
+            # Every worker of a model names the same, whoever came first.
+            assert owners.setdefault(model, told.owner) == told.owner
+            load.close()
+    assert len(set(owners.values())) > 1
+    await sender.aclose()

@@ -8,34 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from serve_app.api.errors import OutOfCapacity
+from serve_app.gateway.dispatch.guest import Desk
 from serve_app.gateway.dispatch.loads import served_elsewhere, worker_load
+from serve_app.gateway.dispatch.owner import Owner, OwnerLost, entering
 from serve_app.gateway.dispatch.stats import account_stats, dispatch_stats
 from serve_app.routing.admission import AdmissionConfig, Targets
 from serve_app.routing.costs import CPU_PRIORS
 from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects, Turn
-from serve_app.routing.router import RouterConfig
+from serve_app.routing.prices import RouterConfig
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 from serve_app.state.traces import Trace
 from serve_app.tasks.estimate import Foreseen
 from serve_app.tasks.model import ServedModel
+from serve_app.wire.address import InboxAddress
 from serve_app.wire.generate import HERE, PrefillAt
 from serve_app.wire.load import LoadReport
 
 # How often a request that waits for a worker looks whether one will ever report.
 LOOK_S = 0.5
+# Accounts whose opaque ids are remembered for owners of dispatch.
+KNOWN = 10_000
 # A record that wants even the shortest prompt prefilled elsewhere means more by its roles than a second is worth.
 STRICT_ROLE_COST_S = 1.0
 
 
 @dataclass(slots=True)
 class Ticket:
-    """A request's way through the dispatcher. ``decision`` None: Serve chooses, since no worker reports."""
+    """A request's way through the dispatcher. ``decision`` None: Serve chooses, since no worker reports. ``owner``: the
+    gateway that it has its turn from, if that is not this one.
+    """
 
     request: RouteRequest
     trace: Trace
@@ -43,6 +52,7 @@ class Ticket:
     placed: bool = False
     started: bool = False
     turn: asyncio.Future[None] | None = None
+    owner: Owner | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -57,7 +67,8 @@ class Destination:
 class Dispatcher:
     """``report`` what workers say, ``enter`` with a request, ``finish`` when it has ended in whatever way.
 
-    ``start_worker()`` starts a first worker without a request; ``hurry()`` asks workers for reports, now.
+    ``start_worker()`` starts a first worker without a request; ``hurry()`` asks workers for reports, now. ``owner_at``:
+    the connection to a gateway that owns dispatch; ``guests()``: names of the gateways that ask this one.
     """
 
     def __init__(
@@ -72,10 +83,17 @@ class Dispatcher:
         self._name = name
         self.start_worker: Callable[[], None] = lambda: None
         self.hurry: Callable[[], None] = lambda: None
+        self.owner_at: Callable[[InboxAddress], Owner | None] = lambda address: None
+        self.guests: Callable[[], frozenset[str]] = frozenset
         self.policy = Dispatch(dispatch_config(model))
         # Prompt tokens by where their K/V came from: computed, the worker's own blocks, a tier of the pool.
         self._sources: dict[str, int] = {}
-        self._waiting: dict[str, Ticket] = {}
+        self._waiting: dict[str, Callable[[Turn], None]] = {}
+        # Where the owner of dispatch listens, as each worker process tells it, and what most of them tell.
+        self._told: dict[str, InboxAddress | None] = {}
+        self._owner: InboxAddress | None = None
+        self._turns = Counter[str]()  # had from an owner, and given to guests
+        self._known_as: dict[str, str] = {}  # the opaque ids that workers have of accounts
         self._timer: asyncio.TimerHandle | None = None
         self._reported = asyncio.Event()
 
@@ -92,14 +110,16 @@ class Dispatcher:
 
     def report(self, process: str, report: LoadReport) -> None:
         """A worker, known by its process, tells of its load."""
-        now, own = self._clock(), self._name()
+        now, own, guests = self._clock(), self._name(), self.guests()
+        self._owned_by(process, None if report.planner in ("", own) else report.owner)
         effects = self.policy.report(
             process,
             worker_load(report, now),
             now,
             planning=report.planner in ("", own),
-            gateways=report.gateways,
-            served=served_elsewhere(report, own),
+            # What guests have to do comes here, and is charged here.
+            gateways=max(1, report.gateways - len(guests)),
+            served=served_elsewhere(report, guests | {own}),
         )
         self._apply(effects)
         self._reported.set()
@@ -107,6 +127,7 @@ class Dispatcher:
     def lost(self, process: str) -> None:
         """A worker's connection has ended."""
         self.policy.lost(process, self._clock())
+        self._told.pop(process, None)
 
     def expect_reports(self) -> None:
         """Workers are asked to report here from now on."""
@@ -120,6 +141,9 @@ class Dispatcher:
     def know(self, tenant: str, account: str) -> None:
         """``tenant``: the opaque id that workers have of the account."""
         self.policy.elsewhere.know(tenant, account)
+        if len(self._known_as) >= KNOWN:
+            self._known_as.clear()
+        self._known_as[account] = tenant
 
     def needed(self) -> dict[str, float]:
         """Replicas of each stage that this gateway's requests need, as fractions."""
@@ -142,16 +166,69 @@ class Dispatcher:
 
         However this ends, :meth:`finish` is due.
         """
-        request = ticket.request
+
+        def queued(ahead: int) -> None:
+            ticket.trace.event("queued", ahead_tokens=ahead)
+
+        if (owner := self._usable_owner()) is not None and await self._enter_at(owner, ticket, queued):
+            return
         ticket.turn = asyncio.get_running_loop().create_future()
-        self._waiting[request.id] = ticket
+        self.arrive(ticket.request, partial(self._resolve, ticket), queued)
+        await ticket.turn
+
+    def arrive(
+        self, request: RouteRequest, turned: Callable[[Turn], None], queued: Callable[[int], None] = lambda ahead: None
+    ) -> None:
+        """A request of this gateway or of a guest. ``turned`` is called once unless it finishes before; ``queued``
+        before that with the prompt tokens that go first, unless it is refused at once.
+        """
+        self._waiting[request.id] = turned
         effects = self.policy.arrive(request, self._clock())
         if effects.ahead is not None:
-            ticket.trace.event("queued", ahead_tokens=effects.ahead)
+            queued(effects.ahead)
         self._apply(effects)
         if not self.policy.workers.loads:
             self.hurry()
-        await ticket.turn
+
+    async def _enter_at(self, owner: Owner, ticket: Ticket, queued: Callable[[int], None]) -> bool:
+        """Waits for the turn at another gateway; False: that is gone, and the request has had none."""
+        request = ticket.request
+        ticket.owner = owner
+        call = entering(self._model.id, request, self._known_as.get(request.tenant, ""), self._clock())
+        try:
+            outcome = await owner.enter(call, queued)
+        except OwnerLost:
+            ticket.owner = None
+            return False
+        if isinstance(outcome, Refusal):
+            if outcome.start_worker:
+                self.start_worker()
+            raise _error(outcome)
+        ticket.decision, ticket.placed = outcome, True
+        self._turns["placed_by_owner"] += 1
+        if outcome is not None:
+            self.policy.router.learn(request, outcome)
+        _trace(ticket)
+        return True
+
+    def desk(self) -> Desk:
+        """For gateways that ask this one."""
+
+        def ended(request_id: str, cached: int, output: int) -> None:
+            self._waiting.pop(request_id, None)
+            self._apply(self.policy.finish(request_id, self._clock(), cached=cached, output=output))
+
+        def began(request_id: str) -> None:
+            self.policy.started(request_id, self._clock())
+
+        def arrive(request: RouteRequest, turned: Callable[[Turn], None], queued: Callable[[int], None]) -> None:
+            def turn(turn: Turn) -> None:
+                self._turns["placed_for_others"] += turn.refusal is None
+                turned(turn)
+
+            self.arrive(request, turn, queued)
+
+        return Desk(self._clock, arrive, self.know, began, self.policy.stream_ended, ended)
 
     def waiting(self) -> str:
         """What a request has to wait for before anything can be done about it, in words; "" for nothing."""
@@ -184,6 +261,11 @@ class Dispatcher:
         """The worker that ``gone`` named is no more: chooses another, once there is one. The request has had its turn
         and does not stand in the queue again.
         """
+        if ticket.owner is not None:
+            # Here is as good as there: what is to be decided has no queue before it.
+            ticket.owner.ended(ticket.request.id)
+            ticket.owner = None
+            self.policy.adopt(ticket.request, ticket.decision, started=ticket.started)
         # Of several streams each may tell of the same loss.
         if ticket.decision is gone:
             ticket.decision = self.policy.move(ticket.request.id, self._clock())
@@ -202,15 +284,22 @@ class Dispatcher:
 
     def start(self, ticket: Ticket) -> None:
         """The first token is there."""
+        if ticket.owner is not None and not ticket.started:
+            ticket.owner.began(ticket.request.id)
         ticket.started = True
         self.policy.started(ticket.request.id, self._clock())
 
     def stream_ended(self, ticket: Ticket) -> None:
         """The worker has done with one of the request's streams, though its client may still read."""
+        if ticket.owner is not None:
+            ticket.owner.stream_over(ticket.request.id)
         self.policy.stream_ended(ticket.request.id)
 
     def finish(self, ticket: Ticket, *, cached: int = 0, output: int = 0) -> None:
         """The request has ended, or has left before it began; ``cached`` prompt tokens and ``output`` tokens."""
+        if ticket.owner is not None:
+            ticket.owner.ended(ticket.request.id, cached, output)
+            ticket.owner = None
         self._waiting.pop(ticket.request.id, None)
         self._apply(self.policy.finish(ticket.request.id, self._clock(), cached=cached, output=output))
 
@@ -226,7 +315,14 @@ class Dispatcher:
         """Queues, choices and roles as this gateway sees them; with ``account``, only what concerns it."""
         if account is not None:
             return account_stats(self.policy, account)
-        return dispatch_stats(self.policy, self._clock()) | {"prompt_tokens_by_source": dict(self._sources)}
+        told = dispatch_stats(self.policy, self._clock())
+        by_owner, for_others = self._turns["placed_by_owner"], self._turns["placed_for_others"]
+        return told | {
+            "placed": told["placed"] + by_owner - for_others,
+            "placed_by_owner": by_owner,
+            "placed_for_others": for_others,
+            "prompt_tokens_by_source": dict(self._sources),
+        }
 
     def lengths(self) -> dict[str, int]:
         """Requests that wait here, by account."""
@@ -237,10 +333,23 @@ class Dispatcher:
     def _apply(self, effects: Effects) -> None:
         """Wakes the requests that have had their turn, and sets the timer."""
         for turn in effects.turns:
-            self._resolve(self._waiting.pop(turn.request_id), turn)
+            self._waiting.pop(turn.request_id)(turn)
         if effects.tick_at is not None and self._timer is None:
             delay = max(effects.tick_at - self._clock(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _owned_by(self, process: str, owner: InboxAddress | None) -> None:
+        if process not in self._told or self._told[process] != owner:
+            self._told[process] = owner
+            # Workers hear of a gateway that comes or goes one after the other.
+            self._owner = Counter(self._told.values()).most_common(1)[0][0]
+
+    def _usable_owner(self) -> Owner | None:
+        """The gateway that requests should have their turns from, if it can be asked now and is not this one."""
+        if self._owner is None or not self.policy.workers.loads:
+            return None
+        owner = self.owner_at(self._owner)
+        return owner if owner is not None and owner.usable else None
 
     def _tick(self) -> None:
         self._timer = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 from serve_app.costs.steps import StepSample
@@ -33,16 +34,17 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         reported_at=now,
         batch=batch,
         adapters=_adapters(report.adapters),
+        incoming_tokens=report.incoming_tokens,
         standing=tuple(Standing(*one) for one in report.standing),
     )
 
 
-def served_elsewhere(report: LoadReport, own: str) -> list[ServedCount]:
+def served_elsewhere(report: LoadReport, own: Collection[str]) -> list[ServedCount]:
     """What was served by way of other gateways than ``own``."""
     return [
         ServedCount(number, tenant, priority, *counts)
         for number, gateway, tenant, priority, *counts in report.served
-        if gateway != own
+        if gateway not in own
     ]
 
 

@@ -1,0 +1,90 @@
+"""Long prompts take a share of the workers at most, while these are busy, and let others pass."""
+
+from __future__ import annotations
+
+from random import Random
+
+from serve_app.routing.admission import AdmissionConfig, Targets
+from serve_app.routing.costs import CostModel
+from serve_app.routing.dispatch import Dispatch, DispatchConfig
+from serve_app.routing.fairness import FairQueue
+from serve_app.routing.fleet import Fleet
+from serve_app.routing.lanes import Lanes
+from serve_app.routing.types import RouteRequest
+from tests.routing.fleets import load, request
+
+WORKERS = 8
+
+
+def test_what_is_long_goes_by_the_target() -> None:
+    short, long, batch = request("a"), request("b"), request("c", priority="batch")
+    lanes = Lanes(1.0)
+    lanes.measure(short, 0.5)
+    lanes.measure(long, 0.7)
+    lanes.measure(batch, 70.0)
+    assert (short.long, long.long, batch.long) == (False, True, False)
+    Lanes(None).measure(short, 70.0)
+    assert not short.long
+
+
+def test_busy_workers_are_shared_and_idle_ones_are_not() -> None:
+    fleet, lanes = Fleet(CostModel(), Random(0)), Lanes(1.0)
+    for number in range(WORKERS):
+        fleet.report(load(f"w{number}", "decode" if number < 2 else "prefill"), 1.0)
+    lanes.inside = 5
+    assert lanes.open(fleet)
+    fleet.congestion = 4.0
+    assert not lanes.open(fleet)
+    # Six prefill: two may have long prompts.
+    lanes.inside = 2
+    assert not lanes.open(fleet)
+    lanes.inside = 1
+    assert lanes.open(fleet)
+
+
+def test_long_requests_wait_in_order_and_hold_up_nobody() -> None:
+    queue = FairQueue()
+    for name, tokens, long in (("l1", 9000, True), ("s1", 100, False), ("l2", 8000, True), ("s2", 200, False)):
+        queue.push(RouteRequest(name, tokens, tenant="a", long=long))
+    queue.push(RouteRequest("other", 9000, tenant="b", long=True))
+
+    def order() -> list[str]:
+        return [head.id for head in queue.heads(8)]
+
+    assert order() == ["s1", "other"]
+    queue.long_open = False
+    assert order() == ["s1"]
+    # Of its own tenant's, a short one has the short ones before it; a long one all of them that are shorter.
+    assert queue.ahead(RouteRequest("new", 150, tenant="a")) < 1000
+    assert queue.ahead(RouteRequest("new", 8500, tenant="a", long=True)) > 8000
+    for name in ("s1", "s2"):
+        queue.take(name)
+    assert order() == [] and len(queue) == 3
+    queue.long_open = True
+    assert set(order()) == {"l2", "other"}
+    for name in ("l1", "l2", "other"):
+        queue.remove(name)
+    assert not len(queue) and order() == []
+
+
+def test_a_burst_finds_workers_beside_long_prompts() -> None:
+    dispatch = Dispatch(DispatchConfig(admission=AdmissionConfig(Targets(ttft=1.0))))
+    for number in range(WORKERS):
+        dispatch.report(f"p{number}", load(f"w{number}", "prefill" if number else "decode"), 0.0)
+    dispatch.router.fleet.congestion = 4.0
+    turns = []
+    for number in range(6):
+        turns += dispatch.arrive(request(f"long{number}", 45_000, arrived_at=1.0), 1.0).turns
+    sent = [turn for turn in turns if turn.decision is not None]
+    assert len(sent) == 2 and dispatch.admission.lanes.inside == 2
+    for number in range(4):
+        [turn] = dispatch.arrive(request(f"short{number}", 500, arrived_at=1.0), 1.0).turns
+        assert turn.decision is not None and turn.decision.wait < 0.1
+    # One is computed: the next may go.
+    dispatch.started(sent[0].request_id, 1.5)
+    assert dispatch.admission.lanes.inside == 1
+    after = [turn for turn in dispatch.tick(1.5).turns if turn.decision is not None]
+    assert [turn.request_id for turn in after] == ["long2"] and dispatch.admission.lanes.inside == 2
+    for request_id in [f"long{n}" for n in range(6)] + [f"short{n}" for n in range(4)]:
+        dispatch.finish(request_id, 2.0)
+    assert dispatch.admission.lanes.inside == 0
