@@ -83,6 +83,11 @@ class KVClient:
         # Finding and starting actors blocks.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="kv-actors")
 
+    @property
+    def reading_tokens(self) -> int:
+        """Whose K/V are being read."""
+        return self._reading * BLOCK_TOKENS // self._layout.block_bytes
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 

@@ -15,15 +15,15 @@ from serve_app.costs.transfers import Rate, Transfer
 # Seconds before the first byte and bytes per second, until they are measured: views into shared memory, an NVMe disk
 # read and checked, a 10 GbE network. Asking the node's own pool is how one knows, so that it counts as nothing.
 PRIORS = {"node": (0.0, 2e9), "disk": (0.002, 5e8), "remote": (0.005, 2.5e8)}
-# Of the time spent on computing what a tier holds, the share that trying the tier may cost: of a guess, of a measurement.
+# Of the time spent on computing what a tier holds, the share that trying it may cost: of a guess, of a measurement.
 TRY_GUESS = 0.2
 TRY_MEASURED = 0.02
 
 
 class FetchCosts:
-    """One engine's view. ``prefill``, prompt tokens per second, and ``copies``, bytes per second into its blocks, are the
-    engine's own measurements (:class:`serve_app.engine.meter.StepMeter`, :class:`serve_app.engine.kv_cache.KVCache`);
-    before the first of prefill everything is worth a fetch.
+    """One engine's view. ``prefill``, prompt tokens per second, and ``copies``, bytes per second into its blocks, are
+    the engine's own measurements (:class:`serve_app.engine.meter.StepMeter`,
+    :class:`serve_app.engine.kv_cache.KVCache`); before the first of prefill everything is worth a fetch.
     """
 
     def __init__(self) -> None:

@@ -183,8 +183,8 @@ class FairQueue:
     def ahead(self, request: RouteRequest) -> int:
         """Prompt tokens that would be served before ``request`` if it were pushed now, about.
 
-        Of its own tenant's queue those that its order puts first, and of each other tenant what it may be served until the counters meet. Batch requests
-        are in nobody's way.
+        Of its own tenant's queue those that its order puts first, and of each other tenant what it may be served until
+        the counters meet. Batch requests are in nobody's way.
         """
         kind = self._classes[request.priority]
         mine = kind.tenants.get(request.tenant)

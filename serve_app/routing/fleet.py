@@ -34,8 +34,8 @@ BY_CHANCE = 4
 
 @dataclass(slots=True, frozen=True)
 class Transfers:
-    """What one request moves: seconds of the prefill worker's link for a fetch, and of the decode worker's for a hand-over
-    that is ``ready`` so many seconds after the decision.
+    """What one request moves: seconds of the prefill worker's link for a fetch, and of the decode worker's for a
+    hand-over that is ``ready`` so many seconds after the decision.
     """
 
     fetch: float = 0.0

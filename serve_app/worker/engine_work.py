@@ -94,7 +94,7 @@ class EngineWork:
             self._sender,
             self._reader.fetches,
             self.adapters,
-            lambda: self._reader.incoming,
+            lambda: self._reader.incoming + self._publisher.client.reading_tokens,
         )
 
     # -- calls ---------------------------------------------------------------------------------------------------------

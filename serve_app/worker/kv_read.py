@@ -80,7 +80,7 @@ class Moved:
     bytes: int = 0
     early_bytes: int = 0
     handover_s: float = 0.0
-    coming: int = 0  # tokens that are still to come
+    coming: int = 0  # tokens that are found and not copied yet
     # On `time.perf_counter`: when prefill had ended.
     prefilled_at: float = 0.0
 
@@ -126,7 +126,7 @@ class PoolReader:
         self._engine, self._engine_loop = engine, engine_loop
         client.costs.prefill, client.costs.copies = engine.meter.prefill, engine.runner.kv.copies
         client.busy_s = lambda: engine.scheduler.queued_tokens * client.costs.token_seconds
-        # Tokens of prompts whose K/V are on their way here, or are computed elsewhere for a request that waits here.
+        # Tokens whose K/V are on their way here, or wait to be copied.
         self.incoming = 0
         self._tasks = Tasks()
 
@@ -194,7 +194,6 @@ class PoolReader:
         pieces: list[Any] = []
         moved = Moved()
         promised = [*request.keys[own // BLOCK_TOKENS :], *prompt.tail_keys]
-        self._comes(moved, max(prompt.wanted - own, 0))
         try:
             await self.client.announce(promised, PROMISE_S)
             prefilled.add_done_callback(lambda _: self._tasks.start(self.client.withdraw(promised)))
@@ -235,6 +234,7 @@ class PoolReader:
             found = await self.client.fetch(keys, prompt.tail_keys, at, wait_s=wait_s, first=True, from_node=node)
             moved.took(found, early=not prefilled.done())
             if found:
+                self._comes(moved, sum(piece.n_tokens for piece, _ in found))
                 last = time.monotonic()
             elif not prefilled.done() and time.monotonic() - last > STALL_S:
                 log.warning(
@@ -245,10 +245,10 @@ class PoolReader:
             for one in found:
                 piece = self._piece(one)
                 pieces.append(piece)
-                self._comes(moved, -min(piece.tokens, moved.coming))
                 at = piece.start + piece.tokens
                 # One at a time, each between two steps: streams that run meanwhile get their turn.
                 await asyncio.wrap_future(self._engine_loop.call(partial(preload, keys=keys, piece=piece)))
+                self._comes(moved, -piece.tokens)
             if not found and over:
                 break
             if not found:

@@ -49,8 +49,8 @@ class WorkerLoad:
         adapters: Adapters | None = None,
         incoming: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``fetches``, and what ``adapters`` have loaded, are emptied with every report. ``incoming()``: tokens whose K/V
-        come from elsewhere, or will.
+        """``fetches``, and what ``adapters`` have loaded, are emptied with every report. ``incoming()``: tokens whose
+        K/V are on their way here.
         """
         self._incoming = incoming
         self._fetches = fetches

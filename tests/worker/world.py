@@ -35,6 +35,7 @@ class MemoryPool:
         self.stats = ClientStats()
         self.costs = FetchCosts()
         self.announced: set[bytes] = set()
+        self.reading_tokens = 0
         self.chunks = ChunkIndex(1 << 30)
         self._changed = asyncio.Event()
 
