@@ -7,7 +7,7 @@ times over.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 from serve_app.costs.transfers import Rate, Transfer
@@ -31,7 +31,7 @@ class FetchCosts:
         self.prefill = Rate()
         self.copies = Rate()
         self.decisions: Counter[str] = Counter()
-        self._computed_s: Counter[str] = Counter()  # of what a tier holds, since it was last tried
+        self._computed_s: defaultdict[str, float] = defaultdict(float)  # of what a tier holds, since it was last tried
         self._measured: set[str] = set()
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from serve_app.costs.transfers import Tier
 from serve_app.routing.adapters import AdapterPlaces, order
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fleet import Fleet, Worker
@@ -216,7 +217,7 @@ class Pricer:
     def _handover(self, p: Price, d: Price, prompt: int, fleet: Fleet, now: float) -> tuple[float, float, float]:
         """Seconds from the end of prefill until decode has the prompt, of decode's link, and of waiting for it."""
         costs, config = self._costs, self._config
-        tier = "node" if p.worker.load.node == d.worker.load.node else "remote"
+        tier: Tier = "node" if p.worker.load.node == d.worker.load.node else "remote"
         moved = costs.transfer_seconds(tier, max(prompt - d.own, 0))
         if not config.early_handover:
             waited = max(d.worker.link.wait(now, now + p.ready) - p.ready, 0.0)
