@@ -87,15 +87,9 @@ class EngineWork:
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
         self._load = WorkerLoad(
-            spec.model,
-            spec.stage,
-            node_id,
-            engine,
-            self._sender,
-            self._reader.fetches,
-            self.adapters,
-            lambda: self._reader.incoming + self._publisher.client.reading_tokens,
+            spec.model, spec.stage, node_id, engine, self._sender, self._reader.fetches, self.adapters
         )
+        self._load.incoming = self._reader.on_the_way
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 

@@ -126,8 +126,7 @@ class PoolReader:
         self._engine, self._engine_loop = engine, engine_loop
         client.costs.prefill, client.costs.copies = engine.meter.prefill, engine.runner.kv.copies
         client.busy_s = lambda: engine.scheduler.queued_tokens * client.costs.token_seconds
-        # Tokens whose K/V are on their way here, or wait to be copied.
-        self.incoming = 0
+        self._arrived = 0  # tokens whose K/V are here and wait to be copied
         self._tasks = Tasks()
 
     def stats(self) -> dict[str, Any]:
@@ -255,9 +254,13 @@ class PoolReader:
                 await asyncio.wait([prefilled], timeout=ARRIVAL_WAIT_S)
         return told_at
 
+    def on_the_way(self) -> int:
+        """Tokens whose K/V are on their way into the engine's blocks."""
+        return self._arrived + self.client.reading_tokens
+
     def _comes(self, moved: Moved, tokens: int) -> None:
         moved.coming += tokens
-        self.incoming += tokens
+        self._arrived += tokens
 
     def _own(self, request: Request) -> int:
         """Tokens of the request's prompt in the engine's own cache, from the first on."""

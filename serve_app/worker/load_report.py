@@ -47,12 +47,10 @@ class WorkerLoad:
         sender: TokenSender,
         fetches: deque[Fetch],
         adapters: Adapters | None = None,
-        incoming: Callable[[], int] = lambda: 0,
     ) -> None:
-        """``fetches``, and what ``adapters`` have loaded, are emptied with every report. ``incoming()``: tokens whose
-        K/V are on their way here.
-        """
-        self._incoming = incoming
+        """``fetches``, and what ``adapters`` have loaded, are emptied with every report."""
+        # Tokens whose K/V are on their way here.
+        self.incoming: Callable[[], int] = lambda: 0
         self._fetches = fetches
         self._adapters = adapters
         self.served = ServedLedger()
@@ -127,7 +125,7 @@ class WorkerLoad:
             batch=self._batch(running, waiting),
             adapters=self._held(),
             standing=_standing([*running, *waiting]) if waiting or len(running) >= scheduler.max_num_seqs else (),
-            incoming_tokens=self._incoming(),
+            incoming_tokens=self.incoming(),
             owner=self._wishes[planner].inbox if planner else None,
         )
 

@@ -11,19 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from serve_app.api.errors import OutOfCapacity
+from serve_app.gateway.dispatch.config import dispatch_config
 from serve_app.gateway.dispatch.guest import Desk
 from serve_app.gateway.dispatch.loads import served_elsewhere, worker_load
 from serve_app.gateway.dispatch.owner import Owner, OwnerLost, entering
 from serve_app.gateway.dispatch.stats import account_stats, dispatch_stats
-from serve_app.routing.admission import AdmissionConfig, Targets
-from serve_app.routing.costs import CPU_PRIORS
-from serve_app.routing.dispatch import Dispatch, DispatchConfig, Effects, Turn
-from serve_app.routing.prices import RouterConfig
+from serve_app.routing.dispatch import Dispatch, Effects, Turn
 from serve_app.routing.types import Decision, Refusal, RouteRequest
 from serve_app.state.traces import Trace
 from serve_app.tasks.estimate import Foreseen
@@ -36,8 +34,6 @@ from serve_app.wire.load import LoadReport
 LOOK_S = 0.5
 # Accounts whose opaque ids are remembered for owners of dispatch.
 KNOWN = 10_000
-# A record that wants even the shortest prompt prefilled elsewhere means more by its roles than a second is worth.
-STRICT_ROLE_COST_S = 1.0
 
 
 @dataclass(slots=True)
@@ -369,24 +365,6 @@ class Dispatcher:
             ticket.turn.set_result(None)
         else:
             ticket.turn.set_exception(_error(turn.refusal))
-
-
-def dispatch_config(model: ServedModel) -> DispatchConfig:
-    """What the model's record says to the policy."""
-    profile = model.profile
-    # Short prompts have few chunks: small models serve them, and their index can afford to look closer.
-    router = RouterConfig(chunk_tokens=64 if (model.context_window or 8192) <= 8192 else 256)
-    if profile.min_remote_prefill_tokens == 0:
-        router = replace(router, role_cost=STRICT_ROLE_COST_S)
-    on_gpu = any(stage.num_gpus for stage in profile.stages.values())
-    return DispatchConfig(
-        admission=AdmissionConfig(Targets(ttft=profile.targets.ttft_s, itl=profile.targets.itl_s)),
-        slots=model.slots,
-        scales_to_zero=model.scales_to_zero,
-        prefill_stage="prefill" in profile.stages,
-        priors=None if on_gpu else CPU_PRIORS,
-        router=router,
-    )
 
 
 def _trace(ticket: Ticket) -> None:
