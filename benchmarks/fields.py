@@ -33,10 +33,12 @@ from serve_app.tasks.image_classification.task import parse_classify
 from serve_app.tasks.object_detection.task import parse_detect
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.reranking.read import parse_rerank
+from serve_app.tasks.summarization.task import parse_summarise
 from serve_app.tasks.task import Body
 from serve_app.tasks.text_classification.task import parse_text
 from serve_app.tasks.text_embeddings.read import parse_embed
 from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.tasks.translation.task import parse_translate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "fields.md"
 TALK = [{"role": "user", "content": "x"}]
@@ -150,6 +152,10 @@ DIALECTS = (
             tests=("tests/tasks/test_small_tasks.py",), task="object-detection", generates=False),
     Dialect("Workers AI, speech recognition", RUN, {"audio": [1]}, lambda b: parse_transcribe(Body(b)),
             tests=("tests/tasks/test_transcripts.py",), task="automatic-speech-recognition", generates=False),
+    Dialect("Workers AI, translation", RUN, {"text": "x", "target_lang": "fr"}, parse_translate,
+            tests=("tests/tasks/test_rewritten.py",), task="translation", generates=False),
+    Dialect("Workers AI, summaries", RUN, {"input_text": "x"}, parse_summarise,
+            tests=("tests/tasks/test_rewritten.py",), task="summarization", generates=False),
     Dialect("OpenAI chat completions", "/v1/chat/completions", {"model": "m", "messages": TALK}, parse_chat,
             (openai_chat.CompletionCreateParamsBase, openai_chat.CompletionCreateParamsStreaming),
             ("tests/e2e/test_clients.py", "tests/clients/node/openai.mjs", "tests/clients/node/ai.mjs",

@@ -10,12 +10,18 @@ from typing import Any
 import yaml
 
 from serve_app.catalog.records import ModelRecord
+from serve_app.catalog.tasks import declared
 from serve_app.planning.plan import Plan
 from serve_app.planning.source import published
 
 
 class NotWritten(ValueError):
     """The record can't be written; the text has the remedy."""
+
+
+def _decodes() -> str:
+    """The task whose models decode, which is what is planned."""
+    return next(task.name for task in declared().values() if "decode" in task.stages)
 
 
 def record_of(plan: Plan, record: ModelRecord | None, name: str) -> dict[str, Any]:
@@ -31,7 +37,7 @@ def record_of(plan: Plan, record: ModelRecord | None, name: str) -> dict[str, An
     else:
         short = re.sub(r"[^\w.-]", "-", Path(name).resolve().name).lower()
         values = {
-            "id": f"@cf/local/{short}", "task": "text-generation", "description": f"{plan.model.name}, as planned.",
+            "id": f"@cf/local/{short}", "task": _decodes(), "description": f"{plan.model.name}, as planned.",
             "created_at": datetime.date.today().isoformat(), "weights": {"path": str(Path(name).resolve())},
             "properties": {"context_window": context},
         }  # fmt: skip

@@ -14,6 +14,14 @@ from serve_app.wire.generate import Failed
 from serve_app.wire.methods import PREDICT
 from serve_app.wire.predict import PredictCall
 
+# Tokens of one answer of an encoder-decoder model, whose decoders have no more places.
+MAX_WRITTEN = 1024
+
+
+def written_at_most(texts: list[str]) -> dict[str, int]:
+    """The most units that writing a text for each of ``texts`` can take: no token is shorter than a byte."""
+    return {"input_tokens": sum(len(text.encode()) + 8 for text in texts), "output_tokens": MAX_WRITTEN * len(texts)}
+
 
 async def predict(
     runtime: Runtime, work: Work, inputs: list[bytes], options: Mapping[str, Any], *, tokens: int = 0
@@ -26,6 +34,8 @@ async def predict(
     result = await runtime.call_retried(work.model, PREDICT, call)
     if isinstance(result, Failed):
         raise InvalidInput(result.error)
-    work.usage = Usage(prompt_tokens=tokens)
-    work.units.update(result.units)
+    units = dict(result.units)
+    # Those that the worker itself has read and written; tokens are usage.
+    work.usage = Usage(units.pop("input_tokens", tokens), completion_tokens=units.pop("output_tokens", 0))
+    work.units.update(units)
     return [orjson.loads(found) for found in result.results]
