@@ -36,7 +36,7 @@ class HealthMonitor:
 
     @property
     def ready(self) -> bool:
-        return all(m.ready or m.scales_to_zero for m in self._models)
+        return all(m.ready or m.scales_to_zero or m.by_hand for m in self._models)
 
     @property
     def settled(self) -> bool:

@@ -38,7 +38,8 @@ class Models:
             if model is None or model.record != record:
                 model = ServedModel(record, chosen, catalog.source(record.id), self._home)
                 new.append(model)
-            model.profile = chosen
+            said = catalog.operated.get(record.id)
+            model.profile, model.by_hand = chosen, said is not None and bool(said.running)
             started[record.id] = model
         self.started = started
         self.catalog.entries, self.catalog.operated = catalog.entries, catalog.operated

@@ -25,13 +25,16 @@ def application_name(model: str) -> str:
 
 @dataclass(slots=True)
 class ServedModel:
-    """One model of the profile. ``ready`` and ``detail`` are kept by :mod:`serve_app.gateway.health`."""
+    """One model of the profile. ``ready`` and ``detail`` are kept by :mod:`serve_app.gateway.health`. ``by_hand``: an
+    operator has started it, and the server is ready without it.
+    """
 
     record: ModelRecord
     profile: Profile
     source: Path
     home: Path
     ready: bool = False
+    by_hand: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
     # Moving average of how long a request holds its place, for Retry-After.

@@ -102,6 +102,8 @@ async def test_added_started_scaled_stopped_and_removed(operated, database):
     assert serve.told == [("deploy", MINE, {"reranker": (1, 1)}, False)]
     assert MINE in await searched(served)
     gateway = served.gateways[0]
+    # The server is as ready as it was, while this one loads.
+    assert not gateway.models.started[MINE].ready and gateway.health.ready
     assert gateway.prices.price(MINE, 0.0) is not None
 
     before = gateway.models.started[MINE]

@@ -34,6 +34,7 @@ class ClusterRoutes:
             {
                 "time": time.time(),
                 "gateway": told["gateway"],
+                "runners": told["runners"],
                 "nodes": nodes(told["models"]),
                 "models": [{"model": name, **about} for name, about in told["models"].items()],
                 "scaling": list(gateway.scaling.changes),

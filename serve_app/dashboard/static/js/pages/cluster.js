@@ -34,6 +34,7 @@ function Whole({ told }) {
       <${Figure} label="Models ready" value=${`${models.filter(([, one]) => one.ready).length} of ${models.length}`} />
       <${Figure} label="Workers" value=${count(workers.length)} />
       <${Figure} label="In flight" value=${count(models.reduce((sum, [, one]) => sum + (one.inflight ?? 0), 0))} note=${`${count(waiting)} wait for a place`} />
+      ${told.runners?.length > 0 && html`<${Figure} label="Batch runners" value=${count(told.runners.length)} note=${`${count(told.runners.reduce((sum, one) => sum + one.running, 0))} requests under way`} />`}
       <${Store} gateway=${told.gateway} />
     </div>
     ${models.length ? models.map(([id, one]) => html`<${Model} key=${id} id=${id} told=${one} />`) : html`<${Empty} icon="cluster" title="No models run here" />`}

@@ -32,7 +32,7 @@ const quantiles = (told) => (told?.p50 === null || told?.p50 === undefined ? "no
 
 /** The last ten seconds, of all gateways. */
 const Now = ({ told }) => html`<section class="grid-figures grid-thirds" aria-label="The last ten seconds" aria-live="off">
-  <${Figure} label="Requests" value=${rate(told.requests_per_s)} unit="/s" note=${`${count(told.running)} running, ${count(told.waiting)} waiting`} />
+  <${Figure} label="Requests" value=${rate(told.requests_per_s)} unit="/s" note=${`${count(told.running)} running, ${count(told.waiting)} waiting${told.runners ? `; ${count(told.runners)} batch runners work` : ""}`} />
   <${Figure} label="Tokens" value=${rate(told.tokens_per_s)} unit="/s" note="written, over all models" />
   <${Figure} label="Time to first token" value=${seconds(told.ttft?.p50)} note=${quantiles(told.ttft)} />
   <${Figure} label="Between tokens" value=${seconds(told.itl?.p50)} note=${quantiles(told.itl)} />
