@@ -62,7 +62,7 @@ class ByHand:
         # As they were when this gateway started.
         self._files = dict(models.catalog.entries)
         self._version = 0
-        self._changing = asyncio.Lock()
+        self._changing, self._adopting = asyncio.Lock(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.deployer: Deployer | None = None
 
@@ -222,15 +222,16 @@ class ByHand:
                 await asyncio.sleep(20 * LOOK_S)
 
     async def _adopt(self) -> None:
-        """Takes over what was said, by whichever gateway."""
-        book = self._state.operated
-        version, known = book.version, book.known
-        if version == self._version or (not known and not self._models.catalog.operated):
+        """Takes over what was said, by whichever gateway; one after another, so that nothing older comes last."""
+        async with self._adopting:
+            book = self._state.operated
+            version, known = book.version, book.known
+            if version == self._version:
+                return
+            if known or self._models.catalog.operated:
+                catalog = await asyncio.to_thread(with_operated, self._files, self._home, known)
+                before = dict(self._models.started)
+                new = self._models.adopt(catalog)
+                gone = [model for name, model in before.items() if self._models.started.get(name) is not model]
+                self._adopted(new, gone)
             self._version = version
-            return
-        catalog = await asyncio.to_thread(with_operated, self._files, self._home, known)
-        before = dict(self._models.started)
-        new = self._models.adopt(catalog)
-        self._version = version
-        gone = [model for name, model in before.items() if self._models.started.get(name) is not model]
-        self._adopted(new, gone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -37,8 +38,10 @@ class OperatedBook:
         self.store = store
         self.known: Mapping[str, Operated] = {}
         self.version = 0
+        self._filling = threading.Lock()
 
     def fill(self) -> None:
-        """Blocks; raises `Away`."""
-        self.known = self.store.all()
-        self.version += 1
+        """Who reads later also fills later. Blocks; raises `Away`."""
+        with self._filling:
+            self.known = self.store.all()
+            self.version += 1

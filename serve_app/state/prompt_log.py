@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -62,10 +63,12 @@ class PromptLog:
         self.store = store
         self._writer, self._reader = writer, reader
         self._rules: Mapping[str, float] = {}
+        self._filling = threading.Lock()
 
     def fill(self) -> None:
-        """Blocks; raises `Away`."""
-        self._rules = self.store.rules()
+        """Who reads later also fills later. Blocks; raises `Away`."""
+        with self._filling:
+            self._rules = self.store.rules()
 
     def days(self, account: str) -> float | None:
         """For how long those of the account are kept; None: not at all."""

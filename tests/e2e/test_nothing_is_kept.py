@@ -76,11 +76,13 @@ def test_nothing_on_the_running_server(stack):
 
 
 @pytest.mark.slow
-def test_nothing_with_logs_as_json(tmp_path):
+def test_nothing_with_logs_as_json(tmp_path, monkeypatch):
     share_weights(tmp_path)
-    ports = {f"RAY_SERVE_{name}_PORT": str(_free_port()) for name in ("HAPROXY_METRICS", "HAPROXY_STATS")}
-    plain = {name: "" for name in os.environ if name.startswith(("RAY_", "SERVE_APP_"))}
-    server = Server(_free_port(), **{**plain, **ports, "SERVE_APP_HOME": str(tmp_path), "SERVE_APP_LOG": "json"})
+    with monkeypatch.context() as alone:
+        # What this process tells its own server.
+        for name in [name for name in os.environ if name.startswith(("RAY_", "SERVE_APP_"))]:
+            alone.delenv(name)
+        server = Server(_free_port(), SERVE_APP_HOME=str(tmp_path), SERVE_APP_LOG="json")
     try:
         server.start()
         logs = look(tmp_path, server.url, server.key)

@@ -190,8 +190,10 @@ async def test_who_may_switch_see_and_delete(served: Served) -> None:
     assert (await served.call("GET", f"{path}/r1")).status_code == 404
     assert (await served.call("DELETE", f"{path}/r2", keys["admin"])).status_code == 200
     assert (await served.call("GET", f"{path}/r2")).status_code == 404
-    told = await served.call("DELETE", path)
-    assert told.json()["result"] == {"deleted": 2, "enabled": False}
+    told = (await served.call("DELETE", path)).json()["result"]
+    # The one whose time is over may have gone by itself.
+    assert told["deleted"] in (1, 2) and told["enabled"] is False
+    assert (await served.call("GET", f"{path}/r3")).status_code == 404
     # What was still under way when it ended is not written.
     first.state.prompts._rules = {"team": 1.0}
     first.state.prompts.add("team", "r4", 4e9, b"{}")
