@@ -42,7 +42,7 @@ _RECORD: dict[str, Any] = {
     "required": ["record"],
 }
 _EXAMPLE = {"model": "@cf/pico/pico-instruct", "action": "scale", "stage": "decode", "replicas": 2}
-_YAML = "id: '@cf/me/mine'\ntask: text-generation\n..."
+_YAML = "id: '@cf/me/mine'\ntask: ...\n..."
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:
