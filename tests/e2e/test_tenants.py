@@ -165,12 +165,11 @@ async def test_who_holds_every_place_gives_some_back_to_another_that_asks(stack,
     """Before any of the streams has ended that hold the places."""
     hog, light = await tenants("hog"), await tenants("light")
     async with flood(stack, hog, 3000) as ended:
-        for n in range(3):
-            answer = await light.ask(body(n, 8))
-            assert answer.status_code == 200 and answer.json()["result"]["usage"]["completion_tokens"] == 8
+        answer = await light.ask(body(0, 8))
+        assert answer.status_code == 200 and answer.json()["result"]["usage"]["completion_tokens"] == 8
         assert not ended
         # And more at once than come free by chance.
-        answers = await asyncio.gather(*(light.ask(body(n, 8)) for n in range(6)))
+        answers = await asyncio.gather(*(light.ask(body(n, 8)) for n in range(4)))
         assert {answer.status_code for answer in answers} == {200} and not ended
 
 
@@ -190,7 +189,7 @@ async def test_weights_and_classes_come_from_the_key_and_from_nothing_else(stack
 
 async def test_who_would_be_late_is_refused_at_once(stack, tenants):
     tenant = await tenants("impatient")
-    async with flood(stack, tenant, 60, under_way=MANY + 16):
+    async with flood(stack, tenant, 40, under_way=MANY + 16):
         refused = await until_refused(lambda: tenant.ask(body(100_000, 8, options={"deadlineMs": 1})))
         told = refused.json()
         assert told["success"] is False and told["errors"][0]["code"] == 3040
@@ -225,7 +224,7 @@ async def test_waiting_requests_survive_the_loss_of_their_workers(stack, tenants
 
 async def test_clients_that_leave_leave_the_queue(stack, tenants):
     tenant = await tenants("restless")
-    async with flood(stack, tenant, 150, under_way=MANY + 20):
+    async with flood(stack, tenant, 100, under_way=MANY + 20):
         pass
 
     def gone() -> bool:
