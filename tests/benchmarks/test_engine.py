@@ -114,7 +114,7 @@ def test_encoder_of_minilm(capsys):
 def test_structured(capsys, monkeypatch):
     monkeypatch.setattr(structured, "QUESTIONS", structured.QUESTIONS[2:3])
     monkeypatch.setattr(structured, "BATCH", 2)
-    assert structured.main(["--rounds", "1", "--new", "33", "--json"]) == 0
+    assert structured.main(["--rounds", "1", "--new", "17", "--json"]) == 0
     found = figures(capsys)
     assert found["calls"]["forced"]["fewer_steps"] > 1 and "cost_percent" in found["throughput"]
     step = Engine.step
