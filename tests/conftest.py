@@ -103,8 +103,8 @@ if LocalCluster is not None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_and_patient() -> Iterator[None]:
-    """Empty databases get their tables quickly, and look-ups have as long as a busy machine needs. HTTP clients share one
-    TLS context, which none of them uses: each would read the certificates of all authorities anew, for 26 ms.
+    """Empty databases get their tables quickly, and look-ups have as long as a busy machine needs. HTTP clients share
+    one TLS context, which none of them uses: each would read the certificates of all authorities anew, for 26 ms.
     """
     if LocalCluster is None:
         yield

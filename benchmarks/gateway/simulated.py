@@ -79,6 +79,27 @@ class SimulatedDecode:
             self._running -= 1
             self._reporter.changed()
 
+    async def generate_many(self, call: bytes, replica: str = "") -> bytes:
+        """Each as :meth:`generate` has it; every end is told at once."""
+        from serve_app.wire.generate import (
+            Failed,
+            GenerateCall,
+            Generated,
+            GeneratedMany,
+            read_ending,
+            read_generate_many,
+        )
+        from serve_app.wire.tokens import Ending
+
+        async def one(asked: GenerateCall) -> Generated | Failed:
+            ended = await self.generate(asked.encode())
+            if asked.inbox is not None:
+                self._sender.ended(asked.inbox, Ending(asked.id, ended))
+            return read_ending(ended)
+
+        running = [one(asked) for asked in read_generate_many(call).calls]
+        return GeneratedMany(tuple(await asyncio.gather(*running))).encode()
+
     async def probe(self, call: bytes) -> bytes:
         from serve_app.wire.replicas import Nothing
 

@@ -81,8 +81,8 @@ async def test_many_changes_are_few_frames_and_the_last_one_counts(gateways, wor
     assert len(gateway.told) < 100
 
 
-async def test_nothing_new_is_not_sent_again_but_for_the_heartbeat(gateways):
-    worker = Worker(period_s=0.0, heartbeat_s=0.05)
+async def test_nothing_new_is_not_sent_again(gateways):
+    worker = Worker(period_s=0.0, heartbeat_s=3600.0)
     gateway = gateways[0]
     worker.reporter.subscribe(gateway.inbox.address, 30)
     await until(lambda: gateway.told)
@@ -92,6 +92,14 @@ async def test_nothing_new_is_not_sent_again_but_for_the_heartbeat(gateways):
         worker.becomes(step_seconds=0.001 * len(sent) + 0.001)  # times alone are no news
         await asyncio.sleep(0)
     assert sent == []
+    worker.reporter.close()
+    await worker.sender.aclose()
+
+
+async def test_it_is_sent_again_as_a_heartbeat(gateways):
+    worker = Worker(period_s=0.0, heartbeat_s=0.05)
+    gateway = gateways[0]
+    worker.reporter.subscribe(gateway.inbox.address, 30)
     await until(lambda: len(gateway.told) >= 3)
     worker.reporter.close()
     await worker.sender.aclose()

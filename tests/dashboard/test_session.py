@@ -115,9 +115,15 @@ async def test_neither_half_opens_anything_alone(served):
 @ONE_DATABASE
 async def test_a_forged_cookie_is_refused_and_the_store_is_not_asked(served):
     asked: list[float] = []
-    store = served.gateways[0].state.sessions._store
-    every = store.all
-    store.all = lambda now: (asked.append(now), every(now))[1]
+    sessions = served.gateways[0].state.sessions
+    learn = sessions.learn
+
+    def learns(now: float):
+        """For a request; the state's own thread looks whenever something has changed."""
+        asked.append(now)
+        return learn(now)
+
+    sessions.learn = learns
     good = Browser(served)
     await good.sign_in()
     stem, _, mac = good.cookie.rpartition(".")
