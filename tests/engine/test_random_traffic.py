@@ -97,7 +97,7 @@ traffic = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(traffic)
 def test_everyone_gets_what_they_would_get_alone(case):
     model = HistoryModel()
