@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/cache.md",
     "docs/engine.md",
     "docs/routing.md",
+    "docs/scale.md",
     "docs/operations.md",
     "docs/gpu.md",
     "docs/api.md",

@@ -123,7 +123,10 @@ class Cluster:
         """At the start: the worker's stage gives it a role, and the prompt tokens of a step for good."""
         engine = self.workers[worker]
         engine.role = role
-        engine.chunk = chunk or self.spec.chunk
+        engine.chunk = chunk or (self.spec.decode_chunk if role == "decode" else self.spec.chunk)
+        if role == "prefill":
+            kv, seqs = self.spec.prefill_share
+            engine.kv_total, engine.max_seqs = int(engine.kv_total * kv), max(1, int(engine.max_seqs * seqs))
 
     def set_role(self, worker: int, role: Role) -> None:
         engine = self.workers[worker]

@@ -7,8 +7,11 @@ from typing import Literal
 
 from benchmarks.trace.requests import BLOCK
 
-# 16 GiB of cache at 128 KiB a token: what both stages of the shipped records of 8B models have.
+# What the shipped records of 8B models have for decode: 16 GiB of cache at 128 KiB a token, and sequences. Of the cache
+# their prefill workers have half, and a quarter of the sequences.
 RECORD_KV_TOKENS = 131_072
+RECORD_SEQS = 128
+RECORD_PREFILL = (0.5, 0.25)
 
 
 @dataclass(slots=True, frozen=True)
@@ -20,7 +23,9 @@ class ClusterSpec:
     nodes: int = 1
     kv_tokens: int = 5_859 * BLOCK  # of running sequences, per worker
     max_seqs: int = 256
-    chunk: int = 8192  # prompt tokens per step, as the records of 8B models have it for both stages
+    chunk: int = 8192  # prompt tokens per step on workers of the prefill stage, or mixed ones
+    decode_chunk: int = 4096  # on workers of the decode stage, as the records of 8B models have it
+    prefill_share: tuple[float, float] = (1.0, 1.0)  # of ``kv_tokens`` and ``max_seqs``, in the prefill stage
     # Workers of several kinds, in turns: how many times as long a step takes, and the share of ``kv_tokens`` there is.
     gpus: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     kv_token_bytes: int = 131_072  # 8B model, 8 KV heads, bfloat16
@@ -49,7 +54,7 @@ class ClusterSpec:
     @property
     def largest(self) -> int:
         """Tokens of the largest request that every worker has room for."""
-        return int(self.kv_tokens * min(room for _, room in self.gpus))
+        return int(self.kv_tokens * min(room for _, room in self.gpus) * self.prefill_share[0])
 
 
 class Link:
