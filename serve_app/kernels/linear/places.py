@@ -14,7 +14,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import RawIOBase
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +28,10 @@ FIELDS = 12
 PARTS = 4
 GROUP = 16
 _LINE = 64
-# What is read from memory of its own, in huge pages, and does not waste most of one.
+# What is read from memory of its own, in huge pages, and does not waste most of one; and how many of those that are
+# gone are kept for others.
 _LARGE = 1 << 20
+_SPARES = 2
 # Of a file: what it is, its linears, the most lanes, the adapter's bytes and those of its memory.
 _HEAD = struct.Struct("<8s4q")
 _KIND = b"places-1"
@@ -85,20 +86,56 @@ class _Source:
     plain: bool
 
 
-class Memory:
-    """``size`` zeroed bytes."""
+@dataclass(slots=True, eq=False)
+class Spare:
+    """Memory of an adapter that is gone."""
 
-    def __init__(self, size: int) -> None:
+    arena: Arena
+    at: int
+    size: int
+
+
+def _taken(spares: list[Spare] | None, size: int) -> Spare | None:
+    """One that is large enough and not much larger; any thread may take it at the same moment."""
+    for spare in list(spares or ()):
+        if size <= spare.size <= size * 5 // 4:
+            try:
+                spares.remove(spare)  # type: ignore[union-attr]
+            except ValueError:
+                continue
+            return spare
+    return None
+
+
+class Memory:
+    """``size`` bytes, zeroed unless they need not be. Large ones come from ``spare``, if there are such, and go back
+    there: for new pages the kernel takes as long as packing does.
+    """
+
+    def __init__(self, size: int, spare: list[Spare] | None = None, *, zeroed: bool = True) -> None:
         self.size = size
+        self._spares = spare if size >= _LARGE else None
+        self._spare: Spare | None = None
         if size < _LARGE:
-            self._held: Any = np.zeros(size + _LINE, np.uint8)
+            self._held = np.zeros(size + _LINE, np.uint8)
             begin = -self._held.ctypes.data % _LINE
             self.bytes = self._held[begin : begin + size]
             self.at = self.bytes.ctypes.data
-        else:
-            self._held = Arena(size)
-            self.at = self._held.take(size)
-            self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.at))
+            return
+        self._spare = _taken(spare, size)
+        used = self._spare is not None
+        if self._spare is None:
+            arena = Arena(size)
+            self._spare = Spare(arena, arena.take(size), size)
+        self.at = self._spare.at
+        self.bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self.at))
+        if used and zeroed:
+            self.bytes[:] = 0
+
+    def __del__(self) -> None:
+        spares = getattr(self, "_spares", None)
+        if spares is not None and self._spare is not None and len(spares) < _SPARES:
+            spares.append(self._spare)
 
     def words(self, offset: int, *shape: int) -> np.ndarray:
         """uint32."""
@@ -128,6 +165,7 @@ class Places:
         self.records = np.zeros((len(self._linears), places + 1, FIELDS), np.int64)
         self.lanes = 0
         self._held: list[Packed | None] = [None] * (places + 1)
+        self._spare: list[Spare] = []
 
     @property
     def places(self) -> int:
@@ -159,7 +197,7 @@ class Places:
                 record[4:8] = plan.lanes, plan.rank, plan.bits, linear.columns
                 record[8:] = plan.starts + [-1] * (PARTS - len(plan.starts))
                 total += sum(sizes)
-        memory = Memory(max(at, _LINE))
+        memory = Memory(max(at, _LINE), self._spare)
         for plan, own, sources, record in zip(plans, deltas, self._sources, records, strict=True):
             if plan is not None:
                 _pack(plan, own, sources, memory, record.tolist())
@@ -193,7 +231,7 @@ class Places:
             raise NotPacked(f"it has {size} bytes and {linears} linears")
         records = np.frombuffer(file.read(length) or b"", np.int64).reshape(-1, FIELDS)
         self._require(records, lanes, inner)
-        memory = Memory(inner)
+        memory = Memory(inner, self._spare, zeroed=False)
         left = memory.bytes.data
         while left:
             if not (count := file.readinto(left)):

@@ -138,6 +138,29 @@ def test_packing_in_cpp_and_in_numpy_is_the_same(rank, dtype, monkeypatch) -> No
     assert packed.memory.bytes.any()
 
 
+def test_memory_of_an_adapter_that_is_gone_is_taken_for_the_next() -> None:
+    """It is as if it were new, however little of it the next one fills."""
+    layout = places.LinearLayout((48, 20000), 1000, places_order(20048))
+    held = places.Places([layout], 1)
+
+    def made(rank: int, seed: int) -> list[Matrices | None]:
+        return [None if seed else matrices(48, 1000, rank, 1), matrices(20000, 1000, rank, 2 + seed)]
+
+    other = places.Places([layout], 1).prepare([made(60, 1)])
+    fresh = other.memory.bytes.copy()
+    first = held.prepare([made(66, 0)])
+    at, size = first.memory.at, first.memory.size
+    second = held.prepare([made(60, 0)])
+    assert second.memory.at != at and size >= 1 << 20
+    held.put(1, first)
+    del first
+    held.put(1, second)  # nobody has the first one any more
+    third = held.prepare([made(60, 1)])
+    assert third.memory.at == at and np.array_equal(third.memory.bytes, fresh)
+    # One that is much smaller, or read while none is there, has memory of its own.
+    assert held.prepare([made(20, 0)]).memory.at not in (at, second.memory.at)
+
+
 def places_order(rows: int) -> np.ndarray:
     order = np.arange(-(-rows // 64) * 64, dtype=np.int64)
     order[rows:] = -1
