@@ -5,6 +5,8 @@ and compiled code can step from layer to layer::
 
     plane [layers of this shape, 2, num_blocks, Hkv, 32, D]        2: keys, values;  block 0 belongs to nobody
 
+Latent attention has one part instead of two: its values are the first columns of its keys.
+
 Most models have one plane. A model whose layers differ in heads or head size (Gemma 4) has one for each shape, and a
 block's payload is then the planes' bytes one after another.
 """
@@ -27,10 +29,18 @@ from serve_app.kv.chunk import Layout
 
 @dataclass(slots=True, frozen=True)
 class LayerShape:
-    """K/V heads and head size of one layer, as this rank holds them."""
+    """K/V heads and head size of one layer, as this rank holds them. ``shared``: values are the first columns of keys,
+    and are not kept beside them.
+    """
 
     kv_heads: int
     head_dim: int
+    shared: bool = False
+
+    @property
+    def parts(self) -> int:
+        """Keys and values, or both in one."""
+        return 1 if self.shared else 2
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,7 +71,7 @@ class KVShape:
 
     @property
     def token_bytes(self) -> int:
-        return sum(2 * layer.kv_heads * layer.head_dim for layer in self.layers) * self.dtype.itemsize
+        return sum(layer.parts * layer.kv_heads * layer.head_dim for layer in self.layers) * self.dtype.itemsize
 
     @property
     def block_bytes(self) -> int:
@@ -74,7 +84,7 @@ class KVShape:
     @property
     def layout(self) -> Layout:
         """What two caches must have in common to exchange chunks."""
-        shapes = [(layer.kv_heads, layer.head_dim) for layer in self.layers]
+        shapes = [(layer.kv_heads, layer.head_dim, layer.parts) for layer in self.layers]
         return Layout.of(shapes, self.dtype_name, self.dtype.itemsize, self.rank, self.ranks)
 
     def allocate(self, num_blocks: int, device: str | torch.device) -> KVCache:
@@ -98,7 +108,7 @@ class KVCache:
         self._layers: list[Tensor] = [torch.empty(0)] * len(shape.layers)
         for distinct in dict.fromkeys(shape.layers):
             members = [i for i, layer in enumerate(shape.layers) if layer == distinct]
-            size = (len(members), 2, num_blocks, distinct.kv_heads, BLOCK_TOKENS, distinct.head_dim)
+            size = (len(members), distinct.parts, num_blocks, distinct.kv_heads, BLOCK_TOKENS, distinct.head_dim)
             plane = torch.zeros(size, dtype=shape.dtype, device=device)
             self.planes.append(plane)
             for at, index in enumerate(members):
@@ -112,7 +122,9 @@ class KVCache:
         return self.shape.dtype
 
     def layer(self, index: int) -> Tensor:
-        """Keys and values of one layer, [2, num_blocks, Hkv, 32, D]; writing to it writes to the cache."""
+        """Keys and values of one layer, [2, num_blocks, Hkv, 32, D], or [1, ...] where they are shared; writing to it
+        writes to the cache.
+        """
         return self._layers[index]
 
     def copy_out(self, blocks: list[int]) -> Tensor:

@@ -40,8 +40,9 @@ def paged_attention(
     """Attention of T query tokens over the cached keys of their requests.
 
     ``q`` [T, Hq, D] (any strides); ``kv_layer`` [2, num_blocks, Hkv, 32, D], K/V of the batch already
-    written; ``sinks`` [Hq] extra logits per head; Hq a multiple of Hkv. Returns a contiguous [T, Hq, D] of
-    q's dtype. Raises ValueError when lengths or block ids contradict the cache (C++ path),
+    written, or [1, ...] where keys are their own values; ``sinks`` [Hq] extra logits per head; Hq a multiple of
+    Hkv. Returns a contiguous [T, Hq, D] of q's dtype. Raises ValueError when lengths or block ids contradict the
+    cache (C++ path),
     :class:`~serve_app.kernels.shapes.ShapeMismatch` where heads or head sizes do.
     """
     check_queries(q, kv_layer, batch, sinks)
@@ -58,8 +59,13 @@ def paged_attention(
 
 
 def write_kv(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> None:
-    """Writes ``k``, ``v`` [T, Hkv, D] to ``slots`` [T] int64 (block * 32 + offset) of ``kv_layer``, in
-    place."""
+    """Writes ``k``, ``v`` [T, Hkv, D] to ``slots`` [T] int64 (block * 32 + offset) of ``kv_layer``, in place; where
+    values are the first columns of keys, ``k`` alone.
+    """
+    if len(kv_layer) == 1:
+        check_rows(kv_layer, k, k, slots)
+        write_kv_torch(kv_layer, k, k, slots)
+        return
     check_rows(kv_layer, k, v, slots)
     if not k.is_cuda and native.write_supports(kv_layer, k, v):
         library = cpu_library()

@@ -29,17 +29,20 @@ class Layout:
 
     @classmethod
     def of(
-        cls, layers: Sequence[tuple[int, int]], dtype: str, item_bytes: int, rank: int = 0, ranks: int = 1
+        cls, layers: Sequence[tuple[int, ...]], dtype: str, item_bytes: int, rank: int = 0, ranks: int = 1
     ) -> Layout:
-        """Of layers with (K/V heads, head size) each, which ``rank`` of ``ranks`` workers holds."""
-        runs = [[*layers[0], 0]]
-        for heads, dim in layers:
-            if runs[-1][:2] != [heads, dim]:
-                runs.append([heads, dim, 0])
-            runs[-1][2] += 1
-        name = "+".join(f"L{count}.H{heads}.D{dim}" for heads, dim, count in runs)
+        """Of layers with (K/V heads, head size) each, which ``rank`` of ``ranks`` workers holds. A third number is that
+        of parts: 2 for keys and values, 1 for what is both.
+        """
+        sized = [(heads, dim, *(more or [2])) for heads, dim, *more in layers]
+        runs = [[*sized[0], 0]]
+        for layer in sized:
+            if runs[-1][:3] != [*layer]:
+                runs.append([*layer, 0])
+            runs[-1][3] += 1
+        name = "+".join(f"L{count}.H{heads}.D{dim}" + ".S" * (parts == 1) for heads, dim, parts, count in runs)
         share = f".R{rank}of{ranks}" if ranks > 1 else ""
-        token_bytes = sum(2 * heads * dim * item_bytes for heads, dim in layers)
+        token_bytes = sum(parts * heads * dim * item_bytes for heads, dim, parts in sized)
         return cls(f"{name}.B{BLOCK_TOKENS}.{dtype}{share}", BLOCK_TOKENS * token_bytes)
 
     def fits(self, piece: Piece) -> bool:

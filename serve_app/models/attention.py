@@ -16,6 +16,7 @@ from torch import Tensor
 
 from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.models.chunked import chunked_attention
+from serve_app.models.latent import latent_of
 
 NAME = "serve_app_paged"
 
@@ -65,11 +66,14 @@ def paged_attention_forward(
     batch = layer.carrier.batch if batch is None else batch
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     cache = batch.kv.layer(layer.index)
+    latent = latent_of(module)
+    if latent is not None:
+        query = latent.absorb(query)
     width = value.shape[-1]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if layer.temperature is not None:
         q = q * _temperature(batch.positions, *layer.temperature).to(q.dtype)
-    if k.shape != v.shape or k.shape[1:] != (cache.shape[-3], cache.shape[-1]):
+    if latent is None and (k.shape != v.shape or k.shape[1:] != (cache.shape[-3], cache.shape[-1])):
         q, k, v = fit(q, k, v, cache.shape[-3], cache.shape[-1])
     write_kv(cache, k, v, batch.slots)
     options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
@@ -77,6 +81,8 @@ def paged_attention_forward(
         out = chunked_attention(q, cache, batch, layer.chunk, **options)
     else:
         out = paged_attention(q, cache, batch, **options)
+    if latent is not None:
+        return latent.expand(out).unsqueeze(0), None
     return out[..., :width].unsqueeze(0), None
 
 

@@ -32,6 +32,7 @@ from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.step import Step
 from serve_app.kernels.library.build import cache_root
 from serve_app.models.adapt import own_attention
+from serve_app.models.latent import has_latents
 from serve_app.models.miniature import NotScalable, Sizes, build, scale_down
 from serve_app.models.observe import Unservable, parameters_of
 from serve_app.models.prepare import Prepared, prepare
@@ -56,6 +57,8 @@ class Verdict:
     differs: str = ""
     fused_differs: str = ""
     compared: bool = True
+    # Whether the cache may hold latents of attention; else it holds every head's keys and values.
+    latents: bool = True
     seconds: float = 0.0
     cached: bool = False
 
@@ -97,29 +100,42 @@ def check(model_class: Any, config: Any) -> Verdict:
 
 
 def compare(model_class: Any, config: Any, sizes: Sizes = SIZES, seed: int = 0) -> Verdict:
-    """The comparison itself."""
+    """The comparison itself. A model with latents is compared in both forms, since either may be loaded."""
+    heads = _compare(model_class, config, sizes, seed, latents=False)
+    if not heads.latents:
+        return heads
+    found = _compare(model_class, config, sizes, seed, latents=True)
+    if found.differs:
+        heads.latents = False
+        return heads
+    return found if not heads.differs else heads
+
+
+def _compare(model_class: Any, config: Any, sizes: Sizes, seed: int, *, latents: bool) -> Verdict:
     try:
         plain = build_small(model_class, config, sizes, "eager", seed)
         small = build_small(model_class, config, sizes, own_attention(model_class.__name__), seed)
     except Exception as error:  # classes of models may object in any way they like
         reason = error if isinstance(error, NotScalable) else f"{type(error).__name__}: {error}"
         said = f"it can't be compared with transformers, as it can't be scaled down: {reason}"
-        return Verdict(differs=said[:300], compared=False)
+        return Verdict(differs=said[:300], compared=False, latents=False)
     with torch.inference_mode():
         try:
-            prepared = prepare(small, torch.device("cpu"))
+            kept = has_latents(small)
+            prepared = prepare(small, torch.device("cpu"), latents=latents)
             shape = prepared.kv_shape(torch.float32)
         except Unservable as reason:
-            return Verdict(differs=str(reason))
+            return Verdict(differs=str(reason), latents=kept)
         truth = Truth(plain)
         try:
             truth([1, 2, 3])
         except Exception as error:
             said = f"transformers itself can't run it scaled down ({type(error).__name__}: {error})"
-            return Verdict(differs=said[:300], compared=False)
+            return Verdict(differs=said[:300], compared=False, latents=False)
         differs = _first_difference(prepared.forward, prepared, shape, truth, sizes)
         fused = differs and "the model itself differs"
-        return Verdict(differs=differs, fused_differs=fused or _fused_difference(small, prepared, shape, truth, sizes))
+        fused = fused or _fused_difference(small, prepared, shape, truth, sizes)
+        return Verdict(differs=differs, fused_differs=fused, latents=kept)
 
 
 def build_small(model_class: Any, config: Any, sizes: Sizes, attention: str, seed: int) -> nn.Module:

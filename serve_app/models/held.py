@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from serve_app.models.latent import latent_of
+
 
 def held_bytes(module: nn.Module, forward: Any) -> int:
     """Of the module's parameters and buffers, each memory once, of linears that were packed into others, and of what
@@ -24,6 +26,9 @@ def held_bytes(module: nn.Module, forward: Any) -> int:
         count(tensor)
     stores: dict[int, int] = {}
     for child in module.modules():
+        if (latent := latent_of(child)) is not None:
+            count(latent.keys)
+            count(latent.values)
         for part in _packed(child):
             count(getattr(part, "packed", None))
             if (store := getattr(part, "store", None)) is not None:

@@ -106,7 +106,10 @@ def load_causal_lm(
         module.requires_grad_(False)
         module.eval()
         module.to(device)
-        prepared = prepare(module, torch.device(device))
+        verdict = check(type(module), module.config)
+        # Adapters of a latent's expansion have no place once it is part of queries and outputs.
+        latents = verdict.latents and device == "cpu" and not adapters and quantization == "none"
+        prepared = prepare(module, torch.device(device), latents=latents)
     except Unservable as error:
         raise UnsupportedModel(f"{name} can't be served: {error}") from error
     loaded = time.perf_counter()
@@ -132,7 +135,6 @@ def load_causal_lm(
     model.rules, ignored = read_rules(module, path)
     if ignored:
         report["generation_config"] = f"not followed: {ignored}"
-    verdict = check(type(module), module.config)
     report |= verdict.report()
     if verdict.differs:
         raise UnsupportedModel(f"{name} can't be served: {verdict.differs}")

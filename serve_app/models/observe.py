@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from serve_app.models import attention
 from serve_app.models.attention import PagedLayer
+from serve_app.models.latent import latent_of
 
 TOKENS = 4
 # Modules that remember more of a text than keys and values, by what their classes are called.
@@ -40,6 +41,11 @@ class SeenLayer:
     key_dim: int
     value_dim: int
     options: dict[str, Any]
+
+    @property
+    def shared(self) -> bool:
+        """Whether its values are the first columns of its keys."""
+        return latent_of(self.module) is not None
 
     @property
     def place(self) -> PagedLayer:
@@ -70,8 +76,11 @@ def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> 
                 f"{type(layer).__name__} has {q_heads} query heads, {key.shape[1]} key and {value.shape[1]} value heads"
             )
         key, value = (x.repeat_interleave(q_heads // x.shape[1], 1) for x in (key, value))
+        latent = latent_of(layer)
+        query = query if latent is None else latent.absorb(query)
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=options.get("scaling"))
-        return out.transpose(1, 2), None
+        out = out.transpose(1, 2)
+        return (out if latent is None else latent.expand(out[0]).unsqueeze(0)), None
 
     from transformers import AttentionInterface
 

@@ -13,6 +13,7 @@ from serve_app.engine.kv_cache import KVShape, LayerShape
 from serve_app.models import longrope
 from serve_app.models.adapt import adapt
 from serve_app.models.experts import leave_odd_experts
+from serve_app.models.latent import use_latents
 from serve_app.models.observe import SeenLayer, Unservable, hands_batch_down, observe, parameters_of, run
 
 if TYPE_CHECKING:
@@ -31,13 +32,17 @@ class Prepared:
 
     def kv_shape(self, dtype: torch.dtype) -> KVShape:
         """A cache that holds what each layer hands over."""
-        sizes = [LayerShape(layer.kv_heads, max(layer.key_dim, layer.value_dim)) for layer in self.layers]
+        sizes = [LayerShape(seen.kv_heads, max(seen.key_dim, seen.value_dim), seen.shared) for seen in self.layers]
         return KVShape(tuple(sizes), dtype)
 
 
-def prepare(module: nn.Module, device: torch.device) -> Prepared:
-    """Makes ``module`` run on the paged cache. Raises :class:`Unservable`."""
+def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) -> Prepared:
+    """Makes ``module`` run on the paged cache; with ``latents`` that holds the latent of attention which has one.
+    Raises :class:`Unservable`.
+    """
     adapt(module)
+    if latents:
+        use_latents(module)
     leave_odd_experts(module)
     try:
         extend_at = longrope.replace_rotary(module, generates=True)

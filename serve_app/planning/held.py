@@ -20,6 +20,8 @@ FUSED = {
     "cwm", "granite", "llama", "ministral", "mistral", "mistral3", "phi3", "qwen2", "qwen3", "seed_oss", "mixtral",
     "qwen3_moe", "gpt_oss",
 }  # fmt: skip
+# Models whose latents lie in a worker's cache; of other models with latents every head's keys and values do.
+LATENT = {"deepseek_v2", "deepseek_v3"}
 _ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

@@ -13,7 +13,7 @@ from serve_app.catalog.records import ModelRecord
 from serve_app.planning.cache import layer_caches
 from serve_app.planning.described import describe, full_config
 from serve_app.planning.formats import read_format
-from serve_app.planning.held import Held, as_held
+from serve_app.planning.held import LATENT, Held, as_held
 from serve_app.planning.model import Model, build
 from serve_app.planning.tensors import NoTensors, Tensor, from_headers, read_headers
 
@@ -40,13 +40,13 @@ def find_model(name: str, home: Path, *, item: float = 2, held: Held | None = No
             )
         record = catalog[name]
         config, tensors = _recorded(record, home, catalog.source(name))
-    return plan_model(name, config, tensors, item=item, latent=held is None, held=held), record
+    return plan_model(name, config, tensors, item=item, held=held), record
 
 
 def plan_model(
-    name: str, config: dict[str, Any], tensors: list[Tensor], *, item: float, latent: bool, held: Held | None = None
+    name: str, config: dict[str, Any], tensors: list[Tensor], *, item: float, held: Held | None = None
 ) -> Model:
-    """``tensors`` []: as ``config`` describes them. ``latent``: see :func:`~serve_app.planning.cache.layer_caches`."""
+    """``tensors`` []: as ``config`` describes them. ``item``: bytes of a number in the cache."""
     full = full_config(config)
     if not tensors:
         text = config.get("text_config") or {}
@@ -55,7 +55,9 @@ def plan_model(
             tensors = describe(config, full, read_format(described))
         except ValueError as error:
             raise NoTensors(str(error)) from error
+    latent = True
     if held is not None:
+        latent = full.get_text_config().model_type in LATENT and held.quantization == "none"
         tensors = as_held(tensors, replace(held, model_type=full.get_text_config().model_type))
     return build(name, full, tensors, layer_caches(full, item, latent=latent))
 

@@ -68,7 +68,7 @@ def shares(folder, dtype, quantization):
     config = json.loads((folder / "config.json").read_text())
     item = 4 if dtype == "float32" else 2
     held = Held(dtype, quantization, panels_here())
-    planned = plan_model("x", config, read_headers(folder), item=item, latent=False, held=held)
+    planned = plan_model("x", config, read_headers(folder), item=item, held=held)
     plan = make_plan(planned, Asked(cpu(1 << 33), kv_cache_bytes=CACHE_BYTES), Split())
     kept = sum(plane.nbytes for plane in engine.runner.kv.planes)
     blocks = plan.tokens // 32 + 1

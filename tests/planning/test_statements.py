@@ -14,8 +14,8 @@ GiB = 1 << 30
 SHARE, ROWS = 0.9365, 1024
 
 
-def model_of(name, *, item=2, latent=True):
-    return plan_model(name, published()[name], [], item=item, latent=latent)
+def model_of(name, *, item=2):
+    return plan_model(name, published()[name], [], item=item)
 
 
 def test_llama_4_scout_fits_two_h200_with_56_gib_left_for_1_2_million_tokens():

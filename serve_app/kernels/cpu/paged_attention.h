@@ -26,6 +26,7 @@ struct Args {  // mirrored by serve_app/kernels/library/native.py, field by fiel
     int64_t window;  // 0 = none
     int64_t is_bf16, threads;
     double scale, softcap;  // softcap 0 = none
+    int64_t shared;  // whether keys are their own values
 };
 
 struct Item {
@@ -115,7 +116,7 @@ void compute(const Args& a, const Item& item, int block_begin, int block_end, fl
     }
     tile.table = a.block_tables + item.request * a.table_stride;
     tile.keys = (const T*)a.kv + (int64_t)item.kv_head * BLOCK * dim;
-    tile.values = tile.keys + plane;
+    tile.values = a.shared ? tile.keys : tile.keys + plane;
     tile.block_stride = block_stride;
     const int begin = item.first_block + block_begin, end = item.first_block + block_end;
     if (item.rows <= NARROW_ROWS)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_ATTENTION = struct.Struct("7P12q2d")
+_ATTENTION = struct.Struct("7P12q2dq")
 _WRITE = struct.Struct("4P8q")
 _NORM = struct.Struct("3P6qd")
 _LINEAR = struct.Struct("4P4q")
@@ -30,7 +30,7 @@ _LINEAR_REASONS = {
     6: "a place for adapters that there is not",
     9: "this build has no bfloat16 dot products",
 }
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 640
 
 
 @dataclass(slots=True, frozen=True)
@@ -132,7 +132,7 @@ def attention(
             block_tables.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
             token_stride, head_stride, requests, tokens, q_heads, kv_heads, dim, num_blocks,
             block_tables.stride(0), window or 0, q.dtype is torch.bfloat16,
-            threads(lib), scale, softcap or 0.0,
+            threads(lib), scale, softcap or 0.0, len(kv_layer) == 1,
         )
     )  # fmt: skip
     if code:

@@ -17,7 +17,8 @@ def write_kv_torch(kv_layer: Tensor, k: Tensor, v: Tensor, slots: Tensor) -> Non
     if kv_layer.dtype == torch.float8_e4m3fn:  # which has no infinity: what is too large would become NaN
         k, v = (t.float().clamp(-448, 448) for t in (k, v))
     kv_layer[0, block, :, offset] = k.to(kv_layer.dtype)
-    kv_layer[1, block, :, offset] = v.to(kv_layer.dtype)
+    if len(kv_layer) == 2:
+        kv_layer[1, block, :, offset] = v.to(kv_layer.dtype)
 
 
 def paged_attention_torch(
@@ -84,7 +85,8 @@ def _attend(
     kv_heads = kv_layer.shape[2]
     group = q_heads // kv_heads
     keys, values = (
-        plane[tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2) for plane in kv_layer
+        kv_layer[part][tables.long()].transpose(2, 3).reshape(requests, -1, kv_heads, dim).transpose(1, 2)
+        for part in (0, -1)
     )
     if requests == 1 and queries == 1 and not (window or softcap or sinks is not None):
         # Plain decode sees all of its keys: no mask, which is what SDPA's fast kernels want.
