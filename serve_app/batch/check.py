@@ -52,8 +52,8 @@ class Known:
 
     @property
     def longest(self) -> int:
-        """Bytes of one request, with what stands around its body."""
-        return max(task.body_limit(self.bodies) for task in tasks().values()) + 4096
+        """Bytes of one request, with what stands around its body; files are as small in batches as texts."""
+        return max(self.bodies.max_body_bytes, self.bodies.max_embedding_body_bytes) + 4096
 
 
 @dataclass(slots=True, frozen=True)

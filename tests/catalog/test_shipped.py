@@ -8,7 +8,7 @@ from serve_app.catalog.tasks import declared
 
 CATALOG = load_catalog()
 # Tasks whose models have to be fetched.
-FETCHED = {"automatic-speech-recognition", "object-detection", "translation", "summarization"}
+FETCHED = {"automatic-speech-recognition", "translation", "summarization"}
 IDS = [record.id for record in CATALOG]
 
 

@@ -16,9 +16,9 @@ from serve_app.worker.predict_work import PredictWork
 from serve_app.worker.spec import WorkerSpec
 from tests.media.files import bad_pictures, picture
 from tests.tasks.conftest import ACCOUNT
-from training.scenes import SHAPES, draw_one
+from training.scenes import SHAPES, draw, draw_one
 
-SENTIMENT, SHAPE = "@cf/pico/pico-sentiment", "@cf/pico/pico-shapes"
+SENTIMENT, SHAPE, DETECTOR = "@cf/pico/pico-sentiment", "@cf/pico/pico-shapes", "@cf/pico/pico-detector"
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,34 @@ async def test_a_picture_comes_in_four_shapes(serve, workers) -> None:
         assert told["units"]["most"] == {"images": 1} and told["neurons"]["most"] > 0
 
 
+async def test_things_are_found_where_they_are(serve, workers) -> None:
+    async with serve(workers, models=(DETECTOR,)) as served:
+        right = total = 0
+        for seed in range(10):
+            image, things = draw(Random(f"detect {seed}"), 3)
+            # As large as the client has it: boxes are in its pixels.
+            large = image.resize((256, 256))
+            answer = await served.http.post(f"{ACCOUNT}/run/{DETECTOR}", content=png(large))
+            found = answer.json()["result"]
+            for thing in things:
+                total += 1
+                right += any(
+                    one["label"] == SHAPES[thing.shape] and _iou(one["box"], [4 * v for v in thing.box]) > 0.5
+                    for one in found
+                )
+        assert right >= total * 0.8, f"{right} of {total}"
+        none = await served.http.post(f"{ACCOUNT}/run/{DETECTOR}", json={"image": list(png(large)), "threshold": 1})
+        assert none.json()["result"] == []
+
+
+def _iou(box: dict, other: list[float]) -> float:
+    across = min(box["xmax"], other[2]) - max(box["xmin"], other[0])
+    down = min(box["ymax"], other[3]) - max(box["ymin"], other[1])
+    inner = max(0, across) * max(0, down)
+    areas = (box["xmax"] - box["xmin"]) * (box["ymax"] - box["ymin"]) + (other[2] - other[0]) * (other[3] - other[1])
+    return inner / (areas - inner)
+
+
 WRONG = [
     {}, {"image": None}, {"image": 7}, {"image": []}, {"image": ""}, {"image": [256]}, {"image": [-1]},
     {"image": ["a"]}, {"image": [1.5]}, {"image": [None]}, {"image": "https://example.com/a.png"}, {"image": "%%%"},
@@ -115,7 +143,7 @@ async def test_bad_files_and_bodies_are_refused(serve, workers) -> None:
 
 
 def test_shipped_models_say_how_they_were_made() -> None:
-    for name in ("pico-sentiment", "pico-shapes"):
+    for name in ("pico-sentiment", "pico-shapes", "pico-detector"):
         folder = PROJECT_ROOT / "checkpoints" / name
         card = " ".join((folder / "README.md").read_text().split())
         assert "## Data" in card and "## Training" in card and "## Score" in card and "python -m training." in card
