@@ -58,6 +58,10 @@ def parser() -> argparse.ArgumentParser:
     config = add_command(commands, "config", "print a profile's Serve config, for `serve deploy` on a cluster")
     config.add_argument("profile", choices=PROFILES, help="which serving options of the catalogue to use")
     config.add_argument("--models", help="comma-separated model ids (default: all of the profile)")
+    config.add_argument(
+        "--kubernetes", metavar="IMAGE", help="print a manifest for KubeRay instead, whose pods run IMAGE"
+    )
+    config.add_argument("--redis", metavar="HOST:PORT", help="with --kubernetes: where Ray's head keeps what it knows")
     config.set_defaults(command=_config)
 
     add_train_draft(commands)
@@ -92,13 +96,16 @@ def _models(arguments: argparse.Namespace) -> int:
 
 
 def _config(arguments: argparse.Namespace) -> int:
+    from serve_app import kubernetes, serve_config
     from serve_app.catalog.load import load_catalog
-    from serve_app.serve_config import render
     from serve_app.state.check import read_operated
 
     settings = load_settings(profile=arguments.profile, models=arguments.models)
     catalog = load_catalog(settings.home, operated=read_operated(settings.home, settings.database))
-    print(render(settings, catalog), end="")
+    if arguments.kubernetes:
+        print(kubernetes.render(settings, catalog, arguments.kubernetes, arguments.redis), end="")
+    else:
+        print(serve_config.render(settings, catalog), end="")
     return 0
 
 

@@ -22,6 +22,11 @@ def haproxy_environment() -> dict[str, str]:
     }
 
 
+def haproxy_of(project: Path) -> dict[str, str]:
+    """The same where the project will lie at ``project``: the script finds what is in its ``.venv``."""
+    return {"RAY_SERVE_HAPROXY_BINARY_PATH": str(project / SCRIPT.relative_to(SCRIPT.parents[2]))}
+
+
 def haproxy_files(folder: Path) -> dict[str, str]:
     """Variables that have Serve and HAProxy keep their files and sockets in ``folder`` and not where every local user
     can write.
