@@ -123,7 +123,9 @@ class Dispatcher:
     def lost(self, process: str) -> None:
         """A worker's connection has ended."""
         self.policy.lost(process, self._clock())
-        self._told.pop(process, None)
+        if process in self._told:
+            del self._told[process]
+            self._count_owners()
 
     def expect_reports(self) -> None:
         """Workers are asked to report here from now on."""
@@ -203,12 +205,14 @@ class Dispatcher:
         ticket.decision, ticket.placed = outcome, True
         self._turns["placed_by_owner"] += 1
         if outcome is not None:
-            self.policy.router.learn(request, outcome)
+            self.policy.router.learn(request, outcome, self._clock())
         _trace(ticket)
         return True
 
-    def desk(self) -> Desk:
-        """For gateways that ask this one."""
+    def desk(self) -> Desk | None:
+        """For gateways that ask this one; None while no worker reports here. Those that ask know of some."""
+        if not self.policy.workers.loads:
+            return None
 
         def ended(request_id: str, cached: int, output: int) -> None:
             self._waiting.pop(request_id, None)
@@ -337,8 +341,12 @@ class Dispatcher:
     def _owned_by(self, process: str, owner: InboxAddress | None) -> None:
         if process not in self._told or self._told[process] != owner:
             self._told[process] = owner
-            # Workers hear of a gateway that comes or goes one after the other.
-            self._owner = Counter(self._told.values()).most_common(1)[0][0]
+            self._count_owners()
+
+    def _count_owners(self) -> None:
+        # Workers hear of a gateway that comes or goes one after the other.
+        told = Counter(self._told.values()).most_common(1)
+        self._owner = told[0][0] if told else None
 
     def _usable_owner(self) -> Owner | None:
         """The gateway that requests should have their turns from, if it can be asked now and is not this one."""

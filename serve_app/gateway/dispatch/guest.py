@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -22,6 +24,13 @@ from serve_app.wire.turns import (
     read_from_guest,
 )
 
+log = logging.getLogger("ray.serve")
+
+# A gateway that asks says something twice a second. One that says nothing between so many looks in a row is stopped or
+# cut off, and its requests would hold places for ever. Looks are counted, so that this process may have stood still.
+LOOK_S = 2.0
+SILENT_LOOKS = 3
+
 
 class Guest:
     """One gateway that asks for turns. ``desk(model)`` is the dispatch it asks, None for a model that
@@ -33,9 +42,12 @@ class Guest:
         self._desk = desk
         self._on_lost = on_lost
         self._live: dict[str, Desk] = {}
+        self._silent = 0
+        self._look_again()
         self.line = Line(read_from_guest, self._on_message, self._lost)
 
     def _on_message(self, message: FromGuest) -> None:
+        self._silent = 0
         if isinstance(message, Ping):
             self.line.send(Pong())
         elif isinstance(message, Enter):
@@ -68,12 +80,24 @@ class Guest:
             d = turn.decision
             self.line.send(Turned(turn.request_id, d.decode, d.prefill, d.ttft, d.uncached, d.why))
 
+    def _look_again(self) -> None:
+        self._watch = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if self._silent >= SILENT_LOOKS:
+            log.info("the gateway %s that has its turns from here is silent", self.gateway)
+            self.line.close()
+            return
+        self._silent += 1
+        self._look_again()
+
     def _lost(self) -> None:
-        # What it has sent shows in the workers' reports.
-        for request_id, desk in self._live.items():
+        self._watch.cancel()
+        # What it has sent shows in the workers' reports. The end of one may give another its turn or its refusal.
+        live, self._live = self._live, {}
+        for request_id, desk in live.items():
             with suppress(Exception):
                 desk.ended(request_id, 0, 0)
-        self._live.clear()
         self._on_lost(self)
 
 

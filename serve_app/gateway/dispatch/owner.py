@@ -59,18 +59,22 @@ class Owner:
         self._waiting: dict[str, _Asked] = {}
         self._slow_until = 0.0
         self._heard_at = 0.0
+        # The kernel of a process that is stopped accepts connections: only its own word counts.
+        self._answers = False
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def connected(self) -> bool:
-        return self._line is not None and self._line.alive
+    def kept(self) -> bool:
+        """Whether there is a connection, or one is tried."""
+        return self._task is not None and not self._task.done()
 
     @property
     def usable(self) -> bool:
         """Whether requests can be sent there now. Connects, if that is still to do."""
-        if self._task is None or self._task.done():
+        if not self.kept:
             self._task = asyncio.ensure_future(self._keep())
-        return self.connected and _now() >= self._slow_until
+        alive = self._line is not None and self._line.alive
+        return alive and self._answers and _now() >= self._slow_until
 
     async def enter(self, call: Enter, queued: Callable[[int], None]) -> Decision | Refusal | None:
         """Waits for the request's turn; None: wherever Serve finds a worker. Raises :class:`OwnerLost`.
@@ -134,7 +138,7 @@ class Owner:
             line.close()
 
     def _on_message(self, message: FromOwner) -> None:
-        self._heard_at = _now()
+        self._heard_at, self._answers = _now(), True
         if isinstance(message, Pong):
             return
         asked = self._waiting.get(message.id)
@@ -149,7 +153,7 @@ class Owner:
             asked.answer(Refusal(message.retry_after, message.reason, message.start_worker))
 
     def _on_lost(self) -> None:
-        self._line = None
+        self._line, self._answers = None, False
         for asked in list(self._waiting.values()):
             asked.fail()
 
@@ -191,7 +195,7 @@ class Owners:
         owner = self._known.get(address)
         if owner is None:
             # Gateways that have gone.
-            self._known = {at: one for at, one in self._known.items() if one.connected}
+            self._known = {at: one for at, one in self._known.items() if one.kept}
             owner = self._known[address] = Owner(address, self._own_name())
         return owner
 

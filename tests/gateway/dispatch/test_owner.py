@@ -10,13 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from serve_app.api.errors import OutOfCapacity
+from serve_app.channel import frames
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.served import gateway_name
+from serve_app.gateway.dispatch import guest as guest_module
 from serve_app.gateway.dispatch import owner as owner_module
 from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
 from serve_app.gateway.dispatch.guest import Guests
-from serve_app.gateway.dispatch.owner import Owners
+from serve_app.gateway.dispatch.owner import Owners, entering
 from serve_app.wire.address import InboxAddress
+from serve_app.wire.turns import Pong, Visit
 from tests.gateway.dispatch.waiting import CHAT, IDLE, STEPS, Clock, entered, ticket
 
 BOUND_S = 20.0
@@ -186,7 +189,7 @@ async def test_a_stream_notices_neither_the_owners_end_nor_its_own_move(pair):
 
 async def test_an_owner_that_says_nothing_is_done_without(pair, monkeypatch):
     monkeypatch.setattr(owner_module, "FIRST_WORD_S", 0.02)
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    server = await asyncio.start_server(lambda _, writer: writer.write(frames.encode(Pong())), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     pair.report(InboxAddress(host, port, b"secret"))
     await until(lambda: pair.there.dispatcher._usable_owner() is not None)
@@ -219,3 +222,89 @@ async def test_who_has_no_secret_is_hung_up_on(pair):
     assert not pair.there.dispatcher._usable_owner()
     await asyncio.sleep(0.05)
     assert not pair.here.guests.names()
+
+
+async def test_nobody_waits_for_an_owner_that_has_never_said_a_word(pair):
+    """The kernel of a process that is stopped takes connections."""
+    connected = asyncio.Event()
+    server = await asyncio.start_server(lambda *_: connected.set(), "127.0.0.1", 0)
+    silent = InboxAddress(*server.sockets[0].getsockname(), b"secret")
+    pair.report(silent)
+    assert pair.there.dispatcher._usable_owner() is None
+    owner = pair.there.owners.at(silent)
+    await connected.wait()
+    await until(lambda: owner._line is not None)
+    assert pair.there.dispatcher._usable_owner() is None
+    server.close()
+
+
+async def test_all_places_of_a_lost_gateway_are_free_again(pair):
+    pair.report()
+    await pair.ready()
+    placed, *others = [ticket(1, 64)] + [ticket(n, 4096, deadline=Clock.now + 500.0) for n in (2, 3, 4)]
+    async with asyncio.timeout(BOUND_S):
+        await pair.there.dispatcher.enter(placed)
+    pair.report(queued_tokens=40_960)
+    tasks = await entered(pair.there.dispatcher, *others)
+    await until(lambda: len(pair.here.dispatcher.policy) == 4)
+    # Its end has the next ones refused, which are the lost gateway's as well.
+    pair.here.dispatcher._clock.now += 1000.0
+    [guest] = pair.here.guests._here
+    guest.line.close()
+    assert empty(pair.here.dispatcher) and not pair.here.guests.names()
+    assert pair.here.dispatcher.policy.router.reserved == 0
+    for one in (placed, *others):
+        pair.there.dispatcher.finish(one)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_gateway_that_stands_still_keeps_no_places(pair, monkeypatch):
+    monkeypatch.setattr(guest_module, "LOOK_S", 0.01)
+    pair.report()
+    _, writer = await asyncio.open_connection(pair.here.inbox.address.host, pair.here.inbox.address.port)
+    request = ticket(1, 512).request
+    for message in (Visit(pair.here.inbox.address.secret, "stopped"), entering(CHAT, request, "", Clock.now)):
+        writer.write(frames.encode(message))
+    await until(lambda: pair.here.dispatcher.stats()["placed_for_others"] == 1)
+    # Its kernel still holds the connection.
+    await until(lambda: empty(pair.here.dispatcher) and not pair.here.guests.names())
+    writer.close()
+
+
+async def test_an_owner_that_hears_of_no_worker_gives_no_turns(pair, monkeypatch):
+    monkeypatch.setattr(owner_module, "FIRST_WORD_S", 0.02)
+    pair.report()
+    await pair.ready()
+    pair.here.dispatcher.lost("process of d1")
+    one = ticket(1, 512)
+    async with asyncio.timeout(BOUND_S):
+        await pair.there.dispatcher.enter(one)
+    assert one.decision is not None and one.owner is None
+    pair.there.dispatcher.finish(one)
+    assert empty(pair.here.dispatcher) and empty(pair.there.dispatcher)
+
+
+async def test_a_connection_that_is_tried_is_not_forgotten(pair):
+    first, second = pair.here.inbox.address, pair.there.inbox.address
+    owners = Owners(lambda: "a third")
+    found = [owners.at(address) for address in (first, second) if not owners.at(address).usable]
+    assert [owners.at(first), owners.at(second)] == found
+    await until(lambda: all(owner.usable for owner in found))
+    for owner in found:
+        owner.close()
+
+
+async def test_workers_that_are_gone_have_no_say_in_who_owns(model, clock: Clock):
+    one = await gateway(model, clock)
+    here, gone = InboxAddress("h", 1, b"s"), InboxAddress("h", 2, b"s")
+    for process, owner in (("p1", gone), ("p2", gone), ("p3", here)):
+        one.dispatcher.report(process, replace(IDLE, replica=process, planner=gateway_name(owner), owner=owner))
+    assert one.dispatcher._owner == gone
+    for process in ("p1", "p2"):
+        one.dispatcher.lost(process)
+    assert one.dispatcher._owner == here
+    one.dispatcher.lost("p3")
+    assert one.dispatcher._owner is None
+    await one.inbox.aclose()
