@@ -138,7 +138,10 @@ class Admission:
         wait = queued + decision.wait
         if self.queue.waiting_tokens() + request.prompt_tokens > self.config.max_waiting_tokens:
             return self._refusal(wait, _CROWDED)
-        if request.reject_if_busy and wait > self.config.busy_s:
+        held_up = request.long and not self.lanes.open(self.router.fleet)
+        if request.reject_if_busy and (held_up or wait > self.config.busy_s):
+            # A long one waits for another long one, about as long as it takes itself.
+            wait = max(wait, decision.ttft) if held_up else wait
             return self._refusal(wait, "busy, and the request said not to wait")
         # The time that others take is predicted less well than the request's own.
         slack = 1.0 if request.deadline is None else 1.0 - self.config.slack

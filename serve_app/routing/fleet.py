@@ -247,6 +247,9 @@ class Fleet:
         """The worker is gone."""
         if self.workers.pop(worker, None) is not None:
             self._shortlist_left = 0
+            if all(w.role == "decode" for w in self.workers.values()):
+                # Nobody is left who would tell that it has passed.
+                self._prefilling = self.congestion = 0.0
 
     def reserve(self, reservation: Reservation) -> None:
         prefill, decode = reservation.prefill, reservation.decode

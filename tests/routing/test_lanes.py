@@ -88,3 +88,31 @@ def test_a_burst_finds_workers_beside_long_prompts() -> None:
     for request_id in [f"long{n}" for n in range(6)] + [f"short{n}" for n in range(4)]:
         dispatch.finish(request_id, 2.0)
     assert dispatch.admission.lanes.inside == 0
+
+
+def test_one_that_will_not_wait_does_not_wait_for_other_long_ones() -> None:
+    dispatch = Dispatch(DispatchConfig(admission=AdmissionConfig(Targets(ttft=1.0))))
+    for number in range(WORKERS):
+        dispatch.report(f"p{number}", load(f"w{number}", "prefill" if number else "decode"), 0.0)
+    dispatch.router.fleet.congestion = 4.0
+    for number in range(2):
+        dispatch.arrive(request(f"long{number}", 45_000, arrived_at=1.0), 1.0)
+    assert dispatch.admission.lanes.inside == 2
+    [turn] = dispatch.arrive(request("hasty", 45_000, arrived_at=1.0, reject_if_busy=True), 1.0).turns
+    assert turn.refusal is not None and turn.refusal.retry_after > 0.6
+    [turn] = dispatch.arrive(request("short", 500, arrived_at=1.0, reject_if_busy=True), 1.0).turns
+    assert turn.decision is not None
+
+
+def test_without_a_worker_for_prefill_nothing_is_held_back_for_ever() -> None:
+    fleet, lanes = Fleet(CostModel(), Random(0)), Lanes(1.0, inside=1)
+    for at in (0.0, 60.0):
+        for name, role in (("d", "decode"), ("p", "prefill")):
+            fleet.report(load(name, role, at=at, queued_prefill_tokens=9000), 1.0)
+    assert fleet.congestion > 4.0 and not lanes.open(fleet)
+    fleet.remove("d")
+    assert not lanes.open(fleet)
+    fleet.report(load("d", "decode", at=61.0), 1.0)
+    fleet.remove("p")
+    fleet.report(load("d", "decode", at=62.0), 1.0)
+    assert fleet.congestion == 0.0 and lanes.open(fleet)
