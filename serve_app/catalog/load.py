@@ -181,6 +181,8 @@ def read_record(text: str, path: Path) -> ModelRecord:
         raise CatalogError(path, f"line {line}", error.problem or "not YAML", "Correct the YAML.") from None
     except (RecursionError, yaml.YAMLError):
         raise CatalogError(path, "", "the file is not readable as YAML in UTF-8", "Save it as UTF-8 text.") from None
+    except (ValueError, LookupError, AttributeError):  # such as the date 2026-02-30, or a number of 5,000 digits
+        raise CatalogError(path, "", "a value is not of the type it looks like", "Write it in quotes.") from None
     if not isinstance(data, dict):
         raise CatalogError(path, "", "a record is a mapping of keys to values", "Start it with `id: @cf/...`.")
     if "id" in data and not isinstance(data["id"], str):
@@ -228,11 +230,15 @@ def weights_directory(weights: Weights, source: Path, field: str = "weights.path
     """
     if weights.path is None:
         return None
-    given = Path(weights.path).expanduser()
-    places = [given] if given.is_absolute() else [source.parent / given, PROJECT_ROOT / given]
-    for place in places:
-        if place.is_dir():
-            return place.resolve()
+    try:
+        given = Path(weights.path).expanduser()
+        places = [given] if given.is_absolute() else [source.parent / given, PROJECT_ROOT / given]
+        for place in places:
+            if place.is_dir():
+                return place.resolve()
+    except (OSError, RuntimeError, ValueError):
+        reason = f"{weights.path[:120]} cannot be looked at"
+        raise CatalogError(source, field, reason, "Name a directory that the server's user may read.") from None
     looked = " nor ".join(str(place) for place in places)
     raise CatalogError(source, field, f"there is no directory {looked}", "Correct the path or create it.")
 

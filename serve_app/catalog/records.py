@@ -48,8 +48,9 @@ class Record(BaseModel):
 class Wheel(Record):
     """A Python package read as an archive of data files; its code is never imported."""
 
-    name: str
-    version: str
+    # Both stand in a line of pip's, which must not become another line, or a URL.
+    name: str = Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+    version: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]*$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size: Bytes | None = None  # of the archive, for the progress display
     folder: str  # inside the archive

@@ -6,6 +6,7 @@ import pytest
 
 from serve_app.catalog import CatalogError, load_catalog
 from serve_app.catalog.load import load_record, weights_directory
+from serve_app.catalog.records import Weights
 
 GOOD = """
 id: "@cf/me/mine"
@@ -17,6 +18,12 @@ serving:
   local:
     decode: {kv_cache_bytes: 256MiB, max_replicas: 2}
 """
+
+REPO = "{repo: me/mine, revision: main}"
+
+
+def wheel(name: str = "mine", version: str = "1") -> str:
+    return f'{{wheel: {{name: "{name}", version: "{version}", sha256: "{"0" * 64}", folder: model}}}}'
 
 
 def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
@@ -76,6 +83,14 @@ def test_a_short_record_gets_the_defaults(tmp_path: Path) -> None:
         (("serving:", "defaults: {temperature: hot}\nserving:"), "defaults.temperature", "number"),
         (("serving:", "task: reranking\nserving:"), "line", "given twice"),
         (("description: A model of mine.", "description: [unclosed"), "line", "expected"),
+        # What YAML's own reader stumbles over.
+        (("2026-01-02", "2026-02-30"), "", "Write it in quotes"),
+        (("A model of mine.", "!!int ''"), "", "Write it in quotes"),
+        (("A model of mine.", "1" * 5000), "", "Write it in quotes"),
+        # What would become another line of pip's, or a URL.
+        ((REPO, wheel(name="x @ https://a.test/x.tar.gz #")), "weights.wheel.name", "does not fit"),
+        ((REPO, wheel(name="../../x")), "weights.wheel.name", "does not fit"),
+        ((REPO, wheel(version="1\\n--index-url https://a.test")), "weights.wheel.version", "does not fit"),
     ],
 )
 def test_a_wrong_record_is_refused_by_file_field_and_reason(
@@ -89,6 +104,12 @@ def test_a_wrong_record_is_refused_by_file_field_and_reason(
     assert refused.value.field.startswith(field)
     assert words in str(refused.value)
     assert refused.value.remedy and "pydantic" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["~nobody-is-called-that/x", "x" * 300])
+def test_a_directory_that_cannot_be_looked_at_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(CatalogError, match=r"weights\.path"):
+        weights_directory(Weights(path=path), tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("content", [b"", b"- a\n- b\n", b"\xff\xfe\x00", b"id: \x01"])
