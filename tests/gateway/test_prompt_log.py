@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ import pytest
 
 from serve_app import logs
 from serve_app.gateway.http.request_id import ids_at_hand
+from serve_app.gateway.prompt_log import Prompts
+from serve_app.state.book import AccountBook
+from serve_app.state.prompt_log import KIND
+from serve_app.state.protocols import Row
+from serve_app.state.store.sql import SqlStore
 from tests.gateway.http.test_accounts import Served
 from tests.tasks.conftest import ACCOUNT, KEY, serve  # noqa: F401
 from tests.tasks.test_backend import EchoBackend
@@ -152,6 +158,31 @@ async def test_keys_are_hidden_and_what_is_long_is_cut(serve, tmp_path):  # noqa
         assert "characters left out" in kept.text and len(kept.content) < 200_000
         many = await served.http.post(f"{ACCOUNT}/run/{EMBED}", json={"text": ["t" * 90] * 90})
         assert (await served.http.get(f"{LOG}/{many.headers['cf-ray']}")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "secret", ["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc_-9", "jwt-eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0."]
+)
+def test_tokens_are_hidden_and_their_first_letters_alone_take_no_time(secret):
+    prompts = Prompts(None, AccountBook("local", ()))  # type: ignore[arg-type]
+    assert prompts.hidden(f"it is {secret}, or so") == "it is [key], or so"
+    before = time.thread_time()
+    assert len(prompts.hidden("eyJ-" * 16_000)) == 64_000
+    # Some milliseconds; with every "eyJ" a beginning, many seconds.
+    assert time.thread_time() - before < 1
+
+
+def test_with_an_account_goes_what_was_kept_of_it(tmp_path):
+    now = time.time()
+    kept = {"account": "theirs", "id": "abc", "at": now, "until": now + 60.0, "body": b"{}"}
+    with SqlStore(tmp_path) as store:
+        store.accounts.create("theirs")
+        store.prompts.keep("theirs", 1.0)
+        store.write([Row(KIND, ("theirs", "abc"), kept, 2)])
+        assert store.prompts.find("theirs", "abc", now) is not None
+        store.accounts.remove("theirs")
+        store.accounts.create("theirs")
+        assert store.prompts.find("theirs", "abc", now) is None and store.prompts.rules() == {}
 
 
 async def test_who_may_switch_see_and_delete(served: Served) -> None:

@@ -85,6 +85,12 @@ class PromptTable:
             revisions.bump(self._database, connection, self.NAME)
         return gone
 
+    def remove_account(self, connection: Connection, account: str, now: float) -> None:
+        """What was kept, and that it is: another account may get the name."""
+        connection.execute(sa.delete(prompt_rules).where(prompt_rules.c.account == account))
+        connection.execute(sa.delete(prompts).where(prompts.c.account == account))
+        revisions.bump(self._database, connection, self.NAME)
+
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
         """Those whose account is still to be kept."""
         rules = _rules(connection)

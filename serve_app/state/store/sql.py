@@ -62,7 +62,7 @@ class SqlStore:
         self.prompts = PromptTable(self.database)
         self.history = HistoryTable(self.database)
         self.usage = UsageTable(self.database)
-        owned = (self.adapters, self.events, self.queues, self.batches, self.uploads)
+        owned = (self.adapters, self.events, self.queues, self.batches, self.uploads, self.prompts)
         self.accounts = AccountTables(self.database, *(room.remove_account for room in owned))
         # What is written in groups: a kind of row, and who takes it.
         rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger, self.prompts)
