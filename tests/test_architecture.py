@@ -100,8 +100,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.ray_private": {"ray"},
     "serve_app.ray_private.environment": set(),
     "serve_app.tasks": {
-        "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.state", "serve_app.text",
-        "serve_app.wire",
+        "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.media.limits", "serve_app.state",
+        "serve_app.text", "serve_app.wire",
     },
     # Of Ray, only Serve's status (health.py); of HTTP's clients, what webhooks need (webhooks.py).
     "serve_app.gateway": {

@@ -35,11 +35,11 @@ class Part:
 def read_multipart(data: bytes, content_type: str) -> list[Part]:
     """The parts of a body with the header ``content_type``. Raises `InvalidInput`."""
     # The first delimiter may stand at the very beginning; behind the last one is nothing to read.
-    pieces = (b"\r\n" + data).split(b"\r\n--" + _boundary(content_type))
-    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
-        raise InvalidInput("The multipart body does not end with its boundary.")
+    pieces = (b"\r\n" + data).split(b"\r\n--" + _boundary(content_type), MAX_PARTS + 2)
     if len(pieces) - 2 > MAX_PARTS:
         raise InvalidInput(f"The body has more than {MAX_PARTS} parts.")
+    if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
+        raise InvalidInput("The multipart body does not end with its boundary.")
     return [_part(piece) for piece in pieces[1:-1]]
 
 
@@ -47,9 +47,9 @@ def _boundary(content_type: str) -> bytes:
     header = Message()
     header["content-type"] = content_type
     boundary = header.get_boundary()
-    if not boundary or len(boundary) > 70:
+    if not boundary or len(boundary) > 70 or not boundary.isascii():
         raise InvalidInput("The content type of a multipart body must name its boundary.")
-    return boundary.encode("latin-1")
+    return boundary.encode()
 
 
 def _part(piece: bytes) -> Part:

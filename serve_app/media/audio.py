@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any
 
 from serve_app.media.errors import BadFile
-from serve_app.media.limits import MAX_SECONDS, SAMPLE_RATE
+from serve_app.media.limits import MAX_SECONDS, SAMPLE_RATE, longest_s
 
 TAKEN = "WAV, FLAC, MP3, Ogg, M4A or WebM"
 
@@ -41,7 +41,7 @@ def decode_audio(data: bytes) -> Iterator[bytes]:
     name = container(data)
     if name is None:
         raise BadFile(f"it is no sound file that is known. Send {TAKEN}")
-    samples = 0
+    samples, most = 0, longest_s(len(data))
     try:
         with av.open(BytesIO(data), format=name, options={"protocol_whitelist": "none"}) as file:
             if not file.streams.audio:
@@ -51,8 +51,8 @@ def decode_audio(data: bytes) -> Iterator[bytes]:
             for frame in _frames(file, stream):
                 for piece in resampler.resample(frame):
                     samples += piece.samples
-                    if samples > MAX_SECONDS * SAMPLE_RATE:
-                        raise BadFile(f"the sound is longer than {MAX_SECONDS} seconds; send it in parts")
+                    if samples > most * SAMPLE_RATE:
+                        raise BadFile(_too_long(most))
                     # FFmpeg pads planes.
                     yield bytes(piece.planes[0])[: 2 * piece.samples]
     except BadFile:
@@ -63,6 +63,12 @@ def decode_audio(data: bytes) -> Iterator[bytes]:
         raise BadFile(f"it is no sound that can be read ({type(error).__name__}). Send {TAKEN}, whole") from None
     if not samples:
         raise BadFile("the file has no sound")
+
+
+def _too_long(most: int) -> str:
+    if most == MAX_SECONDS:
+        return f"the sound is longer than {most} seconds; send it in parts"
+    return f"the sound is longer than the {most} seconds that a file of its size may hold; send it as WAV or MP3"
 
 
 def _frames(file: Any, stream: Any) -> Iterator[Any]:

@@ -76,13 +76,17 @@ class Decoder:
         process = self._idle.get()
         handle, out = tempfile.mkstemp(prefix="decoded-")
         try:
-            process = process or _Process()
-            try:
-                told = process.ask(kind, data, out, self._seconds[kind])
-            except _Lost as lost:
-                process.end()
-                process = None
-                raise BadFile(str(lost)) from None
+            told = None
+            while told is None:
+                fresh, process = process is None, process or _Process()
+                try:
+                    told = process.ask(kind, data, out, self._seconds[kind])
+                except _Lost as lost:
+                    process.end()
+                    process = None
+                    # One that has decoded others may have ended for what they took of its bounds.
+                    if fresh or not isinstance(lost, _Ended):
+                        raise BadFile(str(lost)) from None
             if "error" in told:
                 raise BadFile(told["error"])
             if "failed" in told:
@@ -102,6 +106,10 @@ def _mapped(handle: int) -> npt.NDArray[np.uint8]:
 
 class _Lost(RuntimeError):
     """The process is gone or has to go; the text is for the client."""
+
+
+class _Ended(_Lost):
+    """It has ended by itself."""
 
 
 class _Process:
@@ -133,7 +141,7 @@ class _Process:
                 line += piece
         except BrokenPipeError:
             log.warning("a process that decoded a file has ended")
-            raise _Lost(f"it can't be decoded within {MEMORY_BYTES >> 20} MiB of memory, or is damaged") from None
+            raise _Ended(f"it can't be decoded within {MEMORY_BYTES >> 20} MiB of memory, or is damaged") from None
         except TimeoutError:
             log.warning("a process that decodes is ended: it took longer than %g s", seconds)
             raise _Lost(f"it can't be decoded within {seconds:g} seconds") from None

@@ -8,7 +8,7 @@ from io import BytesIO
 from PIL import Image, ImageOps
 
 from serve_app.media.errors import BadFile
-from serve_app.media.limits import MAX_PIXELS, MAX_SIDE
+from serve_app.media.limits import MAX_PIXELS, MAX_RATIO, MAX_SIDE
 
 # Formats whose readers are well tested; others (PostScript, PSD, ...) are not even looked at.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -28,6 +28,10 @@ def decode_image(data: bytes) -> tuple[int, int, bytes]:
                     raise BadFile(
                         f"the picture has {width} by {height} pixels; at most {MAX_PIXELS} in all and {MAX_SIDE} a "
                         "side are taken. Make it smaller"
+                    )
+                if max(width, height) > MAX_RATIO * min(width, height):
+                    raise BadFile(
+                        f"the picture has {width} by {height} pixels; a side may be {MAX_RATIO} times the other. Cut it"
                     )
                 picture = ImageOps.exif_transpose(opened).convert("RGB")
     except BadFile:

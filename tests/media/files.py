@@ -69,6 +69,7 @@ def bad_pictures() -> dict[str, bytes]:
         "PNG of 2 ** 31 - 1": png(2**31 - 1, 2**31 - 1),
         "PNG of no pixels": png(0, 0),
         "PNG that is wide": png(1_000_000, 4),
+        "PNG of a line": picture(1, 300),
         "PNG without data": png(100, 100),
         "PNG of depth 99": png(10, 10, depth=99),
         "PNG of 8000 by 8000 with nothing in it": png(8000, 8000, zlib.compress(b"\0" * 100)),

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from serve_app.media.decoder import Decoder
 from serve_app.media.errors import BadFile
-from serve_app.media.limits import MEMORY_BYTES, SAMPLE_RATE
+from serve_app.media.limits import MAX_SECONDS, MEMORY_BYTES, SAMPLE_RATE, longest_s
 from tests.media.files import bad_pictures, bad_sounds, picture, sound
 
 
@@ -85,12 +85,20 @@ def test_compressed_sounds_are_heard(decoder, container, codec):
     assert power.argmax() == 275  # 440 Hz in 10,000 samples
 
 
-def compressed(container: str, codec: str, seconds: float) -> bytes:
+def test_a_sound_is_no_longer_than_is_reserved_for_its_size(decoder):
+    silence = compressed("flac", "flac", 60.0, loud=0.0)
+    assert longest_s(len(silence)) < 60
+    with pytest.raises(BadFile, match="file of its size may hold"):
+        decoder.sound(silence)
+    assert longest_s(0) >= 30 and longest_s(1 << 40) == MAX_SECONDS
+
+
+def compressed(container: str, codec: str, seconds: float, loud: float = 0.3) -> bytes:
     import av
 
     out = BytesIO()
     times = np.arange(int(seconds * 48_000)) / 48_000
-    tone = np.sin(2 * np.pi * 440 * times).astype(np.float32) * 0.3
+    tone = np.sin(2 * np.pi * 440 * times).astype(np.float32) * loud
     with av.open(out, "w", format=container) as file:
         stream = file.add_stream(codec, rate=48_000, layout="mono")
         frame = av.AudioFrame.from_ndarray(tone[None, :], format="fltp", layout="mono")
@@ -119,6 +127,17 @@ def test_a_process_that_hangs_is_ended_and_the_next_file_has_another():
         found.image(picture())
     assert time.monotonic() - before < 10
     found._seconds["image"] = 30.0
+    assert found.image(picture()).shape == (30, 40, 3)
+    found.close()
+
+
+def test_a_process_that_has_ended_since_the_last_file_is_nobodys_fault():
+    found = Decoder()
+    found.image(picture())
+    process = found._idle.get()
+    process._process.kill()
+    process._process.wait()
+    found._idle.put(process)
     assert found.image(picture()).shape == (30, 40, 3)
     found.close()
 

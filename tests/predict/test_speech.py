@@ -200,6 +200,8 @@ async def test_what_a_model_can_not_do_and_bad_sounds_are_refused(work, tmp_path
     for options in ({"task": "translate"}, {"language": "de"}):
         refused = await worker.predict(call(wav(noise(0.5, 1)), **options))
         assert isinstance(refused, Failed) and "English alone" in refused.error
+    refused = await worker.predict(call(wav(noise(0.5, 1)), prompt="red <|endoftext|>"))
+    assert isinstance(refused, Failed) and "control tokens" in refused.error
     assert json.loads((await worker.predict(call(wav(noise(0.5, 1)), language="en"))).results[0])["language"] == "en"
     told = await asyncio.gather(*(worker.predict(call(data)) for data in bad_sounds().values()))
     assert all(isinstance(found, Failed) and found.error.startswith("audio: ") for found in told)

@@ -43,8 +43,8 @@ def _bytes(value: Any, name: str) -> bytes:
             raise InvalidInput(f"{name} must be a data URL with ;base64 before its comma.", param=name)
         value = value[len(head) + 1 :]
     try:
-        # Line breaks belong to base64 as mail has it.
-        return base64.b64decode("".join(value.split()), validate=True)
+        # Line breaks belong to base64 as mail has it. Not split(), which makes millions of texts of a hostile one.
+        return base64.b64decode(value.encode("ascii").translate(None, b" \t\n\v\f\r"), validate=True)
     except (binascii.Error, ValueError):
         raise InvalidInput(f"{name} must be base64; a URL is not fetched.", param=name) from None
 

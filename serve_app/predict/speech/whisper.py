@@ -111,7 +111,10 @@ class Whisper(Predictor):
         if prompt:
             # Half of the decoder's positions are left for the answer.
             most = self._model.config.max_target_positions // 2 - 1
-            found = self._tokenizer.get_prompt_ids(prompt, return_tensors="np").tolist()
+            try:
+                found = self._tokenizer.get_prompt_ids(prompt, return_tensors="np").tolist()
+            except ValueError:
+                raise BadInput("prompt: it holds one of the model's control tokens; leave that out.") from None
             ids = tuple([found[0], *found[1:][-most + 1 :]])
         return Asked(
             task, language, ids, options.get("beams", 1), bool(options.get("words")), options.get("silence"),

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from serve_app.api.envelopes import success
 from serve_app.api.transcripts import TranscribeRequest, vtt, words_of
 from serve_app.api.types import ModelLimits
+from serve_app.media.limits import longest_s
 from serve_app.state.accounts import Caller
 from serve_app.tasks.automatic_speech_recognition.declaration import DECLARATION
 from serve_app.tasks.automatic_speech_recognition.read import parse_transcribe
@@ -15,10 +16,6 @@ from serve_app.tasks.model import ServedModel
 from serve_app.tasks.predicting import predict
 from serve_app.tasks.task import Answer, Body, BodyLimits, Task
 from serve_app.tasks.work import Runtime
-
-# What a second of sound takes at least, in the tightest form that is taken (Opus at 6 kbit/s): so a file of so many
-# bytes can't be longer, and that is what is reserved of its caller's limits.
-BYTES_PER_SECOND = 750
 
 
 class SpeechRecognition(Task):
@@ -40,7 +37,7 @@ class SpeechRecognition(Task):
     ) -> dict[str, Any]:
         """The worker's transcript: text, language, duration and segments."""
         size = len(request.audio)
-        worst = {"audio_ms": size * 1000 // BYTES_PER_SECOND}
+        worst = {"audio_ms": longest_s(size) * 1000}
         busy = request.reject_if_busy
         async with runtime.work(model, caller, reject_if_busy=busy, facts={"bytes": size}, worst=worst) as work:
             [found] = await predict(runtime, work, [request.audio], request.options)
