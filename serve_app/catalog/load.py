@@ -193,13 +193,29 @@ def read_record(text: str, path: Path) -> ModelRecord:
         raise from_validation(path, error, ModelRecord) from None
 
 
+MOST_NESTED = 20
+_OPENING = (
+    yaml.FlowSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.BlockSequenceStartToken,
+    yaml.BlockMappingStartToken,
+)
+_CLOSING = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
+
+
 def read_sent_record(text: str) -> ModelRecord:
     """A record that came over the network. Raises CatalogError."""
-    source = Path("record")
+    source, depth = Path("record"), 0
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            # A few of them, one in the other, become gigabytes.
-            raise CatalogError(source, "", "aliases (*name) are not taken", "Write the values out.")
+        for token in yaml.scan(text):
+            if isinstance(token, yaml.AliasToken):
+                # A few of them, one in the other, become gigabytes.
+                raise CatalogError(source, "", "aliases (*name) are not taken", "Write the values out.")
+            depth += isinstance(token, _OPENING) - isinstance(token, _CLOSING)
+            if depth > MOST_NESTED:  # each level costs the parser time for all that are open
+                raise CatalogError(
+                    source, "", f"it is nested deeper than {MOST_NESTED} levels", "No record needs that."
+                )
     except yaml.YAMLError:
         pass  # whose fault is told with its line below
     return read_record(text, source)

@@ -39,6 +39,7 @@ def test_modelled(capsys, monkeypatch):
     assert 0 < found[0]["ttft_p50_growth"] < 1.3 and 0 < found[0]["itl_p99_growth"] < 1.3
 
 
+@pytest.mark.slow
 def test_beside(capsys, monkeypatch):
     monkeypatch.setattr(beside, "UNDER_WAY", 6)
     assert batch.main(["--parts", "beside", "--seconds", "0.4", "--rounds", "1", "--json"]) == 0

@@ -111,6 +111,7 @@ def test_encoder_of_minilm(capsys):
     assert figures(capsys)["sentences_per_s"]["ours"] > 0
 
 
+@pytest.mark.slow
 def test_structured(capsys, monkeypatch):
     monkeypatch.setattr(structured, "QUESTIONS", structured.QUESTIONS[2:3])
     monkeypatch.setattr(structured, "BATCH", 2)
@@ -139,6 +140,7 @@ def test_what_obeys_a_schema():
         assert not structured.obeys(wrong, schema)
 
 
+@pytest.mark.slow
 def test_mixtures(tmp_path, capsys):
     few = ["--sizes", "tiny", "--batch", "2", "--rounds", "1", "--new", "4", "--threads", "1", "--json"]
     assert moe.main([*few, "--work", str(tmp_path)]) == 0

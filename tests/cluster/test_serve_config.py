@@ -103,6 +103,7 @@ def test_it_holds_no_secret(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "must-not-be-printed" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_serve_build_accepts_the_bound_applications(tmp_path: Path) -> None:
     """`serve build` in a process of its own, as a person would run it."""
     out = tmp_path / "built.yaml"

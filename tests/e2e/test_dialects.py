@@ -197,6 +197,9 @@ def test_the_description_is_open_and_its_examples_work(stack):
             # What manages accounts and what is theirs is tried where there are some to change.
             if example is None or about["tags"][0] in ("Accounts", "Queues", "Webhooks", "Fine-tunes"):
                 continue
+            # And what changes the stack that other tests have.
+            if path.endswith(("/ai/models/actions", "/ai/prompt-log")):
+                continue
             url = stack.url + path.replace("{account}", ACCOUNT).replace("{gateway}", "g").replace("{model}", CHAT)
             url = url.replace("{conversation_id}", begun)
             example |= {"input_file_id": file} if "input_file_id" in example else {}

@@ -99,7 +99,7 @@ def test_who_asks_while_another_holds_every_place_has_one_in_a_moment(sampling, 
 
 @pytest.mark.parametrize(
     ("weight", "expected"),
-    [(3.0, 3), pytest.param(1.0, 2, marks=pytest.mark.slow), pytest.param(1 / 3, 1, marks=pytest.mark.slow)],
+    [pytest.param(*each, marks=pytest.mark.slow) for each in ((3.0, 3), (1.0, 2), (1 / 3, 1))],
 )
 def test_accounts_that_want_all_come_to_have_their_shares(weight, expected):
     world = World(places=4)

@@ -70,6 +70,7 @@ def test_what_is_learnt_shows_on_lines_that_were_not(model, talks, tmp_path):
     assert tokenizer.decode(said) == "Aye, aye!"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_makes_the_same_adapter(model, talks, tmp_path):
     whole, _ = run(model, talks, tmp_path / "whole")
     stopped, told = run(model, talks, tmp_path / "parts", stop_at=3)

@@ -161,7 +161,7 @@ WRONG = [
     (RECORD.replace("description: Added by hand.", "description: &a x\nlicense: *a"), "aliases (*name)"),
     (RECORD.replace("@cf/me/mine", "<script>alert(1)</script>"), "is not a model id"),
     (RECORD + "id: twice\n", "'id' is given twice"),
-    ("a: " + "[" * 5000, "record"),
+    ("a: " + "[" * 5000, "nested deeper than 20"),
     ("x" * 70_000, "65536 are the most"),
     ("", "YAML text of a record"),
 ]

@@ -72,6 +72,7 @@ def test_the_judge_counts_neither_a_repeated_name_nor_an_answer_about_another():
     assert evaluate.is_right(item, "`heapq` implements the heap queue algorithm.")
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_fixed_questions_is_answered_right(chat):
     items = json.loads(evaluate.QUESTIONS.read_text())["questions"][::4]
     wrong = [i["question"] for i in items if not evaluate.is_right(i, chat.answer(i["question"]))]

@@ -108,6 +108,7 @@ def test_code_pieces_compile(facts):
     assert all(" at 0x" not in s for s in stubs)
 
 
+@pytest.mark.slow
 def test_batches_depend_on_seed_and_step_alone():
     tok = tokenizer.load(CHECKPOINT)
     a, b = Batches(tok, 3), Batches(tok, 3)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import CHAT, EMBED, RERANK
 
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text()
@@ -54,16 +56,17 @@ def findings(page, within: str = "document") -> list[str]:
     return found
 
 
-def test_axe_finds_nothing_serious(new_tab, signed_in):
+@pytest.mark.parametrize("pages", [PAGES[:2], pytest.param(PAGES[2:], marks=pytest.mark.slow)], ids=["first", "rest"])
+def test_axe_finds_nothing_serious(new_tab, signed_in, pages):
     tab = new_tab(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     tab.open()
     tab.page.get_by_label("API key").wait_for()
     found = findings(tab.page)
     tab = new_tab(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", storage_state=signed_in)
-    for place in PAGES:
+    for place in pages:
         show(tab, place)
         # What stands beside them is the same on all pages.
-        found += findings(tab.page, "document" if place == PAGES[0] else "'main'")
+        found += findings(tab.page, "document" if place == pages[0] else "'main'")
     show(tab, "keys")
     tab.page.get_by_role("button", name="New key").click()
     tab.page.get_by_role("dialog").wait_for()

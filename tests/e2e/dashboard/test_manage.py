@@ -127,6 +127,7 @@ def test_a_prompt_is_shown_only_where_it_is_kept_and_figures_are_the_apis(tab, h
 
         # The figures of the page and of its receipt are those of the API.
         told = http.get(f"/usage/{after.headers['cf-ray']}").json()["result"]
+        page.locator(".figure[aria-label=Neurons]").wait_for()
         figures = {
             one.get_attribute("aria-label"): one.locator(".figure-value").inner_text()
             for one in page.locator(".figure").all()

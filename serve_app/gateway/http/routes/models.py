@@ -42,7 +42,17 @@ _RECORD: dict[str, Any] = {
     "required": ["record"],
 }
 _EXAMPLE = {"model": "@cf/pico/pico-instruct", "action": "scale", "stage": "decode", "replicas": 2}
-_YAML = "id: '@cf/me/mine'\ntask: ...\n..."
+_YAML = """\
+id: "@cf/me/qwen2.5-0.5b"
+task: text-generation
+description: Qwen2.5 0.5B Instruct.
+created_at: "2024-09-19"
+weights: {repo: Qwen/Qwen2.5-0.5B-Instruct, revision: main}
+properties: {context_window: 32768}
+serving:
+  gpu:
+    decode: {num_gpus: 1}
+"""
 
 
 def endpoints(exchange: Exchange) -> list[Endpoint]:

@@ -58,7 +58,10 @@ function List({ query }) {
 
 function One({ id }) {
   const path = useResource((signal) => get(`/v1/requests/${encodeURIComponent(id)}`, {}, { signal }), [id], { every: 2 });
-  const receipt = useResource((signal) => get(ai(`/usage/${encodeURIComponent(id)}`), {}, { signal }).catch((error) => (error instanceof ApiError && error.status === 404 ? null : Promise.reject(error))), [id, path.data?.status]);
+  // The store has it a moment after the end.
+  const [charged, setCharged] = useState(false);
+  const receipt = useResource((signal) => get(ai(`/usage/${encodeURIComponent(id)}`), {}, { signal }).then((one) => { setCharged(true); return one; })
+    .catch((error) => (error instanceof ApiError && error.status === 404 ? null : Promise.reject(error))), [id, path.data?.status], { every: charged ? 0 : 2 });
   const end = async () => {
     if (!(await confirm({ title: "End this request?", text: "What it has written so far is charged.", action: "End request" }))) return;
     await post(`/v1/requests/${encodeURIComponent(id)}/cancel`, {});
