@@ -4,7 +4,7 @@
 #   docker build -t serve-app --build-arg TORCH=cu130 .      # for GPUs (any backend that `uv pip install --torch-backend` knows)
 #   docker run --rm -p 127.0.0.1:8000:8000 --shm-size 2g -v serve-app:/state serve-app
 #
-# Packages are those of requirements/, by hash. Nothing in it is written while it runs but /state and /tmp, and nobody is root.
+# Packages are those of requirements/: by hash, but for uv and torch, whose builds differ, by version. Nothing in it is written while it runs but /state and /tmp, and nobody is root.
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim
 

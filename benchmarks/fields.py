@@ -14,14 +14,17 @@ from typing import Any
 from anthropic.types import message_create_params as anthropic_messages
 from openai.types import completion_create_params as openai_completions
 from openai.types import embedding_create_params as openai_embeddings
+from openai.types.audio import speech_create_params as openai_speech
 from openai.types.chat import completion_create_params as openai_chat
 from openai.types.conversations import conversation_create_params
 from openai.types.responses import response_create_params as openai_responses
 
 from serve_app.api.anthropic.read import parse_messages_request
+from serve_app.api.decisions import parse_decide
 from serve_app.api.errors import ApiError
 from serve_app.api.ollama.read import parse_ollama_chat, parse_ollama_generate
 from serve_app.api.openai.read import parse_chat, parse_completions, parse_embeddings
+from serve_app.api.openai.speech import parse_speech
 from serve_app.api.rerank.read import parse_rerank as parse_rerank_elsewhere
 from serve_app.api.responses.conversation import parse_create
 from serve_app.api.responses.read import parse_responses
@@ -38,6 +41,7 @@ from serve_app.tasks.task import Body
 from serve_app.tasks.text_classification.task import parse_text
 from serve_app.tasks.text_embeddings.read import parse_embed
 from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.tasks.text_to_speech.read import parse_speak
 from serve_app.tasks.translation.task import parse_translate
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "fields.md"
@@ -121,7 +125,8 @@ class Strange:
 class Dialect:
     """``path``: the route it is known by. ``good``: a right body. ``published``: the parameters that its makers list.
     ``tests``: where its clients are run. ``task``: whose native schema it is, "" where the route shows its own.
-    ``generates``: whether clients of other servers may send fields of theirs.
+    ``parts``: of such a schema with several, the titles of those it is about. ``generates``: whether clients of other
+    servers may send fields of theirs.
     """
 
     name: str
@@ -132,6 +137,7 @@ class Dialect:
     tests: tuple[str, ...] = ()
     task: str = ""
     generates: bool = True
+    parts: tuple[str, ...] = ()
 
 
 LIMITS = ModelLimits(lora=True)
@@ -139,7 +145,10 @@ RUN = "/client/v4/accounts/{account}/ai/run/{model}"
 DIALECTS = (
     Dialect("Workers AI, text generation", RUN, {"prompt": "x"}, lambda b: parse_generate(b, "m", LIMITS),
             tests=("tests/e2e/test_clients.py", "tests/clients/node/cloudflare.mjs", "tests/clients/test_langchain.py"),
-            task="text-generation"),
+            task="text-generation", parts=("Prompt", "Messages")),
+    Dialect("Workers AI, decisions", RUN, {"state": "x", "questions": {"q": {"type": "noul", "instructions": "x"}}},
+            lambda b: parse_decide(b, "m", LIMITS), tests=("tests/e2e/test_decisions.py",), task="text-generation",
+            generates=False, parts=("Decisions",)),
     Dialect("Workers AI, embeddings", RUN, {"text": "x"}, lambda b: parse_embed(b, "m"),
             tests=("tests/e2e/test_clients.py",), task="text-embeddings", generates=False),
     Dialect("Workers AI, reranking", RUN, {"query": "x", "contexts": [{"text": "x"}]}, lambda b: parse_rerank(b, "m"),
@@ -152,6 +161,8 @@ DIALECTS = (
             tests=("tests/tasks/test_small_tasks.py",), task="object-detection", generates=False),
     Dialect("Workers AI, speech recognition", RUN, {"audio": [1]}, lambda b: parse_transcribe(Body(b)),
             tests=("tests/tasks/test_transcripts.py",), task="automatic-speech-recognition", generates=False),
+    Dialect("Workers AI, speech from text", RUN, {"prompt": "x"}, parse_speak,
+            tests=("tests/tasks/test_speaking.py",), task="text-to-speech", generates=False),
     Dialect("Workers AI, translation", RUN, {"text": "x", "target_lang": "fr"}, parse_translate,
             tests=("tests/tasks/test_rewritten.py",), task="translation", generates=False),
     Dialect("Workers AI, summaries", RUN, {"input_text": "x"}, parse_summarise,
@@ -165,6 +176,8 @@ DIALECTS = (
             ("tests/e2e/test_clients.py",)),
     Dialect("OpenAI embeddings", "/v1/embeddings", {"model": "m", "input": "x"}, parse_embeddings,
             (openai_embeddings.EmbeddingCreateParams,), ("tests/e2e/test_clients.py",), generates=False),
+    Dialect("OpenAI speech", "/v1/audio/speech", {"model": "m", "input": "x"}, parse_speech,
+            (openai_speech.SpeechCreateParams,), ("tests/tasks/test_speaking.py",), generates=False),
     Dialect("OpenAI Responses", "/v1/responses", {"model": "m", "input": "x"}, parse_responses,
             (openai_responses.ResponseCreateParamsBase, openai_responses.ResponseCreateParamsStreaming),
             ("tests/api/test_responses.py", "tests/e2e/test_dialects.py")),
@@ -195,7 +208,9 @@ def candidates(dialect: Dialect) -> list[str]:
         name for kind in dialect.published for base in kind.__mro__ for name in getattr(base, "__annotations__", ())
     }
     if dialect.task:
-        names |= set(_properties(tasks()[dialect.task].schema()["input"]))
+        schema = tasks()[dialect.task].schema()["input"]
+        chosen = [part for part in schema.get("oneOf", ()) if part.get("title") in dialect.parts]
+        names |= set(_properties({"oneOf": chosen} if dialect.parts else schema))
     else:
         names |= {name for _, path, op in listed() if path == dialect.path for name in _properties(op.body or {})}
     return sorted(names | set(dialect.good) | set(ELSEWHERE if dialect.generates else ()))

@@ -30,11 +30,11 @@ import sqlalchemy as sa
 from benchmarks.checks import Checks
 from serve_app.catalog.tasks import declared
 from serve_app.gateway.usage.read import MAX_PER_PAGE, counted
-from serve_app.state.ledger import DAY_S, HOUR_S
-from serve_app.state.store.closing import CLOSE_AFTER_S
+from serve_app.state.spending.ledger import DAY_S, HOUR_S
+from serve_app.state.spending.usage import Order, UsageQuery
+from serve_app.state.store.spending.closing import CLOSE_AFTER_S
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import UNIT_COLUMNS, ledger_closed, ledger_days, ledger_hours
-from serve_app.state.usage import Order, UsageQuery
 
 ACCOUNTS, MODELS = 120, 12
 # 2025-01-01T00:00:00Z.

@@ -69,6 +69,8 @@ class Blueprint:
             "gpu_share": size.gpu_memory_utilization * min(1.0, size.num_gpus or 1.0),
             "max_batch_tokens": size.max_batch_tokens,
             "max_num_seqs": size.max_num_seqs,
+            "tensor_parallel": size.tensor_parallel,
+            "pipeline_parallel": size.pipeline_parallel,
             "max_model_len": record.properties.context_window or 0,
             "several_nodes": settings.profile != "local",
             "kv_disk_dir": str(settings.kv_disk_dir or ""),
@@ -103,7 +105,9 @@ def _sized(deployment: Any, stage: Stage, **autoscale: Any) -> Any:
         # An upgrade starts the new replicas before the old ones leave. GPUs are mostly taken: there, one after another.
         options["max_surge_percent"] = 100
     else:
-        # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU.
-        options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": stage.num_gpus}]
-        options["placement_group_strategy"] = "STRICT_PACK"
+        # The replica takes the CPUs, its engine worker (a child actor, hence in the same group) the GPU. Other ranks of
+        # the worker have a bundle each; those that divide a layer speak too often for a network between them.
+        others = [{"GPU": stage.num_gpus}] * (stage.ranks - 1)
+        options["placement_group_bundles"] = [{"CPU": stage.num_cpus, "GPU": stage.num_gpus}, *others]
+        options["placement_group_strategy"] = "PACK" if stage.pipeline_parallel > 1 else "STRICT_PACK"
     return deployment.options(**options)

@@ -18,7 +18,9 @@ from deployments.nursery import adopt
 from deployments.supervisor import Supervisor, WorkerLost, beside
 from deployments.worker import EngineWorker, WorkerHandle
 from serve_app import logs
+from serve_app.ray_private.draining import draining
 from serve_app.wire.address import InboxAddress
+from serve_app.wire.decide import Decided, read_decide_call
 from serve_app.wire.generate import (
     HERE,
     ArrivingCall,
@@ -44,6 +46,9 @@ log = logging.getLogger("ray.serve")
 
 T = TypeVar("T")
 
+# How often a replica looks whether it drains.
+DRAINING_S = 0.25
+
 
 class EngineStage:
     """A replica with one :class:`~deployments.worker.EngineWorker` of its own.
@@ -66,6 +71,8 @@ class EngineStage:
         self._peers: dict[str, DeploymentHandle] = {}
         # Gateways that want load reports: until when, and what they sent.
         self._gateways: dict[InboxAddress, tuple[float, Subscribe]] = {}
+        self._leaving = False
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def replica_id(self) -> str:
@@ -81,14 +88,12 @@ class EngineStage:
         options = EngineWorker.options(**beside(num_gpus))  # type: ignore[attr-defined]
         self.supervisor = Supervisor(lambda: options.remote(spec), self.greet, device=num_gpus > 0)
         await self.supervisor.begin(await adopt(spec))
+        self._watching = asyncio.ensure_future(self._watch_draining())
 
     async def greet(self, worker: Any) -> None:
         """Awaits a new worker's readiness, and tells it who listens to its predecessor."""
-        handle = WorkerHandle(worker)
-        await handle.ready()
-        for until, gateway in list(self._gateways.values()):
-            if (left := until - time.monotonic()) > 0:
-                await handle.subscribe(self._listen(gateway, left))
+        await WorkerHandle(worker).ready()
+        await self._tell_listeners(worker)
 
     async def subscribe(self, call: bytes) -> bytes:
         """A gateway wants load reports for a while; see :class:`serve_app.wire.replicas.Subscribe`."""
@@ -103,7 +108,21 @@ class EngineStage:
 
     def _listen(self, gateway: Subscribe, lease_s: float) -> Listen:
         wish = gateway.roles.get(self.replica_id)
-        return Listen(gateway.inbox, lease_s, self.replica_id, self.role, wish, gateway.plans)
+        return Listen(gateway.inbox, lease_s, self.replica_id, self.role, wish, gateway.plans, self._leaving)
+
+    async def _watch_draining(self) -> None:
+        """Gateways go by what the worker says: from the moment on at which Serve takes the replica away, it says so."""
+        while not draining():
+            await asyncio.sleep(DRAINING_S)
+        self._leaving = True
+        if self.supervisor.ready:
+            with contextlib.suppress(WorkerLost):
+                await self.supervisor.call(self._tell_listeners)
+
+    async def _tell_listeners(self, worker: Any) -> None:
+        for until, gateway in list(self._gateways.values()):
+            if (left := until - time.monotonic()) > 0:
+                await WorkerHandle(worker).subscribe(self._listen(gateway, left))
 
     async def generate(self, call: bytes, replica: str = "") -> bytes:
         """One request from prompt to last token; see :class:`serve_app.wire.generate.GenerateCall`. ``replica`` is for
@@ -153,6 +172,7 @@ class EngineStage:
             request.adapter,
             request.weight,
             request.origin,
+            request.pictures,
         )
         told = Prefilled(request.id)
         try:
@@ -173,6 +193,13 @@ class EngineStage:
         """See :class:`serve_app.wire.generate.PrefillCall`; ``replica`` is for the router."""
         request = read_prefill_call(call)
         return (await self.run_on_worker(request.id, lambda worker: worker.prefill(request))).encode()
+
+    async def decide(self, call: bytes, replica: str = "") -> bytes:
+        """See :class:`serve_app.wire.decide.DecideCall`; ``replica`` is for the router."""
+        asked = read_decide_call(call)
+        logs.at_hand.set(asked.origin)
+        result = await self.run_on_worker(asked.id, lambda worker: worker.decide(asked))
+        return (replace(result, replica=self.replica_id) if isinstance(result, Decided) else result).encode()
 
     async def collect(self, call: bytes) -> bytes:
         """See :class:`serve_app.wire.generate.CollectCall`; nothing while there is no worker."""

@@ -9,6 +9,8 @@ from typing import Any
 import ray
 
 from deployments.nursery import Claim
+from deployments.rank_worker import host_for_ranks, start_rank
+from serve_app.wire.decide import DecideCall, DecideResult, read_decide_call, read_decide_result
 from serve_app.wire.generate import (
     ArrivingCall,
     CollectCall,
@@ -54,6 +56,8 @@ class EngineWorker:
             node_id=context.get_node_id(),
             worker_id=context.get_actor_id(),
             exporter=lambda: ray.get_runtime_context().current_actor,
+            start_rank=lambda rank, address: start_rank(spec, rank, address),
+            host=host_for_ranks(spec),
         )
 
     async def adopt(self, spec: WorkerSpec, pid: int) -> bool:
@@ -78,6 +82,9 @@ class EngineWorker:
 
     async def prefill(self, call: bytes) -> bytes:
         return (await self._work.prefill(read_prefill_call(call))).encode()
+
+    async def decide(self, call: bytes) -> bytes:
+        return (await self._work.decide(read_decide_call(call))).encode()
 
     async def collect(self, call: bytes) -> bytes:
         return (await self._work.collect(read_collect_call(call))).encode()
@@ -133,6 +140,9 @@ class WorkerHandle:
 
     async def prefill(self, call: PrefillCall) -> PrefillResult:
         return read_prefill_result(await self.actor.prefill.remote(call.encode()))
+
+    async def decide(self, call: DecideCall) -> DecideResult:
+        return read_decide_result(await self.actor.decide.remote(call.encode()))
 
     async def collect(self, call: CollectCall) -> Collected:
         return read_collected(await self.actor.collect.remote(call.encode()))

@@ -31,7 +31,7 @@ from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import Settings, alert_secret, api_key, cluster_secret, load_settings
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
 from serve_app.state.check import read_operated
 from serve_app.tasks.model import application_name
 
@@ -40,7 +40,7 @@ GATEWAY = "gateway"
 
 def gateway_application(settings: Settings, replicas: tuple[int, int] | None = None) -> Application:
     """The only application with HTTP; of ``replicas``, at least and at most, by default as the profile has it."""
-    least, most = replicas or (1, 1 if settings.profile == "local" else 16)
+    least, most = replicas or (settings.gateways, max(settings.gateways, 1 if settings.profile == "local" else 16))
     autoscaling = AutoscalingConfig(
         min_replicas=least,
         initial_replicas=least,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.catalog.load import Catalog, load_catalog
+from serve_app.catalog.ranks import check_room
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.config import Settings
 from serve_app.inner_ports import InnerPorts
@@ -164,6 +165,7 @@ class LocalCluster:
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         settings = self._settings
+        self._check_room()
         # Serve waits for its proxies; the applications can start meanwhile, as soon as there is a controller.
         with ThreadPoolExecutor(1) as background:
             serving = background.submit(
@@ -184,6 +186,16 @@ class LocalCluster:
         if len(first_names) == 1:
             self.deploy_rest()
         self._remember()
+
+    def _check_room(self) -> None:
+        """Refuses a worker of more ranks than this machine can ever place."""
+        import ray
+
+        started = self._catalog.started(self._settings.profile, self._settings.models)
+        if any(stage.ranks > 1 and stage.num_gpus for _, profile in started for stage in profile.stages.values()):
+            gpus = ray.cluster_resources().get("GPU", 0.0)
+            for record, profile in started:
+                check_room(record, profile, gpus, self._catalog.source(record.id))
 
     def deploy_rest(self) -> None:
         """Deploys what :meth:`start` left for later."""

@@ -58,6 +58,7 @@ ENVIRONMENT = {
     "SERVE_APP_BATCH_KEEP_DAYS": "batch_keep_days",
     "SERVE_APP_BATCH_MAX_LEFT": "batch_max_left",
     "SERVE_APP_BATCH_RUNNERS": "batch_runners",
+    "SERVE_APP_GATEWAYS": "gateways",
     "SERVE_APP_RESUME_MAX_S": "resume_max_s",
     "SERVE_APP_RESUME_BYTES": "resume_bytes",
     "SERVE_APP_BATCH_MAX_REQUESTS": "batch_max_requests",
@@ -162,6 +163,7 @@ class Settings(BaseModel):
     batch_keep_days: float = Field(default=29, gt=0, allow_inf_nan=False)
     batch_max_left: int = Field(default=2_000_000, ge=1)
     batch_runners: int | None = Field(default=None, ge=1)
+    gateways: int = Field(default=1, ge=1, le=64)  # at least; a cluster has more while there is much to do
     # Streams that go on without a client: for how long at most, and bytes kept of each account's.
     resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
     resume_bytes: Bytes = 64 << 20

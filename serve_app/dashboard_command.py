@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
 
 def link(url: str, settings: Settings) -> str:
     """``url``: of the running server. What stands behind # is sent to no server by the browser itself."""
-    from serve_app.state.accounts import hash_key
+    from serve_app.state.callers.accounts import hash_key
 
     code = make_code(cluster_secret(settings).hex(), hash_key(api_key(settings)), time.time())
     return f"{url.replace('0.0.0.0', '127.0.0.1')}/dashboard#code={code}"

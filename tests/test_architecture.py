@@ -30,15 +30,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.wire": {"msgspec", "serve_app.sampling_params"},
     # Files of strangers: nothing of ours but this is in the process that reads them.
     "serve_app.media": {"av", "numpy", "PIL"},
+    "serve_app.documents": {"markitdown"},
     "serve_app.predict": {
         "numpy", "PIL", "torch", "transformers", "serve_app.engine.batching", "serve_app.media",
     },
     "serve_app.worker": {
         "serve_app.sampling_params",
         "msgspec", "numpy", "torch", "serve_app.adapters", "serve_app.catalog", "serve_app.channel",
-        "serve_app.engine", "serve_app.grammar", "serve_app.state.adapters", "serve_app.state.files",
-        "serve_app.kv", "serve_app.logs", "serve_app.models", "serve_app.predict", "serve_app.progress",
-        "serve_app.wire",
+        "serve_app.engine", "serve_app.grammar", "serve_app.state.blobs.adapters", "serve_app.state.blobs.files",
+        "serve_app.kv", "serve_app.logs", "serve_app.models", "serve_app.parallel", "serve_app.predict",
+        "serve_app.progress", "serve_app.wire",
     },
     "serve_app.worker.spec": set(),
     "serve_app.worker.birth": {"serve_app.logs", "serve_app.progress", "serve_app.worker.spec"},
@@ -48,11 +49,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "numpy", "torch", "serve_app.sampling_params",
         "serve_app.costs", "serve_app.kernels", "serve_app.kv.keys", "serve_app.kv.chunk",
     },
+    # What ranks say and compute together; a model's part is read in serve_app.models.divided.
+    "serve_app.parallel": {
+        "numpy", "torch", "serve_app.costs", "serve_app.engine", "serve_app.wire.message", "serve_app.wire.ranks",
+    },
+    "serve_app.parallel.place": set(),
     "serve_app.grammar": {"llguidance", "numpy", "serve_app.api", "serve_app.engine.constrain", "serve_app.text"},
     "serve_app.models": {
         "serve_app.sampling_params",
         "numpy", "safetensors", "torch", "transformers", "serve_app.adapters", "serve_app.engine",
-        "serve_app.kernels",
+        "serve_app.kernels", "serve_app.parallel", "serve_app.wire.ranks",
     },
     "serve_app.adapters": {"numpy", "safetensors", "torch"},
     # What an upload is checked with, in processes without torch.
@@ -85,35 +91,38 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.config",
     },
     # What a gateway has in memory knows no database.
-    "serve_app.state.accounts": {"serve_app.state.errors", "serve_app.state.limits"},
-    "serve_app.state.limits": {"serve_app.state.errors"},
-    "serve_app.state.book": {"serve_app.state.accounts"},
-    "serve_app.state.audit": set(),
+    "serve_app.state.callers.accounts": {"serve_app.state.errors", "serve_app.state.callers.limits"},
+    "serve_app.state.callers.limits": {"serve_app.state.errors"},
+    "serve_app.state.callers.book": {"serve_app.state.callers.accounts"},
+    "serve_app.state.callers.audit": set(),
     "serve_app.state.protocols": {
-        "serve_app.state.accounts", "serve_app.state.audit", "serve_app.state.events", "serve_app.state.quotas",
-        "serve_app.state.streams",
+        "serve_app.state.callers.accounts", "serve_app.state.callers.audit", "serve_app.state.deferred.events",
+        "serve_app.state.spending.quotas",
+        "serve_app.state.kept.streams",
     },
-    "serve_app.state.streams": set(),
+    "serve_app.state.kept.streams": set(),
     "serve_app.catalog.operated": set(),
-    "serve_app.state.batches": {"msgspec", "serve_app.state.accounts", "serve_app.state.protocols"},
+    "serve_app.state.deferred.batches": {"msgspec", "serve_app.state.callers.accounts", "serve_app.state.protocols"},
     "serve_app.config": {"pydantic", "yaml", "serve_app.catalog", "serve_app.ray_private.environment"},
     "serve_app.ray_private": {"ray"},
     "serve_app.ray_private.environment": set(),
     "serve_app.tasks": {
-        "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.media.limits", "serve_app.state",
+        "msgspec", "numpy", "orjson", "serve_app.api", "serve_app.catalog", "serve_app.media.encoding",
+        "serve_app.media.limits", "serve_app.state",
         "serve_app.text", "serve_app.wire",
     },
-    # Of Ray, only Serve's status (health.py); of HTTP's clients, what webhooks need (webhooks.py).
+    # Of Ray, only what Serve says of its applications (health.py); of HTTP's clients, what webhooks need (webhooks.py).
     "serve_app.gateway": {
-        "graphql", "httpx", "msgspec", "numpy", "opentelemetry", "orjson", "prometheus_client", "ray", "starlette",
+        "graphql", "httpx", "msgspec", "numpy", "opentelemetry", "orjson", "prometheus_client", "starlette",
         "serve_app.adapters.check",
         "serve_app.adapters.config", "serve_app.adapters.shapes", "serve_app.api", "serve_app.batch",
         "serve_app.catalog",
-        "serve_app.channel", "serve_app.costs", "serve_app.dashboard", "serve_app.grammar.answer",
+        "serve_app.channel", "serve_app.costs", "serve_app.dashboard", "serve_app.documents",
+        "serve_app.grammar.answer",
         "serve_app.grammar.check",
         "serve_app.kv.keys",
-        "serve_app.kv.cached_tokens", "serve_app.logs", "serve_app.progress", "serve_app.routing",
-        "serve_app.sampling_params",
+        "serve_app.kv.cached_tokens", "serve_app.logs", "serve_app.media", "serve_app.progress", "serve_app.routing",
+        "serve_app.ray_private.status", "serve_app.sampling_params",
         "serve_app.state", "serve_app.tasks", "serve_app.text", "serve_app.wire",
     },
     "serve_app.dashboard": {"starlette", "serve_app.api.errors"},
@@ -124,7 +133,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # Of OpenTelemetry, what `requirements/runtime.in` has; the exporter is an extra.
     "serve_app.gateway.tracing": {
-        "opentelemetry", "serve_app.api.trace_context", "serve_app.catalog.tasks", "serve_app.state.traces",
+        "opentelemetry", "serve_app.api.trace_context", "serve_app.catalog.tasks", "serve_app.state.kept.traces",
     },
     # Running streams again needs no HTTP.
     "serve_app.gateway.resume": {"msgspec", "serve_app.api", "serve_app.state", "serve_app.wire"},
@@ -147,6 +156,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.channel": {"ray", "torch", "transformers"},
     "serve_app.wire": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.media": {"ray", "torch", "transformers"} | HTTP,
+    "serve_app.documents": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.predict": {"ray"} | HTTP,
     "serve_app.worker": HTTP,
     "serve_app.kernels": {"ray", "transformers"} | HTTP,
@@ -156,6 +166,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "serve_app.adapters.mixture": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.adapters.check": {"ray", "torch", "transformers"} | HTTP,
     "serve_app.models": {"ray"} | HTTP,
+    "serve_app.parallel": {"ray", "transformers"} | HTTP,
     "serve_app.distill": {"ray"},
     "serve_app.grammar.answer": {"ray", "torch", "transformers"},
     "serve_app.grammar.check": {"ray", "torch", "transformers"},
@@ -221,6 +232,7 @@ def test_every_room_has_an_arrow() -> None:
     """What stands above the others may name all of them; each other folder of serve_app says what it may name."""
     above = {"serve_app.app", "serve_app.bound", "serve_app.binding", "serve_app.cli", "serve_app.cluster"}
     above |= {"serve_app.serving", "serve_app.serve_config", "serve_app.kubernetes", "serve_app.dashboard_command"}
+    above |= {"serve_app.clouds"}
     leaves = {
         "serve_app.inner_ports",
         "serve_app.logs",
@@ -257,7 +269,7 @@ def test_the_walk_sees_what_it_should() -> None:
     code = "import os\nfrom . import z\ndef f():\n  import ray.serve\nif TYPE_CHECKING:\n  import torch\n"
     found.visit(ast.parse(code))
     assert found.eager == {"os", "serve_app.x"} and found.lazy == {"ray.serve"}
-    assert chain_to("serve_app.models.load", {"transformers"}, lazy=True) is not None
+    assert chain_to("serve_app.models.loading.load", {"transformers"}, lazy=True) is not None
 
 
 # What Ray does not promise: tests/ray_private/test_contract.py says what breaks with each.

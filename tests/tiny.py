@@ -8,6 +8,8 @@ import torch
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -24,6 +26,8 @@ from transformers import (
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -36,7 +40,7 @@ from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.kv.keys import root_key
-from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.models.loading.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 
 COMMON = dict(
@@ -79,6 +83,34 @@ MIXTURES = {
         {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     ),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM, {"head_dim": 32, "num_local_experts": 4, "sliding_window": 40}),
+    # A shared expert twice as wide as the others, behind a gate of its own.
+    "qwen2_moe": (
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    # Sigmoids, corrected, in groups, with a factor behind; the first layer is dense.
+    "glm4_moe": (
+        Glm4MoeConfig,
+        Glm4MoeForCausalLM,
+        {
+            "head_dim": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.7,
+            "first_k_dense_replace": 1,
+        },
+    ),
 }
 
 
@@ -93,6 +125,9 @@ def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: obj
         for name, weight in model.named_parameters():
             if weight.ndim >= 2:
                 weight.normal_(0, 0.08 if "embed" not in name else 0.5)
+        for name, buffer in model.named_buffers():
+            if "correction_bias" in name:
+                buffer.normal_(0, 0.1)
     model.save_pretrained(path)
     return path
 
@@ -120,7 +155,7 @@ def make_engine(model: CausalModel, *, num_blocks: int = 64, **options: object) 
     return Engine(Runner(model.forward, kv), scheduler, **parts)
 
 
-ROOT = root_key("test", "float32", "layout", "", b"tenant")
+ROOT = root_key(b"test", "", b"tenant")
 
 
 def make_request(

@@ -47,7 +47,7 @@ def draw_one(rng: Random) -> tuple[Image.Image, int]:
     pen = ImageDraw.Draw(picture)
     shape, size = rng.randrange(len(SHAPES)), rng.uniform(18, 48)
     x, y = (rng.uniform(size / 2, SIDE - size / 2) for _ in range(2))
-    _draw(pen, shape, x, y, size, _apart(rng, ground), rng.uniform(-0.25, 0.25))
+    draw_shape(pen, shape, x, y, size, _apart(rng, ground), rng.uniform(-0.25, 0.25))
     small = picture.resize((SIDE, SIDE), Image.Resampling.BOX)
     noise = np.random.default_rng(rng.getrandbits(32)).normal(0, rng.uniform(0, 16), (SIDE, SIDE, 3))
     return Image.fromarray(np.clip(np.asarray(small) + noise, 0, 255).astype(np.uint8)), shape
@@ -61,12 +61,12 @@ def _thing(
     slack = (side - size) / 2
     x = (cell % CELLS + 0.5) * side + rng.uniform(-slack, slack)
     y = (cell // CELLS + 0.5) * side + rng.uniform(-slack, slack)
-    points = _draw(pen, shape, x, y, size, _apart(rng, ground), 0.0)
+    points = draw_shape(pen, shape, x, y, size, _apart(rng, ground), 0.0)
     across, down = [p[0] for p in points], [p[1] for p in points]
     return Thing(shape, (min(across), min(down), max(across), max(down)), cell)
 
 
-def _draw(
+def draw_shape(
     pen: ImageDraw.ImageDraw, shape: int, x: float, y: float, size: float, colour: tuple[int, int, int], turn: float
 ) -> list[tuple[float, float]]:
     """Draws it and returns points that bound it, in pixels of the picture."""

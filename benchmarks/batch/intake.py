@@ -46,9 +46,9 @@ def _child(source: Path, scratch: Path) -> dict[str, Any]:
     from serve_app.catalog.load import load_catalog
     from serve_app.gateway.models import Models
     from serve_app.gateway.settings import GatewaySettings
-    from serve_app.state.accounts import Caller
-    from serve_app.state.batches import Batch, unpack
-    from serve_app.state.files import DirectoryFiles
+    from serve_app.state.blobs.files import DirectoryFiles
+    from serve_app.state.callers.accounts import Caller
+    from serve_app.state.deferred.batches import Batch, unpack
 
     home = scratch / "home"
     home.mkdir()

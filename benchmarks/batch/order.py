@@ -23,7 +23,7 @@ LEAST_GAIN = 1.5
 
 def prefix_order(count: int, checks: Checks) -> dict[str, Any]:
     """Figures for a file of ``count`` requests of mixed shared prefixes."""
-    from serve_app.models.load import load_causal_lm
+    from serve_app.models.loading.load import load_causal_lm
 
     lines = list(shared_prefixes(MODEL, count))
     prompts = [_tokens(json.loads(one)["body"]) for one in lines]
@@ -54,9 +54,9 @@ def _order(lines: list[bytes]) -> list[int]:
     from serve_app.catalog.load import load_catalog
     from serve_app.gateway.models import Models
     from serve_app.gateway.settings import GatewaySettings
-    from serve_app.state.accounts import Caller
-    from serve_app.state.batches import Batch, unpack
-    from serve_app.state.files import DirectoryFiles
+    from serve_app.state.blobs.files import DirectoryFiles
+    from serve_app.state.callers.accounts import Caller
+    from serve_app.state.deferred.batches import Batch, unpack
 
     with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as scratch:
         home = Path(scratch)

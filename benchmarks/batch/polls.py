@@ -50,10 +50,10 @@ def fill(store: Any, count: int) -> None:
     """Finished batches of several accounts, as they lie there."""
     import sqlalchemy as sa
 
-    from serve_app.state.accounts import Caller
-    from serve_app.state.batches import Batch, Counts
-    from serve_app.state.store.batch_shards import columns_of
-    from serve_app.state.store.batch_tables import batches
+    from serve_app.state.callers.accounts import Caller
+    from serve_app.state.deferred.batches import Batch, Counts
+    from serve_app.state.store.deferred.batch_shards import columns_of
+    from serve_app.state.store.deferred.batch_tables import batches
 
     now, keep_s = time.time(), 29 * 86_400.0
     ended = {"open": 0, "owner": "", "until": 0.0}

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import math
+import struct
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.chaos.dialects import CHAT, MESSAGES, NATIVE, NUMBERS, RESPONSES, Dialect
+from benchmarks.chaos.dialects import CHAT, LABELS, MESSAGES, NATIVE, NUMBERS, RESPONSES, TRANSCRIPT, Dialect
 from benchmarks.serving.startup import MODEL
 
 EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
 RERANK = "@cf/pico/pico-reranker"
+SENTIMENT, SHAPES, DETECTOR = "@cf/pico/pico-sentiment", "@cf/pico/pico-shapes", "@cf/pico/pico-detector"
+HEARS = "@cf/chaos/hears"
+TOP = "/client/v4/accounts/local"
 ADAPTERS = ("pirate", "json")
 LONG = "Write something long about Python. "
 CITY = {
@@ -100,9 +107,46 @@ def asks() -> list[Ask]:
     return found
 
 
+def small_tasks() -> list[Ask]:
+    """What predictors answer, files of strangers among it; the first one stands for the rest in probes."""
+    run = f"{TOP}/ai/run/"
+    pictures = [base64.b64encode(_png(size, seed)).decode() for size, seed in ((64, 3), (700, 5))]
+    sounds = [base64.b64encode(_wav(seconds)).decode() for seconds in (0.7, 7.3)]
+    return [
+        Ask("picture", run + SHAPES, LABELS, {"image": pictures[0]}, False),
+        Ask("large picture", run + SHAPES, LABELS, {"image": pictures[1], "top_k": 2}, False),
+        Ask("sentiment", run + SENTIMENT, LABELS, {"text": "What a wonderful evening!"}, False),
+        Ask("long sentiment", run + SENTIMENT, LABELS, {"text": "The soup was cold and bland. " * 20}, False),
+        Ask("speech", run + HEARS, TRANSCRIPT, {"audio": sounds[0], "language": "en"}, False),
+        Ask("long speech", run + HEARS, TRANSCRIPT, {"audio": sounds[1], "language": "de"}, False),
+    ]
+
+
 def probes() -> list[Ask]:
     """One short request a model: when all of them are answered, the service is back."""
     return asks()[:3]
+
+
+def _png(size: int, seed: int) -> bytes:
+    """A picture of stripes."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    row = b"\0" + bytes((x * seed * (1 + c)) % 256 for x in range(size) for c in range(3))
+    head = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
+    body = zlib.compress(row * size)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def _wav(seconds: float, rate: int = 16_000) -> bytes:
+    """A tone that rises."""
+    count = int(seconds * rate)
+    samples = [int(9000 * math.sin(2 * math.pi * (200 + 300 * i / count) * i / rate)) for i in range(count)]
+    data = struct.pack(f"<{count}h", *samples)
+    head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16,
+                       b"data", len(data))  # fmt: skip
+    return head + data
 
 
 def _user(text: str) -> list[dict[str, str]]:

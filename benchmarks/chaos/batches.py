@@ -18,14 +18,13 @@ from typing import Any
 
 import httpx
 
-from benchmarks.chaos.asks import Ask
-from benchmarks.chaos.dialects import CHAT, NATIVE, Seen
+from benchmarks.chaos.asks import TOP, Ask
+from benchmarks.chaos.dialects import CHAT, LABELS, NATIVE, NUMBERS, TRANSCRIPT, Dialect, Seen
 from benchmarks.chaos.weather import Weather
 from benchmarks.serving.startup import MODEL
-from serve_app.state.ledger import Entry
+from serve_app.state.spending.ledger import Entry
 
-TOP = "/client/v4/accounts/local"
-RUN, OPENAI = f"{TOP}/ai/run/{MODEL}", "/v1/chat/completions"
+RUN, OPENAI = f"{TOP}/ai/run/{MODEL}", ("/v1/chat/completions", "/v1/embeddings")
 LINES = (3, 10)
 PAUSE_S = (0.0, 6.0)
 # A server that is started again takes its time; and batches take what other traffic leaves.
@@ -47,11 +46,14 @@ class Line:
 
 @dataclass(slots=True)
 class Sent:
-    """One batch, or one push of messages; ``lines`` by what they call themselves. ``id``: of the entries."""
+    """One batch, or one push of messages; ``lines`` by what they call themselves. ``id``: of the entries. ``path``: of
+    their asks.
+    """
 
     door: str
     id: str
     lines: dict[str, Line]
+    path: str = RUN
 
 
 class Batches:
@@ -69,11 +71,16 @@ class Batches:
         self._open: list[Sent] = []
         self._queues: dict[str, str] = {}
         self._answers: set[str] = set()
+        native = (NATIVE, NUMBERS, LABELS, TRANSCRIPT)
         self._fits: dict[str, list[int]] = {
-            "workers-ai": [n for n, ask in enumerate(asks) if ask.dialect is NATIVE and "raw" not in ask.body],
-            "openai": [n for n, ask in enumerate(asks) if ask.dialect is CHAT and ask.path == OPENAI],
+            "workers-ai": [
+                n
+                for n, ask in enumerate(asks)
+                if ask.dialect in native and ask.path.startswith(f"{TOP}/ai/run/") and "raw" not in ask.body
+            ],
+            "openai": [n for n, ask in enumerate(asks) if ask.dialect in (CHAT, NUMBERS) and ask.path in OPENAI],
         }
-        self._fits["queue"] = self._fits["workers-ai"]
+        self._fits["queue"] = [n for n in self._fits["workers-ai"] if asks[n].path == RUN]
 
     async def loop(self, dice: random.Random, go_on: Callable[[], bool]) -> None:
         """Submits one after another by all doors, and reads what is done."""
@@ -81,7 +88,10 @@ class Batches:
         while go_on():
             doors = doors or dice.sample(sorted(self._fits), len(self._fits))
             door = doors.pop()
-            numbers = [dice.choice(self._fits[door]) for _ in range(dice.randint(*LINES))]
+            # All lines of a batch are for one model and of one kind.
+            path = dice.choice(sorted({self._asks[n].path for n in self._fits[door]}))
+            fitting = [n for n in self._fits[door] if self._asks[n].path == path]
+            numbers = [dice.choice(fitting) for _ in range(dice.randint(*LINES))]
             lines = {secrets.token_hex(8): Line(number) for number in numbers}
             try:
                 await self._submit(door, lines)
@@ -127,24 +137,25 @@ class Batches:
 
     async def _submit(self, door: str, lines: dict[str, Line]) -> None:
         bodies = {name: _whole(self._asks[line.number].body) for name, line in lines.items()}
+        path = self._asks[next(iter(lines.values())).number].path
         if door == "openai":
-            id = await self._openai(bodies)
+            id = await self._openai(path, bodies)
         elif door == "workers-ai":
             listed = [{**body, "external_reference": name} for name, body in bodies.items()]
-            id = (await self._insist(f"{RUN}?queueRequest=true", json={"requests": listed}))["result"]["request_id"]
+            id = (await self._insist(f"{path}?queueRequest=true", json={"requests": listed}))["result"]["request_id"]
         else:
             id = await self._push(bodies)
-        sent = Sent(door, id, lines)
+        sent = Sent(door, id, lines, path)
         self._sent.append(sent)
         self._open.append(sent)
         self.counts[f"lines by {door}"] += len(lines)
 
-    async def _openai(self, bodies: dict[str, dict[str, Any]]) -> str:
-        rows = [{"custom_id": name, "method": "POST", "url": OPENAI, "body": body} for name, body in bodies.items()]
+    async def _openai(self, path: str, bodies: dict[str, dict[str, Any]]) -> str:
+        rows = [{"custom_id": name, "method": "POST", "url": path, "body": body} for name, body in bodies.items()]
         data = "\n".join(map(json.dumps, rows)).encode()
         form = {"files": {"file": ("in.jsonl", data, "application/jsonl")}, "data": {"purpose": "batch"}}
         file = await self._insist("/v1/files", **form)
-        asked = {"input_file_id": file["id"], "endpoint": OPENAI, "completion_window": "24h"}
+        asked = {"input_file_id": file["id"], "endpoint": path, "completion_window": "24h"}
         made = await self._insist("/v1/batches", json=asked)
         return str(made["id"]).removeprefix("batch_")
 
@@ -195,12 +206,13 @@ class Batches:
                 self._open.remove(sent)
 
     async def _read_native(self, sent: Sent) -> bool:
-        told = await self._get(RUN, request_id=sent.id)
+        told = await self._get(sent.path, request_id=sent.id)
         if told is None or "responses" not in told["result"]:
             return False
         for one in told["result"]["responses"]:
             body = one if one["success"] else None
-            self._result(sent, one["external_reference"], NATIVE.whole, body, one.get("errors"))
+            name = one["external_reference"]
+            self._result(sent, name, self._dialect(sent, name).whole, body, one.get("errors"))
         return True
 
     async def _read_openai(self, sent: Sent) -> bool:
@@ -217,7 +229,8 @@ class Batches:
         for line in (json.loads(line) for text in texts for line in text.splitlines()):
             answer = line["response"] or {}
             good = answer.get("status_code") == 200
-            self._result(sent, line["custom_id"], CHAT.whole, answer.get("body") if good else None, line)
+            read = self._dialect(sent, line["custom_id"]).whole
+            self._result(sent, line["custom_id"], read, answer.get("body") if good else None, line)
         return True
 
     async def _pull(self) -> None:
@@ -261,6 +274,10 @@ class Batches:
                 ask = self._asks[line.number].name
                 self._weather.violation(f"WRONG, in a batch: {problem}", ask=ask, batch=sent.id)
 
+    def _dialect(self, sent: Sent, name: str) -> Dialect:
+        line = sent.lines.get(name)
+        return NATIVE if line is None else self._asks[line.number].dialect
+
     async def _get(self, path: str, text: bool = False, **query: Any) -> Any:
         answer = await self._ask("GET", path, params=query)
         return None if answer is None else answer.text if text else answer.json()
@@ -285,6 +302,10 @@ def _whole(body: dict[str, Any]) -> dict[str, Any]:
 
 def _problems(answers: list[Seen], entries: list[Entry]) -> Iterator[str]:
     """Of one batch: each answer has one entry with its tokens, and there are no others."""
+    if all(seen.usage is None for seen in answers):  # these tell of no tokens
+        if len(answers) != len(entries):
+            yield f"{len(answers)} lines were answered and {len(entries)} are charged"
+        return
     told = Counter(seen.usage for seen in answers)
     charged = Counter((entry.units.get("input_tokens", 0), entry.units.get("output_tokens", 0)) for entry in entries)
     if told != charged:

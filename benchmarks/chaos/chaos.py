@@ -6,21 +6,22 @@
     python -m benchmarks chaos --kills 200 --requests 10000 --postgresql           # gateways, workers, PostgreSQL
     python -m benchmarks chaos --list                                              # all faults
 
-Clients ask in every dialect and of every task, whole and in streams, with reasoning too, and some leave in the middle.
-Where the tests' packages are installed, half of the requests go through OpenAI's, Anthropic's and Cloudflare's own
-libraries, some of them under an `Idempotency-Key` that these send again by themselves. A third of the streams can be
-resumed: what has begun of these must come to its end, through whichever gateways. Some are for the adapters that come
-with the model. Beside them small batches of Workers AI's and OpenAI's and messages of a queue are submitted: each line
-must end in one result, with the text that a single request has, and in one entry. Every answer was learned from the
-quiet server, where dialects must agree; it must come again, token for token and with the same usage, whatever happens.
-A request must end within a minute, with its answer or, where a fault allows it, with an honest refusal (429 or 503 with
-Retry-After) or a broken connection; what had been shown by then must be its beginning. After each fault every model
-must answer within 5 seconds, but for the gateway and for what needs a new start. In the end nothing may hold a place,
-every answer must come once more, the newest answers must be in the books (their traces with their tokens, stored
-responses with their texts), the ledger must have an entry for each complete answer with the tokens and neurons that its
-client was told, one for an idempotent request however often it was sent, none for what nobody asked, and for a broken
-answer no more than the whole one has; memory must not have grown (runs of 10 minutes and more) and the server must
-leave no process and no temporary file behind, after each `kill -9` as well.
+Clients ask in every dialect and of every task, whole and in streams, with reasoning too, and some leave in the
+middle. Where the tests' packages are installed, half of the requests go through OpenAI's, Anthropic's and
+Cloudflare's own libraries, some of them under an `Idempotency-Key` that these send again by themselves. A third of
+the streams can be resumed: what has begun of these must come to its end, through whichever gateways. Some are for the
+adapters that come with the model. Pictures and sounds are among it, which a process of its own decodes. Beside them
+small batches of Workers AI's and OpenAI's and messages of a queue are submitted: each line must end in one result,
+with the text that a single request has, and in one entry. Every answer was learned from the quiet server, where
+dialects must agree; it must come again, token for token and with the same usage, whatever happens. A request must end
+within a minute, with its answer or, where a fault allows it, with an honest refusal (429 or 503 with Retry-After) or
+a broken connection; what had been shown by then must be its beginning. After each fault every model must answer
+within 5 seconds, but for the gateway and for what needs a new start. In the end nothing may hold a place, every
+answer must come once more, the newest answers must be in the books (their traces with their tokens, stored responses
+with their texts), the ledger must have an entry for each complete answer with the tokens and neurons that its client
+was told, one for an idempotent request however often it was sent, none for what nobody asked, and for a broken answer
+no more than the whole one has; memory must not have grown (runs of 10 minutes and more) and the server must leave no
+process and no temporary file behind, after each `kill -9` as well.
 
 A seed gives the same faults in the same order. It starts a server with a state directory of its own, or takes the one
 with ``--home``, without the faults that end it. ``--database`` is an empty PostgreSQL database; it is reached through a
@@ -38,6 +39,8 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +49,7 @@ from typing import Any
 import yaml
 from sqlalchemy.engine import make_url
 
+from benchmarks.chaos.asks import HEARS
 from benchmarks.chaos.faults import FAULTS, selected
 from benchmarks.chaos.network import Proxy
 from benchmarks.chaos.run import Chaos
@@ -90,7 +94,7 @@ def own_postgresql(options: argparse.Namespace) -> Iterator[Postgresql | None]:
 
 
 def write_record(home: Path) -> None:
-    """The chat model thinks before it answers, if it is told to."""
+    """The chat model thinks before it answers, if it is told to; a picture and a sound have models, too."""
     record = yaml.safe_load((BUILT_IN / "pico-instruct.yaml").read_text())
     for part in (record, record["draft"]):
         part["weights"]["path"] = str(PROJECT_ROOT / part["weights"]["path"])
@@ -98,6 +102,18 @@ def write_record(home: Path) -> None:
     record["lora"]["public"] = {name: str(PROJECT_ROOT / path) for name, path in public.items()}
     (home / "models").mkdir()
     (home / "models" / "pico-instruct.yaml").write_text(yaml.safe_dump({**record, "reasoning_parser": "qwen3"}))
+    # One small task is there all the time, and one recogniser; others sleep until they are asked for.
+    shapes = yaml.safe_load((BUILT_IN / "pico-shapes.yaml").read_text())
+    shapes["weights"]["path"] = str(PROJECT_ROOT / shapes["weights"]["path"])
+    shapes["serving"]["local"]["predictor"]["min_replicas"] = 1
+    (home / "models" / "pico-shapes.yaml").write_text(yaml.safe_dump(shapes))
+    folder = home / "hears"
+    write = [sys.executable, "-m", "benchmarks.chaos.speech", str(folder)]
+    subprocess.run(write, check=True, cwd=PROJECT_ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stage = {"num_cpus": 0.125, "cpu_threads": 1, "max_batch_tokens": 4096}
+    hears = {**shapes, "id": HEARS, "task": "automatic-speech-recognition", "description": "Random weights."}
+    hears |= {"weights": {"path": str(folder)}, "price": {"neurons": {"audio_minute": 100.0}}}
+    (home / "models" / "hears.yaml").write_text(yaml.safe_dump({**hears, "serving": {"local": {"predictor": stage}}}))
 
 
 @contextlib.contextmanager
@@ -119,6 +135,7 @@ def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target
             "SERVE_APP_HOME": str(home),
             "SERVE_APP_OBJECT_STORE_BYTES": POOL_BYTES,
             "TMPDIR": str(temporary),
+            "SERVE_APP_GATEWAYS": str(options.gateways),
         }
         write_record(home)
         if options.database:
@@ -127,7 +144,10 @@ def own_target(options: argparse.Namespace, wrong: list[str]) -> Iterator[Target
             through = database.set(host="127.0.0.1", port=proxy.port)
             environment["SERVE_APP_DATABASE"] = through.render_as_string(hide_password=False)
         server = Server(options.port, **environment)
-        target = Target(server.url, server.key, home, 0, server, proxy, temporary=temporary, postgresql=postgresql)
+        target = Target(
+            server.url, server.key, home, 0, server, proxy, temporary=temporary, postgresql=postgresql,
+            gateways=options.gateways,
+        )  # fmt: skip
         try:
             server.start()
             target.pid = server.pid
@@ -189,6 +209,7 @@ def replay(options: argparse.Namespace) -> str:
     words = ["python -m benchmarks chaos", f"--seed {options.seed}", f"--minutes {options.minutes:g}"]
     words += [f"--clients {options.clients}", f"--faults {options.faults}"]
     words += [f"--together {options.together:g}"]
+    words += [f"--gateways {options.gateways}"] if options.gateways > 1 else []
     words += [f"--every {options.every:g}"] if options.every else []
     words += [f"--requests {options.requests} --kills {options.kills}"] if options.kills else []
     words += ["--postgresql"] if options.postgresql else ["--database URL"] if options.database else []
@@ -232,6 +253,9 @@ def main(argv: list[str] | None = None) -> int:
         help="so many kills of gateways, workers and PostgreSQL, spread over --requests, instead of --minutes",
     )
     parser.add_argument("--requests", type=int, default=10_000, metavar="N")
+    parser.add_argument(
+        "--gateways", type=int, default=1, metavar="N", help="one of several owns dispatch, and may die"
+    )
     parser.add_argument("--port", type=int, default=8125)
     parser.add_argument("--home", type=Path, help="take the server that runs with this state directory")
     parser.add_argument("--list", action="store_true", help="show the faults and end")

@@ -8,7 +8,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -50,7 +50,10 @@ class Way:
 class Clients:
     """``counts`` what they saw, ``weather`` says what they may see and keeps what they may not."""
 
-    def __init__(self, url: str, key: str, weather: Weather, sdks: Sdks | None = None) -> None:
+    def __init__(
+        self, url: str, key: str, weather: Weather, sdks: Sdks | None = None, more: Sequence[Ask] = ()
+    ) -> None:
+        """``more``: what is asked beside :func:`asks`; the first of them is a probe as well."""
         limits = httpx.Limits(max_connections=1000, max_keepalive_connections=20)
         headers = {"Authorization": f"Bearer {key}"}
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, limits=limits)
@@ -59,7 +62,8 @@ class Clients:
         self.receipts = Receipts()
         self.asked = 0
         self._sdks = sdks
-        self._asks = asks()
+        self._asks = [*asks(), *more]
+        self._probes = [*range(len(probes())), *([len(self._asks) - len(more)] if more else [])]
         self._wanted: dict[tuple[int, bool], Seen] = {}
         self._weather = weather
 
@@ -130,7 +134,8 @@ class Clients:
 
     async def round(self) -> str | None:
         """Asks each model once; why that failed, or None."""
-        for number, ask in enumerate(probes()):
+        for number in self._probes:
+            ask = self._asks[number]
             try:
                 if problem := (await self._whole(ask)).problem(self._wanted[number, False]):
                     self.counts["WRONG"] += 1

@@ -191,6 +191,18 @@ def _numbers_whole(seen: Seen, body: dict[str, Any]) -> None:
     _openai_usage(seen, result["usage"])
 
 
+def _labels_whole(seen: Seen, body: dict[str, Any]) -> None:
+    for place, row in enumerate(body["result"]):
+        seen.add(place, row["label"])
+        seen.numbers.append(row["score"])
+
+
+def _transcript_whole(seen: Seen, body: dict[str, Any]) -> None:
+    result = body["result"]
+    seen.add("text", result["text"])
+    seen.numbers += [time for segment in result["segments"] for time in (segment["start"], segment["end"])]
+
+
 def _no_event(seen: Seen, event: dict[str, Any]) -> None:
     raise ValueError("this task does not stream")
 
@@ -200,6 +212,8 @@ CHAT = Dialect(_chat_whole, _chat_event, True)
 RESPONSES = Dialect(_response_whole, _response_event)
 MESSAGES = Dialect(_messages_whole, _messages_event)
 NUMBERS = Dialect(_numbers_whole, _no_event)
+LABELS = Dialect(_labels_whole, _no_event)
+TRANSCRIPT = Dialect(_transcript_whole, _no_event)
 
 
 def _short(value: object) -> str:

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.chaos import network
+from benchmarks.chaos.asks import DETECTOR
 from benchmarks.chaos.injections import (
     BURN_CPU,
     HOLD_MEMORY,
     WRITE_DISK,
     Inject,
+    all_killed,
     beside,
+    by_hand,
     cache_damaged,
     cut,
     disk_full,
@@ -24,6 +27,7 @@ from benchmarks.chaos.injections import (
     killed,
     lossy,
     named,
+    owner,
     server_lost,
     stopped,
     store,
@@ -32,7 +36,7 @@ from benchmarks.chaos.injections import (
     token_deleted,
     workers,
 )  # fmt: skip
-from benchmarks.chaos.target import GATEWAY, REPLICA, RUNNER, WORKERS, Target
+from benchmarks.chaos.target import DECODERS, GATEWAY, REPLICA, RUNNER, WORKERS, Target
 from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED
 
 RECOVERS_S, GATEWAY_S, RESTART_S = 5.0, 60.0, 180.0
@@ -85,12 +89,20 @@ def _no_postgres_of_ours(target: Target) -> str | None:
     return None if target.postgresql is not None else "needs --postgresql, which starts one"
 
 
+def _no_small_tasks(target: Target) -> str | None:
+    return "only a server that chaos has started is asked for small tasks" if target.server is None else None
+
+
+def _no_other_gateway(target: Target) -> str | None:
+    return "there is one gateway: use --gateways 2" if target.gateways < 2 else None
+
+
 def _no_sockets(target: Target) -> str | None:
     return network.can_reach_sockets()
 
 
 GATEWAYS, HAPROXY, POOL = named(GATEWAY), named("haproxy"), named("ray::KVPool")
-RUNNERS = named(RUNNER)
+RUNNERS, PREDICTORS = named(RUNNER), named("ray::PredictorWorker")
 CHAT_REPLICA = f"{REPLICA}pico--pico-instruct:"
 REPLICAS, ALL_WORKERS = named(REPLICA), named(*WORKERS)
 SHORT, LONG = (1.0, 4.0), (4.0, 9.0)
@@ -114,6 +126,18 @@ FAULTS = (
     Fault("encoder-stopped", "a worker of embeddings or reranking hangs", stopped(named("ray::EncoderWorker")),
           hold=SHORT, stalls=True),
     Fault("replica-stopped", "a replica hangs", stopped(REPLICAS), hold=SHORT, stalls=True),
+    Fault("predictor-killed", "kill -9 of a worker of a small task", killed(PREDICTORS), needs=_no_small_tasks),
+    Fault("predictor-stopped", "a worker of a small task hangs", stopped(PREDICTORS), hold=SHORT, stalls=True,
+          needs=_no_small_tasks),
+    Fault("decoder-killed", "kill -9 of what decodes files", all_killed(named(*DECODERS)), needs=_no_small_tasks),
+    Fault("decoder-stopped", "what decodes files hangs", stopped(named(*DECODERS)), hold=SHORT, stalls=True,
+          needs=_no_small_tasks),
+    Fault("model-by-hand", "an operator stops a model and starts it again", by_hand(DETECTOR), hold=SHORT,
+          needs=_no_small_tasks),
+    Fault("owner-killed", "kill -9 of the gateway that owns dispatch", killed(owner), ANYTHING, recovers_s=GATEWAY_S,
+          needs=_no_other_gateway),
+    Fault("owner-stopped", "the gateway that owns dispatch hangs", stopped(owner), ANYTHING, LONG, True, GATEWAY_S,
+          needs=_no_other_gateway),
     Fault("pool-stopped", "the node's KV pool hangs", stopped(POOL), hold=SHORT),
     Fault("gateway-stopped", "the gateway hangs", stopped(GATEWAYS), ANYTHING, SHORT, True, GATEWAY_S),
     Fault("runner-stopped", "what runs batches hangs", stopped(RUNNERS), hold=LONG),

@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--attacks", type=lambda text: text.split(","), default=list(ATTACKS))
     parser.add_argument("--port", type=int, default=8126)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    options = parser.parse_args(argv, argparse.Namespace(database=None, postgresql=False, wanted=None))
+    options = parser.parse_args(argv, argparse.Namespace(database=None, postgresql=False, gateways=1, wanted=None))
     if unknown := set(options.attacks) - set(ATTACKS):
         raise SystemExit(f"no such attack: {', '.join(unknown)}; there are {', '.join(ATTACKS)}")
     found = measure(options)

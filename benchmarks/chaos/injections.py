@@ -12,11 +12,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from benchmarks.chaos import network
+from benchmarks.chaos.asks import TOP, small_tasks
 from benchmarks.chaos.network import Mode
 from benchmarks.chaos.target import Target, kill
 
@@ -24,6 +27,7 @@ Inject = Callable[[Target, random.Random], AbstractContextManager[str]]
 Who = Callable[[Target], list[int]]
 MEMORY_BYTES = 2 << 30
 FREE_SHARE = 0.25  # of the machine's memory, which is left
+INSIST_S = 60.0  # what an operator asks for is done by then
 
 
 class NotHere(Exception):
@@ -39,6 +43,10 @@ def named(*prefixes: str) -> Who:
 
 def workers(stage: str) -> Who:
     return lambda target: target.workers(stage)
+
+
+def owner(target: Target) -> list[int]:
+    return target.owner()
 
 
 def _one(target: Target, dice: random.Random, who: Who) -> int:
@@ -72,6 +80,56 @@ def stopped(who: Who) -> Inject:
                 os.kill(pid, signal.SIGCONT)
 
     return inject
+
+
+def all_killed(who: Who) -> Inject:
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        if not (found := who(target)):
+            raise NotHere("there is none at the moment")
+        kill(found)
+        yield f"processes {found}"
+
+    return inject
+
+
+def by_hand(model: str) -> Inject:
+    """An operator stops a model that nobody else asks anything, and starts it again; that must be so."""
+
+    @contextlib.contextmanager
+    def inject(target: Target, dice: random.Random) -> Iterator[str]:
+        actions, asked = f"{TOP}/ai/models/actions", {"image": small_tasks()[0].body["image"]}
+        _insist(lambda: target.ask("POST", actions, {"model": model, "action": "stop"}))
+        yield model
+        _insist(lambda: _refused(target, model, asked))
+        _insist(lambda: target.ask("POST", actions, {"model": model, "action": "start"}))
+        _insist(lambda: target.ask("POST", f"{TOP}/ai/run/{model}", asked))
+
+    return inject
+
+
+def _refused(target: Target, model: str, asked: object) -> None:
+    """Raises :class:`OSError` unless the model is said not to run."""
+    try:
+        target.ask("POST", f"{TOP}/ai/run/{model}", asked)
+    except urllib.error.HTTPError as error:
+        if error.code in (400, 404):
+            return
+        raise
+    raise OSError(f"{model} answers though it was stopped")
+
+
+def _insist(ask: Callable[[], object]) -> None:
+    """As who sends it again does, whatever other faults are on."""
+    until = time.monotonic() + INSIST_S
+    while True:
+        try:
+            ask()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise RuntimeError(f"by hand: {error}") from error
+            time.sleep(0.3)
 
 
 LOST = ("gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "the server")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from benchmarks.chaos.batches import Batches
 from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.weather import Weather
-from serve_app.state.ledger import DAY_S, Entry
+from serve_app.state.spending.ledger import DAY_S, Entry
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import ledger, ledger_days
 

@@ -72,6 +72,21 @@ def cut(ours: Iterable[int], theirs: Iterable[int]) -> int:
     return len(sockets) // 2
 
 
+def listener(pids: Iterable[int], port: int) -> int | None:
+    """Which of the processes listens at this port."""
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    wanted = {f[9] for f in lines if f[3] == "0A" and int(f[1].rpartition(":")[2], 16) == port}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry)[len("socket:[") : -1] in wanted:
+                        return pid
+    return None
+
+
 def _between(ours: list[int], theirs: list[int]) -> Iterator[socket.socket]:
     """Both ends of each TCP connection between two groups of processes."""
     addresses = dict(_connections())

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.chaos.asks import small_tasks
 from benchmarks.chaos.clients import PATIENCE_S, Clients
 from benchmarks.chaos.faults import Fault, selected
 from benchmarks.chaos.injections import NotHere
@@ -91,7 +92,9 @@ class Chaos:
         self.target = target
         self.weather = Weather()
         self._sdks = sdks(target)
-        self.clients = Clients(target.url, target.key, self.weather, self._sdks)
+        # A server that runs already may not have what they ask for.
+        more = small_tasks() if target.server is not None else []
+        self.clients = Clients(target.url, target.key, self.weather, self._sdks, more)
         self.batches = self.clients.batches()
         self.happened: list[dict[str, Any]] = []
         self.not_here: dict[str, str] = {}

@@ -11,8 +11,9 @@ import time
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.chaos.network import Proxy
+from benchmarks.chaos.network import Proxy, listener
 from benchmarks.serving.postgresql import Server as Postgresql
 from benchmarks.serving.processes import born, descendants, name_of
 from benchmarks.serving.stack import Server
@@ -21,7 +22,8 @@ from benchmarks.serving.startup import MODEL, all_ready
 GATEWAY = "ray::ServeReplica:gateway:Gateway"
 RUNNER = "ray::ServeReplica:gateway:Batch"
 REPLICA = "ray::ServeReplica:cf--"
-WORKERS = ("ray::EngineWorker", "ray::EncoderWorker", "ray::DraftWorker")
+WORKERS = ("ray::EngineWorker", "ray::EncoderWorker", "ray::DraftWorker", "ray::PredictorWorker")
+DECODERS = tuple(f"{python} -m serve_app.media.program" for python in ("python", "python3", Path(sys.executable).name))
 END_S = 10.0  # a server that has lost its Ray says so and ends
 ENDING_S = 60.0  # a machine that is busy with other things may keep it from that for so long
 GONE_S = 10.0  # what a server leaves, until its keeper has ended it
@@ -44,6 +46,7 @@ class Target:
     folders: set[Path] = field(default_factory=set)
     temporary: Path | None = None
     postgresql: Postgresql | None = None
+    gateways: int = 1
 
     def named(self, *prefixes: str) -> list[int]:
         """Its processes whose names begin so."""
@@ -51,10 +54,22 @@ class Target:
 
     def workers(self, stage: str) -> list[int]:
         """Processes of one stage's workers of the chat model, as the gateway knows them."""
-        request = urllib.request.Request(f"{self.url}/v1/status", headers={"Authorization": f"Bearer {self.key}"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            told = json.load(answer)["models"][MODEL]["workers"]
+        told = self.ask("GET", "/v1/status")["models"][MODEL]["workers"]
         return [worker["pid"] for worker in told if worker["stage"] == stage]
+
+    def owner(self) -> list[int]:
+        """The gateway that owns the dispatch of the chat model, and not the other ones; none while that is open."""
+        told = str(self.ask("GET", "/v1/status")["models"][MODEL]["routing"]["owner"])
+        found = listener(self.named(GATEWAY), int(told.rpartition(":")[2]))
+        return [] if found is None else [found]
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Raises :class:`OSError`, of which the error of an HTTP status is one."""
+        headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
 
     def look(self) -> None:
         """Remembers which processes and folders there are."""
@@ -80,11 +95,11 @@ class Target:
 
     def busy(self) -> dict[str, int]:
         """Places and requests that are still held, as the gateway and the workers say."""
-        request = urllib.request.Request(f"{self.url}/v1/status", headers={"Authorization": f"Bearer {self.key}"})
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            told = json.load(answer)["models"]
-        held = {f"{model}: in flight": found.get("inflight", 0) for model, found in told.items()}
-        for model, found in told.items():
+        # Each gateway tells of its own, and whichever is reached answers.
+        every = [self.ask("GET", "/v1/status")["models"] for _ in range(1 if self.gateways == 1 else 4 * self.gateways)]
+        held: dict[str, int] = {}
+        for model, found in ((model, found) for told in every for model, found in told.items()):
+            held[f"{model}: in flight"] = max(held.get(f"{model}: in flight", 0), found.get("inflight", 0))
             for worker in found.get("workers", ()):
                 held[f"{model}: running in {worker.get('stage')} {worker.get('pid')}"] = worker.get("running", 0)
                 held[f"{model}: waiting in {worker.get('stage')} {worker.get('pid')}"] = worker.get("waiting", 0)

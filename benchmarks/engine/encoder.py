@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.checks import Checks
 from serve_app.engine.encoder.batcher import EncodeBatcher
-from serve_app.models.encoder_load import load_encoder
+from serve_app.models.encoders.encoder_load import load_encoder
 from serve_app.text.tokenizer import Tokenizer
 
 Run = Callable[[list[str]], np.ndarray]

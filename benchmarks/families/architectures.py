@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from serve_app.models.miniature import Sizes, build, scale_down
+from serve_app.models.loading.miniature import Sizes, build, scale_down
 
 TASKS = ("text-generation", "text-embeddings", "reranking")
 # What a configuration class leaves open although the model needs it.

@@ -12,9 +12,9 @@ import torch
 from benchmarks.families.generation import lengths_of
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.engine.encoder.types import Readout
-from serve_app.models.encoder import EncoderModel
-from serve_app.models.encoder_load import load_encoder
-from serve_app.models.folder import UnsupportedModel
+from serve_app.models.encoders.encoder import EncoderModel
+from serve_app.models.encoders.encoder_load import load_encoder
+from serve_app.models.loading.folder import UnsupportedModel
 
 LENGTHS = (1, 2, 5, 17, 33, 60, 61, 90, 130, 200)  # with seed 0
 ALLOWED = 2e-4  # of the largest value

@@ -11,7 +11,7 @@ import torch
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.request import Request
 from serve_app.kv.keys import root_key
-from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.models.loading.load import CausalModel, load_causal_lm
 from serve_app.sampling_params import SamplingParams
 
 NEW_TOKENS = 8
@@ -21,7 +21,7 @@ LENGTHS = (1, 5, 31, 32, 33, 58, 70, 130, 200)
 
 def compare(model_class: Any, folder: Path, seed: int) -> tuple[str, str, str]:
     """(served by, verdict, note) of a checkpoint; verdict is ``exact``, ``wrong`` or ``refused``."""
-    from serve_app.models.folder import UnsupportedModel
+    from serve_app.models.loading.folder import UnsupportedModel
 
     try:
         model = load_causal_lm(folder, dtype="float32")
@@ -97,7 +97,7 @@ def _differs(model: CausalModel, reference: Any, seed: int) -> str:
 
 
 def _generate(engine: Any, given: list[list[int]]) -> list[list[int]]:
-    root = root_key("families", "float32", "layout", "", b"tenant")
+    root = root_key(b"families", "", b"tenant")
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
     for index, prompt in enumerate(given):
         engine.add(Request(str(index), list(prompt), len(prompt), params, root))

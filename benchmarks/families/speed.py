@@ -20,8 +20,8 @@ from benchmarks.families.architectures import COMPLETED, Architecture, architect
 from serve_app.engine.build import EngineLimits, build_engine
 from serve_app.engine.request import Request
 from serve_app.kv.keys import root_key
-from serve_app.models.load import load_causal_lm
-from serve_app.models.miniature import Sizes, build, scale_down
+from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.loading.miniature import Sizes, build, scale_down
 from serve_app.sampling_params import SamplingParams
 
 # Families that keep transformers' forward, one of each kind: norms, gates, mixtures, sinks, windows, older code.
@@ -128,7 +128,7 @@ def _rate(batch: int, work: Callable[[], Any]) -> float:
 
 def _run(engine: Any, prompts: list[list[int]]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=NEW, ignore_eos=True)
-    root = root_key("families", "bfloat16", "layout", "", b"tenant")
+    root = root_key(b"families", "", b"tenant")
     for index, prompt in enumerate(prompts):
         engine.add(Request(str(index), prompt, len(prompt), params, root))
     while engine.has_work:

@@ -1,10 +1,11 @@
 """Measures everything that the README's table shows, at one commit, and writes table and conditions into it.
 
-    make figures                                 python -m benchmarks figures [--only NAME,NAME] [--quick] [--again]
+    make figures                                 python -m benchmarks figures [--only NAME,NAME] [--again] [--keep]
 
 Each measurement is a command of its own that ends with a JSON object; one that fails has no figure, and says why. What
 has been measured at this commit is kept in ``benchmarks/results/figures.json`` and not measured again (``--again``
-does), so a run that was interrupted goes on where it was. The README's table says what is left to measure.
+does), so a run that was interrupted goes on where it was. The README's table says what is left to measure; with
+``--keep`` it shows what earlier commits have measured instead, each figure with its commit and day.
 
 Peers are compared with where they are installed: ``--vllm``, ``--litellm`` and ``--sentence-transformers`` take the
 Python of an environment that has them, ``--trace`` a trace in Mooncake's form (``FIGURES_VLLM`` and so on do the same).
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", help=f"comma-separated, of {', '.join(names)}")
     parser.add_argument("--quick", action="store_true", help="the smallest form of everything; writes no file")
     parser.add_argument("--again", action="store_true", help="also what has been measured at this commit")
+    parser.add_argument("--keep", action="store_true", help="figures of earlier commits stay, and say so")
     for name, variable in PEERS.items():
         parser.add_argument(f"--{name}", metavar="PATH", help=f"default: {variable}")
     parser.add_argument("--results", type=Path, default=RESULTS / "figures.json")
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := set(chosen) - set(names):
         parser.error(f"no measurement {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     found = peers({name: getattr(options, name.replace("-", "_")) for name in PEERS})
-    result = begin(options.results, options.quick)
+    result = begin(options.results, options.quick, options.keep)
     with tempfile.TemporaryDirectory(prefix="serve-app-figures-") as scratch:
         for measurement in MEASUREMENTS:
             if measurement.name not in chosen:
@@ -67,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     return end(options, result, names)
 
 
-def begin(path: Path, quick: bool) -> dict[str, Any]:
-    """What has been measured at this commit on this machine, or nothing yet."""
+def begin(path: Path, quick: bool, keep: bool) -> dict[str, Any]:
+    """What has been measured at this commit on this machine, or nothing yet; to ``keep`` is what others have."""
     fresh = {
         "date": str(datetime.date.today()),
         "commit": report.commit(),
@@ -80,12 +82,17 @@ def begin(path: Path, quick: bool) -> dict[str, Any]:
     before = json.loads(path.read_text())
     # A tree with changes is another one each time.
     same = before["commit"] == fresh["commit"] and before["machine"] == fresh["machine"]
-    return before if same and not fresh["commit"].endswith("+") else fresh
+    if same and not fresh["commit"].endswith("+"):
+        return before
+    if keep and before["machine"] == fresh["machine"]:
+        earlier = {"commit": before["commit"], "date": before["date"]}
+        fresh["measured"] = {name: {"earlier": earlier} | entry for name, entry in before["measured"].items()}
+    return fresh
 
 
 def is_measured(entry: dict[str, Any] | None, found: dict[str, str]) -> bool:
-    """Whether there is nothing to gain from another run: no failure, and no peer that has come since."""
-    return entry is not None and "problem" not in entry and not set(entry["missing"]) & found.keys()
+    """Whether there is nothing to gain from another run: no failure, no other commit, no peer that has come since."""
+    return entry is not None and not entry.keys() & {"problem", "earlier"} and not set(entry["missing"]) & found.keys()
 
 
 def measure(measurement: Measurement, found: dict[str, str], scratch: Path, quick: bool) -> dict[str, Any]:
@@ -148,7 +155,7 @@ def told(measurement: Measurement, entry: dict[str, Any]) -> str:
 def end(options: argparse.Namespace, result: dict[str, Any], names: list[str]) -> int:
     """Writes the README where all is there; 1 if a measurement failed."""
     print("\n" + report.section(result))
-    left = [name for name in names if name not in result["measured"]]
+    left = [name for name in names if "earlier" in result["measured"].get(name, {"earlier": None})]
     failed = [name for name, entry in result["measured"].items() if "problem" in entry]
     if options.quick:
         print("\nquick: these figures mean nothing, and no file was written")

@@ -57,7 +57,9 @@ def figure(measurement: Measurement, row: Row, entry: dict[str, Any] | None) -> 
     if "problem" in entry:
         return f"**no figure**: {entry['problem']}"
     shown, met = cell(row, entry["found"])
-    return shown if met else f"{shown} (**misses the target**)"
+    earlier = entry.get("earlier")
+    at = f" (`{earlier['commit'][:8]}`, {earlier['date']})" if earlier else ""
+    return shown + ("" if met else " (**misses the target**)") + at
 
 
 def table(entries: dict[str, dict[str, Any]]) -> str:
@@ -78,6 +80,8 @@ def section(result: dict[str, Any]) -> str:
         f"Measured on {result['date']} at commit `{result['commit'][:12]}{changed}` on {where['cores']} cores of "
         f"{where['cpu']} with {where['memory_gib']} GiB of memory, without a GPU: `make figures`."
     )
+    if any("earlier" in entry for entry in result["measured"].values()):
+        taken += " Figures with a commit and a day of their own were taken then."
     return f"{BEGIN}\n\n{taken}\n\n{table(result['measured'])}\n\n{END}"
 
 

@@ -24,9 +24,9 @@ from serve_app.catalog.load import load_catalog
 from serve_app.catalog.price_list import Prices
 from serve_app.gateway.booking import Booking
 from serve_app.gateway.models import Models
-from serve_app.state.accounts import Caller, hash_key
+from serve_app.state.callers.accounts import Caller, hash_key
+from serve_app.state.spending.usage import UsageQuery
 from serve_app.state.state import State
-from serve_app.state.usage import UsageQuery
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime, Settlement
 

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 
 from benchmarks.checks import Checks
-from serve_app.state.accounts import Caller
-from serve_app.state.allowance import Allowance, Worst
-from serve_app.state.leases import Leases, Reservation
-from serve_app.state.limits import Limits
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.callers.limits import Limits
 from serve_app.state.owners import Owner
-from serve_app.state.quotas import NEURONS, REQUESTS, TOKENS, Need, Quota
+from serve_app.state.spending.allowance import Allowance, Worst
+from serve_app.state.spending.leases import Leases, Reservation
+from serve_app.state.spending.quotas import NEURONS, REQUESTS, TOKENS, Need, Quota
 from serve_app.state.store.sql import SqlStore
 
 TASK = "some-task"

@@ -25,7 +25,7 @@ from benchmarks.gateway.entries import REQUEST_US
 from serve_app.api.trace_context import read_traceparent, traceresponse
 from serve_app.catalog.tasks import declared
 from serve_app.gateway.tracing.export import Otlp, Tracing, tracing
-from serve_app.state.traces import Trace
+from serve_app.state.kept.traces import Trace
 
 TARGET_PERCENT = 2.0
 SPANS = ["chat @cf/a/b", "queue", "prefill", "hand-over", "decode"]

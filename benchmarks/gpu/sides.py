@@ -99,7 +99,7 @@ class Ours:
 
     def __init__(self, device: str, path: Path, options: dict[str, Any]) -> None:
         from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
-        from serve_app.models.load import load_causal_lm
+        from serve_app.models.loading.load import load_causal_lm
 
         self.device, self.count = device, 0
         self.model = load_causal_lm(
@@ -146,7 +146,7 @@ class Ours:
 
 def bytes_read(model: Any, path: Path) -> int:
     """Of weights in a decode step: all but the embedding, of which only rows are read."""
-    from serve_app.models.device import DeviceForward
+    from serve_app.models.decoders.device import DeviceForward
 
     if isinstance(model.forward, DeviceForward):
         linears = [x for n in model.forward.layers for x in (n.qkv, n.o, n.gate_up, n.down)]

@@ -26,7 +26,7 @@ def keys_seconds(tokens: int) -> float:
     """Best of ten: the key chain of a prompt of ``tokens`` tokens."""
     from serve_app.kv.keys import block_keys, root_key
 
-    root = root_key("benchmark", "float32", "layout", "", b"salt")
+    root = root_key(b"benchmark", "", b"salt")
     ids = np.arange(tokens, dtype=np.int32)
     best = float("inf")
     for _ in range(10):
@@ -42,7 +42,7 @@ def chunk_of(mib: int, number: int, tenant: bytes = b"") -> Any:
     from serve_app.kv.keys import CHUNK_TOKENS, block_keys, root_key
 
     dim = mib * (1 << 20) // (8 * 2 * 8 * CHUNK_TOKENS * 2)
-    root = root_key("benchmark", "float16", "layout", "", tenant or b"salt")
+    root = root_key(b"benchmark", "", tenant or b"salt")
     keys = block_keys(root, np.arange(CHUNK_TOKENS, dtype=np.int32) + number * CHUNK_TOKENS)
     layout = Layout.of([(8, dim)] * 8, "float16", 2)
     return ChunkMeta.make(
@@ -135,7 +135,7 @@ def worker_class(mib: int) -> Any:
             )
 
         def _metas(self, seed: int, count: int) -> list[ChunkMeta]:
-            root = root_key("benchmark", "float16", layout.name, "", b"salt")
+            root = root_key(b"benchmark", "", b"salt")
             ids = np.arange(count * CHUNK_TOKENS, dtype=np.int32) + seed * 1_000_000
             keys = block_keys(root, ids)
             per = CHUNK_TOKENS // 32

@@ -20,7 +20,7 @@ class Ours:
     def __init__(self, model_dir: str, adapters: str, rank: int, places: int) -> None:
         from serve_app.adapters.weights import read_adapter
         from serve_app.engine.build import EngineLimits, build_engine
-        from serve_app.models.load import load_causal_lm
+        from serve_app.models.loading.load import load_causal_lm
 
         self.read = read_adapter
         self.folders = sorted(Path(adapters).iterdir())
@@ -49,11 +49,12 @@ class Ours:
     def run(
         self, prompts: list[list[int]], adapters: list[int], new: int, salt: str, swaps: bool = False
     ) -> dict[str, Any]:
-        """With ``swaps`` another thread reads and packs adapters all the time, and between steps one that is ready goes
-        into the last place.
+        """With ``swaps`` a thread like a worker's reads and packs adapters all the time, and between steps one that is
+        ready goes into the last place.
         """
         from serve_app.engine.request import Request
         from serve_app.sampling_params import SamplingParams
+        from serve_app.worker.adapters import behind_the_step
 
         assert self.model.adapters is not None
         for index, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
@@ -64,6 +65,7 @@ class Ours:
         ready, ended, swapped, cold = [None], threading.Event(), 0, []
 
         def loading() -> None:
+            behind_the_step()
             number = 0
             while not ended.is_set():
                 if ready[0] is None:

@@ -46,8 +46,8 @@ def write_many(model_dir: Path, files: Path, count: int, rank: int) -> None:
     """
     from safetensors.torch import load, save
 
-    from serve_app.state.adapters import CONFIG, WEIGHTS, blob, content_digest
-    from serve_app.state.files import open_files
+    from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, content_digest
+    from serve_app.state.blobs.files import open_files
 
     [folder] = write_adapters(model_dir, files / "one", 1, rank)
     config = (folder / CONFIG).read_bytes()

@@ -26,6 +26,9 @@ from serve_app.costs.transfers import Transfer
 from serve_app.kv.costs import FetchCosts
 from serve_app.routing.types import Decision, Refusal, Role, WorkerLoad
 
+# Blocks from which on a pool counts as one without a limit, for whoever makes room for what is in it.
+UNLIMITED = 200_000
+
 
 class Policy(Protocol):
     """What decides in a simulation; ``Product`` and the baselines have this shape."""
@@ -168,6 +171,8 @@ class Cluster:
             steps=(worker.sample,) if worker.sample is not None else (),
             adapters=frozenset(self.adapters[worker.index].held),
             reported_at=self.now,
+            pool="pool" if self.policy.shared else "",
+            pool_tokens=min(self.policy.blocks // self.spec.nodes, UNLIMITED) * BLOCK if self.policy.shared else 0,
         )
 
     # -- the run -------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ _OTHERS = (
 
 
 @dataclass(slots=True, frozen=True)
-class _Tensor:
+class Stored:
     """``start``, ``end``: its bytes in the file."""
 
     dtype: str
@@ -82,7 +82,7 @@ def check_weights(config: AdapterConfig, file: BinaryIO, base: Base, *, max_rank
     return largest
 
 
-def read_header(file: BinaryIO, size: int) -> dict[str, _Tensor]:
+def read_header(file: BinaryIO, size: int) -> dict[str, Stored]:
     """What a file of ``size`` bytes holds. Refuses whatever safetensors would refuse, and headers without an end."""
     start = file.read(8)
     if len(start) < 8:
@@ -91,10 +91,12 @@ def read_header(file: BinaryIO, size: int) -> dict[str, _Tensor]:
         raise AdapterRefused("adapter_model.safetensors is a pickle of torch.save; save with safe_serialization=True")
     length = int.from_bytes(start, "little")
     if length > size - 8:
-        raise AdapterRefused(f"the header of adapter_model.safetensors is to have {length} bytes, and {size} are there")
+        raise AdapterRefused(
+            f"the header of adapter_model.safetensors is to have {length} bytes, and {size} are there; {_AGAIN}"
+        )
     if length > MAX_HEADER:
         raise AdapterRefused(
-            f"the header of adapter_model.safetensors has {length} bytes; at most {MAX_HEADER} are read"
+            f"the header of adapter_model.safetensors has {length} bytes; at most {MAX_HEADER} are read: {_AGAIN}"
         )
     raw = file.read(length)
     if not raw.startswith(b"{"):
@@ -130,7 +132,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _tensor(key: str, value: Any, data: int) -> _Tensor:
+def _tensor(key: str, value: Any, data: int) -> Stored:
     entry = value if isinstance(value, dict) else {}
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if dtype not in _DTYPES:
@@ -144,7 +146,7 @@ def _tensor(key: str, value: Any, data: int) -> _Tensor:
         raise AdapterRefused(
             f"{_short(key)} {shape} of {dtype} takes {wanted} bytes, and the header says {offsets}; {_AGAIN}"
         )
-    return _Tensor(dtype, tuple(shape), data + offsets[0], data + offsets[1])
+    return Stored(dtype, tuple(shape), data + offsets[0], data + offsets[1])
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:
@@ -169,7 +171,7 @@ def _module(key: str) -> str:
 
 
 def _check_module(
-    name: str, target: Target, tensors: dict[str, _Tensor], config: AdapterConfig, base: Base, max_rank: int
+    name: str, target: Target, tensors: dict[str, Stored], config: AdapterConfig, base: Base, max_rank: int
 ) -> int:
     """Its rank."""
     shape = base.size(target.name)
@@ -207,7 +209,7 @@ def _check_module(
     return rank
 
 
-def _check_numbers(file: BinaryIO, key: str, tensor: _Tensor) -> None:
+def _check_numbers(file: BinaryIO, key: str, tensor: Stored) -> None:
     kind, exponent = _DTYPES[tensor.dtype]
     for piece in _pieces(file, tensor):
         bits = np.frombuffer(piece, kind)
@@ -215,7 +217,7 @@ def _check_numbers(file: BinaryIO, key: str, tensor: _Tensor) -> None:
             raise AdapterRefused(f"{_short(key)} has numbers that are infinite or no numbers; train the adapter again")
 
 
-def _pieces(file: BinaryIO, tensor: _Tensor) -> Iterator[bytes]:
+def _pieces(file: BinaryIO, tensor: Stored) -> Iterator[bytes]:
     file.seek(tensor.start)
     for at in range(tensor.start, tensor.end, _SLICE):
         yield file.read(min(_SLICE, tensor.end - at))

@@ -68,7 +68,7 @@ def base_of(folder: Path, home: Path) -> Base:
 
 
 def keep(found: dict[str, Any], folder: Path, home: Path) -> None:
-    """Keeps what `serve_app.models.bare.describe` has found."""
+    """Keeps what `serve_app.models.loading.bare.describe` has found."""
     path = kept_at(folder, home)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
@@ -85,7 +85,7 @@ def _read(path: Path) -> Base:
 
 
 def _describe(folder: Path, home: Path) -> None:
-    command = [sys.executable, "-m", "serve_app.models.bare", str(folder), str(home)]
+    command = [sys.executable, "-m", "serve_app.models.loading.bare", str(folder), str(home)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)

@@ -24,9 +24,9 @@ from serve_app.api.rerank.read import parse_rerank, parse_score
 from serve_app.api.responses.read import parse_responses
 from serve_app.api.types import Asked, EmbedRequest, GenerateRequest, ModelLimits, RerankRequest
 from serve_app.batch.order import NOTHING, digests
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
-from serve_app.tasks.registry import taking, tasks
+from serve_app.tasks.registry import body_limit, taking, tasks
 from serve_app.tasks.task import Body, BodyLimits
 
 # How many wordings are remembered.
@@ -138,7 +138,7 @@ class Checker:
                 self._wordings.clear()
             known = self._wordings[key] = model, self._kept(model, parsed)
         model, kept = known
-        limit = tasks()[model.record.task].body_limit(self.known.bodies)
+        limit = body_limit(model, self.known.bodies)
         if len(raw) > limit:
             raise BodyTooLarge(limit)
         return _checked(model, body, kept)

@@ -14,7 +14,7 @@ from serve_app.api.anthropic.write import error_body as anthropic_body
 from serve_app.api.envelopes import envelope, openai_body
 from serve_app.api.errors import ApiError
 from serve_app.batch.check import FORMS
-from serve_app.state.batches import Request
+from serve_app.state.deferred.batches import Request
 
 MAX_ID = 512
 # What a batch of OpenAI's may be for.

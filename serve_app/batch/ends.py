@@ -16,8 +16,8 @@ import orjson
 
 from serve_app.batch.asking import ask
 from serve_app.batch.loops import PollLoop
-from serve_app.state.batches import Batch, BatchStore, Outcome, Result, unpack
-from serve_app.state.files import Files, NoFile
+from serve_app.state.blobs.files import Files, NoFile
+from serve_app.state.deferred.batches import Batch, BatchStore, Outcome, Result, unpack
 
 log = logging.getLogger("ray.serve")
 

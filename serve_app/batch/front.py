@@ -21,14 +21,15 @@ from serve_app.batch.intake import Intake, Refusal, ShardPlan
 from serve_app.batch.results import line, lines
 from serve_app.batch.retry import retried
 from serve_app.batch.sheet import Sheet, Terms
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import ENDED, Batch, BatchStore, Counts
+from serve_app.state.blobs.files import Files
+from serve_app.state.blobs.uploads import Upload, UploadStore
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import ENDED, Batch, BatchStore, Counts
 from serve_app.state.errors import Away, QueueFull
-from serve_app.state.files import Files
-from serve_app.state.uploads import Upload, UploadStore
 
-# For so long whoever checks an input inline has it to itself.
-CHECK_S = 120.0
+# For so long whoever checks an input inline has it to itself. Less than `batch_shards.AHEAD_S`, beyond which the store
+# takes a claim for one of a clock that was put back.
+CHECK_S = 45.0
 # Lines of results that are read at a time.
 PAGE = 256
 THREADS = 32
@@ -91,14 +92,14 @@ class Batches:
             plan = self._plan(sheet, intake)
         # What somebody else needs who goes on with it, and who wants what has failed to be run again.
         blob = f"batches/{sheet.id}/input-{uuid.uuid4().hex}.json"
-        made = None
         try:
             files.put(blob, b'{"requests":[' + b",".join(items) + b"]}")
-            made = self._planned(sheet, plan, blob)
-        finally:
-            if made is None or made.input != blob:
-                for name in (blob, *(shard.blob for shard in plan.shards)):
-                    files.delete(name)
+        except BaseException:
+            self._drop_shards(plan)
+            raise
+        made = self._planned(sheet, plan, blob)
+        if made.input != blob:
+            files.delete(blob)
         return made
 
     async def take_in(self, sheet: Sheet, intake: Intake, blob: str) -> Batch:
@@ -112,13 +113,7 @@ class Batches:
     def _take_in(self, sheet: Sheet, intake: Intake, blob: str) -> Batch:
         if (there := self.store.find(sheet.caller.account, sheet.id)) is not None:
             return there
-        plan = self._plan(sheet, intake)
-        try:
-            return self._planned(sheet, plan, blob)
-        except BaseException:
-            for shard in plan.shards:
-                self.files().delete(shard.blob)
-            raise
+        return self._planned(sheet, self._plan(sheet, intake), blob)
 
     def _plan(self, sheet: Sheet, intake: Intake) -> ShardPlan:
         plan = intake.plan(self.files(), sheet.id)
@@ -127,15 +122,28 @@ class Batches:
         return plan
 
     def _planned(self, sheet: Sheet, plan: ShardPlan, blob: str) -> Batch:
+        """The batch, or the one that was there already. Where the store does not answer it may have taken it all the
+        same, and whoever runs it needs its bytes: what belongs to nothing in the end is swept.
+        """
         now = time.time()
         batch = replace(self._new(sheet, now, plan.total), input=blob)
         try:
             self.store.create(batch, self._owner, now + CHECK_S)
         except ValueError:  # sent twice at the same time under one key
+            self._drop_shards(plan)
             return self.store.find(sheet.caller.account, sheet.id) or batch
-        if not self.store.planned(self._owner, sheet.id, plan.shards, plan.wrong, time.time()):
-            raise Stopped("The batch was cancelled while it was taken in.")
-        return self.store.find(sheet.caller.account, sheet.id) or batch
+        planned = self.store.planned(self._owner, sheet.id, plan.shards, plan.wrong, time.time())
+        found = self.store.find(sheet.caller.account, sheet.id) or batch
+        if not planned:
+            self._drop_shards(plan)
+            if found.status in ("cancelling", "cancelled"):
+                raise Stopped("The batch was cancelled while it was taken in.")
+            # It took too long, and a runner has it by now.
+        return found
+
+    def _drop_shards(self, plan: ShardPlan) -> None:
+        for shard in plan.shards:
+            self.files().delete(shard.blob)
 
     async def accept(self, sheet: Sheet, blob: str, total: int = 0) -> Batch:
         """A batch whose input lies in ``blob``, and is checked by whoever runs it."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from serve_app.batch.job import Job
-from serve_app.state.batches import Claim, Part, Result
-from serve_app.state.ledger import Entry
+from serve_app.state.deferred.batches import Claim, Part, Result
+from serve_app.state.spending.ledger import Entry
 
 
 class InHand:

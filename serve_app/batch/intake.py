@@ -23,10 +23,10 @@ from serve_app.batch.check import Checker, Known, NoModel
 from serve_app.batch.doors import Door, Malformed
 from serve_app.batch.order import levels, order, shared
 from serve_app.batch.spool import Spool
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Request, Result, Shard
+from serve_app.state.blobs.files import Files
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Request, Result, Shard
 from serve_app.state.errors import Away
-from serve_app.state.files import Files
 
 SHARD_REQUESTS = 512
 SHARD_BYTES = 1 << 20

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Request
-from serve_app.state.ledger import Entry
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Request
+from serve_app.state.spending.ledger import Entry
 
 
 @dataclass(slots=True, frozen=True)

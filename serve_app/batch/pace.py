@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.batch.job import Done
-from serve_app.state.batches import Waiting
+from serve_app.state.deferred.batches import Waiting
 
 # Of a worker's time, beside real-time requests: the least, and the most that a deadline can ask for.
 LEAST, MOST = 0.05, 0.5

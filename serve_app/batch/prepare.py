@@ -11,8 +11,8 @@ from serve_app.batch.check import Known
 from serve_app.batch.doors import anthropic_door, native_door, openai_door
 from serve_app.batch.intake import Intake, Problem, Refusal, ShardPlan
 from serve_app.batch.split import ArrayItems, lines
-from serve_app.state.batches import Batch
-from serve_app.state.files import Files, NoFile
+from serve_app.state.blobs.files import Files, NoFile
+from serve_app.state.deferred.batches import Batch
 
 
 class Ended(Exception):

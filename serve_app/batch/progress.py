@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from serve_app.api.receipt import MICRO, amount_text
-from serve_app.state.batches import ENDED, Batch
+from serve_app.state.deferred.batches import ENDED, Batch
 
 
 def extras(batch: Batch, now: float) -> dict[str, Any]:

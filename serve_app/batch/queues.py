@@ -19,9 +19,9 @@ from serve_app.batch.asking import ask
 from serve_app.batch.job import Done, Job, Perform
 from serve_app.batch.loops import GroupLoop, PollLoop, backoff
 from serve_app.batch.runner import Pace
-from serve_app.state.batches import Request, Waiting
+from serve_app.state.deferred.batches import Request, Waiting
+from serve_app.state.deferred.queues import Answered, QueueStore, Task
 from serve_app.state.errors import Away
-from serve_app.state.queues import Answered, QueueStore, Task
 
 log = logging.getLogger("ray.serve")
 

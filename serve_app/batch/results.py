@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from serve_app.api.anthropic import batches as anthropic
 from serve_app.api.openai import batches as openai
 from serve_app.api.workers_ai import batches as workers_ai
-from serve_app.state.batches import Batch, Result
-from serve_app.state.uploads import Upload, UploadStore, results_id
+from serve_app.state.blobs.uploads import Upload, UploadStore, results_id
+from serve_app.state.deferred.batches import Batch, Result
 
 
 def lines(batch: Batch, results: Iterable[Result], *, errors: bool) -> Iterator[bytes]:

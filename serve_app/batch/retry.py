@@ -13,10 +13,10 @@ from serve_app.api.errors import Gone, InvalidInput
 from serve_app.batch.doors import anthropic_door, native_door
 from serve_app.batch.sheet import Sheet
 from serve_app.batch.split import ArrayItems, lines
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch
-from serve_app.state.files import NoFile
-from serve_app.state.uploads import Upload
+from serve_app.state.blobs.files import NoFile
+from serve_app.state.blobs.uploads import Upload
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Batch
 
 if TYPE_CHECKING:
     from serve_app.batch.front import Batches

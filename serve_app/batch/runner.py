@@ -29,9 +29,9 @@ from serve_app.batch.ends import Ends
 from serve_app.batch.hand import InHand
 from serve_app.batch.job import Done, Job, Perform
 from serve_app.batch.loops import GroupLoop, PollLoop, backoff
-from serve_app.state.batches import BatchStore, Claim, Outcome, Part, Result, Used, Waiting, unpack
+from serve_app.state.blobs.files import Files, NoFile
+from serve_app.state.deferred.batches import BatchStore, Claim, Outcome, Part, Result, Used, Waiting, unpack
 from serve_app.state.errors import Away
-from serve_app.state.files import Files, NoFile
 
 log = logging.getLogger("ray.serve")
 

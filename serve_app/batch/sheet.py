@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 
 
 @dataclass(slots=True, frozen=True)

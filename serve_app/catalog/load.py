@@ -15,6 +15,7 @@ from serve_app.catalog.operated import Operated
 from serve_app.catalog.price_list import PriceList, Prices
 from serve_app.catalog.price_list import built_in as built_in_prices
 from serve_app.catalog.pricing import Price
+from serve_app.catalog.ranks import check_ranks
 from serve_app.catalog.records import ModelRecord, Profile, ProfileName, Stage, Weights
 
 BUILT_IN = Path(__file__).resolve().parent / "models"
@@ -103,13 +104,7 @@ class Catalog:
         record, source = self[model], self.source(model)
         if profile not in record.serving:
             raise self._without(model, profile)
-        if record.serving[profile].ranks > 1:
-            raise CatalogError(
-                source,
-                f"serving.{profile}",
-                f"a worker of {record.id} takes {record.serving[profile].ranks} ranks, and workers have one",
-                "Leave tensor_parallel and pipeline_parallel out, or leave the model out of SERVE_APP_MODELS.",
-            )
+        check_ranks(record, profile, source)
         weights_directory(record.weights, source)
         if record.draft is not None:
             weights_directory(record.draft.weights, source, "draft.weights.path")

@@ -129,6 +129,11 @@ class Stage(Record):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     max_batch_tokens: int = Field(default=2048, ge=32)  # token budget of one engine step
     max_num_seqs: int = Field(default=32, ge=1)
+    # Processes of one worker: so many divide each layer, and so many stages divide the layers. kv_cache_bytes and
+    # num_gpus are each process's. expert_parallel: of those that divide a layer, such that hold whole experts.
+    tensor_parallel: int = Field(default=1, ge=1)
+    pipeline_parallel: int = Field(default=1, ge=1)
+    expert_parallel: int = Field(default=1, ge=1)
     target_ongoing_requests: float = Field(default=8, gt=0)
     upscale_delay_s: float = Field(default=5, ge=0)
     downscale_delay_s: float = Field(default=300, ge=0)
@@ -140,6 +145,11 @@ class Stage(Record):
                 f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas} | Raise max_replicas."
             )
         return self
+
+    @property
+    def ranks(self) -> int:
+        """Processes that compute one worker's steps together."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 class DraftModel(Record):
@@ -192,11 +202,6 @@ class Profile(Record):
     __pydantic_extra__: dict[str, Stage | None]
 
     targets: Targets = Targets()
-    # Ranks of one worker: those that divide each layer, stages that divide the layers, and of the former those that
-    # hold whole experts. A worker of several is refused when it is started, until the engine can split a model.
-    tensor_parallel: int = Field(default=1, ge=1)
-    pipeline_parallel: int = Field(default=1, ge=1)
-    expert_parallel: int = Field(default=1, ge=1)
     min_remote_prefill_tokens: int = Field(default=64, ge=0)  # shorter prompts are prefilled where they are decoded
 
     @model_validator(mode="before")
@@ -209,11 +214,6 @@ class Profile(Record):
                 f"unknown key {unknown[0]!r} | Remove it or correct its spelling; known keys here: {listed}."
             )
         return value
-
-    @property
-    def ranks(self) -> int:
-        """Processes that compute one worker's steps together."""
-        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def stages(self) -> dict[str, Stage]:

@@ -30,7 +30,10 @@ class LoadReporter:
         *,
         period_s: float = PERIOD_S,
         heartbeat_s: float = HEARTBEAT_S,
+        sent: Callable[[], None] = lambda: None,
     ) -> None:
+        """``sent()``: what was last measured is on its way."""
+        self._sent = sent
         self._sender = sender
         self._measure = measure
         self._period_s = period_s
@@ -78,8 +81,10 @@ class LoadReporter:
             return
         self._last = self._measure() if report is None else report
         self._sender.report(self._last)
+        self._sent()
         self._beat = loop.call_later(self._heartbeat_s, self._send)
 
 
 def _counts(report: LoadReport) -> LoadReport:
-    return replace(report, step_seconds=0.0, steps=(), fetches=(), served=())
+    pool = report.pool._replace(evicted=b"")
+    return replace(report, step_seconds=0.0, steps=(), fetches=(), served=(), evicted=b"", pool=pool)

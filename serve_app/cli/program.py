@@ -7,16 +7,16 @@ import os
 import sys
 from pathlib import Path
 
+from serve_app import clouds
 from serve_app.catalog.errors import CatalogError
-from serve_app.cli import accounts, batch, completion, database, lora, plan, run, status, top, usage, webhooks
+from serve_app.cli import accounts, batch, completion, database, lora, models, plan, run, status, top, usage, webhooks
 from serve_app.cli.groups import add_command
+from serve_app.cli.models import PROFILES
 from serve_app.config import ConfigError, load_settings
 from serve_app.dashboard_command import add_parser as add_dashboard
 from serve_app.distill.command import add_parser as add_train_draft
 from serve_app.finetune.command import add_parser as add_train_lora
 from serve_app.state.errors import StateError
-
-PROFILES = ("local", "gpu")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,12 +46,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--models", help="comma-separated model ids (default: all of the profile)")
     serve.set_defaults(command=_serve)
 
-    models = add_command(commands, "models", "list the catalogue")
-    models.add_argument("--profile", choices=PROFILES, help="only what this profile starts")
-    models.add_argument("--ids", action="store_true", help="only ids")
-    models.set_defaults(command=_models)
-
-    for command in (run, plan, status, top, accounts, database, webhooks, usage, batch, lora):
+    for command in (models, run, plan, status, top, accounts, database, webhooks, usage, batch, lora):
         command.add_parser(commands)
 
     add_dashboard(commands)
@@ -61,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     config.add_argument(
         "--kubernetes", metavar="IMAGE", help="print a manifest for KubeRay instead, whose pods run IMAGE"
     )
+    config.add_argument("--cloud", choices=clouds.CLOUDS, help="print the file for `ray up` on that cloud instead")
     config.add_argument("--redis", metavar="HOST:PORT", help="with --kubernetes: where Ray's head keeps what it knows")
     config.set_defaults(command=_config)
 
@@ -83,19 +79,10 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve_until_interrupted(settings)
 
 
-def _models(arguments: argparse.Namespace) -> int:
-    from serve_app.catalog.load import load_catalog
-    from serve_app.state.check import read_operated
-
-    settings = load_settings()
-    for record in load_catalog(settings.home, operated=read_operated(settings.home, settings.database)):
-        if arguments.profile is None or arguments.profile in record.serving:
-            profiles = ",".join(record.serving) or "-"
-            print(record.id if arguments.ids else f"{record.id:48} {record.task:16} {profiles:10} {record.description}")
-    return 0
-
-
 def _config(arguments: argparse.Namespace) -> int:
+    if arguments.cloud:
+        print(clouds.render(arguments.cloud), end="")
+        return 0
     from serve_app import kubernetes, serve_config
     from serve_app.catalog.load import load_catalog
     from serve_app.state.check import read_operated

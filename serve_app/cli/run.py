@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from serve_app.cli.chat import Chat, Screen
@@ -20,6 +22,9 @@ examples:
   serve-app run @cf/pico/pico-instruct "What does math.sqrt do?"
   cat notes.txt | serve-app run @cf/pico/pico-instruct --system "Summarise this."
   serve-app run @cf/pico/pico-instruct                     a chat; /help lists its commands
+  serve-app run @cf/openai/whisper --audio talk.wav        what is said in a file; --json for its times
+  serve-app run @cf/pico/pico-shapes --image x.png
+  serve-app run @cf/facebook/mms-tts-eng "Good morning." --out morning.mp3
   serve-app run @cf/pico/pico-instruct@my-adapter --stats  with an adapter; tokens per second and cost after the answer
 """
 
@@ -28,6 +33,9 @@ def add_parser(commands: Any) -> None:
     run = add_command(commands, "run", "ask a model of the running server, or chat with it", _ABOUT)
     run.add_argument("model", help="model id, e.g. @cf/pico/pico-instruct")
     run.add_argument("prompt", nargs="?", help="the prompt, or - to read it from standard input; none: a chat")
+    run.add_argument("--audio", type=Path, help="a file with sound, for models that hear")
+    run.add_argument("--image", type=Path, help="a file with a picture, for models that see")
+    run.add_argument("--out", type=Path, help="where the sound goes that a model makes of the prompt")
     run.add_argument("--system", help="the system prompt: what the model is to be")
     run.add_argument("--max-tokens", type=int, help="most tokens to generate")
     run.add_argument("--temperature", type=float, help="0 for the most likely answer")
@@ -40,6 +48,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace, server: Server) -> int:
+    if arguments.audio or arguments.image or arguments.out:
+        return _run_files(arguments, server)
     names = ("max_tokens", "temperature", "top_p", "seed")
     options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     prompt = arguments.prompt
@@ -67,4 +77,27 @@ def _run(arguments: argparse.Namespace, server: Server) -> int:
         print(json.dumps(call))
     if arguments.stats:
         print(answer.figures(), file=sys.stderr)
+    return 0
+
+
+def _run_files(arguments: argparse.Namespace, server: Server) -> int:
+    """Files go along with the prompt, and come back in its place."""
+    given = {name: getattr(arguments, name) for name in ("audio", "image") if getattr(arguments, name)}
+    try:
+        inputs: dict[str, Any] = {name: base64.b64encode(path.read_bytes()).decode() for name, path in given.items()}
+    except OSError as error:
+        print(f"serve-app: {error.filename} can't be read: {error.strerror}", file=sys.stderr)
+        return 2
+    if arguments.prompt is not None:
+        inputs["prompt"] = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    result = server.result("POST", f"{server.ai}/run/{arguments.model}", json=inputs, timeout=None)
+    if arguments.out is not None:
+        if not isinstance(result, dict) or "audio" not in result:
+            print("serve-app: the model answers without sound; leave --out out", file=sys.stderr)
+            return 1
+        arguments.out.write_bytes(base64.b64decode(result["audio"]))
+        return 0
+    said = [] if arguments.json or not isinstance(result, dict) else [result.get(n) for n in ("text", "response")]
+    text = next((text for text in said if isinstance(text, str)), None)
+    print(json.dumps(result, indent=2) if text is None else text)
     return 0

@@ -45,8 +45,8 @@ def _usage(arguments: argparse.Namespace) -> int:
     from serve_app.api.errors import ApiError
     from serve_app.gateway.usage.read import Asked, bounded
     from serve_app.gateway.usage.write import render_csv, render_usage
-    from serve_app.state.ledger import DAY_S, HOUR_S
-    from serve_app.state.usage import Order, UsageQuery, Width
+    from serve_app.state.spending.ledger import DAY_S, HOUR_S
+    from serve_app.state.spending.usage import Order, UsageQuery, Width
 
     now = time.time()
     widths: dict[str, Width] = {"hour": HOUR_S, "day": DAY_S, "month": "month"}
@@ -88,8 +88,8 @@ def _usage(arguments: argparse.Namespace) -> int:
 
 
 def table(rows: Sequence[Any], by: str, columns: int, *, blocks: bool) -> str:
-    """``rows`` (of :class:`~serve_app.state.usage.UsageRow`) in lines of at most ``columns`` characters, with a bar for
-    the neurons of each, or for its requests where nothing has a price.
+    """``rows`` (of :class:`~serve_app.state.spending.usage.UsageRow`) in lines of at most ``columns`` characters, with
+    a bar for the neurons of each, or for its requests where nothing has a price.
     """
     from serve_app.gateway.usage.write import amount_text, time_text
 
@@ -133,7 +133,7 @@ def _totals(rows: Sequence[Any]) -> list[Any]:
 
 
 def _moment(text: str, option: str, now: float) -> int:
-    from serve_app.state.usage import moment
+    from serve_app.state.spending.usage import moment
 
     try:
         return moment(text, now)

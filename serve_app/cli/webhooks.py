@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from serve_app.cli.groups import Group, open_store
 from serve_app.config import load_settings
-from serve_app.state.audit import local_actor
-from serve_app.state.events import KINDS, EventsError, Subscription, iso
+from serve_app.state.callers.audit import local_actor
+from serve_app.state.deferred.events import KINDS, EventsError, Subscription, iso
 
 if TYPE_CHECKING:
     from serve_app.state.store.sql import SqlStore
@@ -98,7 +98,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from serve_app.state.usage import moment
+    from serve_app.state.spending.usage import moment
 
     now = time.time()
     try:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from serve_app.distill.answers import Lesson
 from serve_app.distill.loop import student_loss
-from serve_app.models.fused_decoder import rotate
+from serve_app.models.decoders.fused_decoder import rotate
 
 # How much less each further draft counts: it is only reached if those before stand.
 DECAY = 0.8
@@ -195,8 +195,8 @@ def _attend(q: Tensor, keys: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 def rotary(shape: HeadShape, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin [positions, head_dim / 2] as the head will have them when it is served."""
-    from serve_app.models.decoder_parts import rotary_tables
-    from serve_app.models.eagle import rotary_module
+    from serve_app.models.decoders.decoder_parts import rotary_tables
+    from serve_app.models.decoders.eagle import rotary_module
 
     module = rotary_module(shape.hidden, shape.q_heads, shape.head_dim, shape.rotary)
     with torch.no_grad():

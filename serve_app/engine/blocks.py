@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 BLOCK_TOKENS = 32
 # Block 0 is never handed out: padding rows of a batch point at it.
 TRASH_BLOCK = 0
+# Keys that were forgotten are kept for whoever tells others of it, the latest so many.
+EVICTED = 4096
 
 
 def blocks_for(tokens: int) -> int:
@@ -33,6 +35,8 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict((b, None) for b in range(1, num_blocks))
+        # Taken out by another thread.
+        self.evicted: deque[bytes] = deque(maxlen=EVICTED)
 
     @property
     def used_blocks(self) -> int:
@@ -41,6 +45,9 @@ class BlockPool:
     @property
     def cached_blocks(self) -> int:
         return len(self._key_of)
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._block_of
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """The blocks of the longest cached prefix of ``keys``. Takes no reference: call :meth:`take` next."""
@@ -74,6 +81,7 @@ class BlockPool:
             key = self._key_of.pop(block, None)
             if key is not None:
                 del self._block_of[key]
+                self.evicted.append(key)
             self._refs[block] = 1
             taken.append(block)
         return taken
@@ -96,6 +104,7 @@ class BlockPool:
 
     def clear_cache(self) -> None:
         """Forgets every key. Blocks in use stay in use."""
+        self.evicted.extend(self._block_of)
         self._key_of.clear()
         self._block_of.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,19 +24,34 @@ FINISH_REFUSED = "refused"  # this request can't be run by any engine like this 
 
 @dataclass(slots=True)
 class EmbeddedSpan:
-    """Prompt tokens [start, start + n) whose embeddings are given: features of an image or of sound, say.
+    """Prompt tokens [start, start + count) whose embeddings are given: features of an image or of sound, say.
 
-    ``values`` [n, hidden] stand where the model's embedding layer would have put its own; the tokens themselves are
-    placeholders within the vocabulary. ``digest`` names the values in cache keys, which placeholders cannot tell apart.
+    The tokens themselves are placeholders within the vocabulary. ``digest`` names the values in cache keys, which
+    placeholders cannot tell apart. ``read()`` gives the values [count, hidden], which stand where the model's embedding
+    layer would have put its own; it is asked in the engine's thread, when a step computes some of these tokens, and so
+    never for a span that is found in a cache. ``whole``: its tokens see each other in both directions, so a step that
+    computes some of them goes on to its end.
     """
 
     start: int
-    values: Tensor
+    count: int
     digest: bytes
+    read: Callable[[], Tensor]
+    whole: bool = False
 
     @property
     def end(self) -> int:
-        return self.start + len(self.values)
+        return self.start + self.count
+
+
+def unbroken(request: Request, start: int, count: int) -> int:
+    """``count`` tokens of ``request`` from ``start`` on without the beginning of a span that is computed as a whole;
+    all of it, however long, where it comes first.
+    """
+    for span in request.embedded if count else ():
+        if span.whole and span.start < start + count < span.end:
+            return (span.start if span.start > start else span.end) - start
+    return count
 
 
 class Status(enum.Enum):
@@ -95,6 +111,10 @@ class Request:
     adapter: int = 0
     # In order, none over another, all within the prompt.
     embedded: list[EmbeddedSpan] = field(default_factory=list)
+    # Tokens that it has in common with others that come with it: the one that is nothing else computes them.
+    shared: int = 0
+    # Tokens whose log-probabilities are wanted beside those of the first one that is generated.
+    asked: tuple[int, ...] = ()
     # Prompt tokens whose rows have told the log-probability of the next one, and what they told.
     scored: int = 0
     scores: list[Scores] = field(default_factory=list)

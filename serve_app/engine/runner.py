@@ -87,7 +87,11 @@ class Runner:
         return results
 
     def load(self, step: Step) -> None:
-        """Copies the stored prefixes of ``step`` into their blocks."""
+        """Copies blocks that others have computed, and the stored prefixes of ``step`` into their blocks."""
+        if step.copies:
+            # All are read before any is written.
+            payload = self.kv.copy_out([c.source for c in step.copies])
+            self.kv.copy_in([c.target for c in step.copies], payload)
         for load in step.loads:
             assert isinstance(load.prefix, StoredPrefix)
             load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
@@ -103,6 +107,8 @@ def sample_rows(item: Scheduled) -> list[SampleRow]:
         row = SampleRow(request.early if early else params, len(request.tokens) + j)  # type: ignore[arg-type]
         if request.rules is not None:
             row.params = request.rules.on_row(row.params, request.tokens + request.draft[:j], request.prompt_len)
+        if request.asked and not request.output_len:
+            row.asked = request.asked
         if params.has_penalties:
             row.prompt = request.tokens[: request.prompt_len]
             row.output = request.tokens[request.prompt_len :] + request.draft[:j]

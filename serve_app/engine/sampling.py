@@ -20,13 +20,14 @@ _MASK = (1 << 64) - 1
 @dataclass(slots=True)
 class SampleRow:
     """One row of logits: the settings, the position of the token to draw, and what came before where penalties need
-    it.
+    it. ``asked``: tokens whose log-probabilities are told instead of the likeliest ones'.
     """
 
     params: SamplingParams
     position: int
     prompt: list[int] | None = None
     output: list[int] | None = None
+    asked: tuple[int, ...] = ()
 
 
 def uniform(seed: int, position: int) -> float:
@@ -68,7 +69,7 @@ def sample(
     if raw is not None:
         for index, row in enumerate(rows):
             if wants_logprobs[index]:
-                logprobs[index] = _token_logprobs(raw[index], token_ids[index], row.params.logprobs or 0)
+                logprobs[index] = _token_logprobs(raw[index], token_ids[index], row.params.logprobs or 0, row.asked)
     return token_ids, logprobs
 
 
@@ -185,9 +186,11 @@ def penalise_row(logits: Tensor, row: SampleRow) -> None:
         logits[ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
 
 
-def _token_logprobs(raw: Tensor, token: int, top: int) -> TokenLogprobs:
+def _token_logprobs(raw: Tensor, token: int, top: int, asked: tuple[int, ...]) -> TokenLogprobs:
     best: list[tuple[int, float]] = []
-    if top:
+    if asked:
+        best = list(zip(asked, raw[list(asked)].tolist(), strict=True))
+    elif top:
         values, indices = raw.topk(min(top, raw.shape[0]))
         best = list(zip(indices.tolist(), values.tolist(), strict=True))
     return TokenLogprobs(float(raw[token]), best)

@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections import deque
 
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool, blocks_for
-from serve_app.engine.drafts import accept
-from serve_app.engine.request import FINISH_LENGTH, FINISH_STOP, Request, Status
+from serve_app.engine.branches import find_tail, seal_tail
+from serve_app.engine.drafts import accept, append
+from serve_app.engine.request import FINISH_STOP, Request, Status, unbroken
 from serve_app.engine.scores import scorable, told, untold
 from serve_app.engine.sharing import Room, Sharing, comes, kind, put, realtime
-from serve_app.engine.step import Load, Prefix, Sampled, Scheduled, Step, StepOutput
+from serve_app.engine.step import Copy, Load, Prefix, Sampled, Scheduled, Step, StepOutput
 from serve_app.kv.keys import block_keys, extended_root
 
 
@@ -148,12 +149,13 @@ class Scheduler:
         owed, budget = sum(wanted), self.max_batch_tokens - step.tokens
         for index, request in enumerate(order):
             owed -= wanted[index]
-            if request.status is not Status.RUNNING or budget == 0 or request.pending == 0:
+            if request.status is not Status.RUNNING or budget <= 0 or request.pending == 0:
                 continue
             self._trim_draft(request, budget - (len(order) - 1 - index), owed)
             count = scorable(request, request.computed, min(request.pending, budget), self.score_rows - step.scores)
             if room is not None and not (count := room.fitting(request, request.computed, count)):
                 request.draft.clear()
+            count = unbroken(request, request.computed, count)
             if count == 0 or not self._extend(request, request.computed + count, step):
                 continue
             if room is not None:
@@ -201,6 +203,7 @@ class Scheduler:
                 request.computed += item.count
                 self._seal(request)
                 if request.prefill_only and request.pending == 0:
+                    seal_tail(request, self.blocks)
                     request.finish_reason = FINISH_STOP
                     self._finish(request)
                     outputs.append(StepOutput(request.id, 0, [], FINISH_STOP, cached=request.cached))
@@ -208,7 +211,9 @@ class Scheduler:
             accepted = accept(request.draft, result.token_ids)
             request.computed += item.count - len(request.draft) + accepted
             request.verified(accepted)
-            new = self._append(request, result.token_ids[: accepted + 1], result.finish_reason)
+            new = append(
+                request, result.token_ids[: accepted + 1], result.finish_reason, self.eos_token_ids, self.max_model_len
+            )
             self._seal(request)
             outputs.append(
                 StepOutput(
@@ -241,27 +246,6 @@ class Scheduler:
         self._extend_rotation(request)
         self._put_back(request)
 
-    def _append(self, request: Request, token_ids: list[int], last: str | None) -> list[int]:
-        """Appends tokens up to the one that ends the request, which the last does with reason ``last`` where that is
-        given; returns those appended.
-        """
-        sampling = request.sampling
-        new: list[int] = []
-        for token in token_ids:
-            request.tokens.append(token)
-            new.append(token)
-            if token in sampling.stop_token_ids or (token in self.eos_token_ids and not sampling.ignore_eos):
-                request.finish_reason = FINISH_STOP
-            elif request.output_len >= sampling.max_tokens or len(request.tokens) >= self.max_model_len:
-                request.finish_reason = FINISH_LENGTH
-            if request.finish_reason is not None:
-                break
-        if last is not None and len(new) == len(token_ids) and request.finish_reason != FINISH_STOP:
-            request.finish_reason = last
-        # Drafts accepted behind the last token are computed, but no token of the request.
-        request.computed = min(request.computed, len(request.tokens) - 1)
-        return new
-
     def _schedule(self, request: Request, count: int) -> Scheduled:
         reaches_end = request.computed + count == request.known and not request.prefill_only
         samples = 1 + len(request.draft) if reaches_end else 0
@@ -281,20 +265,24 @@ class Scheduler:
         # What the pool was asked for began where our own cache ended then; those blocks may have been given away since.
         usable = prefix is not None and prefix.begin <= hit_tokens
         start = max(hit_tokens, min(prefix.end, reusable)) if prefix is not None and usable else hit_tokens
+        tail = find_tail(request, len(hits), reusable, self.blocks) if request.shared and start == hit_tokens else []
+        start = request.shared if tail else start
         count = scorable(request, start, min(len(request.tokens) - start, budget), self.score_rows - step.scores)
         if room is not None:
             count = room.fitting(request, start, count)
-        if count == 0:
+        if (count := unbroken(request, start, count)) == 0:
             return 0
-        self.blocks.take(hits)
+        self.blocks.take(hits + tail)
         missing = blocks_for(start + count) - len(hits)
         while not self.blocks.can_allocate(missing):
             if not self._displace(request, step):
-                self.blocks.release(hits)
+                self.blocks.release(hits + tail)
                 return 0
         if room is not None:
             room.take(request, start, count)
         request.blocks = hits + self.blocks.allocate(missing)
+        step.copies += [Copy(request, block, request.blocks[len(hits)]) for block in tail]
+        self.blocks.release(tail)
         request.sealed = len(hits)
         request.computed = start
         request.status = Status.RUNNING
@@ -348,9 +336,8 @@ class Scheduler:
         return victim is not None
 
     def _preempt(self, request: Request, step: Step, *, yields: bool, paused: bool = False) -> None:
-        """Back to the queue's head; its K/V are recomputed, mostly from the prefix cache. ``yields``: because others
-        come first, and not because there are too few blocks; ``paused``: since it is another account's turn.
-        """
+        """Back to the queue's head, to be recomputed, mostly from the prefix cache. ``yields``: others come first, and
+        it is not that blocks are too few; ``paused``: since it is another account's turn."""
         self._put_back(request, paused=paused)
         self.preemptions += 1
         if yields:
@@ -358,6 +345,7 @@ class Scheduler:
         else:
             step.preempted += 1
         step.scheduled = [s for s in step.scheduled if s.request is not request]
+        step.copies = [c for c in step.copies if c.request is not request]
 
     def _put_back(self, request: Request, *, paused: bool = False) -> None:
         self.running.remove(request)

@@ -84,9 +84,19 @@ class Load:
 
 
 @dataclass(slots=True)
+class Copy:
+    """Copy block ``source`` into ``target``, which is ``request``'s own, before anything else of the step."""
+
+    request: Request
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
 class Step:
     scheduled: list[Scheduled] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
     # Requests that had to give their blocks away; batch requests that made way for real-time ones are not among them.
     preempted: int = 0
     yielded: int = 0
@@ -195,6 +205,7 @@ class Batch:
     capture: Capture | None = None
     embeddings: InputEmbeddings | None = None
     extended: Tensor | None = None  # [T] bool: the token's request is longer than the model's original context
+    ends: Tensor | None = None  # [T] int32: keys that each row sees, where some see beyond their own position
     adapters: Tensor | None = None  # [T] int64, the adapter of each row, 0 for none; None if no request has one
     # The same as kernels on a device want it, of all rows and of the sampled ones; worked out in each forward pass.
     tiles: Tiles | None = None
@@ -245,12 +256,27 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         kv=kv,
         extended=to_device([extended[row]], kv.device)[0] if extended.any() else None,
         embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
+        ends=_ends(scheduled, query_start, positions, kv.device),
         adapters=_adapters(scheduled, row, kv.device) if any(s.request.adapter for s in scheduled) else None,
     )
 
 
 def _adapters(scheduled: Sequence[Scheduled], row: np.ndarray, device: torch.device) -> Tensor:
     return to_device([np.array([s.request.adapter for s in scheduled], np.int64)[row]], device)[0]
+
+
+def _ends(
+    scheduled: Sequence[Scheduled], query_start: np.ndarray, positions: np.ndarray, device: torch.device
+) -> Tensor | None:
+    """Of rows in spans whose tokens see each other; None where there are none."""
+    found = None
+    for begin, s in zip(query_start.tolist(), scheduled, strict=False):
+        for span in s.embedded:
+            first, last = max(span.start, s.start), min(span.end, s.start + s.count)
+            if span.whole and first < last:
+                found = (positions + 1).astype(np.int32) if found is None else found
+                found[begin + first - s.start : begin + last - s.start] = span.end
+    return None if found is None else to_device([found], device)[0]
 
 
 def _embeddings(
@@ -263,7 +289,7 @@ def _embeddings(
             first, last = max(span.start, s.start), min(span.end, s.start + s.count)
             if first < last:
                 rows.append(np.arange(begin + first - s.start, begin + last - s.start))
-                values.append(span.values[first - span.start : last - span.start].to(device, non_blocking=True))
+                values.append(span.read()[first - span.start : last - span.start].to(device, non_blocking=True))
     if not rows:
         return None
     return InputEmbeddings(to_device([np.concatenate(rows)], device)[0], torch.cat(values))

@@ -20,7 +20,7 @@ from serve_app.distill import loop
 from serve_app.distill.runs import STATE, TrainingRefused, open_state
 from serve_app.finetune.card import base_name, write_card
 from serve_app.finetune.data import BadData, Batches, Sample, cut, read_data
-from serve_app.models.folder import UnsupportedModel, read_config
+from serve_app.models.loading.folder import UnsupportedModel, read_config
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ALL_LINEARS = "all-linear"

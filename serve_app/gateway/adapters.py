@@ -26,8 +26,7 @@ from serve_app.api.types import AdapterRef
 from serve_app.catalog.records import Lora
 from serve_app.catalog.weights import tokenizer_directory
 from serve_app.gateway.models import Models
-from serve_app.state.accounts import Caller
-from serve_app.state.adapters import (
+from serve_app.state.blobs.adapters import (
     CONFIG,
     WEIGHTS,
     Adapter,
@@ -37,8 +36,9 @@ from serve_app.state.adapters import (
     blob,
     content_digest,
 )
+from serve_app.state.blobs.files import CHUNK, NoFile
+from serve_app.state.callers.accounts import Caller
 from serve_app.state.errors import Away
-from serve_app.state.files import CHUNK, NoFile
 from serve_app.state.reader import plausible
 from serve_app.state.state import State
 from serve_app.tasks.model import ServedModel

@@ -18,7 +18,7 @@ from serve_app.batch.doors import Door
 from serve_app.batch.front import refusal
 from serve_app.batch.intake import Intake, Refusal
 from serve_app.gateway.core import Gateway
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
 
 # Requests that are tokenised.

@@ -20,7 +20,7 @@ from serve_app.gateway.http.app import endpoints
 from serve_app.gateway.http.batched import performer
 from serve_app.gateway.models import Models
 from serve_app.gateway.pacing import pace_of
-from serve_app.state.batches import Batch, Result, Waiting
+from serve_app.state.deferred.batches import Batch, Result, Waiting
 
 
 class Ready:

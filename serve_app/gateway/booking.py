@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from functools import partial
 
 from serve_app.gateway.resume.log import current
-from serve_app.state.ledger import Entry
-from serve_app.state.ledger_writer import LedgerWriter
+from serve_app.state.spending.ledger import Entry
+from serve_app.state.spending.ledger_writer import LedgerWriter
 from serve_app.tasks.work import Settled, Settlement
 
 # Entries of the answer at hand that are kept with it; None: they are written at once.

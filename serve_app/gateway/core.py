@@ -54,7 +54,7 @@ from serve_app.gateway.status import TIMEOUT_S
 from serve_app.gateway.tally import Tally
 from serve_app.gateway.tracing.export import tracing
 from serve_app.gateway.webhooks import Receiver, Webhooks
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.state.state import State
 from serve_app.tasks.backend import Backend
 from serve_app.tasks.calls import AskAll, Call
@@ -208,6 +208,7 @@ class Gateway:
         self.tracing.close()
         self.history.close()
         self.reports.close()
+        self.engine.close()
         self.state.close()
 
     def _expect_reports(self, models: Iterable[ServedModel]) -> None:

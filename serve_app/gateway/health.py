@@ -12,6 +12,7 @@ from typing import Any
 from serve_app.catalog.tasks import TaskDeclaration, declared
 from serve_app.gateway.models import Models
 from serve_app.progress import LoadProgress, read_progress
+from serve_app.ray_private.status import applications
 from serve_app.tasks.model import ServedModel, application_name
 
 log = logging.getLogger("ray.serve")
@@ -117,21 +118,19 @@ def can_serve(application: ApplicationState, task: TaskDeclaration, before: bool
     return any(able) and (before or application.state != "deploying")
 
 
-def has_replicas(deployment: Any) -> bool:
+def has_replicas(deployment: dict[str, Any]) -> bool:
     """While a deployment is upgraded it is not healthy, but has a running replica of the old or the new kind. A
     controller that was lost and has come back calls replicas that never stopped ``RECOVERING`` until it has asked them.
     """
-    states = deployment.replica_states
-    return deployment.status.value == "HEALTHY" or any(states.get(state, 0) for state in ("RUNNING", "RECOVERING"))
+    running = any(replica["state"] in ("RUNNING", "RECOVERING") for replica in deployment["replicas"])
+    return deployment["status"] == "HEALTHY" or running
 
 
 def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
-    from ray import serve
-
     found = {}
-    for name, application in serve.status().applications.items():
-        answering = {name: has_replicas(deployment) for name, deployment in application.deployments.items()}
-        found[name] = ApplicationState(application.status.value.lower(), application.message, answering)
+    for name, application in applications().items():
+        answering = {name: has_replicas(deployment) for name, deployment in application["deployments"].items()}
+        found[name] = ApplicationState(application["status"].lower(), application["message"], answering)
     # Whose model runs has none to tell, and each worker's costs a call.
     loading = any(application.state != "running" for application in found.values())
     return found, read_progress() if loading else []

@@ -18,9 +18,9 @@ import msgspec
 
 from serve_app.api.errors import ApiError
 from serve_app.gateway.tally import Tally
+from serve_app.state.deferred.reports import Report
 from serve_app.state.errors import Away
-from serve_app.state.history import EVERYBODY, HOUR_S, KEPT_S, MINUTE_S, HistoryRow, Numbers
-from serve_app.state.reports import Report
+from serve_app.state.kept.history import EVERYBODY, HOUR_S, KEPT_S, MINUTE_S, HistoryRow, Numbers
 from serve_app.state.state import State
 from serve_app.tasks.work import Work
 

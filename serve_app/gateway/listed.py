@@ -12,9 +12,10 @@ from serve_app.api.fields.lora import split_model
 from serve_app.api.types import ModelLimits
 from serve_app.catalog.load import Catalog
 from serve_app.catalog.search import search_record
+from serve_app.catalog.tasks import declared
 from serve_app.gateway.adapters import Adapters
 from serve_app.gateway.models import Models
-from serve_app.state.adapters import Adapter
+from serve_app.state.blobs.adapters import Adapter
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import tasks
 
@@ -40,12 +41,13 @@ class Listed:
         return listing.search_tasks(self._records(), query)
 
     def schema(self, name: str) -> dict[str, Any]:
-        """Of a model's input and output. Raises NotFound."""
+        """Of a model's input, with an example, and output. Raises NotFound."""
         started = self._models.get(name)
         record = started.record if started is not None else self._catalog.get(name)
         if record is None:
             raise NotFound(f"No such model {name[:120]}. GET /ai/models/search lists the models.", param="model")
-        return tasks()[record.task].schema(self._limits(started) if started is not None else None)
+        found = tasks()[record.task].schema(self._limits(started) if started is not None else None)
+        return {**found, "input": {**found["input"], "examples": [dict(declared()[record.task].example)]}}
 
     async def openai_models(self, account: str) -> dict[str, Any]:
         """The models, and the account's adapters as models of their own."""

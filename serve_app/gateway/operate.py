@@ -21,7 +21,7 @@ from serve_app.catalog.load import Catalog, bounded, read_sent_record, with_oper
 from serve_app.catalog.operated import Operated
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.gateway.models import Models
-from serve_app.state.audit import Actor
+from serve_app.state.callers.audit import Actor
 from serve_app.state.state import State
 from serve_app.tasks.model import ServedModel
 
@@ -95,7 +95,7 @@ class ByHand:
             "by_hand": said is not None and said.running is not None,
             "ready": served is not None and served.ready,
             "state": served.detail.get("state", "waiting") if served is not None else "stopped",
-            "problem": catalog.problems.get(model),
+            "problem": catalog.problems.get(model) or _trouble(served),
         }
         chosen = served.profile if served is not None else None
         if chosen is None and record is not None and profile in record.serving:
@@ -235,3 +235,10 @@ class ByHand:
                 gone = [model for name, model in before.items() if self._models.started.get(name) is not model]
                 self._adopted(new, gone)
             self._version = version
+
+
+def _trouble(served: ServedModel | None) -> str | None:
+    """What Serve says of a model that it could not start."""
+    if served is None or served.ready or served.detail.get("state") not in ("deploy_failed", "unhealthy"):
+        return None
+    return str(served.detail.get("message") or "") or None

@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from serve_app.gateway.tally import Tally
-from serve_app.state.history import BORDERS, Numbers
+from serve_app.state.kept.history import BORDERS, Numbers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Our histogram -> OpenTelemetry's name, vLLM's name, and what it is.

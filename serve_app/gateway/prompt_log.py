@@ -24,9 +24,9 @@ from serve_app.api.types import (
     TextDelta,
     ToolCallDelta,
 )
-from serve_app.state.accounts import Caller, hash_key
-from serve_app.state.book import AccountBook
-from serve_app.state.prompt_log import PromptLog
+from serve_app.state.callers.accounts import Caller, hash_key
+from serve_app.state.callers.book import AccountBook
+from serve_app.state.kept.prompt_log import PromptLog
 from serve_app.tasks.model import ServedModel
 
 # Of one text, and of a prompt or an answer; what is longer is cut in its middle.

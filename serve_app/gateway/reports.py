@@ -11,7 +11,7 @@ from typing import Any
 
 from serve_app.api.errors import ApiError, StoreAway
 from serve_app.gateway.history import read_live
-from serve_app.state.reports import COUNTED_S, FRESH_S, Report
+from serve_app.state.deferred.reports import COUNTED_S, FRESH_S, Report
 from serve_app.state.state import State
 
 log = logging.getLogger("ray.serve")

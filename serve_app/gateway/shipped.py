@@ -18,9 +18,9 @@ from serve_app.adapters.config import AdapterRefused, read_config
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import weights_directory
 from serve_app.catalog.records import Weights
-from serve_app.state.adapters import CONFIG, WEIGHTS, Adapter, AdapterStore, AdapterTaken, blob, content_digest
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, Adapter, AdapterStore, AdapterTaken, blob, content_digest
+from serve_app.state.blobs.files import Files
 from serve_app.state.errors import Away
-from serve_app.state.files import Files
 from serve_app.state.state import State
 from serve_app.tasks.model import ServedModel
 

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from serve_app.state.history import EVERYBODY, HOUR_S, MINUTE_S, HistoryRow, Numbers
+from serve_app.state.kept.history import EVERYBODY, HOUR_S, MINUTE_S, HistoryRow, Numbers
 from serve_app.tasks.work import Settled, Work
 
 # Seconds that "now" looks back.

@@ -15,6 +15,7 @@ import ipaddress
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,17 +23,20 @@ from dataclasses import dataclass, field
 import orjson
 
 from serve_app.api.errors import StoreAway
-from serve_app.state.alerts import told
-from serve_app.state.events import OPERATOR, Delivery
+from serve_app.state.deferred.events import OPERATOR, Delivery
+from serve_app.state.spending.alerts import told
 from serve_app.state.state import State
 
 log = logging.getLogger("ray.serve")
 
 LOOK_S = 1.0
 TIMEOUT_S = 15.0
-# Attempts at a time, of all receivers and of one: a receiver that hangs holds nobody else up.
+# Attempts at a time, of all receivers and of one: a receiver that hangs holds nobody else up, nor do an account's many.
 MAX_AT_ONCE, MAX_OF_ONE = 16, 4
 SECRET_PREFIX = "whsec_"
+# RFC 6052; what IANA gives out of IPv6; IPv4 for protocols (RFC 6890).
+_NAT64, _UNICAST = ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("2000::/3")
+_PROTOCOLS = ipaddress.IPv4Network("192.0.0.0/24")
 
 
 class Refused(Exception):
@@ -65,7 +69,7 @@ class Webhooks:
         self._operator = operator
         self.private = private
         self._task: asyncio.Task[None] | None = None
-        self._under_way: dict[asyncio.Task[None], str] = {}
+        self._under_way: dict[asyncio.Task[None], Delivery] = {}
 
     def start(self) -> None:
         self._task = asyncio.ensure_future(self._run())
@@ -90,15 +94,20 @@ class Webhooks:
 
     async def send_due(self) -> bool:
         """Begins to send what is due; whether there was anything."""
-        busy = list(self._under_way.values())
-        full = [name for name in set(busy) if busy.count(name) >= MAX_OF_ONE]
-        room = min(MAX_AT_ONCE - len(busy), MAX_OF_ONE)
+        busy = Counter(delivery.subscription for delivery in self._under_way.values())
+        full = [name for name, count in busy.items() if count >= MAX_OF_ONE]
+        # Of what is under way no account has more than leaves others a part: theirs, and that of one more.
+        of_account = Counter(d.account for d in self._under_way.values() if d.subscription != OPERATOR)
+        share = max(1, MAX_AT_ONCE // (len(of_account) + 1))
+        crowded = [name for name, count in of_account.items() if count >= share]
+        most = max((count for count in of_account.values() if count < share), default=0)
+        room = min(MAX_AT_ONCE - len(self._under_way), MAX_OF_ONE, share - most)
         if room <= 0:
             return False
-        found = await self._state.look(self._state.events.take, time.time(), room, full)
+        found = await self._state.look(self._state.events.take, time.time(), room, full, crowded)
         for delivery in found:
             task = asyncio.ensure_future(self._tell(delivery))
-            self._under_way[task] = delivery.subscription
+            self._under_way[task] = delivery
             task.add_done_callback(self._under_way.pop)
         return bool(found)
 
@@ -183,8 +192,9 @@ async def resolve(to: Receiver) -> str:
     except (OSError, UnicodeError) as error:
         raise Refused(f"{url.host} has no address: {error}") from None
     addresses = [str(entry[4][0]) for entry in found]
-    if not to.private and (inside := [each for each in addresses if not is_public(each)]):
-        raise Refused(f"{url.host} is {inside[0]}, which is no public address; {to.setting}=true allows it")
+    if not to.private and not all(map(is_public, addresses)):
+        # Which one it is tells of the network that the server is in.
+        raise Refused(f"{url.host} has an address that is no public address; {to.setting}=true allows it")
     return addresses[0]
 
 
@@ -193,5 +203,8 @@ def is_public(address: str) -> bool:
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         # Addresses of IPv4 in other clothes.
-        parsed = parsed.ipv4_mapped or parsed.sixtofour or (parsed.teredo or (None, None))[1] or parsed
-    return parsed.is_global and not parsed.is_multicast
+        nat64 = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF) if parsed in _NAT64 else None
+        parsed = parsed.ipv4_mapped or nat64 or parsed.sixtofour or (parsed.teredo or (None, None))[1] or parsed
+    # Python takes all for global that is not listed as something else.
+    known = parsed in _UNICAST if isinstance(parsed, ipaddress.IPv6Address) else parsed not in _PROTOCOLS
+    return known and parsed.is_global and not parsed.is_multicast

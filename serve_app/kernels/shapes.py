@@ -85,10 +85,18 @@ def check_decoder(
 
 def check_mixture(name: str, weight: MixtureWeight, hidden: int) -> None:
     """Compares every weight of a layer's experts with the others."""
-    experts, inner = weight.router.out_features, weight.inner
-    if len(weight.gate_up) != experts or len(weight.down) != experts:
-        raise ShapeMismatch(f"{name} routes to {experts} experts and has {len(weight.gate_up)} and {len(weight.down)}")
-    _check_linear(f"{name}'s router", weight.router, (experts, hidden))
+    outputs, inner, routing = weight.router.out_features, weight.inner, weight.routing
+    experts = outputs - weight.gated
+    if len(weight.gate_up) != experts + weight.shared or len(weight.down) != experts + weight.shared:
+        raise ShapeMismatch(
+            f"{name} routes to {experts} experts beside {weight.shared} and has {len(weight.gate_up)} and "
+            f"{len(weight.down)}"
+        )
+    if not 0 < routing.kept <= routing.groups or experts % routing.groups:
+        raise ShapeMismatch(f"{name} has {experts} experts in {routing.groups} groups and keeps {routing.kept}")
+    if routing.correction is not None:
+        _equal(f"{name}'s correction", routing.correction.shape, (experts,))
+    _check_linear(f"{name}'s router", weight.router, (outputs, hidden))
     for index, (gate_up, down) in enumerate(zip(weight.gate_up, weight.down, strict=True)):
         _check_linear(f"{name}'s expert {index}, gate and up", gate_up, (2 * inner, hidden))
         _check_linear(f"{name}'s expert {index}, down", down, (hidden, inner))

@@ -20,6 +20,7 @@ from serve_app.kv.costs import FetchCosts
 from serve_app.kv.directory import get_or_create_directory
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
+from serve_app.kv.news import PoolNews
 from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool, pool_name
 from serve_app.wire.publish import ChunkFields, PublishCall
 
@@ -86,7 +87,7 @@ class KVClient:
     @property
     def reading_tokens(self) -> int:
         """Whose K/V are being read."""
-        return self._reading * BLOCK_TOKENS // self._layout.block_bytes
+        return self.tokens(self._reading)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -146,6 +147,23 @@ class KVClient:
             self.stats.lookup_failures += 1
             self._lost(self._node_id, error)
             return None
+
+    async def news(self, since: int, wait_s: float) -> PoolNews:
+        """What has gone from the node's own pool; see :meth:`KVPool.news`. Starts no pool. Raises what Ray raises, and
+        ValueError where there is none.
+        """
+        pool = self._pools.get(self._node_id)
+        if pool is None:
+            pool = await self._blocking(ray.get_actor, pool_name(self._node_id), NAMESPACE)
+        try:
+            return await _within(pool.news.remote(self._layout.name, since, wait_s), wait_s + self._timeout_s)
+        except ActorDiedError as error:
+            self._lost(self._node_id, error)
+            raise
+
+    def tokens(self, nbytes: int) -> int:
+        """Of K/V in so many bytes."""
+        return nbytes * BLOCK_TOKENS // self._layout.block_bytes
 
     # -- reading ---------------------------------------------------------------------------------------------
 

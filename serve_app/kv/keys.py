@@ -2,7 +2,8 @@
 
 ::
 
-    root    = H("root"  | model revision | dtype | layout | adapter | tenant salt)  each field length-prefixed
+    weights = H("weights" | model revision | dtype | layout)    each field length-prefixed
+    root    = H("root"  | weights | adapter | tenant salt)        likewise
     key[0]  = H("block" | root     | tokens[0:32])
     key[i]  = H("block" | key[i-1] | tokens[32i:32i+32])
     tail    = H("tail"  | key[n-1] | count | tokens[32n:32n+count])                    1 <= count <= 31
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 BLOCK_TOKENS = 32
 CHUNK_TOKENS = 256
 
-_ROOT = b"serve_app.kv.root.1"
+_WEIGHTS = b"serve_app.kv.weights.1"
+_ROOT = b"serve_app.kv.root.2"
 _TENANT = b"serve_app.kv.tenant.1"
 # One byte each, so that no block can be taken for a tail, whatever the tokens are.
 _BLOCK = b"\x01"
@@ -36,17 +38,18 @@ TokenIds = NDArray[np.integer] | Sequence[int]
 Media = Sequence[tuple[int, int, bytes]]
 
 
-def root_key(model_revision: str, dtype: str, layout: str, adapter: str, tenant_salt: bytes) -> bytes:
+def weights_key(model_revision: str, dtype: str, layout: str) -> bytes:
+    """What K/V depend on beside tokens, adapter and tenant. Workers tell it to gateways, whose keys are then theirs."""
+    return _digest(_WEIGHTS, model_revision.encode(), dtype.encode(), layout.encode())
+
+
+def root_key(weights: bytes, adapter: str, tenant_salt: bytes) -> bytes:
     """The start of a chain. ``adapter`` is empty for the base model; an empty ``tenant_salt`` is a
     ValueError.
     """
     if not tenant_salt:
         raise ValueError("tenant_salt must not be empty: it keeps one tenant from probing another's prompts")
-    digest = sha256(_ROOT)
-    for value in (model_revision.encode(), dtype.encode(), layout.encode(), adapter.encode(), tenant_salt):
-        digest.update(len(value).to_bytes(8, "little"))
-        digest.update(value)
-    return digest.digest()
+    return _digest(_ROOT, weights, adapter.encode(), tenant_salt)
 
 
 def tenant_id(tenant_salt: bytes) -> bytes:
@@ -89,6 +92,23 @@ def tail_key(parent: bytes, tail_tokens: TokenIds, *, media: Media = (), start: 
         raise ValueError(f"a tail has 1 to {BLOCK_TOKENS - 1} tokens, not {count}")
     inside = _media_bytes(media, start, count)
     return sha256(_TAIL + parent + bytes((count,)) + _token_bytes(tail_tokens) + inside).digest()
+
+
+def _digest(label: bytes, *values: bytes) -> bytes:
+    digest = sha256(label)
+    for value in values:
+        digest.update(len(value).to_bytes(8, "little"))
+        digest.update(value)
+    return digest.digest()
+
+
+def media_parts(digest: bytes, places: Sequence[tuple[int, int]]) -> Media:
+    """The runs of placeholders, (first token, count) each, that stand for one file: each has a name of its own."""
+    found, at = [], 0
+    for first, count in places:
+        found.append((first, first + count, digest + at.to_bytes(4, "little")))
+        at += count
+    return found
 
 
 def _media_bytes(media: Media, start: int, count: int) -> bytes:

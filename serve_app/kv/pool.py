@@ -27,6 +27,7 @@ from serve_app.kv.chunk import BadChunk, ChunkMeta, Piece, check_payload
 from serve_app.kv.directory import DirectoryFeed
 from serve_app.kv.disk import DiskTier
 from serve_app.kv.index import GUARANTEED, ChunkIndex, Evicted, Pins
+from serve_app.kv.news import Departures, PoolNews
 from serve_app.kv.spill import COLD_S, Spill
 from serve_app.ray_private.fork_server import forked
 from serve_app.wire.publish import read_publish_call
@@ -85,7 +86,9 @@ class KVPool:
         self._changed = asyncio.Event()
         self._leases: dict[int, tuple[float, Pins]] = {}
         self._next_lease = 1
-        self._feed = DirectoryFeed(node_id, uuid.uuid4().hex, self._metas) if options.use_directory else None
+        self._incarnation = uuid.uuid4().hex
+        self._departures = Departures()
+        self._feed = DirectoryFeed(node_id, self._incarnation, self._metas) if options.use_directory else None
         self._spill = self._open_files(options)
         self._hits: Counter[str] = Counter()
 
@@ -97,7 +100,7 @@ class KVPool:
         except OSError as error:
             log.warning("no files behind the pool: %s", error)
             return None
-        return Spill(tier, self._index, self._tell_directory, options.disk_cold_s)
+        return Spill(tier, self._index, self._tell, options.disk_cold_s)
 
     # -- publishing ------------------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class KVPool:
                     return
                 self._index.commit(meta, ref)
                 self._pulled_bytes += meta.nbytes
-                self._tell_directory((meta,), ())
+                self._tell((meta,), ())
                 if self._spill is not None:
                     self._spill.added(meta)
         finally:
@@ -251,7 +254,14 @@ class KVPool:
     async def report_bad(self, chunk_ids: Sequence[str]) -> None:
         """A reader could not use these (lost, or not what they claim to be): forget them."""
         removed = [meta for chunk_id in chunk_ids if (meta := self._index.remove(chunk_id))]
-        self._tell_directory((), [meta for meta in removed if not self._on_disk(meta)])
+        self._tell((), [meta for meta in removed if not self._on_disk(meta)])
+
+    async def news(self, layout: str, since: int = -1, wait_s: float = 0.0) -> PoolNews:
+        """What has gone of the chunks of a layout since number ``since`` (-1: from now on). Waits up to ``wait_s``
+        seconds for the first.
+        """
+        limit = self._index.limit_bytes + (self._spill.tier.index.limit_bytes if self._spill is not None else 0)
+        return PoolNews(self._incarnation, limit, *await self._departures.since(since, layout, wait_s))
 
     async def stats(self) -> dict[str, Any]:
         """Sizes in bytes, the rest counts."""
@@ -293,9 +303,13 @@ class KVPool:
             self._index.unpin(pins)
 
     def _left_memory(self, evicted: Sequence[Evicted]) -> None:
-        if self._spill is not None:
-            self._spill.evicted(evicted)
-        self._tell_directory((), [gone.meta for gone in evicted if not self._on_disk(gone.meta)])
+        gone = [one.meta for one in evicted if not self._on_disk(one.meta)]
+        if self._spill is None:
+            self._tell((), gone)
+            return
+        # What the disk has no time for is told by it.
+        self._spill.evicted(evicted)
+        self._tell_directory((), gone)
 
     def _on_disk(self, meta: ChunkMeta) -> bool:
         return self._spill is not None and meta.chunk_id in self._spill.tier.index
@@ -306,6 +320,16 @@ class KVPool:
             files = self._spill.tier.index
             held |= {i: meta for i in files.chunk_ids if (meta := files.meta(i))}
         return list(held.values())
+
+    def _tell(self, added: Sequence[ChunkMeta], removed: Sequence[ChunkMeta]) -> None:
+        """Chunks have come, or are in no tier any more."""
+        self._tell_directory(added, removed)
+        if removed:
+            self._departures.add(removed, self._holds)
+
+    def _holds(self, key: bytes) -> bool:
+        """Whether another chunk has it."""
+        return self._index.holds_all([key]) or (self._spill is not None and self._spill.tier.index.holds_all([key]))
 
     def _tell_directory(self, added: Sequence[ChunkMeta], removed: Sequence[ChunkMeta]) -> None:
         if self._feed is not None:

@@ -8,10 +8,14 @@ import mmap
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +30,15 @@ log = logging.getLogger(__name__)
 
 ROOT = Path(__file__).resolve().parents[2]
 # Processes, and so files that are decoded at the same time.
-PROCESSES = 2
+PROCESSES = 4
+# How often who waits for a process looks whether it is to stop.
+LOOK_S = 0.1
+# Set where nobody wants what is being decoded any more, or its place is needed.
+interrupted: ContextVar[threading.Event | None] = ContextVar("interrupted", default=None)
+
+
+class Interrupted(Exception):
+    """The file was given up because :data:`interrupted` was set; its process has ended."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,7 +63,7 @@ class Decoder:
     """
 
     def __init__(self, image_s: float = IMAGE_S, audio_s: float = AUDIO_S) -> None:
-        self._seconds = {"image": image_s, "audio": audio_s}
+        self._seconds = {"image": image_s, "size": image_s, "audio": audio_s}
         self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(PROCESSES):
             self._idle.put(None)
@@ -60,6 +72,11 @@ class Decoder:
         """RGB pixels [height, width, 3]. Raises :class:`BadFile`."""
         told, raw = self._decode("image", data)
         return raw.view(np.uint8)[: told["height"] * told["width"] * 3].reshape(told["height"], told["width"], 3)
+
+    def size(self, data: bytes) -> tuple[int, int]:
+        """Width and height of a picture that can be decoded. Raises :class:`BadFile`."""
+        told, _ = self._decode("size", data)
+        return told["width"], told["height"]
 
     def sound(self, data: bytes) -> Sound:
         """Raises :class:`BadFile`."""
@@ -76,26 +93,35 @@ class Decoder:
         process = self._idle.get()
         handle, out = tempfile.mkstemp(prefix="decoded-")
         try:
-            told = None
+            told, killed = None, 0
             while told is None:
                 fresh, process = process is None, process or _Process()
                 try:
                     told = process.ask(kind, data, out, self._seconds[kind])
+                except Interrupted:
+                    process.end()
+                    process = None
+                    raise
                 except _Lost as lost:
                     process.end()
                     process = None
-                    # One that has decoded others may have ended for what they took of its bounds.
-                    if fresh or not isinstance(lost, _Ended):
+                    # One that has decoded others may have ended for what they took of its bounds; and somebody else
+                    # may have killed a new one.
+                    killed += fresh and lost.killed
+                    if not lost.ended or (fresh and (killed > 1 or not lost.killed)):
                         raise BadFile(str(lost)) from None
             if "error" in told:
                 raise BadFile(told["error"])
             if "failed" in told:
                 raise OSError(told["failed"])
-            return told, _mapped(handle)
+            return told, _NOTHING if kind == "size" else _mapped(handle)
         finally:
             os.close(handle)
             os.unlink(out)
             self._idle.put(process)
+
+
+_NOTHING = np.zeros(0, np.uint8)
 
 
 def _mapped(handle: int) -> npt.NDArray[np.uint8]:
@@ -104,18 +130,26 @@ def _mapped(handle: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(handle, size, prot=mmap.PROT_READ), np.uint8)
 
 
+# Of this process's environment, which holds keys and the database's password. The last names the server's folder, by
+# which what a killed server leaves behind is found.
+KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
 class _Lost(RuntimeError):
-    """The process is gone or has to go; the text is for the client."""
+    """The process has to go, or is gone already (``ended``), maybe since somebody else has ``killed`` it; the text is
+    for the client.
+    """
 
-
-class _Ended(_Lost):
-    """It has ended by itself."""
+    def __init__(self, text: str, *, ended: bool = False, killed: bool = False) -> None:
+        super().__init__(text)
+        self.ended, self.killed = ended, killed
 
 
 class _Process:
     def __init__(self) -> None:
         # What it needs is on the same path as what this process has loaded.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "serve_app.media.program"],
@@ -141,11 +175,17 @@ class _Process:
                 line += piece
         except BrokenPipeError:
             log.warning("a process that decoded a file has ended")
-            raise _Ended(f"it can't be decoded within {MEMORY_BYTES >> 20} MiB of memory, or is damaged") from None
+            text = f"it can't be decoded within {MEMORY_BYTES >> 20} MiB of memory, or is damaged"
+            raise _Lost(text, ended=True, killed=self._killed()) from None
         except TimeoutError:
             log.warning("a process that decodes is ended: it took longer than %g s", seconds)
             raise _Lost(f"it can't be decoded within {seconds:g} seconds") from None
         return dict(json.loads(line))
+
+    def _killed(self) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1.0) == -signal.SIGKILL
+        return False
 
     def _send(self, data: bytes, until: float) -> None:
         assert self._process.stdin is not None
@@ -158,8 +198,16 @@ class _Process:
     def _await(self, handle: int, until: float, *, write: bool) -> None:
         poll = select.poll()
         poll.register(handle, select.POLLOUT if write else select.POLLIN)
-        if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise TimeoutError
+        stop = interrupted.get()
+        while True:
+            left = max(0.0, until - time.monotonic())
+            wait = left if stop is None else min(left, LOOK_S)
+            if poll.poll(wait * 1000):
+                return
+            if stop is not None and stop.is_set():
+                raise Interrupted
+            if wait == left:
+                raise TimeoutError
 
     def end(self) -> None:
         self._process.kill()

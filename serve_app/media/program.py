@@ -1,7 +1,8 @@
 """The process that decodes: reads files from its standard input, writes what they hold into a file that it is told.
 
 ``python -m serve_app.media.program``. A request is a line of JSON (``kind``, ``size``, ``out``) and ``size`` bytes; an
-answer is a line of JSON: what the file is, or ``error``. It ends when its input does. Whatever it reads was written by
+answer is a line of JSON: what the file is, or ``error``. A ``size`` is asked for without the pixels, but they are
+decoded: only then is it known that the file is whole. It ends when its input does. Whatever it reads was written by
 strangers, so it gives up memory and time that it does not need before it reads the first byte.
 """
 
@@ -36,6 +37,9 @@ def restrict() -> None:
 def answer(kind: str, data: bytes, out: str) -> dict[str, Any]:
     """Decodes into the file ``out``, and says what lies there."""
     try:
+        if kind == "size":
+            width, height, _ = decode_image(data)
+            return {"width": width, "height": height}
         with open(out, "wb") as file:
             if kind == "image":
                 width, height, pixels = decode_image(data)

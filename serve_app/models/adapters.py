@@ -17,7 +17,7 @@ from serve_app.kernels.linear.delta import AdapterLinear, Rows
 from serve_app.kernels.linear.native_delta import adapter_linear
 from serve_app.kernels.linear.places import Places
 from serve_app.models.linears import Current, Place, Plug
-from serve_app.models.mixture import plug_mixtures
+from serve_app.models.mixtures.mixture import plug_mixtures
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class AdapterBank:
     def plug_mixtures(
         self, model: nn.Module, own: dict[str, dict[str, tuple[int, ...]]], right: set[str], current: Current
     ) -> None:
-        """Experts and routers take adapters as well: see :func:`~serve_app.models.mixture.plug_mixtures`."""
+        """Experts and routers take adapters as well: see :func:`~serve_app.models.mixtures.mixture.plug_mixtures`."""
         assert isinstance(self._holder, TorchAdapters)
         found, self.owners = plug_mixtures(model, own, right, current, self.places)
         for place, deltas in found:

@@ -17,6 +17,7 @@ from torch import Tensor
 from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.models.chunked import chunked_attention
 from serve_app.models.latent import latent_of
+from serve_app.models.spanned import spanned_attention
 
 NAME = "serve_app_paged"
 
@@ -77,7 +78,9 @@ def paged_attention_forward(
         q, k, v = fit(q, k, v, cache.shape[-3], cache.shape[-1])
     write_kv(cache, k, v, batch.slots)
     options: dict[str, Any] = {"scale": scale, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
-    if layer.chunk and batch.max_seq_len > layer.chunk:
+    if batch.ends is not None:
+        out = spanned_attention(q, cache, batch, **options)
+    elif layer.chunk and batch.max_seq_len > layer.chunk:
         out = chunked_attention(q, cache, batch, layer.chunk, **options)
     else:
         out = paged_attention(q, cache, batch, **options)

@@ -51,11 +51,11 @@ def record_of(plan: Plan, record: ModelRecord | None, name: str) -> dict[str, An
         decode |= {"num_gpus": 1, "gpu_memory_utilization": asked.utilization}
     profile: dict[str, Any] = {"decode": decode}
     if split.tensor > 1:
-        profile["tensor_parallel"] = split.tensor
+        decode["tensor_parallel"] = split.tensor
     if split.pipeline > 1:
-        profile["pipeline_parallel"] = split.pipeline
+        decode["pipeline_parallel"] = split.pipeline
     if split.expert:
-        profile["expert_parallel"] = split.tensor
+        decode["expert_parallel"] = split.tensor
     values.setdefault("serving", {})["local" if asked.device.cpu else "gpu"] = profile
     return values
 

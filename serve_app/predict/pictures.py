@@ -21,12 +21,17 @@ PATCH = 256
 class Pictures:
     """Files to what a model sees. Pictures are decoded in another process, within limits."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, **options: Any) -> None:
+        """``options``: what the processor is told beside its configuration."""
         # Pillow resizes on every machine alike.
         self.processor = AutoImageProcessor.from_pretrained(
             place.path, local_files_only=True, trust_remote_code=False, backend="pil"
         )
+        self._options = options
         self._decoder = Decoder()
+
+    def close(self) -> None:
+        self._decoder.close()
 
     def item(self, data: bytes, asked: Any = None) -> Item:
         """An item whose value is the picture's tensors, without the dimension of a batch; ``asked`` is called with the
@@ -36,11 +41,11 @@ class Pictures:
             pixels = self._decoder.image(data)
         except BadFile as refused:
             raise BadInput(f"image: {refused}.") from None
-        found = self.processor(images=Image.fromarray(pixels), return_tensors="pt")
+        found = self.processor(images=Image.fromarray(pixels), return_tensors="pt", **self._options)
         tensors = {name: tensor[0] for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(tensors.items()))
         made = asked(*pixels.shape[:2]) if asked is not None else None
-        size = max(1, max(tensor.shape[-1] * tensor.shape[-2] for tensor in tensors.values()) // PATCH)
+        size = max(1, max(t.shape[-1] * t.shape[-2] for t in tensors.values() if t.ndim > 1) // PATCH)
         return Item(tensors, size, kind=shapes, asked=made, units={"images": 1})
 
 

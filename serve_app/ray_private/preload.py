@@ -57,8 +57,8 @@ TORCH = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
     "serve_app.engine.build",
-    "serve_app.models.encoder_load",
-    "serve_app.models.load",
+    "serve_app.models.encoders.encoder_load",
+    "serve_app.models.loading.load",
 )
 TORCH_THEN = (
     "ray._common.pydantic_compat",

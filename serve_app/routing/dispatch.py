@@ -58,7 +58,8 @@ class DispatchConfig:
     priors: CostPriors | None = None
     router: RouterConfig = RouterConfig()
     fair: FairConfig = field(default_factory=FairConfig)
-    locality_keys: int = 200_000  # chunk keys remembered, about 25 bytes each
+    # Chunk keys remembered at first, about 25 bytes each; soon as many as caches and pools may hold.
+    locality_keys: int = 16_384
 
 
 @dataclass(slots=True, frozen=True)
@@ -172,6 +173,8 @@ class Dispatch:
 
         ``planning``: this gateway plans the roles, one of ``gateways`` that the worker reports to.
         """
+        if load.leaving:
+            return self._leaves(process, load, now, served)
         self.absence.over(now)
         load.standing = tuple(replace(one, tenant=self.elsewhere.name(one.tenant)) for one in load.standing)
         self.workers.report(process, load, now, planning=planning, gateways=gateways)
@@ -185,6 +188,15 @@ class Dispatch:
         self.elsewhere.lost(process)
         if before and not len(self.router.fleet):
             self.absence.lost(now)
+
+    def _leaves(self, process: str, load: WorkerLoad, now: float, served: Sequence[ServedCount]) -> Effects:
+        """A worker ends what it has: nothing new goes there."""
+        before = len(self.router.fleet)
+        self.workers.leave(process, load)
+        self.elsewhere.take(process, served)
+        if before and not len(self.router.fleet):
+            self.absence.lost(now)
+        return self.tick(now)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -284,8 +296,10 @@ class Dispatch:
             if live.started:
                 self.counters.output_tokens += output
                 mine, each = request.priority, output / request.streams
-                self.mean_output[mine] += OUTPUT_GAIN * (each - self.mean_output[mine])
-                self.lengths[mine].ended(request.tenant, request.max_tokens, each)
+                # One that may have no second token says nothing of how long answers are.
+                if request.max_tokens > 1:
+                    self.mean_output[mine] += OUTPUT_GAIN * (each - self.mean_output[mine])
+                    self.lengths[mine].ended(request.tenant, request.max_tokens, each)
                 if request.expected_cached_tokens is not None:
                     self.counters.cached_tokens.add(request.expected_cached_tokens, cached)
         return self.tick(now)

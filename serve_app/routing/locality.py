@@ -29,16 +29,19 @@ class LocalityIndex:
     def __init__(self, capacity: int = 1_000_000) -> None:
         if capacity <= 0:
             raise ValueError(f"capacity must be positive, got {capacity}")
+        self._clock = 0
+        self._names: list[str | None] = [None]  # holder 0: none
+        self._numbers: dict[str, int] = {}
+        self._free: list[int] = []
+        self._allocate(capacity)
+
+    def _allocate(self, capacity: int) -> None:
         self.capacity = capacity
         self._buckets = max(1, int(capacity / (WAYS * _FILL)) + 1)
         self._prints = np.zeros((self._buckets, WAYS), np.uint64)
         self._holders = np.zeros((self._buckets, WAYS, HOLDERS), np.uint16)
         self._words = self._holders.view(np.uint64)[:, :, 0]  # a key's four holders as one number, the newest lowest
         self._stamps = np.zeros((self._buckets, WAYS), np.uint32)
-        self._clock = 0
-        self._names: list[str | None] = [None]  # holder 0: none
-        self._numbers: dict[str, int] = {}
-        self._free: list[int] = []
         self._located: tuple[Sequence[bytes], NDArray[np.uint64], NDArray[np.intp]] | None = None
 
     @property
@@ -121,6 +124,23 @@ class LocalityIndex:
         rows, ways = rows[at], found[at].argmax(axis=1)
         held = self._holders[rows, ways]
         self._holders[rows, ways] = np.where(held == number, 0, held)
+
+    def grow(self, capacity: int) -> None:
+        """Makes room for ``capacity`` keys, at least as many as now. Of a bucket that gets too many, the oldest go."""
+        if capacity < self.capacity:
+            raise ValueError(f"capacity can only grow, from {self.capacity}, not to {capacity}")
+        kept = self._prints != 0
+        prints, holders, stamps = self._prints[kept], self._holders[kept], self._stamps[kept]
+        self._allocate(capacity)
+        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        order = np.lexsort((-stamps.astype(np.int64), rows))  # bucket by bucket, the newest first
+        rows = rows[order]
+        ways = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        fits = ways < WAYS
+        order, rows, ways = order[fits], rows[fits], ways[fits]
+        self._prints[rows, ways] = prints[order]
+        self._holders[rows, ways] = holders[order]
+        self._stamps[rows, ways] = stamps[order]
 
     def remove_holder(self, holder: str) -> None:
         """A worker or pool is gone and everything it held."""

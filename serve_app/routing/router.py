@@ -10,14 +10,13 @@ from __future__ import annotations
 from random import Random
 
 from serve_app.routing.adapters import AdapterPlaces
+from serve_app.routing.beliefs import Beliefs, node_of, pool_holder
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fleet import Fleet, Reservation, Transfers
 from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.prices import Held, Pair, Price, Pricer, RouterConfig
 from serve_app.routing.sessions import Sessions
 from serve_app.routing.types import Decision, Priority, RouteRequest, WorkerLoad
-
-_POOL = "node:"
 
 
 class Router:
@@ -27,6 +26,7 @@ class Router:
         self.costs = costs
         self.locality = locality
         self.config = config or RouterConfig()
+        self.beliefs = Beliefs(locality, self.config.chunk_tokens)
         self._reservations: dict[str, list[tuple[Fleet, Reservation]]] = {}
         self._sessions = Sessions(self.config.sessions)
         self._adapters = AdapterPlaces(costs)
@@ -40,6 +40,7 @@ class Router:
 
     def report(self, load: WorkerLoad) -> None:
         self.costs.take(load.steps, load.fetches, load.worker)
+        self.beliefs.take(load)
         slow = self.costs.slowness(load.worker)
         self.fleet.report(load, slow)
         if self._whole is not None:
@@ -60,7 +61,7 @@ class Router:
         self.fleet.remove(worker)
         if self._whole is not None:
             self._whole.remove(worker)
-        self.locality.remove_holder(worker)
+        self.beliefs.forget(worker)
         self.costs.forget(worker)
 
     def commit(self, request: RouteRequest, decision: Decision, now: float) -> None:
@@ -141,10 +142,10 @@ class Router:
         held = Held(request.prompt_tokens, _output(request), {}, {}, 0)
         for holder, chunks in self.locality.match(request.keys).items():
             tokens = min(chunks * size, most)
-            if not holder.startswith(_POOL):
+            if (node := node_of(holder)) is None:
                 held.workers[holder] = tokens
             elif self.config.shared_pool:
-                held.nodes[holder[len(_POOL) :]] = tokens
+                held.nodes[node] = tokens
                 held.best = max(held.best, tokens)
         return held
 
@@ -213,11 +214,6 @@ def _reserve(view: Fleet, request: RouteRequest, decision: Decision, now: float)
     )
     view.reserve(reservation)
     return reservation
-
-
-def pool_holder(node: str) -> str:
-    """A node's pool as a holder in the locality index."""
-    return _POOL + node
 
 
 def _output(request: RouteRequest) -> int:

@@ -44,7 +44,7 @@ class WorkerLoad:
     ``batch`` is on top of the other numbers: real-time requests get it at once where they need it.
     ``reported_at`` is on the reader's clock: the reader sets it to the time of receipt. ``steps`` and ``fetches`` are
     samples since the last report, for the cost model. ``standing``: who has places or waits for one, while none is
-    free.
+    free. Keys of K/V that are gone are given by their first eight bytes, one behind the other.
     """
 
     worker: str
@@ -67,6 +67,12 @@ class WorkerLoad:
     adapters: frozenset[bytes] = frozenset()  # in its memory, by name
     incoming_tokens: int = 0  # whose K/V are on their way here from pools or other workers, or ready to go
     standing: tuple[Standing, ...] = ()
+    weights: bytes = b""  # what its keys start from: others' are of no use to it
+    evicted: bytes = b""  # keys that its own cache has let go
+    pool: str = ""  # the incarnation of its node's pool; "": not known
+    pool_tokens: int = 0  # that the pool may hold
+    pool_evicted: bytes = b""  # keys that the pool has let go
+    leaving: bool = False  # it ends what it has, and gets nothing new
 
     @property
     def whole(self) -> WorkerLoad:

@@ -36,6 +36,8 @@ class Workers:
         self._planned_at = -math.inf
         self._stages: dict[str, str] = {}  # the deployment a worker belongs to
         self._processes: dict[str, str] = {}  # the process that reports for it now
+        # Those that end what they have: requests are there, and none is sent there.
+        self.leaving: set[str] = set()
         self.demand = DemandMeter()
         # Replicas that batches need beside, so that they are done by their deadlines.
         self.batch_needed = 0.0
@@ -80,9 +82,17 @@ class Workers:
         for worker in [w for w, p in self._processes.items() if p == process]:
             self.forget(worker)
 
+    def leave(self, process: str, load: WorkerLoad) -> None:
+        """``load.worker`` ends what it has. It is known until its connection ends."""
+        self._stages[load.worker] = load.stage
+        self._processes[load.worker] = process
+        self.leaving.add(load.worker)
+        self._router.remove(load.worker)
+
     def forget(self, worker: str) -> None:
         self._router.remove(worker)
         self._processes.pop(worker, None)
+        self.leaving.discard(worker)
 
     def arrived(self, request: RouteRequest, now: float) -> float:
         """Counts a request as demand, one that is refused as well. Batch requests are none: they take what is there.

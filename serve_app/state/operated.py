@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from serve_app.catalog.operated import Operated
-from serve_app.state.audit import Actor
+from serve_app.state.callers.audit import Actor
 
 
 class OperatedStore(Protocol):

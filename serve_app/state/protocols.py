@@ -8,26 +8,26 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serve_app.state.accounts import Account, Key, Member, Scope
-from serve_app.state.audit import Actor, Change
-from serve_app.state.events import Delivery, Subscription
-from serve_app.state.quotas import Granted, Quota, Want
-from serve_app.state.streams import Claim, Known, Part, Running, Shown, Taken
+from serve_app.state.callers.accounts import Account, Key, Member, Scope
+from serve_app.state.callers.audit import Actor, Change
+from serve_app.state.deferred.events import Delivery, Subscription
+from serve_app.state.kept.streams import Claim, Known, Part, Running, Shown, Taken
+from serve_app.state.spending.quotas import Granted, Quota, Want
 
 if TYPE_CHECKING:
-    from serve_app.state.adapters import AdapterStore
-    from serve_app.state.attempts import AttemptStore
-    from serve_app.state.batches import BatchStore
-    from serve_app.state.history import HistoryStore
-    from serve_app.state.ledger import Entry
+    from serve_app.state.blobs.adapters import AdapterStore
+    from serve_app.state.blobs.uploads import UploadStore
+    from serve_app.state.callers.attempts import AttemptStore
+    from serve_app.state.callers.sessions import SessionStore
+    from serve_app.state.deferred.batches import BatchStore
+    from serve_app.state.deferred.queues import QueueStore
+    from serve_app.state.deferred.reports import ReportStore
+    from serve_app.state.kept.history import HistoryStore
+    from serve_app.state.kept.prompt_log import PromptStore
+    from serve_app.state.kept.traces import ListedTrace, TraceQuery
     from serve_app.state.operated import OperatedStore
-    from serve_app.state.prompt_log import PromptStore
-    from serve_app.state.queues import QueueStore
-    from serve_app.state.reports import ReportStore
-    from serve_app.state.sessions import SessionStore
-    from serve_app.state.traces import ListedTrace, TraceQuery
-    from serve_app.state.uploads import UploadStore
-    from serve_app.state.usage import UsagePage, UsageQuery
+    from serve_app.state.spending.ledger import Entry
+    from serve_app.state.spending.usage import UsagePage, UsageQuery
 
 
 @dataclass(slots=True, frozen=True)
@@ -164,7 +164,9 @@ class EventStore(Protocol):
 
     def unsubscribe(self, account: str, subscription_id: str, *, by: Actor | None = None) -> Subscription | None: ...
 
-    def take(self, now: float, limit: int, without: Collection[str] = ()) -> list[Delivery]: ...
+    def take(
+        self, now: float, limit: int, without: Collection[str] = (), but_of: Collection[str] = ()
+    ) -> list[Delivery]: ...
 
     def delivered(self, delivery_id: str, now: float) -> None: ...
 

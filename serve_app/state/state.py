@@ -17,28 +17,28 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-from serve_app.state.adapter_book import AdapterBook
-from serve_app.state.allowance import Allowance
-from serve_app.state.attempts import WINDOW_S, Attempts
 from serve_app.state.background import Background
-from serve_app.state.book import AccountBook
-from serve_app.state.conversations import Conversations
+from serve_app.state.blobs.adapter_book import AdapterBook
+from serve_app.state.blobs.files import Files, open_files
+from serve_app.state.callers.attempts import WINDOW_S, Attempts
+from serve_app.state.callers.book import AccountBook
+from serve_app.state.callers.limits import Plan
+from serve_app.state.callers.sessions import SessionBook
+from serve_app.state.deferred.sweep import Sweep
 from serve_app.state.errors import Away, StateError
-from serve_app.state.files import Files, open_files
 from serve_app.state.journal import Journal
-from serve_app.state.ledger_writer import LedgerWriter
-from serve_app.state.limits import Plan
+from serve_app.state.kept.conversations import Conversations
+from serve_app.state.kept.prompt_log import PromptLog
+from serve_app.state.kept.responses import Responses
+from serve_app.state.kept.traces import Traces
 from serve_app.state.operated import OperatedBook
 from serve_app.state.owners import Owner
-from serve_app.state.prompt_log import PromptLog
 from serve_app.state.protocols import Store
 from serve_app.state.reader import Reader
-from serve_app.state.responses import Responses
-from serve_app.state.sessions import SessionBook
+from serve_app.state.spending.allowance import Allowance
+from serve_app.state.spending.ledger_writer import LedgerWriter
+from serve_app.state.spending.usage_reader import UsageReader
 from serve_app.state.store.sql import SqlStore
-from serve_app.state.sweep import Sweep
-from serve_app.state.traces import Traces
-from serve_app.state.usage_reader import UsageReader
 from serve_app.state.writer import GroupWriter
 
 log = logging.getLogger("ray.serve")

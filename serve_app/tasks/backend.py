@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from serve_app.api.types import Event, GenerateRequest, ModelLimits
 
 if TYPE_CHECKING:
-    from serve_app.state.accounts import Caller
+    from serve_app.api.decisions import DecideRequest, Decisions
+    from serve_app.state.callers.accounts import Caller
     from serve_app.tasks.estimate import Foreseen
     from serve_app.tasks.model import ServedModel
     from serve_app.tasks.work import Work
@@ -22,6 +23,15 @@ class Prepared:
     request: GenerateRequest
     prompt_tokens: int
     prompt: Any = None
+
+
+@dataclass(slots=True, frozen=True)
+class PreparedQuestions:
+    """Questions that their backend can answer as they are: ``prompts`` is its own form of them, ``tokens`` in all."""
+
+    request: DecideRequest
+    tokens: int
+    prompts: Any = None
 
 
 class Backend(Protocol):
@@ -39,7 +49,13 @@ class Backend(Protocol):
         Closing it ends the request wherever it is. ``work.placed`` is set once a worker has been chosen.
         """
 
-    def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
+    async def prepare_questions(self, model: ServedModel, request: DecideRequest) -> PreparedQuestions:
+        """Checks all that can be checked before the questions wait. Raises `ApiError`."""
+
+    async def decide(self, prepared: PreparedQuestions, work: Work) -> Decisions:
+        """The answers; what they took is in ``work.usage``."""
+
+    async def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
         """What would become of the request if it came now; ``salt`` is that of its account's caches."""
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:

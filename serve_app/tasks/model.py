@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.api.errors import OutOfCapacity
+from serve_app.api.fields.content import SEES, TEXT_ONLY
 from serve_app.api.types import ModelLimits
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.catalog.weights import tokenizer_directory
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.places import Places
 from serve_app.text.tokenizer import Tokenizer
 
@@ -72,6 +73,11 @@ class ServedModel:
         return properties.context_window or properties.max_input_tokens
 
     @property
+    def sees(self) -> bool:
+        """Whether pictures may stand in its conversations."""
+        return bool(self.record.properties.vision)
+
+    @property
     def limits(self) -> ModelLimits:
         defaults = self.record.defaults
         return ModelLimits(
@@ -84,6 +90,7 @@ class ServedModel:
             top_k=defaults.top_k,
             min_p=defaults.min_p,
             repetition_penalty=defaults.repetition_penalty,
+            takes=SEES if self.sees else TEXT_ONLY,
             lora=self.record.adapters is not None,
         )
 

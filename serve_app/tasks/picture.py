@@ -9,7 +9,7 @@ from typing import Any
 from serve_app.api.fields.files import read_file
 from serve_app.api.types import Asked
 from serve_app.api.workers_ai.read import open_native
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate, Foreseen, estimate_of
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.predicting import predict

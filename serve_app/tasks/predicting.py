@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from serve_app.api.errors import InvalidInput
+from serve_app.api.errors import InvalidInput, OutOfCapacity
 from serve_app.api.types import Usage
 from serve_app.tasks.work import Runtime, Work
 from serve_app.wire.generate import Failed
@@ -26,16 +26,18 @@ def written_at_most(texts: list[str]) -> dict[str, int]:
 async def predict(
     runtime: Runtime, work: Work, inputs: list[bytes], options: Mapping[str, Any], *, tokens: int = 0
 ) -> list[Any]:
-    """The worker's results for ``inputs``, in order; counts what it says it has used, and ``tokens`` that were read.
-    Raises `InvalidInput` for what the model refuses.
+    """The worker's results for ``inputs``, in order; adds what it says it has used, and ``tokens`` that were read.
+    Raises `InvalidInput` for what the model refuses, and `OutOfCapacity` where too much of the caller's waits already.
     """
     work.placed = True
-    call = PredictCall(tuple(inputs), orjson.dumps(dict(options)), work.caller.priority)
+    call = PredictCall(tuple(inputs), orjson.dumps(dict(options)), work.caller.priority, work.salt)
     result = await runtime.call_retried(work.model, PREDICT, call)
     if isinstance(result, Failed):
-        raise InvalidInput(result.error)
-    units = dict(result.units)
+        raise InvalidInput(result.error) if result.refused else OutOfCapacity(result.error)
+    units, usage = dict(result.units), work.usage
     # Those that the worker itself has read and written; tokens are usage.
-    work.usage = Usage(units.pop("input_tokens", tokens), completion_tokens=units.pop("output_tokens", 0))
-    work.units.update(units)
+    read, written = units.pop("input_tokens", tokens), units.pop("output_tokens", 0)
+    work.usage = Usage(usage.prompt_tokens + read, completion_tokens=usage.completion_tokens + written)
+    for name, count in units.items():
+        work.units[name] = work.units.get(name, 0) + count
     return [orjson.loads(found) for found in result.results]

@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from serve_app.api.types import Asked
 from serve_app.catalog.tasks import declared, folders, task_path
-from serve_app.tasks.task import Task
+from serve_app.tasks.model import ServedModel
+from serve_app.tasks.task import BodyLimits, Task
 
 
 def tasks() -> Mapping[str, Task]:
@@ -20,6 +21,12 @@ def tasks() -> Mapping[str, Task]:
 def taking(request: type[Asked]) -> list[Task]:
     """The tasks whose models run requests of this type."""
     return [task for task in tasks().values() if issubclass(request, task.takes)]
+
+
+def body_limit(model: ServedModel, settings: BodyLimits) -> int:
+    """Bytes of a body for ``model``: pictures in conversations are large."""
+    limit = tasks()[model.record.task].body_limit(settings)
+    return max(limit, settings.max_media_body_bytes) if model.sees else limit
 
 
 @cache

@@ -11,7 +11,7 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.multipart import Part
 from serve_app.api.types import Asked, ModelLimits
 from serve_app.catalog.tasks import TaskDeclaration
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime

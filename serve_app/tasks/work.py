@@ -18,12 +18,12 @@ from serve_app.api import identity, trace_context
 from serve_app.api.errors import BudgetSpent, LoraUnsupported, OutOfCapacity, RateLimited, WorkersLost
 from serve_app.api.types import AdapterRef, Usage
 from serve_app.catalog.price_list import Prices, Quote
-from serve_app.state.accounts import Caller
-from serve_app.state.allowance import Allowance, Worst
-from serve_app.state.leases import Reservation
-from serve_app.state.ledger import Entry
-from serve_app.state.quotas import MONEY, NEURONS, TOKENS
-from serve_app.state.traces import Trace, Traces
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.kept.traces import Trace, Traces
+from serve_app.state.spending.allowance import Allowance, Worst
+from serve_app.state.spending.leases import Reservation
+from serve_app.state.spending.ledger import Entry
+from serve_app.state.spending.quotas import MONEY, NEURONS, TOKENS
 from serve_app.tasks.backend import Backend
 from serve_app.tasks.calls import Call
 from serve_app.tasks.model import ServedModel

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from serve_app.api.errors import ContextTooLong, InvalidInput
 from serve_app.api.fields.body import parse_inner
-from serve_app.api.fields.content import content_text
+from serve_app.api.fields.content import Content, content_text, text_part
 from serve_app.api.types import GenerateRequest
 from serve_app.text.chat_template import TemplateFailed, map_strings
+from serve_app.text.pictures import Picture, Placed
 from serve_app.text.reasoning import MARKS
 from serve_app.text.tokenizer import Tokenizer
 from serve_app.text.truncate import without_oldest
@@ -22,16 +23,32 @@ from serve_app.text.truncate import without_oldest
 _THINK = MARKS["qwen3"]
 
 
+@dataclass(slots=True)
+class Prompt:
+    """``ids``: int32 [tokens]; ``pictures``: where those of the conversation stand among them."""
+
+    ids: np.ndarray
+    pictures: tuple[Placed, ...] = ()
+
+
 def prompt_ids(
     tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None, at_once: bool = False
 ) -> np.ndarray:
-    """The prompt of ``request`` as token ids (int32, [tokens]).
+    """The token ids of :func:`read_prompt`."""
+    return read_prompt(tokenizer, request, context_window=context_window, at_once=at_once).ids
+
+
+def read_prompt(
+    tokenizer: Tokenizer, request: GenerateRequest, *, context_window: int | None = None, at_once: bool = False
+) -> Prompt:
+    """The prompt of ``request``.
 
     Messages, and a prompt that is not raw, go through the model's chat template; a raw prompt is the client's
-    own rendering, in which control tokens count. Raises `InvalidInput` (no template, template refuses,
-    nothing to say) and `ContextTooLong`, early where a prompt cannot fit whatever its tokens are; with ``at_once``
-    `NoCopy` where it takes a while.
+    own rendering, in which control tokens count. Pictures in messages have been looked at (:func:`with_pictures`).
+    Raises `InvalidInput` (no template, template refuses, nothing to say) and `ContextTooLong`, early where a prompt
+    cannot fit whatever its tokens are; with ``at_once`` `NoCopy` where it takes a while.
     """
+    pictures: tuple[Placed, ...] = ()
     if request.prompt_ids is not None:
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
     elif request.messages is None and (request.raw or tokenizer.chat_template() is None):
@@ -48,34 +65,68 @@ def prompt_ids(
             shortened = without_oldest(messages, lambda some: _within(tokenizer, request, some, most, at_once))
         if shortened is None:
             _refuse_huge(tokenizer, _contents(messages), request, context_window)
-        ids = _conversation_ids(tokenizer, request, messages, at_once) if shortened is None else shortened
+            shortened = _conversation(tokenizer, request, messages, at_once)
+        ids, pictures = shortened.ids, shortened.pictures
     if request.keep_tokens is not None:
+        if pictures:
+            raise InvalidInput("A prompt with pictures can't be cut; leave old messages out.", param="messages")
         kept = _kept(request, context_window)
         ids = ids[:kept] if request.keep_first else ids[-kept:]
     if len(ids) == 0:
         raise InvalidInput("The prompt has no tokens; send some text.", param="prompt")
-    return ids
+    return Prompt(ids, pictures)
 
 
-def _conversation_ids(
+def _conversation(
     tokenizer: Tokenizer, request: GenerateRequest, messages: list[dict[str, Any]], at_once: bool
-) -> np.ndarray:
+) -> Prompt:
     tools = None if request.tool_choice == "none" else request.tools
-    return tokenizer.encode_prompt(render(tokenizer, messages, tools, **request.template_kwargs), at_once=at_once)
+    text = render(tokenizer, messages, tools, **request.template_kwargs)
+    shown = [part["picture"] for message in messages for part in picture_parts(message)]
+    if not shown:
+        return Prompt(tokenizer.encode_prompt(text, at_once=at_once))
+    ids = tokenizer.encode_prompt(tokenizer.pictures.expand(text, shown), at_once=at_once)
+    return Prompt(ids, tokenizer.pictures.place(ids, shown))
+
+
+def picture_parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a message that are pictures."""
+    content = message.get("content")
+    return [part for part in content if part["type"] == "image"] if isinstance(content, list) else []
+
+
+def with_pictures(messages: list[dict[str, Any]], pictures: list[Picture]) -> list[dict[str, Any]]:
+    """``messages`` with ``pictures``, as many and in the same order, in place of the parts that were images."""
+    left = iter(pictures)
+
+    def looked_at(part: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "image", "picture": next(left)} if part["type"] == "image" else part
+
+    return [
+        {**message, "content": list(map(looked_at, message["content"]))} if picture_parts(message) else message
+        for message in messages
+    ]
 
 
 def _within(
     tokenizer: Tokenizer, request: GenerateRequest, messages: list[dict[str, Any]], most: int, at_once: bool
-) -> np.ndarray | None:
-    """The conversation's token ids if these are at most ``most``."""
+) -> Prompt | None:
+    """The conversation's prompt if it has at most ``most`` tokens."""
     if tokenizer.min_tokens(_contents(messages)) > most:
         return None
-    ids = _conversation_ids(tokenizer, request, messages, at_once)
-    return ids if len(ids) <= most else None
+    found = _conversation(tokenizer, request, messages, at_once)
+    return found if len(found.ids) <= most else None
 
 
 def _contents(messages: list[dict[str, Any]]) -> str:
-    return "".join(content_text(m.get("content")) for m in messages)
+    return "".join(_said(m.get("content")) for m in messages)
+
+
+def _said(content: Content | None) -> str:
+    """The text of a message, pictures aside."""
+    if isinstance(content, list):
+        content = [part for part in content if part["type"] != "image"]
+    return content_text(content)
 
 
 def _room(request: GenerateRequest, context_window: int) -> int:
@@ -137,7 +188,7 @@ def render(
     if continue_final_message:
         # As transformers does it: whatever the template writes behind this mark belongs to the turn's end.
         end = secrets.token_hex(16)
-        ready[-1]["content"] += end
+        ready[-1]["content"] = _lengthened(ready[-1]["content"], end)
     edgy = False
 
     def safe(text: str) -> str:
@@ -167,9 +218,18 @@ def render(
     return text if tokenizer.control.count(text) == tokenizer.control.count(marked) else marked
 
 
+def _lengthened(content: Content, end: str) -> Content:
+    """A message's content with ``end`` behind its last text."""
+    if isinstance(content, str):
+        return content + end
+    last = content[-1] if content else text_part("")
+    return [*content[:-1], text_part(last["text"] + end)] if last["type"] == "text" else [*content, text_part(end)]
+
+
 def _for_template(tokenizer: Tokenizer, message: dict[str, Any], source: str) -> dict[str, Any]:
-    """A message as the template ``source`` expects it: text where there is none, arguments of tool calls as objects."""
-    out = {**message, "content": content_text(message.get("content"))}
+    """A message as the template ``source`` expects it: text where there is none, arguments of tool calls as objects;
+    parts where there are pictures, or where it shows nothing else."""
+    out = {**message, "content": _said(message.get("content"))}
     splits = _THINK.end in tokenizer.control.names and out["role"] == "assistant"
     if splits and "reasoning_content" not in out:
         out.update(_thought(out["content"], source))
@@ -177,6 +237,10 @@ def _for_template(tokenizer: Tokenizer, message: dict[str, Any], source: str) ->
         out["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
     else:
         out.pop("tool_calls", None)
+    if picture_parts(message):
+        out["content"] = [{"type": "image"} if p["type"] == "image" else p for p in message["content"]]
+    elif tokenizer.wants_parts:
+        out["content"] = [text_part(out["content"])] if out["content"] else []
     return out
 
 

@@ -18,8 +18,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from serve_app.api.types import Shorten
-from serve_app.text.chat_template import ChatTemplate
+from serve_app.text.chat_template import ChatTemplate, TemplateFailed
 from serve_app.text.control import ControlTokens, control_names
+from serve_app.text.pictures import PictureRule, read_rule
 from serve_app.text.shorten import kept_tokens
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -213,6 +214,22 @@ class Tokenizer:
         sources = self.chat_templates
         source = (sources.get("tool_use") if with_tools else None) or sources.get("default")
         return None if source is None else ChatTemplate(source, self.special_tokens)
+
+    @cached_property
+    def wants_parts(self) -> bool:
+        """Whether the template shows text only where it comes as a list of parts, as those of models that see do."""
+        template, said = self.chat_template(), "as one string"
+        if template is None:
+            return False
+        try:
+            return said not in template.render([{"role": "user", "content": said}])
+        except TemplateFailed:
+            return True
+
+    @cached_property
+    def pictures(self) -> PictureRule:
+        """What stands in prompts for pictures. Raises :class:`~serve_app.text.pictures.NoPictures`."""
+        return read_rule(self.folder, self.control.names)
 
 
 def _shortened(encoding: Any, shorten: Shorten | None) -> tuple[np.ndarray, np.ndarray]:

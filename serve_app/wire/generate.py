@@ -34,7 +34,17 @@ class AdapterAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-class GenerateCall(Message, tag="generate:9", frozen=True):
+class PictureAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A picture of a prompt. ``data``: the file as it came; ``digest``: of that; ``places``: (first token, count) of
+    each run of placeholders that its features stand for, in order.
+    """
+
+    data: bytes
+    digest: bytes
+    places: tuple[tuple[int, int], ...]
+
+
+class GenerateCall(Message, tag="generate:10", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
@@ -43,7 +53,8 @@ class GenerateCall(Message, tag="generate:9", frozen=True):
     but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get. ``adapter``:
     what its tokens pass through beside the model; None: the model alone. ``weight``: the account's, whose part of the
     worker's places grows with it. ``together``: so many tokens behind the first are sent together, for who reads them
-    at the end. ``origin``: ids of the client's request and its trace, for logs.
+    at the end. ``origin``: ids of the client's request and its trace, for logs. ``pictures``: in the order of their
+    places.
     """
 
     id: str
@@ -60,6 +71,7 @@ class GenerateCall(Message, tag="generate:9", frozen=True):
     weight: Weight = 1.0
     together: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     origin: tuple[str, str] = ("", "")
+    pictures: tuple[PictureAt, ...] = ()
 
 
 class Missing(Message, tag="missing:1", frozen=True):
@@ -145,10 +157,10 @@ class GeneratedMany(Message, tag="generated-many:1", frozen=True):
     results: tuple[Generated | Failed, ...]
 
 
-class PrefillCall(Message, tag="prefill:5", frozen=True):
+class PrefillCall(Message, tag="prefill:6", frozen=True):
     """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
 
-    ``priority``, ``share``, ``adapter``, ``weight`` and ``origin`` as in :class:`GenerateCall`.
+    ``priority``, ``share``, ``adapter``, ``weight``, ``origin`` and ``pictures`` as in :class:`GenerateCall`.
     """
 
     id: str
@@ -159,6 +171,7 @@ class PrefillCall(Message, tag="prefill:5", frozen=True):
     adapter: AdapterAt | None = None
     weight: Weight = 1.0
     origin: tuple[str, str] = ("", "")
+    pictures: tuple[PictureAt, ...] = ()
 
 
 class PrefillDone(Message, tag="prefill-done:1", frozen=True):

@@ -21,6 +21,9 @@ MAX_SERVED = 64
 # Adapters per report, and bytes of each one's digest; one that is not told is taken to be loaded anew.
 MAX_ADAPTERS = 128
 ADAPTER_BYTES = 8
+# Keys per report of K/V that are gone, and bytes of each; what does not fit goes along with a later one.
+MAX_EVICTED = 256
+KEY_BYTES = 8
 
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 53)]
@@ -68,6 +71,19 @@ class Standing(NamedTuple):
     weight: Annotated[float, Meta(gt=0, le=1e15)]
 
 
+Keys = Annotated[bytes, Meta(max_length=MAX_EVICTED * KEY_BYTES)]
+
+
+class Pool(NamedTuple):
+    """The pool of a worker's node: which incarnation ("": not known), tokens of this model that it may hold, and the
+    first :data:`KEY_BYTES` bytes of the keys that it has let go, one behind the other.
+    """
+
+    incarnation: Name = ""
+    tokens: Count = 0
+    evicted: Keys = b""
+
+
 class Batch(NamedTuple):
     """What batch requests have of a worker's load: it is theirs as long as no other wants it."""
 
@@ -77,7 +93,7 @@ class Batch(NamedTuple):
     used_blocks: Count = 0
 
 
-class LoadReport(Message, tag="load:6", frozen=True):
+class LoadReport(Message, tag="load:7", frozen=True):
     """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
     gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
 
@@ -87,7 +103,9 @@ class LoadReport(Message, tag="load:6", frozen=True):
     queued tokens, requests and blocks belongs to batch requests. ``adapters``: the first :data:`ADAPTER_BYTES` bytes of
     the digests of those in its memory, one behind the other, the most recently used first. ``standing``: whose requests
     they are, while no place is free. ``incoming_tokens``: of K/V that come over the link of this worker, or will.
-    ``owner``: where ``planner`` listens, which owns the model's dispatch.
+    ``owner``: where ``planner`` listens, which owns the model's dispatch. ``weights``: what the keys of its K/V start
+    from (:func:`serve_app.kv.keys.weights_key`). ``evicted``: of keys that its own cache has let go, as in
+    :class:`Pool`. ``leaving``: it ends what it has, and gets nothing new.
     """
 
     replica: Name
@@ -114,6 +132,10 @@ class LoadReport(Message, tag="load:6", frozen=True):
     standing: Annotated[tuple[Standing, ...], Meta(max_length=MAX_STANDING)] = ()
     incoming_tokens: Count = 0
     owner: InboxAddress | None = None
+    weights: Annotated[bytes, Meta(max_length=32)] = b""
+    evicted: Keys = b""
+    pool: Pool = Pool()
+    leaving: bool = False
 
     @property
     def busy(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from serve_app.wire import encode, generate, predict, replicas
+from serve_app.wire import decide, encode, generate, predict, replicas
 from serve_app.wire.message import Message, Reader
 
 C = TypeVar("C", bound=Message)
@@ -24,6 +24,7 @@ class Method(Generic[C, R]):
 # A replica's to have; all replicas of a stage are asked for the others.
 GENERATE = Method("generate", generate.GenerateCall, generate.read_generate_result)
 GENERATE_MANY = Method("generate_many", generate.GenerateMany, generate.read_generated_many)
+DECIDE = Method("decide", decide.DecideCall, decide.read_decide_result)
 ENCODE = Method("encode", encode.EncodeCall, encode.read_encode_result)
 PREDICT = Method("predict", predict.PredictCall, predict.read_predict_result)
 PROBE = Method("probe", replicas.Nothing, replicas.read_nothing)

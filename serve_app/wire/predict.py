@@ -8,14 +8,15 @@ from serve_app.wire.generate import Failed
 from serve_app.wire.message import Message, Reader
 
 
-class PredictCall(Message, tag="predict:1", frozen=True):
-    """``inputs``: what the task's worker reads, a file or token ids, one by one; ``options``: JSON of the task's own.
-    Answered by :data:`PredictResult`.
+class PredictCall(Message, tag="predict:2", frozen=True):
+    """``inputs``: what the task's worker reads, a file or token ids, one by one; ``options``: JSON of the task's own;
+    ``salt``: of its tenant, whose inputs are prepared in turn with others'. Answered by :data:`PredictResult`.
     """
 
     inputs: tuple[bytes, ...]
     options: bytes = b"{}"
     priority: Literal["realtime", "batch"] = "realtime"
+    salt: bytes = b""
 
 
 class Predicted(Message, tag="predicted:1", frozen=True):

@@ -32,9 +32,9 @@ class Subscribed(Message, tag="subscribed:2", frozen=True):
     listens: bool = True
 
 
-class Listen(Message, tag="listen:2", frozen=True):
+class Listen(Message, tag="listen:3", frozen=True):
     """Replica -> its worker: what :class:`Subscribe` means for it. ``replica``: Serve's id; ``role``: what it is by the
-    catalogue; ``wish``: what that gateway wishes it to prefer.
+    catalogue; ``wish``: what that gateway wishes it to prefer; ``leaving``: Serve is taking the replica away.
     """
 
     inbox: InboxAddress
@@ -43,6 +43,7 @@ class Listen(Message, tag="listen:2", frozen=True):
     role: str
     wish: str | None = None
     plans: bool = True
+    leaving: bool = False
 
 
 class Counters(Message, tag="counters:1", frozen=True):

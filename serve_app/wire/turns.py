@@ -7,10 +7,12 @@
                         Began        its first token is there
                         StreamOver   a worker has done with one of its streams
                         Over         it has ended, or its client has left, or it goes on without the owner
+                        Foresee      what would become of a request
                         Ping
     owner -> gateway    Queued       it waits
                         Turned       it has its turn
                         TurnedAway   it is refused
+                        Foreseen     what would become of it
                         Pong
 """
 
@@ -20,11 +22,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from serve_app.wire.load import KEY_BYTES as KEY_BYTES
 from serve_app.wire.load import Count, Name, Seconds
 from serve_app.wire.message import Message, Reader
-
-# Bytes of each of a prompt's keys: routing goes by no more of them.
-KEY_BYTES = 8
 
 
 class Visit(Message, tag="visit:1", frozen=True):
@@ -74,6 +74,12 @@ class Over(Message, tag="over:1", frozen=True):
     output: Count = 0
 
 
+class Foresee(Message, tag="foresee:1", frozen=True):
+    """What would become of a request if it came now."""
+
+    request: Enter
+
+
 class Ping(Message, tag="ping:1", frozen=True):
     pass
 
@@ -111,7 +117,16 @@ class TurnedAway(Message, tag="turned-away:1", frozen=True):
     start_worker: bool = False
 
 
-FromGuest = Enter | Began | StreamOver | Over | Ping
-FromOwner = Queued | Turned | TurnedAway | Pong
+class Foreseen(Message, tag="foreseen:1", frozen=True):
+    """:class:`serve_app.routing.types.Prediction`."""
+
+    id: Name
+    cached_tokens: Count
+    wait: Seconds
+    ttft: Seconds
+
+
+FromGuest = Enter | Began | StreamOver | Over | Foresee | Ping
+FromOwner = Queued | Turned | TurnedAway | Foreseen | Pong
 read_from_guest: Reader[FromGuest] = Reader(FromGuest)
 read_from_owner: Reader[FromOwner] = Reader(FromOwner)

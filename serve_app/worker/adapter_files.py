@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.adapters.config import AdapterRefused
-from serve_app.state.adapters import CONFIG, WEIGHTS, blob, content_digest
-from serve_app.state.files import Files, NoFile, open_files
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, content_digest
+from serve_app.state.blobs.files import Files, NoFile, open_files
 from serve_app.wire.generate import AdapterAt
 from serve_app.worker.adapters import Adapters
 from serve_app.worker.packed_files import PackedFiles

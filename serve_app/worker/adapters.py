@@ -39,8 +39,8 @@ LOADERS = 2
 LOOKAHEAD = 16
 # While it is loaded an adapter is in memory twice: as it came, and as the model takes it.
 LOADING = 2
-# How much less of a processor that is wanted by others a loader gets: 1 is a tenth.
-NICE = 5
+# How much less of a processor that others want a loader gets. With 10 it is a tenth.
+NICE = 10
 
 
 class Packed(Protocol):
@@ -100,7 +100,7 @@ class Adapters:
         self._free = list(range(bank.places, 0, -1))
         # Takes no new requests: somebody waits for its place.
         self._leaving: _Adapter | None = None
-        self._loaders = ThreadPoolExecutor(LOADERS, "adapters", initializer=_one_thread)
+        self._loaders = ThreadPoolExecutor(LOADERS, "adapters", initializer=behind_the_step)
         self._loads: set[asyncio.Task[None]] = set()
         # The latest loads, for whoever predicts what the next one takes.
         self.loads: deque[Fetch] = deque(maxlen=16)
@@ -321,8 +321,8 @@ class Adapters:
                 self._evict(adapter)
 
 
-def _one_thread() -> None:
-    """The engine's step wants the processors: this thread gets a third of one while a step needs them all."""
+def behind_the_step() -> None:
+    """What a loader's thread is: while it computes, the threads of a step wait for the one whose processor it has."""
     import torch
 
     torch.set_num_threads(1)

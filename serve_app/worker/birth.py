@@ -11,11 +11,14 @@ from serve_app.progress import report_progress
 from serve_app.worker.spec import WorkerSpec
 
 
-def begin(spec: WorkerSpec) -> Callable[[str], None]:
-    """Returns the function that reports the worker's steps. To be called before torch is imported."""
-    logs.set_up(f"{spec.stage} worker")
+def begin(spec: WorkerSpec, rank: int = 0) -> Callable[[str], None]:
+    """Returns the function that reports the worker's steps. To be called before torch is imported. ``rank``: of a
+    worker of several processes; those beside rank 0 are told of by it.
+    """
+    stage = f"{spec.stage} rank {rank}" if rank else spec.stage
+    logs.set_up(f"{spec.stage} worker" + (f", rank {rank}" if rank else ""))
     # torch's thread pool reads this once, at import.
     if spec.cpu_threads:
         os.environ["OMP_NUM_THREADS"] = str(spec.cpu_threads)
     started = time.time()
-    return lambda step: report_progress(spec.model, spec.stage, step, since=started)
+    return lambda step: report_progress(spec.model, stage, step, since=started)

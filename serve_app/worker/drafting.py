@@ -17,7 +17,7 @@ from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.proposer import Proposer
-from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.models.loading.load import CausalModel, load_causal_lm
 from serve_app.worker.draft_link import DraftLink
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link
     """What ``spec`` asks for; ``folder`` holds the draft's weights unless a deployment has them.
 
     An EAGLE-3 head is needed in a prefill worker as well, which drafts nothing: its K/V are part of the cache. Raises
-    :class:`~serve_app.models.load.UnsupportedModel` for weights that do not fit ``model``.
+    :class:`~serve_app.models.loading.load.UnsupportedModel` for weights that do not fit ``model``.
     """
     if spec.draft_method == "eagle3":
         assert folder is not None
@@ -56,7 +56,7 @@ def make_drafter(spec: WorkerSpec, model: CausalModel, folder: Path | None, link
 
 def eagle_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter:
     """The EAGLE-3 head in ``folder``; makes room for its K/V in ``model.kv_shape``."""
-    from serve_app.models.eagle import attach_head
+    from serve_app.models.decoders.eagle import attach_head
 
     head = attach_head(model, folder)
     # A chain of up to 16 runs over the end of a block of 32 in about one step of four.

@@ -11,8 +11,8 @@ import numpy as np
 
 from serve_app.engine.encoder.batcher import EncodeBatcher
 from serve_app.engine.encoder.types import EncodeError
-from serve_app.models.encoder import Task
-from serve_app.models.encoder_load import load_encoder
+from serve_app.models.encoders.encoder import Task
+from serve_app.models.encoders.encoder_load import load_encoder
 from serve_app.wire.encode import EncodeCall, Encoded, EncodedTokens, EncodeResult
 from serve_app.wire.generate import Failed
 from serve_app.wire.replicas import Counters, Pulse

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,9 +19,8 @@ from serve_app.channel.served import gateway_name
 from serve_app.engine.loop import EngineLoop
 from serve_app.engine.request import Request
 from serve_app.engine.step import StepOutput
-from serve_app.kv.keys import tenant_id
-from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
+from serve_app.wire.decide import DecideCall, DecideResult
 from serve_app.wire.generate import (
     AdapterAt,
     ArrivingCall,
@@ -39,12 +39,15 @@ from serve_app.wire.generate import (
     PrefillResult,
 )
 from serve_app.wire.replicas import Counters, Listen, Pulse
-from serve_app.wire.tokens import Acked, Ending, TokenItem
+from serve_app.wire.tokens import Acked, Ending
 from serve_app.worker.adapter_files import open_adapters
+from serve_app.worker.deciding import decide
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_read import PoolReader, Stored
 from serve_app.worker.load_report import WorkerLoad
-from serve_app.worker.requests import Finished, Requests, Running
+from serve_app.worker.pictures import BadPictures, Look, look_at, put_into
+from serve_app.worker.pool_watch import PoolWatch
+from serve_app.worker.requests import Finished, Requests, Running, request_of, token_item
 
 if TYPE_CHECKING:
     from serve_app.worker.loading import Loaded
@@ -77,18 +80,19 @@ class EngineWork:
         self.spec = spec
         self.draft = draft
         self._engine = engine = loaded.engine
-        self._root_of = loaded.root_of
+        self.root_of = loaded.root_of
         self._publisher = loaded.publisher
+        self._ranks = loaded.ranks
         self._node_id = node_id
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engine_loop = EngineLoop(engine, self._on_outputs, name=f"{spec.stage}-engine")
         self.requests = Requests(self._engine_loop.abort)
         self.adapters = open_adapters(spec, loaded.model.adapters, self._engine_loop, self._fail)
+        self.pictures = loaded.pictures
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
-        self._load = WorkerLoad(
-            spec.model, spec.stage, node_id, engine, self._sender, self._reader.fetches, self.adapters
-        )
+        told = self._reader.fetches, self.adapters, loaded.weights, PoolWatch(self._publisher.client)
+        self._load = WorkerLoad(spec.model, spec.stage, node_id, engine, self._sender, *told)
         self._load.incoming = self._reader.on_the_way
 
     # -- calls ---------------------------------------------------------------------------------------------------------
@@ -98,21 +102,11 @@ class EngineWork:
         :class:`Missing`, and then :meth:`arriving` is the second half.
         """
         logs.at_hand.set(call.origin)
-        prompt = np.frombuffer(call.ids, np.int32).tolist()
-        running = self._register(
-            Request(
-                call.id,
-                prompt,
-                len(prompt) - call.resumed,
-                call.sampling,
-                self._root_of(call.salt, _digest(call)),
-                resumed=call.resumed,
-                tenant=tenant_id(call.salt),
-                share=call.share if call.priority == "batch" else None,
-                weight=call.weight,
-            ),
-            call,
-        )
+        try:
+            request, looks = self._read(call)
+        except BadPictures as bad:
+            return Failed(str(bad), refused=True)
+        running = self._register(request, call, looks)
         parked = False
         try:
             if self.adapters is not None and call.adapter is not None:
@@ -123,7 +117,7 @@ class EngineWork:
             told = call.sampling.prompt_logprobs is not None
             stored = await (self._reader.computed(running.prompt) if told else self._reader.stored(running.prompt))
             if running.done.done():
-                return _failed(running)
+                return running.failed()
             missing = len(running.request.tokens) - 1 - stored.covered
             if not told and call.prefill_above is not None and missing >= call.prefill_above:
                 running.found = stored.covered
@@ -167,7 +161,7 @@ class EngineWork:
         try:
             stored = await self._reader.arriving(running.prompt, running.prefilled)
             if running.done.done():
-                return _failed(running)
+                return running.failed()
             # What prefill found stored as well was not computed for this request either.
             running.cached = max(running.found, running.prefilled.result().cached if running.prefilled.done() else 0)
             return await self._run(running, stored)
@@ -183,24 +177,37 @@ class EngineWork:
     async def prefill(self, call: PrefillCall) -> PrefillResult:
         """Computes and publishes the K/V of a prompt; returns once the pool of this node holds them."""
         logs.at_hand.set(call.origin)
-        ids = np.frombuffer(call.ids, np.int32).tolist()
-        root, tenant = self._root_of(call.salt, _digest(call)), tenant_id(call.salt)
-        share = call.share if call.priority == "batch" else None
-        request = Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, tenant=tenant, share=share)
-        request.weight = call.weight
-        running = self._register(request, None)
         try:
-            self._publisher.awaited.add(call.id)
-            stored = await self._reader.stored(running.prompt)
-            if (failed := await self._placed(running, call.adapter)) is not None:
-                return failed
-            self._start(running, stored)
-            result = await running.done
+            request, looks = self._read(call)
+        except BadPictures as bad:
+            return Failed(str(bad), refused=True)
+        self._publisher.awaited.add(call.id)
+        try:
+            result = await self.run_here(request, call.adapter, looks, pooled=True)
             await self._publisher.published(call.id)
             return result if isinstance(result, Failed) else PrefillDone(result.cached, self._node_id)
         finally:
             self._publisher.awaited.discard(call.id)
-            self._forget(call.id)
+
+    async def decide(self, call: DecideCall) -> DecideResult:
+        return await decide(self, call)
+
+    async def run_here(
+        self, request: Request, at: AdapterAt | None, looks: Sequence[Look] = (), *, pooled: bool = False
+    ) -> Finished | Failed:
+        """Runs a request whose tokens go nowhere. ``pooled``: its prompt may come from the pool, and goes there."""
+        running = self._register(request, None, looks)
+        try:
+            stored = await self._reader.stored(running.prompt) if pooled else None
+            if (failed := await self._placed(running, at, stored.covered if stored is not None else 0)) is not None:
+                return failed
+            if stored is None:
+                self._engine_loop.add(request)
+            else:
+                self._start(running, stored)
+            return await running.done
+        finally:
+            self._forget(request.id)
 
     async def collect(self, call: CollectCall) -> Collected:
         """The tokens of a request that have come up and not been asked for before. Waits a moment for the first; empty
@@ -215,7 +222,7 @@ class EngineWork:
         return Collected()
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request and frees its blocks; it is no error if it is gone already."""
+        """Ends a request; it is no error if it is gone already."""
         self._abort(request_id)
 
     async def subscribe(self, call: Listen) -> None:
@@ -245,7 +252,9 @@ class EngineWork:
             "speculation": engine.speculation.stats() if engine.speculation is not None else None,
             "draft_connected": self.draft.connected,
             "adapters": self.adapters.stats() if self.adapters is not None else None,
+            "pictures": self.pictures.stats() if self.pictures is not None else None,
             "pool": self._publisher.stats() | self._reader.stats(),
+            "ranks": self._ranks.states() if self._ranks is not None else None,
         }
         return Counters(self.spec.stage, os.getpid(), numbers)
 
@@ -265,14 +274,21 @@ class EngineWork:
         self._load.close()
         if self.adapters is not None:
             self.adapters.close()
+        if self.pictures is not None:
+            await asyncio.to_thread(self.pictures.close)
         await self._sender.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.stop)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _register(self, request: Request, call: GenerateCall | None) -> Running:
+    def _read(self, call: GenerateCall | PrefillCall) -> tuple[Request, list[Look]]:
+        """The call's request and its pictures. Raises :class:`BadPictures`."""
+        request = request_of(call, self.root_of(call.salt, call.adapter.digest if call.adapter else ""))
+        return request, put_into(request, call.pictures, self.pictures)
+
+    def _register(self, request: Request, call: GenerateCall | None, looks: Sequence[Look]) -> Running:
         self._loop = self._publisher.loop = asyncio.get_running_loop()
-        return self.requests.register(request, call)
+        return self.requests.register(request, call, looks)
 
     def _start(self, running: Running, stored: Stored) -> None:
         self._engine_loop.add(running.request, stored.prefix, held=stored.held)
@@ -282,7 +298,7 @@ class EngineWork:
         """From the engine's first step for the request to its last; what is stored is there."""
         request, call = running.request, running.call
         assert call is not None
-        if (failed := await self._placed(running, call.adapter)) is not None:
+        if (failed := await self._placed(running, call.adapter, stored.covered)) is not None:
             return failed
         if call.inbox is not None:
             running.streamed = True
@@ -297,8 +313,10 @@ class EngineWork:
         undelivered = tuple(self._sender.undelivered(request.id))
         return Generated(result.reason, result.cached, path, undelivered, prompt_logprobs=result.prompt_logprobs)
 
-    async def _placed(self, running: Running, at: AdapterAt | None) -> Failed | None:
-        """Waits until the request's adapter has a place in the model; how the request ended where it did before."""
+    async def _placed(self, running: Running, at: AdapterAt | None, stored: int) -> Failed | None:
+        """Waits for the request's adapter and for its pictures behind the first ``stored`` tokens; how it has ended."""
+        if running.looks and (failed := await look_at(running.looks, stored)) is not None:
+            return failed
         if at is not None:
             if self.adapters is None:
                 return Failed("the model takes no adapters; give it lora: true in its record", refused=True)
@@ -309,7 +327,7 @@ class EngineWork:
             except Exception as error:  # another worker may reach the files
                 log.warning("adapter %s can't be loaded: %s: %s", at.digest[:16], type(error).__name__, error)
                 return Failed(f"its adapter can't be loaded here ({type(error).__name__})")
-        return _failed(running) if running.done.done() else None
+        return running.failed() if running.done.done() else None
 
     async def _compile(self, request: Request) -> str | None:
         """Gives a request its grammar, beside the event loop; the reason where that is impossible."""
@@ -352,8 +370,8 @@ class EngineWork:
             first = running.tokens == 0
             if running.caller is not None:
                 uncached = max(running.given - cached, 0)
-                told = (uncached, cached) if first else (0, 0)
-                self._load.served.add(*running.caller, uncached=told[0], cached=told[1], output=new)
+                read = (uncached, cached) if first else (0, 0)
+                self._load.served.add(*running.caller, uncached=read[0], cached=read[1], output=new)
             if first:
                 running.first_token_s = time.perf_counter() - running.started
             running.tokens += new
@@ -362,11 +380,12 @@ class EngineWork:
                 self.requests.end(output.request_id, Failed(output.error, refused=refused))
                 continue
             if running.streamed:
-                item = running.due(_item(output, cached if first and new else None), first=first)
+                item = running.due(token_item(output, cached if first and new else None), first=first)
                 if item is not None:
                     items.append(item)
             if output.finish_reason is not None:
-                self.requests.end(output.request_id, Finished(output.finish_reason, cached, output.prompt_logprobs))
+                told = Finished(output.finish_reason, cached, output.prompt_logprobs, output.logprobs)
+                self.requests.end(output.request_id, told)
         if items:
             self._sender.send(items)
 
@@ -379,20 +398,3 @@ class EngineWork:
                     self._abort(request_id)
 
         asyncio.get_running_loop().call_later(INBOX_GRACE_S, give_up)
-
-
-def _digest(call: GenerateCall | PrefillCall) -> str:
-    return call.adapter.digest if call.adapter is not None else ""
-
-
-def _item(output: StepOutput, cached: int | None) -> TokenItem:
-    logprobs = None if output.logprobs is None else tuple(output.logprobs)
-    ids = tuple(output.token_ids)
-    return TokenItem(output.request_id, output.offset, ids, output.finish_reason, logprobs, cached)
-
-
-def _failed(running: Running) -> Failed:
-    """Of a request that was aborted before the engine had it."""
-    result = running.done.result()
-    assert isinstance(result, Failed)
-    return result

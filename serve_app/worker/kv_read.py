@@ -50,11 +50,14 @@ class Prompt:
     @classmethod
     def of(cls, request: Request) -> Prompt:
         # The last token of a prompt is computed where the answer is sampled.
-        wanted = len(request.tokens) - (0 if request.prefill_only else 1)
-        request.keys = block_keys(request.root, np.array(request.tokens[:wanted], np.int32))
-        tail = request.tokens[len(request.keys) * BLOCK_TOKENS : wanted]
+        wanted, media = len(request.tokens) - (0 if request.prefill_only else 1), request.media
+        request.keys = block_keys(request.root, np.array(request.tokens[:wanted], np.int32), media=media)
+        full = len(request.keys) * BLOCK_TOKENS
+        tail = request.tokens[full:wanted]
+        if not tail:
+            return cls(request, wanted, [])
         parent = request.keys[-1] if request.keys else request.root
-        return cls(request, wanted, [tail_key(parent, np.array(tail, np.int32))] if tail else [])
+        return cls(request, wanted, [tail_key(parent, np.array(tail, np.int32), media=media, start=full)])
 
 
 @dataclass(slots=True)

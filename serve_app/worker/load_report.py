@@ -14,17 +14,21 @@ from serve_app.channel.served import ServedLedger, gateway_name
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.load import (
     ADAPTER_BYTES,
+    KEY_BYTES,
     MAX_ADAPTERS,
+    MAX_EVICTED,
     MAX_SAMPLES,
     MAX_STANDING,
     Batch,
     Fetch,
     LoadReport,
+    Pool,
     Standing,
     Step,
 )
 from serve_app.wire.replicas import Listen
 from serve_app.worker.adapters import Adapters
+from serve_app.worker.pool_watch import PoolWatch
 
 
 class _Wish(NamedTuple):
@@ -47,8 +51,12 @@ class WorkerLoad:
         sender: TokenSender,
         fetches: deque[Fetch],
         adapters: Adapters | None = None,
+        weights: bytes = b"",
+        pool: PoolWatch | None = None,
     ) -> None:
-        """``fetches``, and what ``adapters`` have loaded, are emptied with every report."""
+        """``fetches``, and what ``adapters`` have loaded, are emptied with every report. ``weights``: what the keys of
+        its K/V start from; ``pool``: its node's, if it publishes.
+        """
         # Tokens whose K/V are on their way here.
         self.incoming: Callable[[], int] = lambda: 0
         self._fetches = fetches
@@ -61,15 +69,22 @@ class WorkerLoad:
         self._engine = engine
         self._replica = ""
         self._role = ""
+        self._weights = weights
+        self._pool = pool
+        self._evicted: list[bytes] = []  # taken from the engine, and in no report yet
+        self._leaving = False
         # What each gateway wishes this worker to prefer, and until when.
         self._wishes: dict[str, _Wish] = {}
-        self._reporter = LoadReporter(sender, self._measure)
+        self._reporter = LoadReporter(sender, self._measure, sent=self._told)
 
     def subscribe(self, call: Listen) -> None:
         """Several gateways may wish for several things. One is followed, the same at all workers of the model: its
         gateways have different ranks for each model.
         """
         self._replica = call.replica
+        self._leaving |= call.leaving
+        if self._pool is not None:
+            self._pool.start(self._reporter.changed)
         if call.plans:
             self._wishes[gateway_name(call.inbox)] = _Wish(time.monotonic() + call.lease_s, call.wish, call.inbox)
         planner = self._planner()
@@ -79,6 +94,8 @@ class WorkerLoad:
 
     def close(self) -> None:
         self._reporter.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def changed(self) -> None:
         self._reporter.changed()
@@ -127,7 +144,23 @@ class WorkerLoad:
             standing=_standing([*running, *waiting]) if waiting or len(running) >= scheduler.max_num_seqs else (),
             incoming_tokens=self.incoming(),
             owner=self._wishes[planner].inbox if planner else None,
+            weights=self._weights,
+            evicted=self._gone(),
+            pool=Pool() if self._pool is None else self._pool.take(),
+            leaving=self._leaving,
         )
+
+    def _gone(self) -> bytes:
+        """Keys that the engine's cache has let go and does not hold again."""
+        blocks, waiting = self._engine.scheduler.blocks, self._evicted
+        while blocks.evicted and len(waiting) < MAX_EVICTED:
+            waiting.append(blocks.evicted.popleft())
+        return b"".join(key[:KEY_BYTES] for key in waiting if not blocks.holds(key))
+
+    def _told(self) -> None:
+        self._evicted.clear()
+        if self._pool is not None:
+            self._pool.sent()
 
     def _held(self) -> bytes:
         if self._adapters is None:

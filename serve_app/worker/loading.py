@@ -24,12 +24,16 @@ from serve_app.engine.speculation.recent import RecentProposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.matcher import Grammars
 from serve_app.kv.chunk import Layout
-from serve_app.kv.keys import root_key
-from serve_app.models.bare import publish
-from serve_app.models.load import CausalModel, load_causal_lm
+from serve_app.kv.keys import root_key, weights_key
+from serve_app.models.loading.bare import publish
+from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.parallel.group import Group
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.drafting import make_drafter
 from serve_app.worker.kv_publish import Publisher
+from serve_app.worker.pictures import PictureWork
+from serve_app.worker.ranks import Ranks, load_together, refuse_features
 
 if TYPE_CHECKING:
     from serve_app.worker.spec import WorkerSpec
@@ -60,8 +64,8 @@ def resolve_weights(spec: WorkerSpec, progress: Progress, weights: dict[str, Any
     return resolve(Weights.model_validate(weights or spec.weights), Path(spec.home), fetching, spec.source)
 
 
-def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
-    """The model in ``path``, on the worker's device."""
+def load_model(spec: WorkerSpec, path: Path, progress: Progress, group: Group | None = None) -> CausalModel:
+    """The model in ``path``, on the worker's device; with ``group`` this rank's part of it."""
     model = load_causal_lm(
         path,
         dtype=spec.dtype,
@@ -70,6 +74,7 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress) -> CausalModel:
         quantization=spec.quantization,
         kv_cache_dtype=spec.kv_cache_dtype,
         adapters=spec.adapters,
+        group=group,
         progress=progress,
     )
     if spec.adapters:
@@ -82,7 +87,15 @@ def limits_of(spec: WorkerSpec, model: CausalModel) -> EngineLimits:
     """What the catalogue allows the worker; without a size the cache takes what the worker's share of a GPU leaves."""
     length = spec.max_model_len or model.max_model_len
     limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, length)
+    if spec.ranks > 1:
+        # Rank 0 tells the others of each step as it comes.
+        limits.graphs = limits.overlap = False
     if not limits.kv_cache_bytes and model.device.type == "cuda":
+        if spec.ranks > 1:
+            raise UnsupportedModel(
+                f"a {spec.stage} worker of {spec.ranks} ranks does not measure its cache yet; give kv_cache_bytes, "
+                "which is each rank's (`serve-app plan` tells how much there is)"
+            )
         limits.kv_cache_bytes = gpu_cache_bytes(model, limits, spec.gpu_share)
     return limits
 
@@ -94,6 +107,9 @@ def fingerprint(path: Path) -> str:
     hundred kilobytes per file, whatever its size.
     """
     digest = hashlib.sha256((path / "config.json").read_bytes())
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (path / name).is_file():
+            digest.update((path / name).read_bytes())
     for file in sorted(path.glob("*.safetensors")):
         size = file.stat().st_size
         digest.update(f"{file.name} {size} ".encode())
@@ -108,23 +124,46 @@ def fingerprint(path: Path) -> str:
 
 @dataclass(slots=True)
 class Loaded:
-    """An engine with the stage's features plugged in. ``publisher`` gets what it exports; ``root_of``: from a tenant's
-    salt and an adapter's digest ("": none) to the root of its cache keys.
+    """An engine with the stage's features plugged in. ``publisher`` gets what it exports; ``weights``: as
+    :func:`serve_app.kv.keys.weights_key` names them; ``pictures``: None for a model without.
     """
 
     model: CausalModel
     engine: Engine
     publisher: Publisher
-    root_of: Callable[[bytes, str], bytes]
+    weights: bytes
+    ranks: Ranks | None = None
+    pictures: PictureWork | None = None
+
+    def root_of(self, salt: bytes, adapter: str) -> bytes:
+        """The root of a tenant's cache keys, with an adapter's digest ("": none)."""
+        return root_key(self.weights, adapter, salt)
 
 
 def load_engine(
-    spec: WorkerSpec, progress: Progress, *, publish: Callable[[Layout], Publisher], draft: DraftLink
+    spec: WorkerSpec,
+    progress: Progress,
+    *,
+    publish: Callable[[Layout], Publisher],
+    draft: DraftLink,
+    begin: Callable[[], Ranks] | None = None,
 ) -> Loaded:
-    """``publish`` makes the publisher for chunks of a layout."""
+    """``publish`` makes the publisher for chunks of a layout; ``begin`` starts the other ranks of a worker that has
+    several.
+    """
     prepare_torch(spec)
+    ranks: Ranks | None = None
+    if spec.ranks > 1:
+        refuse_features(spec)
+        if begin is None:
+            raise ValueError(f"nobody starts the {spec.ranks} ranks of this worker")
+        ranks = begin()
     path = resolve_weights(spec, progress)
-    model = load_model(spec, path, progress)
+    if ranks is None:
+        model = load_model(spec, path, progress)
+    else:
+        group = ranks.group
+        model = load_together(ranks, lambda: load_model(spec, path, progress, group))
     folder = resolve_weights(spec, progress, spec.draft_weights) if spec.draft_weights else None
     if folder is not None:
         progress("loading draft")
@@ -153,10 +192,11 @@ def load_engine(
     if drafter is not None and drafter.weights is not None:
         revision += f" {fingerprint(drafter.weights)}"
 
-    def root_of(salt: bytes, adapter: str) -> bytes:
-        return root_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name, adapter, salt)
-
-    return Loaded(model, engine, publisher, root_of)
+    weights = weights_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name)
+    # Other ranks are not told of pictures.
+    encoder = model.pictures if ranks is None else None
+    pictures = PictureWork(encoder, path) if encoder is not None else None
+    return Loaded(model, engine, publisher, weights, ranks, pictures)
 
 
 def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:

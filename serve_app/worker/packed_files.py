@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from serve_app.worker.adapters import behind_the_step
+
 if TYPE_CHECKING:
     from serve_app.models.adapters import AdapterBank, Prepared
 
@@ -24,6 +26,10 @@ log = logging.getLogger(__name__)
 KEPT_S = 2 * 3600.0
 # Of what is free on the disk, with the files that are there.
 SHARE = 0.5
+# How often the folder is looked through, and of the bytes that may be there how many are written before it is again:
+# with thousands of files that takes as long as writing one.
+SWEEP_S = 60.0
+UNSWEPT = 1 / 16
 
 
 class PackedFiles:
@@ -31,7 +37,8 @@ class PackedFiles:
 
     def __init__(self, folder: Path, bank: AdapterBank, limit: int) -> None:
         self._folder, self._bank, self._limit = folder, bank, limit
-        self._writer = ThreadPoolExecutor(1, "packed-adapters")
+        self._swept, self._unswept = 0.0, 0
+        self._writer = ThreadPoolExecutor(1, "packed-adapters", initializer=behind_the_step)
         with contextlib.suppress(OSError):  # without a disk adapters are packed each time
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.sweep(time.time())
@@ -63,6 +70,7 @@ class PackedFiles:
 
     def sweep(self, now: float) -> None:
         """Deletes what is too old, and too much."""
+        self._swept, self._unswept = now, 0
         found = []
         for entry in os.scandir(self._folder):
             with contextlib.suppress(OSError):
@@ -84,8 +92,11 @@ class PackedFiles:
                     while left:
                         left = left[file.write(left) :]
                 os.fsync(file.fileno())
+            self._unswept += part.stat().st_size
             part.replace(self._folder / digest)
-            self.sweep(time.time())
+            now = time.time()
+            if self._unswept > UNSWEPT * self._limit or not 0 <= now - self._swept < SWEEP_S:
+                self.sweep(now)
         except OSError as error:
             log.warning("a packed adapter is not kept: %s", error)
             with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ import msgspec
 from serve_app.catalog.tasks import folder_of
 from serve_app.predict.batcher import PredictBatcher
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor
+from serve_app.predict.preparing import Full, Preparing
 from serve_app.wire.generate import Failed
 from serve_app.wire.predict import PredictCall, Predicted, PredictResult
 from serve_app.wire.replicas import Counters, Pulse
@@ -39,6 +40,7 @@ class PredictWork:
         self._stage = spec.stage
         self._predictor = predictor
         self._batcher = PredictBatcher(predictor, budget=spec.max_batch_tokens, name=spec.stage)
+        self._preparing = Preparing()
         with ThreadPoolExecutor(1) as apart:  # this thread may have an event loop already
             warm = apart.submit(asyncio.run, self.predict(PredictCall((predictor.example(),)))).result()
         if isinstance(warm, Failed):
@@ -46,9 +48,11 @@ class PredictWork:
         progress("ready")
 
     async def predict(self, call: PredictCall) -> PredictResult:
-        """The results in the order of the inputs, or the reason for which the model refuses one."""
+        """The results in the order of the inputs, or the reason for which one is refused."""
         options: dict[str, Any] = json.loads(call.options)
         places = asyncio.Semaphore(PREPARED)
+        # Batches wait for others of their account no less than for other accounts.
+        whose = call.salt + call.priority.encode()
 
         async def run(items: Sequence[Item]) -> list[Any]:
             # Cancelling the await cancels the future, which frees the queue.
@@ -56,7 +60,8 @@ class PredictWork:
 
         async def one(data: bytes) -> tuple[bytes, dict[str, int]]:
             async with places:
-                item = await asyncio.to_thread(_graceful, partial(self._predictor.prepare, data, options))
+                prepare = partial(_graceful, partial(self._predictor.prepare, data, options))
+                item = await self._preparing.run(whose, len(data), prepare)
                 result, units = await self._predictor.answer(item, run)
             return msgspec.json.encode(result), units
 
@@ -65,6 +70,8 @@ class PredictWork:
             found = await asyncio.gather(*asked)
         except BadInput as refused:
             return Failed(str(refused), refused=True)
+        except Full:
+            return Failed("Too many files of your account wait to be read already; please try again.")
         finally:
             for task in asked:
                 task.cancel()

@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from msgspec.structs import replace
 
-from serve_app.sampling_params import PromptLogprobs
-from serve_app.wire.generate import Failed, GenerateCall, Prefilled
+from serve_app.engine.request import Request
+from serve_app.kv.keys import tenant_id
+from serve_app.sampling_params import PromptLogprobs, SamplingParams, TokenLogprobs
+from serve_app.wire.generate import Failed, GenerateCall, PrefillCall, Prefilled
 from serve_app.wire.tokens import TokenItem
 from serve_app.worker.kv_read import Prompt
 
 if TYPE_CHECKING:
-    from serve_app.engine.request import Request
+    from serve_app.engine.step import StepOutput
+    from serve_app.worker.pictures import Look
 
 # A request that waits for prefill elsewhere is given up if nobody goes on with it: the second call follows at once.
 WAIT_S = 10.0
 
 
+def request_of(call: GenerateCall | PrefillCall, root: bytes) -> Request:
+    """What the engine is given for a call; ``root`` is that of its cache keys. Pictures are put in by who has them."""
+    ids = np.frombuffer(call.ids, np.int32).tolist()
+    share = call.share if call.priority == "batch" else None
+    shared: dict[str, Any] = {"tenant": tenant_id(call.salt), "share": share, "weight": call.weight}
+    if isinstance(call, PrefillCall):
+        return Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, **shared)
+    return Request(call.id, ids, len(ids) - call.resumed, call.sampling, root, resumed=call.resumed, **shared)
+
+
 @dataclass(slots=True)
 class Finished:
-    """The engine is done with a request: why, how much of the prompt was found stored, and what is told of it."""
+    """The engine is done with a request: why, how much of the prompt was found stored, and what is told of it.
+    ``logprobs``: of the last tokens, where they were asked for.
+    """
 
     reason: str
     cached: int
     prompt_logprobs: PromptLogprobs | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -53,12 +70,20 @@ class Running:
     given_up: asyncio.TimerHandle | None = None
     started: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
+    # Pictures of its prompt.
+    looks: Sequence[Look] = ()
     # For whom this is computed: gateway, tenant's id, class. None: a prefill, which decode counts.
     caller: tuple[str, str, str] | None = None
 
     @property
     def request(self) -> Request:
         return self.prompt.request
+
+    def failed(self) -> Failed:
+        """How it ended before the engine had it: it was aborted."""
+        result = self.done.result()
+        assert isinstance(result, Failed)
+        return result
 
     def due(self, item: TokenItem, *, first: bool) -> TokenItem | None:
         """What is to be sent now that these tokens are there: the first ones of all at once."""
@@ -92,13 +117,13 @@ class Requests:
     def get(self, request_id: str) -> Running | None:
         return self._running.get(request_id)
 
-    def register(self, request: Request, call: GenerateCall | None) -> Running:
+    def register(self, request: Request, call: GenerateCall | None, looks: Sequence[Look] = ()) -> Running:
         """Raises ValueError for an id that is here already."""
         if request.id in self._running:
             raise ValueError(f"request {request.id} is here already")
         self.registered += 1
         running = Running(
-            Prompt.of(request), asyncio.get_running_loop().create_future(), call, given=len(request.tokens)
+            Prompt.of(request), asyncio.get_running_loop().create_future(), call, given=len(request.tokens), looks=looks
         )
         self._running[request.id] = running
         return running
@@ -138,3 +163,9 @@ class Requests:
             running.given_up.cancel()
         if not running.done.done():
             self._abort(request_id)
+
+
+def token_item(output: StepOutput, cached: int | None) -> TokenItem:
+    """What a step brought for a request, as it is sent."""
+    logprobs = None if output.logprobs is None else tuple(output.logprobs)
+    return TokenItem(output.request_id, output.offset, tuple(output.token_ids), output.finish_reason, logprobs, cached)

@@ -46,6 +46,9 @@ class WorkerSpec:
     adapter_cache_bytes: int = 1 << 30
     files: str = ""
     publish: bool = False
+    # Processes that compute together: so many divide each layer, and so many stages divide the layers.
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
     # Published chunks that wait for the pool to fetch them.
     export_bytes: int = 256 << 20
     # With one node there is nobody else's pool to look into.
@@ -54,3 +57,8 @@ class WorkerSpec:
     kv_disk_dir: str = ""
     kv_disk_bytes: int = 0
     kv_guaranteed: float = 0.5
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the worker."""
+        return self.tensor_parallel * self.pipeline_parallel

@@ -14,13 +14,23 @@ from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.engine_work import EngineWork
 from serve_app.worker.kv_publish import Publisher
 from serve_app.worker.loading import Progress, load_engine
+from serve_app.worker.ranks import StartRank, begin_ranks
 from serve_app.worker.spec import WorkerSpec
 
 
 def start_engine_work(
-    spec: WorkerSpec, progress: Progress, *, node_id: str, worker_id: str, exporter: Callable[[], Any]
+    spec: WorkerSpec,
+    progress: Progress,
+    *,
+    node_id: str,
+    worker_id: str,
+    exporter: Callable[[], Any],
+    start_rank: StartRank,
+    host: str,
 ) -> EngineWork:
-    """Loads the model; chunks go to the pool of ``node_id``, which asks ``exporter()`` for their bytes."""
+    """Loads the model; chunks go to the pool of ``node_id``, which asks ``exporter()`` for their bytes. Of a worker of
+    several ranks this is rank 0, which the others reach at ``host``.
+    """
 
     def publish(layout: Layout) -> Publisher:
         options = _pool_options(spec)
@@ -29,9 +39,10 @@ def start_engine_work(
         return Publisher(KVClient(node_id, layout, options), ExportBuffer(spec.export_bytes), exporter)
 
     draft = DraftLink()
-    work = EngineWork(
-        spec, load_engine(spec, progress, publish=publish, draft=draft), draft, node_id=node_id, worker_id=worker_id
+    loaded = load_engine(
+        spec, progress, publish=publish, draft=draft, begin=lambda: begin_ranks(spec, start_rank, host, progress)
     )
+    work = EngineWork(spec, loaded, draft, node_id=node_id, worker_id=worker_id)
     progress("ready")
     return work
 

@@ -82,7 +82,7 @@ REFUSED_WEIGHTS = {
     "a whole module": ({f"{PREFIX}lm_head.weight": A}, "no A or B"),
     "no B": ({f"{PREFIX}{Q}.lora_A.weight": A}, "lacks"),
     "not finite": ({f"{PREFIX}{Q}.lora_A.weight": A / 0, f"{PREFIX}{Q}.lora_B.weight": B}, "not finite"),
-    "integers": ({f"{PREFIX}{Q}.lora_A.weight": A.int(), f"{PREFIX}{Q}.lora_B.weight": B}, "int32"),
+    "integers": ({f"{PREFIX}{Q}.lora_A.weight": A.int(), f"{PREFIX}{Q}.lora_B.weight": B}, "I32; save"),
     "another rank": ({f"{PREFIX}{Q}.lora_A.weight": A[:2], f"{PREFIX}{Q}.lora_B.weight": B[:, :2].clone()}, "rank 4"),
     "one dimension": ({f"{PREFIX}{Q}.lora_A.weight": A[0], f"{PREFIX}{Q}.lora_B.weight": B}, "two sizes"),
     "nothing": ({}, "no weights"),
@@ -99,10 +99,10 @@ def test_tensors_that_are_no_adapters_of_linears_are_refused_by_name(name):
 def test_a_damaged_file_is_refused(tmp_path):
     data = weights(SHAPES)
     for damaged in (b"", data[:100], data[:-1], b"\xff" * 8 + data[8:]):
-        with pytest.raises(AdapterRefused, match="upload the file again"):
+        with pytest.raises(AdapterRefused, match="upload the whole file"):
             read_adapter(config(), damaged)
         (tmp_path / "x").write_bytes(damaged)
-        with pytest.raises(AdapterRefused, match="upload the file again"):
+        with pytest.raises(AdapterRefused, match="upload the whole file"):
             read_adapter(config(), tmp_path / "x")
 
 

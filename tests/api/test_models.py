@@ -13,11 +13,13 @@ from openai.types import Model
 from serve_app.api import listing as models
 from serve_app.api.errors import InvalidInput, NotFound
 from serve_app.api.types import ChoiceDone, TextDelta, ToolCallDelta, Usage
+from serve_app.catalog.tasks import declared
 from serve_app.tasks.registry import tasks
 from serve_app.tasks.reranking.read import parse_rerank
 from serve_app.tasks.text_embeddings.read import parse_embed
 from serve_app.tasks.text_generation.read import parse_generate
 from serve_app.tasks.text_generation.write import render_generate
+from serve_app.tasks.translation.task import parse_translate
 
 
 def record(number: int, task: str = "Text Generation", **properties: Any) -> dict[str, Any]:
@@ -112,11 +114,16 @@ INPUTS = [
     ("text-embeddings", {}, False),
     ("reranking", {"query": "q", "contexts": [{"text": "a"}], "top_k": 1}, True),
     ("reranking", {"query": "q", "contexts": []}, False),
+    ("translation", {"text": "a", "target_lang": "fr"}, True),
+    ("translation", {"text": ["a", "b"], "target_language": "fr"}, True),
+    ("translation", {"text": "a"}, False),
+    ("translation", {"text": "a", "target_lang": "f" * 33}, False),
 ]
 PARSE = {
     "text-generation": parse_generate,
     "text-embeddings": parse_embed,
     "reranking": parse_rerank,
+    "translation": lambda inputs, model: parse_translate(inputs),
 }
 
 
@@ -131,6 +138,12 @@ def test_schemas_say_what_the_readers_do(task, inputs, right):
     else:
         with pytest.raises(InvalidInput):
             PARSE[task](inputs, "m")
+
+
+@pytest.mark.parametrize("task", declared())
+def test_examples_are_what_schemas_say(task):
+    validator = jsonschema.Draft202012Validator(tasks()[task].schema()["input"])
+    assert validator.is_valid(dict(declared()[task].example))
 
 
 def test_answers_fit_the_output_schema():

@@ -24,9 +24,9 @@ from serve_app.batch import asking
 from serve_app.batch import ends as ends_module
 from serve_app.batch import runner as runner_module
 from serve_app.batch.job import Done, Job
-from serve_app.state.batches import forget
+from serve_app.state.blobs.files import open_files
+from serve_app.state.deferred.batches import forget
 from serve_app.state.errors import Away
-from serve_app.state.files import open_files
 from serve_app.state.store.sql import SqlStore
 from tests.batch.running import answer, check_complete, make, runner
 

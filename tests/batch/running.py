@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from serve_app.batch.ends import Ends
 from serve_app.batch.job import Done, Job
 from serve_app.batch.runner import Runner
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch, BatchStore, Counts, Request, Result, Shard, Waiting, pack
-from serve_app.state.files import Files
-from serve_app.state.ledger import Entry
+from serve_app.state.blobs.files import Files
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Batch, BatchStore, Counts, Request, Result, Shard, Waiting, pack
+from serve_app.state.spending.ledger import Entry
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import ledger
 

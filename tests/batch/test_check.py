@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.api.errors import ApiError
 from serve_app.batch.check import FORMS, Checker, NoModel
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from tests.batch.world import CHAT, EMBED, RERANK, known
 
 TURN = [{"role": "user", "content": "What?"}]

@@ -10,9 +10,9 @@ import pytest
 from serve_app.batch.doors import native_door
 from serve_app.batch.intake import SHARD_REQUESTS, Intake, Refusal, ShardPlan
 from serve_app.batch.prepare import Ended, prepare
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch, Request, unpack
-from serve_app.state.files import DirectoryFiles
+from serve_app.state.blobs.files import DirectoryFiles
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Batch, Request, unpack
 from tests.batch.world import CHAT, EMBED, known
 
 ID = "ab" * 16

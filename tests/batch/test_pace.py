@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.batch.job import Done
 from serve_app.batch.pace import HOLD_S, LEAST, MOST, START_S, ModelState, Pace, WorkerState
-from serve_app.state.batches import Waiting
+from serve_app.state.deferred.batches import Waiting
 
 OK = Done(200, b"{}")
 NOW = 1e9

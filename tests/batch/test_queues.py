@@ -11,9 +11,9 @@ import pytest
 
 from serve_app.batch.job import Done, Job
 from serve_app.batch.queues import QueueRunner, Sharer
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Waiting
-from serve_app.state.queues import Consumer, New
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Waiting
+from serve_app.state.deferred.queues import Consumer, New
 from serve_app.state.store.sql import SqlStore
 from tests.batch.running import Steady
 from tests.waiting import until

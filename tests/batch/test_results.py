@@ -8,8 +8,8 @@ import orjson
 from anthropic.types.messages import MessageBatchIndividualResponse
 
 from serve_app.batch.results import lines
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch, Result
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Batch, Result
 
 ID = "ab" * 16
 BODY = {"choices": [], "n": 1}

@@ -11,9 +11,9 @@ import pytest
 
 from serve_app.batch import runner as runners
 from serve_app.batch.job import Done, Job
-from serve_app.state.batches import Counts, forget
+from serve_app.state.blobs.files import Files, open_files
+from serve_app.state.deferred.batches import Counts, forget
 from serve_app.state.errors import Away
-from serve_app.state.files import Files, open_files
 from tests.batch.running import answer, check_complete, ended, make, runner, running, until
 
 # The store's own tests run on both databases; where two runners meet, and what they do when one dies, does here too.

@@ -16,8 +16,8 @@ from benchmarks.families.generation import LENGTHS, lengths_of
 from benchmarks.families.run import run_all
 from benchmarks.families.table import page, summary
 from benchmarks.families.work import examine
-from serve_app.models.encoder_load import load_encoder
-from serve_app.models.miniature import Sizes, build
+from serve_app.models.encoders.encoder_load import load_encoder
+from serve_app.models.loading.miniature import Sizes, build
 
 TINY = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,

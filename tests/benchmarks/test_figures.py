@@ -93,6 +93,21 @@ def test_an_interrupted_run_goes_on(files, ends, monkeypatch, capsys):
     assert [command[3] for command in ran][3:] == ["one", "other"]
 
 
+def test_figures_of_earlier_commits_stay_where_they_are_to(files, ends, monkeypatch, capsys):
+    other = Measurement("other", "benchmarks other", "benchmarks other", (FAST,))
+    for module in (figures, report):
+        monkeypatch.setattr(module, "MEASUREMENTS", (ONE, other))
+    ran = ends(0, '{"speeds": 4.0, "peer": 7}')
+    assert figures.main(files) == 0
+    for commit, taken in (("b", "one"), ("c", "other")):
+        monkeypatch.setattr(report, "commit", lambda commit=commit: commit * 40)
+        assert figures.main(["--keep", "--only", taken, *files]) == 0
+    assert [command[3] for command in ran] == ["one", "other", "one", "other"]
+    text = readme(files)
+    assert "| 4.0x (`bbbbbbbb`, " in text and "| 4.0x | `python -m benchmarks other` |" in text
+    assert "at commit `cccccccccccc`" in text and "left to measure: one" in capsys.readouterr().out
+
+
 def test_a_peer_that_has_come_is_measured(files, ends, tmp_path):
     ran = ends(0, '{"speeds": 4.0, "peer": 7}')
     assert figures.main(files) == 0

@@ -72,7 +72,8 @@ def test_the_simulated_engine_answers_what_a_decode_stage_does():
         if not name.startswith("_") and list(inspect.signature(method).parameters)[1:2] == ["call"]
     }
     assert {"generate", "probe", "subscribe"} <= asked
-    assert asked - {"prefill"} <= set(dir(SimulatedDecode))
+    # Decode asks prefill itself, and no benchmark of the gateway asks for decisions.
+    assert asked - {"prefill", "decide"} <= set(dir(SimulatedDecode))
 
 
 def test_channel(capsys, monkeypatch):

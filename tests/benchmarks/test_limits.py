@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.gateway import limits
-from serve_app.state.leases import Leases, Reservation
+from serve_app.state.spending.leases import Leases, Reservation
 
 
 def run(monkeypatch) -> int:

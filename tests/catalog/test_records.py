@@ -65,7 +65,7 @@ def test_a_short_record_gets_the_defaults(tmp_path: Path) -> None:
             "",
             "Remove serving.local.draft",
         ),
-        (("text-generation", "text-to-speech"), "task", "'text-embeddings'"),
+        (("text-generation", "text-to-video"), "task", "'text-embeddings'"),
         (("@cf/me/mine", "mine"), "id", "@cf/author/name"),
         (('"@cf/me/mine"', "7"), "id", "not text"),
         (('"@cf/me/mine"', "@cf/me/mine"), "line 2", "@"),

@@ -108,7 +108,7 @@ async def test_what_is_wrong_is_said_with_its_line(shell, echo, tmp_path):
 
 
 async def test_a_large_input_is_streamed_and_checked_by_the_runner(echo, batches, monkeypatch):
-    monkeypatch.setattr("serve_app.gateway.http.routes.batch_lines.INLINE_BYTES", 100)
+    monkeypatch.setattr("serve_app.gateway.http.routes.deferred.batch_lines.INLINE_BYTES", 100)
     asked = ({"prompt": f"p{n}", "max_tokens": 2} for n in range(50))
     made = await asyncio.to_thread(batches.submit, echo.model, asked)
     handle = BatchHandle(batches, made["id"])

@@ -31,6 +31,8 @@ def test_a_shell_takes_the_script(shell):
     [
         ("serve-app st", "status"),
         ("serve-app batch w", "watch"),
+        ("serve-app models sc", "scale"),
+        ("serve-app models start @cf/me/t", "@cf/me/two"),
         ("serve-app usage --by mod", "model"),
         ("serve-app run @cf/me/t", "@cf/me/two"),
         ("serve-app run --sy", "--system"),

@@ -5,6 +5,7 @@ import yaml
 
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import load_catalog
+from serve_app.catalog.ranks import check_room
 from serve_app.cli.program import main
 from tests import tiny
 
@@ -29,15 +30,16 @@ def test_a_folder_is_planned_and_written_as_a_record(home, tmp_path, capsys):
     assert "exists" in capsys.readouterr().err
 
 
-def test_a_worker_of_several_ranks_is_refused_when_it_is_started(home, tmp_path, capsys):
+def test_a_split_is_written_and_can_be_started(home, tmp_path, capsys):
     folder = tiny.write_checkpoint(tmp_path / "Tiny", "llama")
     file = home / "models" / "tiny.yaml"
     assert main(["plan", str(folder), "--count", "2", "--tensor", "2", "--write", str(file)]) == 0
     assert "tensor 2" in capsys.readouterr().out
-    assert yaml.safe_load(file.read_text())["serving"]["gpu"]["tensor_parallel"] == 2
-    catalog = load_catalog(home)
-    with pytest.raises(CatalogError, match="takes 2 ranks, and workers have one"):
-        catalog.started("gpu", ["@cf/local/tiny"])
+    assert yaml.safe_load(file.read_text())["serving"]["gpu"]["decode"]["tensor_parallel"] == 2
+    [(record, profile)] = load_catalog(home).started("gpu", ["@cf/local/tiny"])
+    assert profile.stages["decode"].ranks == 2
+    with pytest.raises(CatalogError, match="takes 2 GPUs, one for each of its 2 ranks, and there are 1"):
+        check_room(record, profile, 1.0, file)
 
 
 @pytest.mark.parametrize(

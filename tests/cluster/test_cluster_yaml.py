@@ -1,5 +1,5 @@
-"""cluster.yaml passes Ray's own checks, carries our environment to every node and opens nothing to the
-world.
+"""cluster.yaml, and what other clouds have of it, pass Ray's own checks, carry our environment to every node and open
+nothing to the world.
 """
 
 import copy
@@ -14,6 +14,8 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from serve_app import clouds
+from serve_app.cli.program import main
 from serve_app.ray_private import environment as env
 from serve_app.ray_private import haproxy
 
@@ -21,8 +23,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "cluster.yaml").read_text()
 
 
+@pytest.fixture(params=clouds.CLOUDS)
+def config(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return yaml.safe_load(clouds.render(request.param))
+
+
 @pytest.fixture
-def config() -> dict[str, Any]:
+def aws() -> dict[str, Any]:
     return yaml.safe_load(TEXT)
 
 
@@ -72,15 +79,45 @@ def test_the_token_reaches_every_node_unreadable_to_others(config: dict[str, Any
     assert not re.search(r"RAY_AUTH_TOKEN=", TEXT)
 
 
-def test_nothing_is_open_to_the_world(config: dict[str, Any]) -> None:
+def test_nothing_is_open_to_the_world(config: dict[str, Any], aws: dict[str, Any]) -> None:
     # Without a group of ours on every node type Ray makes one with SSH open to 0.0.0.0/0.
-    for node in config["available_node_types"].values():
+    for node in aws["available_node_types"].values():
         assert node["node_config"]["SecurityGroupIds"]
-    assert "security_group" not in config["provider"]
-    without_comments = "\n".join(line.split("#")[0] for line in TEXT.splitlines())
+    assert "security_group" not in aws["provider"]
+    without_comments = yaml.safe_dump(config)
     assert "0.0.0.0" not in without_comments and "::/0" not in without_comments
     head = start_commands(config)[0]
     assert "--dashboard-host=127.0.0.1" in head
+
+
+def test_each_cloud_has_its_own_machines_and_the_same_of_all_else(config: dict[str, Any], aws: dict[str, Any]) -> None:
+    own = {"provider", "auth", "available_node_types", "head_setup_commands"}
+    assert set(config) == set(aws)
+    assert {k: v for k, v in config.items() if k not in own} == {k: v for k, v in aws.items() if k not in own}
+    if config["provider"]["type"] == "aws":
+        return
+    # Ray looks up what a type of machine has on AWS alone, and starts machines on others with packages of theirs.
+    assert config["available_node_types"]["gpu"]["resources"]["GPU"] == 8
+    assert config["provider"] != aws["provider"] and "==" in config["head_setup_commands"][0]
+
+
+def test_they_are_printed_with_what_is_to_be_done_before(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = {}
+    for cloud in clouds.CLOUDS:
+        assert main(["config", "gpu", "--cloud", cloud]) == 0
+        printed[cloud] = capsys.readouterr().out
+        comments = [line for line in printed[cloud].splitlines() if line.startswith("#")]
+        assert [line[:6] for line in comments if re.match(r"#   \d\.", line)] == ["#   1.", "#   2.", "#   3."]
+        assert max(map(len, printed[cloud].splitlines())) <= 400
+    assert printed["aws"] == TEXT
+    assert "security group" not in printed["gcp"] and "az login" in printed["azure"]
+
+
+def test_a_cluster_yaml_that_has_changed_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cluster.yaml").write_text(TEXT.replace("provider:", "providers:"))
+    monkeypatch.setattr(clouds, "PROJECT_ROOT", tmp_path)
+    with pytest.raises(ValueError, match="provider"):
+        clouds.render("gcp")
 
 
 def test_the_head_runs_no_replicas_and_gpu_nodes_hold_the_cache(config: dict[str, Any]) -> None:

@@ -82,6 +82,17 @@ def test_every_application_builds(profile: str) -> None:
             assert (limits.min_replicas, limits.max_replicas) == (size.min_replicas, size.max_replicas)
 
 
+@pytest.mark.parametrize(
+    ("profile", "gateways", "limits"),
+    [("local", "1", (1, 1)), ("local", "2", (2, 2)), ("gpu", "1", (1, 16)), ("gpu", "20", (20, 20))],
+)
+def test_there_are_as_many_gateways_as_are_asked_for(profile, gateways, limits, monkeypatch) -> None:
+    monkeypatch.setenv("SERVE_APP_GATEWAYS", gateways)
+    [application] = [a for a in shipped(profile)["applications"] if a["name"] == "gateway"]
+    found = built_deployments(application)["Gateway"]._deployment_config.autoscaling_config
+    assert (found.min_replicas, found.max_replicas) == limits
+
+
 def test_some_models_only_and_the_gateway_knows_which() -> None:
     wanted = ["@cf/qwen/qwen3-0.6b", "@cf/baai/bge-small-en-v1.5"]
     settings = load_settings(profile="gpu", models=",".join(wanted))

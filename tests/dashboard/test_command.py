@@ -13,7 +13,7 @@ from serve_app.dashboard_command import link
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
 
 
 async def test_the_link_signs_in_at_a_server_of_the_same_settings(tmp_path: Path):

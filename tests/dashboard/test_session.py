@@ -10,9 +10,9 @@ import pytest
 
 from serve_app.dashboard.code import VALID_S, make_code
 from serve_app.gateway.http.session import COOKIE, FRESH_S, TOKEN, new_cookie, token_of
-from serve_app.state.accounts import hash_key
-from serve_app.state.attempts import MOST, WINDOW_S
-from serve_app.state.sessions import IDLE_S, LONGEST_S
+from serve_app.state.callers.accounts import hash_key
+from serve_app.state.callers.attempts import MOST, WINDOW_S
+from serve_app.state.callers.sessions import IDLE_S, LONGEST_S
 from tests.gateway.http.test_accounts import KEY, READS, Served
 from tests.waiting import until
 
@@ -290,7 +290,7 @@ async def test_it_is_renewed_by_use_and_ends_in_any_case(served, monkeypatch):
 
 
 async def test_wrong_keys_are_bounded_by_address_at_all_gateways_together(served):
-    from serve_app.gateway.http.routes import dashboard as signing
+    from serve_app.gateway.http.routes.operating import dashboard as signing
 
     await served.start()
     browsers = [Browser(served), Browser(served, 1)]

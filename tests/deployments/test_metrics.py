@@ -10,7 +10,7 @@ from deployments import metrics
 from deployments.metrics import MAX_ACCOUNTS, GatewayMetrics
 from serve_app.api.types import Usage
 from serve_app.gateway.tally import Tally
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.work import Settled
 
 

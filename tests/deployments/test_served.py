@@ -17,9 +17,9 @@ from tests.waiting import until
 
 async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
     worker = workers.start(tiny.write_checkpoint(tmp_path / "tiny", "llama"), "decode")
-    async with Caller() as one, Caller() as two, asyncio.timeout(120):
+    async with Caller() as one, Caller() as two, asyncio.timeout(400):
         for caller in (one, two):
-            await worker.subscribe(Listen(caller.address, 60, "r", "decode"))
+            await worker.subscribe(Listen(caller.address, 600, "r", "decode"))
         prompt = list(range(3, 103))
         tokens, _ = await one.generate(worker, prompt, max_tokens=20)
         again, result = await one.generate(worker, prompt, max_tokens=20)
@@ -39,12 +39,13 @@ async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
 
         first, second = sorted((one, two), key=lambda caller: gateway_name(caller.address))
         await told("decode", first)
-        for caller, wish, lease_s in ((second, "mixed", 60), (first, "prefill", 0.5)):
-            await worker.subscribe(Listen(caller.address, lease_s, "r", "decode", wish))
+        for caller, wish in ((second, "mixed"), (first, "prefill")):
+            await worker.subscribe(Listen(caller.address, 600, "r", "decode", wish))
         await told("prefill", first)
+        await worker.subscribe(Listen(first.address, 0.1, "r", "decode", "prefill"))
         # With the first gone the other's wish counts.
         while second.reports[-1].role != "mixed":
-            await worker.subscribe(Listen(second.address, 60, "r", "decode", "mixed"))
+            await worker.subscribe(Listen(second.address, 600, "r", "decode", "mixed"))
             await asyncio.sleep(0.05)
         assert second.reports[-1].gateways == 1
     ray.kill(worker.actor)

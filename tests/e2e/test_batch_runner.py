@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving.processes import descendants
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch, Counts
-from serve_app.state.files import open_files
+from serve_app.state.blobs.files import open_files
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Batch, Counts
 from serve_app.state.store.sql import SqlStore
 from tests.conftest import ACCOUNT
 from tests.e2e.conftest import CHAT

@@ -12,7 +12,7 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.backends import attempts
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel, application_name
 from serve_app.tasks.text_generation.run import generate
 from serve_app.tasks.work import Runtime, Settlement

@@ -20,7 +20,7 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.config import load_settings
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.text_generation import run
 from serve_app.tasks.work import Runtime, Settlement

@@ -17,7 +17,7 @@ from serve_app.config import load_settings
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.dispatch.subscriptions import Subscriptions, Wake, Wanted
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel, application_name
 from serve_app.tasks.text_generation.run import generate
 from serve_app.tasks.work import Runtime, Settlement

@@ -79,3 +79,17 @@ def test_least_recently_used_prefix_goes_first():
 
 def test_blocks_for():
     assert [blocks_for(n) for n in (0, 1, 32, 33)] == [0, 1, 1, 2]
+
+
+def test_keys_that_are_forgotten_can_be_told():
+    pool = BlockPool(5)
+    blocks = pool.allocate(4)
+    for number, block in enumerate(blocks):
+        pool.seal(block, bytes([number]))
+    pool.release(blocks)
+    assert not pool.evicted and pool.holds(b"\x03")
+    # The end of a chain goes first.
+    pool.allocate(2)
+    assert list(pool.evicted) == [b"\x03", b"\x02"] and not pool.holds(b"\x03")
+    pool.clear_cache()
+    assert set(pool.evicted) == {bytes([n]) for n in range(4)}

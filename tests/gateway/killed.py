@@ -13,8 +13,8 @@ from serve_app.api.types import Event
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state import ledger_writer
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
+from serve_app.state.spending import ledger_writer
 from serve_app.tasks.backend import Prepared
 from serve_app.tasks.work import Work
 from tests.tasks.conftest import KEY, nobody

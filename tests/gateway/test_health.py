@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ray.serve.schema import DeploymentStatus, DeploymentStatusOverview, DeploymentStatusTrigger, ReplicaState
+from ray.serve.schema import DeploymentStatus, ReplicaState
 
 from serve_app.catalog.tasks import declared
 from serve_app.gateway.health import ApplicationState, can_serve, has_replicas
@@ -51,6 +51,5 @@ def test_what_is_deleted_or_not_there_does_not_serve() -> None:
     ],
 )
 def test_a_new_controller_has_yet_to_ask_replicas_that_never_stopped(status, states, there) -> None:
-    counted = {ReplicaState(state): count for state, count in states.items()}
-    deployment = DeploymentStatusOverview(DeploymentStatus(status), DeploymentStatusTrigger.UNSPECIFIED, counted, "")
-    assert has_replicas(deployment) is there
+    replicas = [{"state": ReplicaState(state)} for state, count in states.items() for _ in range(count)]
+    assert has_replicas({"status": DeploymentStatus(status), "replicas": replicas}) is there

@@ -11,8 +11,8 @@ import pytest
 from serve_app.api.types import Usage
 from serve_app.gateway.history import Asked, usual_step
 from serve_app.gateway.tally import LIVE_S, MAX_PAIRS, OTHERS, Tally
-from serve_app.state.accounts import Caller
-from serve_app.state.history import EVERYBODY, HOUR_S, MINUTE_S
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.kept.history import EVERYBODY, HOUR_S, MINUTE_S
 from serve_app.tasks.work import Settled, Work
 from tests.dashboard.test_session import Browser, a_key
 

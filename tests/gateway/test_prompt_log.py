@@ -16,8 +16,8 @@ import pytest
 from serve_app import logs
 from serve_app.gateway.http.request_id import ids_at_hand
 from serve_app.gateway.prompt_log import Prompts
-from serve_app.state.book import AccountBook
-from serve_app.state.prompt_log import KIND
+from serve_app.state.callers.book import AccountBook
+from serve_app.state.kept.prompt_log import KIND
 from serve_app.state.protocols import Row
 from serve_app.state.store.sql import SqlStore
 from tests.gateway.http.test_accounts import Served
@@ -244,7 +244,7 @@ async def test_who_may_switch_see_and_delete(served: Served) -> None:
 
 def test_the_oldest_go_where_there_is_too_much(database, tmp_path):
     from serve_app.state.protocols import Row
-    from serve_app.state.store.prompt_log import PromptTable
+    from serve_app.state.store.kept.prompt_log import PromptTable
     from serve_app.state.store.sql import SqlStore
 
     with SqlStore(tmp_path, database) as store:

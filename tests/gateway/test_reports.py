@@ -11,11 +11,11 @@ from serve_app.cli.status import described
 from serve_app.cli.top import rows
 from serve_app.client.view import look
 from serve_app.gateway import reports
-from serve_app.state.accounts import Caller
-from serve_app.state.attempts import MOST, WINDOW_S, Attempts
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.callers.attempts import MOST, WINDOW_S, Attempts
+from serve_app.state.deferred.reports import COUNTED_S, FRESH_S
 from serve_app.state.errors import Away
 from serve_app.state.reader import Reader
-from serve_app.state.reports import COUNTED_S, FRESH_S
 from tests.gateway.http.test_accounts import CHAT, KEY, Served
 from tests.waiting import until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.gateway.shipped import OWNER, put
-from serve_app.state.adapters import CONFIG, WEIGHTS, AdapterTaken, blob
-from serve_app.state.files import open_files
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, AdapterTaken, blob
+from serve_app.state.blobs.files import open_files
 from serve_app.state.store.sql import SqlStore
 from tests.adapters import made
 

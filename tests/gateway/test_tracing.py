@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from serve_app.api.trace_context import read_traceparent
 from serve_app.gateway.tracing.export import Otlp, Tracing, tracing
-from serve_app.state.traces import Trace
+from serve_app.state.kept.traces import Trace
 from tests.tasks.conftest import ACCOUNT, record, serve  # noqa: F401
 from tests.tasks.test_backend import EchoBackend
 

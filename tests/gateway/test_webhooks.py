@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import openai
 import orjson
@@ -18,15 +19,15 @@ import pytest
 from serve_app.api.errors import StoreAway
 from serve_app.gateway import webhooks as sending
 from serve_app.gateway.webhooks import Receiver, Refused, Webhooks, is_public, resolve, send, signed
-from serve_app.state.accounts import Caller
-from serve_app.state.alerts import Alert, told
-from serve_app.state.batches import Batch
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.callers.limits import MICRO
+from serve_app.state.deferred.batches import Batch
+from serve_app.state.deferred.events import OPERATOR
 from serve_app.state.errors import Away
-from serve_app.state.events import OPERATOR
-from serve_app.state.ledger import Entry
-from serve_app.state.limits import MICRO
-from serve_app.state.quotas import MONEY, NEURONS, Quota, Want
-from serve_app.state.store.events import BACKOFF_S
+from serve_app.state.spending.alerts import Alert, told
+from serve_app.state.spending.ledger import Entry
+from serve_app.state.spending.quotas import MONEY, NEURONS, Quota, Want
+from serve_app.state.store.deferred.events import BACKOFF_S
 from serve_app.state.store.sql import SqlStore
 
 SECRET = "whsec_plJ3nmyCDGBKInavdOK15jsl"
@@ -143,14 +144,16 @@ async def test_only_success_is_success_and_nothing_is_followed(status):
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "0.0.0.0", "100.64.0.1", "224.0.0.1", "::1",
-     "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "2002:0a00:0001::"],
+     "fe80::1%eth0", "fd00::1", "::ffff:10.0.0.1", "2002:0a00:0001::", "64:ff9b::7f00:1", "64:ff9b::10.0.0.1",
+     "64:ff9b:1::1", "::7f00:1", "::ffff:0:7f00:1", "fec0::1", "::", "192.0.0.8", "240.0.0.1", "2001:db8::1",
+     "5f00::1"],
 )  # fmt: skip
 def test_addresses_that_are_not_public(address):
     assert not is_public(address)
 
 
 async def test_no_private_receiver_unless_it_is_allowed():
-    assert is_public("1.1.1.1") and is_public("2606:4700:4700::1111")
+    assert is_public("1.1.1.1") and is_public("2606:4700:4700::1111") and is_public("64:ff9b::101:101")
     async with receiver() as (found, url):
         with pytest.raises(Refused, match="no public address; SERVE_APP_WEBHOOK_PRIVATE=true allows it"):
             await send(Receiver(url, SECRET), "msg_1", ALERT)
@@ -258,6 +261,29 @@ async def test_a_receiver_that_hangs_holds_no_other_up(store, monkeypatch):
         store.events.subscribe("team-a", NOON, kinds=["*"], url=url)
         batch_ends(store)
         gateway = Webhooks(Here(store), None, private=True)
+        while not found.got:
+            await gateway.send_due()
+            await asyncio.sleep(0)
+        gateway.close()
+        silent.close()
+
+
+async def test_an_account_whose_receivers_all_hang_holds_no_other_account_up(store, monkeypatch):
+    monkeypatch.setattr(sending, "TIMEOUT_S", 30.0)
+    async with receiver() as (found, url):
+        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        hangs = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/"
+        for _ in range(9):
+            store.events.subscribe("team-a", NOON, kinds=["*"], url=hangs)
+        for _ in range(4):
+            batch_ends(store)
+        gateway = Webhooks(Here(store), None, private=True)
+        while await gateway.send_due():
+            pass
+        assert 0 < len(gateway._under_way) <= sending.MAX_AT_ONCE // 2
+        store.events.subscribe("team-b", NOON, kinds=["*"], url=url)
+        with store.database.writing() as connection:
+            store.events.batch(connection, replace(BATCH, caller=Caller("team-b")), NOON)
         while not found.got:
             await gateway.send_due()
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import torch
 from serve_app.engine.build import EngineLimits, build_engine, gpu_cache_bytes
 from serve_app.engine.gpu.graphs import DecodeGraphs
 from serve_app.engine.gpu.overlap import OverlapEngine
-from serve_app.models.load import load_causal_lm
+from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
 
 pytestmark = [
@@ -121,7 +121,7 @@ def test_a_float8_cache_gives_what_the_cpu_gives():
     """Codes are rounded alike, sums in another order."""
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("needs compute capability 8.9")
-    from serve_app.models.optimise import difference, probe
+    from serve_app.models.loading.optimise import difference, probe
 
     for options in ({"kv_cache_dtype": "fp8"}, {"quantization": "fp8"}):
         here = load_causal_lm(PICO, dtype="bfloat16", device="cuda", **options)

@@ -13,8 +13,8 @@ from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.kernels.decoder import Decoder, decoder_library
 from serve_app.kernels.library.selftest import random_batch
 from serve_app.kernels.shapes import ShapeMismatch, check_decoder
-from serve_app.models import decoder_parts
-from serve_app.models.optimise import probe
+from serve_app.models.decoders import decoder_parts
+from serve_app.models.loading.optimise import probe
 from tests import tiny
 
 needs_bf16_dot = pytest.mark.skipif(decoder_library() is None, reason="needs a compiler and AVX512_BF16")

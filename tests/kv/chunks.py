@@ -11,7 +11,7 @@ LAYOUT = Layout.of([(2, 8)] * 2, "bfloat16", 2)
 
 
 def root(tenant: str = "a") -> bytes:
-    return root_key("rev", "bfloat16", LAYOUT.name, "", tenant.encode())
+    return root_key(b"weights", "", tenant.encode())
 
 
 def prompt_keys(tokens: list[int], base: bytes) -> tuple[list[bytes], list[bytes]]:

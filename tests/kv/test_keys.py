@@ -5,25 +5,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tail_key
+from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tail_key, weights_key
 
 TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
 FIELDS = st.tuples(st.text(max_size=5), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5))
-ROOT = root_key("rev", "bfloat16", "layout", "", b"salt")
+ROOT = root_key(weights_key("rev", "bfloat16", "layout"), "", b"salt")
 
 
 @given(FIELDS, FIELDS, st.binary(min_size=1, max_size=5), st.binary(min_size=1, max_size=5))
 def test_roots_are_equal_only_for_equal_fields(a, b, salt_a, salt_b):
-    assert (root_key(*a, salt_a) == root_key(*b, salt_b)) == ((a, salt_a) == (b, salt_b))
+    roots = [root_key(weights_key(*fields[:3]), fields[3], salt) for fields, salt in ((a, salt_a), (b, salt_b))]
+    assert (roots[0] == roots[1]) == ((a, salt_a) == (b, salt_b))
 
 
 def test_fields_of_a_root_do_not_run_into_each_other():
-    assert root_key("ab", "c", "", "", b"s") != root_key("a", "bc", "", "", b"s")
+    assert weights_key("ab", "c", "") != weights_key("a", "bc", "")
+    assert root_key(b"ab", "c", b"s") != root_key(b"a", "bc", b"s")
 
 
 def test_an_empty_salt_is_refused():
     with pytest.raises(ValueError, match="salt"):
-        root_key("rev", "bfloat16", "layout", "", b"")
+        root_key(b"weights", "", b"")
 
 
 @given(TOKENS, TOKENS)

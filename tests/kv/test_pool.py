@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import RayError
 
 from serve_app.kv.client import KVClient
 from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
@@ -148,6 +150,34 @@ async def test_touching_says_how_far_the_pool_goes_and_keeps_it_fresh(client, po
         await client.touch(keys, tails)
     assert await client.touch(keys, tails) == 300
     assert await fetch(client, other) == []
+
+
+async def test_a_pool_tells_what_it_has_let_go_and_its_successor_is_another(pool, node_id):
+    client = KVClient(node_id, BIG, ALONE, timeout_s=60)
+    told = await client.news(-1, 0.0)
+    assert told.keys == [] and client.tokens(told.limit_bytes) == 100 * MB * 256 // (4 * MB)
+    old = prompt(256)
+    worker, [meta], _ = await produce(client, old)
+    number, gone = told.number, []
+    async with asyncio.timeout(120):
+        while meta.block_keys[-1] not in gone:
+            await produce(client, prompt(1024), worker=worker)
+            news = await client.news(number, 0.0)
+            number, gone = news.number, gone + news.keys
+    assert await fetch(client, old) == [] and news.incarnation == told.incarnation
+    ray.kill(pool)
+    # It starts none; the next one is another.
+    async with asyncio.timeout(120):
+        with pytest.raises((RayError, ValueError)):
+            while True:
+                await client.news(number, 0.0)
+        while alive(node_id):
+            await asyncio.sleep(0.05)
+        get_or_create_pool(node_id, ALONE)
+        while True:
+            with contextlib.suppress(RayError, ValueError):
+                assert (await client.news(-1, 0.0)).incarnation != told.incarnation
+                return client.close()
 
 
 async def test_two_workers_publish_the_same_keys(client, pool):

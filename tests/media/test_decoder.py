@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
+import signal
 import tempfile
+import threading
 import time
 from io import BytesIO
 from pathlib import Path
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from serve_app.media.decoder import Decoder
+from serve_app.media.decoder import Decoder, Interrupted, _Process, interrupted
 from serve_app.media.errors import BadFile
 from serve_app.media.limits import MAX_SECONDS, MEMORY_BYTES, SAMPLE_RATE, longest_s
 from tests.media.files import bad_pictures, bad_sounds, picture, sound
@@ -142,6 +145,41 @@ def test_a_process_that_has_ended_since_the_last_file_is_nobodys_fault():
     found.close()
 
 
+@pytest.mark.parametrize(("times", "refused"), [(1, False), (2, True)])
+def test_a_new_process_that_somebody_kills_is_tried_once_more(monkeypatch, times, refused):
+    """Whose fault it is cannot be told: the kernel kills what takes the machine's last memory."""
+    found, ask, asked = Decoder(), _Process.ask, []
+
+    def killed(process, *args):
+        asked.append(process)
+        if len(asked) <= times:
+            process._process.kill()
+        return ask(process, *args)
+
+    monkeypatch.setattr(_Process, "ask", killed)
+    if refused:
+        with pytest.raises(BadFile, match="memory, or is damaged"):
+            found.image(picture())
+    else:
+        assert found.image(picture()).shape == (30, 40, 3)
+    assert len(asked) == 2
+    found.close()
+
+
+def test_who_is_interrupted_ends_the_process_and_the_next_file_has_another():
+    found, stop = Decoder(), threading.Event()
+    found.image(picture())
+    process = found._idle.get()
+    found._idle.put(process)
+    os.kill(process._process.pid, signal.SIGSTOP)  # it would take for ever
+    threading.Timer(0.05, stop.set).start()
+    with pytest.raises(Interrupted):
+        contextvars.copy_context().run(lambda: (interrupted.set(stop), found.image(picture())))
+    assert process._process.returncode == -signal.SIGKILL
+    assert found.image(picture()).shape == (30, 40, 3)
+    found.close()
+
+
 def test_the_process_has_bounds_and_leaves_nothing_behind(decoder, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     decoder.image(picture())
@@ -154,3 +192,17 @@ def test_the_process_has_bounds_and_leaves_nothing_behind(decoder, tmp_path, mon
     assert str(MEMORY_BYTES) in limits
     decoder._idle.put(process)
     assert os.path.exists(f"/proc/{pid}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads another process's environment in /proc")
+def test_what_decodes_files_of_strangers_knows_no_secret(monkeypatch):
+    monkeypatch.setenv("SERVE_APP_DATABASE", "postgresql+psycopg://u:a-password-of-ours@host/name")
+    found = Decoder()
+    try:
+        found.image(picture())
+        process = found._idle.get()
+        said = Path(f"/proc/{process._process.pid}/environ").read_text()
+        found._idle.put(process)
+    finally:
+        found.close()
+    assert "PYTHONPATH=" in said and "a-password-of-ours" not in said

@@ -11,9 +11,9 @@ from serve_app.engine.request import Request
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.linear.panels import panel_library
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import decoder_parts
-from serve_app.models.device import DeviceForward
-from serve_app.models.optimise import difference, probe
+from serve_app.models.decoders import decoder_parts
+from serve_app.models.decoders.device import DeviceForward
+from serve_app.models.loading.optimise import difference, probe
 from serve_app.sampling_params import SamplingParams
 from tests import tiny
 from tests.adapters.made import config, weights

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from serve_app.kernels.linear.fp8 import E4M3, Fp8Linear, quantize_rows
-from serve_app.models.folder import UnsupportedModel
-from serve_app.models.load import load_causal_lm
-from serve_app.models.optimise import difference, probe
+from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.loading.optimise import difference, probe
 from tests import tiny
 from tests.parity.test_generate import prefill, stored_prefix
 
@@ -71,7 +71,7 @@ def test_a_float8_cache_travels(tmp_path):
 
 
 def test_roundings_of_deep_models_are_allowed_for():
-    from serve_app.models.optimise import ALLOWED_QUANTIZED, allowed_quantized
+    from serve_app.models.loading.optimise import ALLOWED_QUANTIZED, allowed_quantized
 
     # With random weights the difference was 0.14 after 32 layers, and grows with their square root.
     assert allowed_quantized(4) == ALLOWED_QUANTIZED

@@ -11,9 +11,9 @@ from serve_app.engine.request import EmbeddedSpan
 from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.decoder import decoder_library
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import decoder_parts
-from serve_app.models.device import DeviceForward
-from serve_app.models.optimise import difference, probe
+from serve_app.models.decoders import decoder_parts
+from serve_app.models.decoders.device import DeviceForward
+from serve_app.models.loading.optimise import difference, probe
 from tests import tiny
 
 PLACEHOLDER = 7
@@ -24,9 +24,10 @@ needs_bf16_dot = pytest.mark.skipif(decoder_library() is None, reason="needs a c
 
 def spans(hidden: int, seed: int = 0) -> list[EmbeddedSpan]:
     generator = torch.Generator().manual_seed(seed)
+    values = [torch.randn(count, hidden, generator=generator) * 0.5 for _, count in SPANS]
     return [
-        EmbeddedSpan(start, torch.randn(count, hidden, generator=generator) * 0.5, b"%d.%d" % (seed, start))
-        for start, count in SPANS
+        EmbeddedSpan(start, count, b"%d.%d" % (seed, start), lambda given=given: given)
+        for (start, count), given in zip(SPANS, values, strict=True)
     ]
 
 
@@ -40,7 +41,7 @@ def prompt(length: int, seed: int = 5) -> list[int]:
 def inputs_embeds(model: torch.nn.Module, tokens: list[int], given: list[EmbeddedSpan]) -> torch.Tensor:
     embedded = model.get_input_embeddings()(torch.tensor([tokens])).clone()
     for span in given:
-        embedded[0, span.start : span.end] = span.values.to(embedded.dtype)
+        embedded[0, span.start : span.end] = span.read().to(embedded.dtype)
     return embedded
 
 

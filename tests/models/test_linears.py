@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from serve_app.engine.step import Capture
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.reference.operators import TORCH
-from serve_app.models import decoder_parts
-from serve_app.models.device import DeviceForward
+from serve_app.models.decoders import decoder_parts
+from serve_app.models.decoders.device import DeviceForward
 from serve_app.models.linears import Place
-from serve_app.models.optimise import difference, probe
+from serve_app.models.loading.optimise import difference, probe
 from tests import tiny
 
 NEW_TOKENS = 6

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from serve_app.models import attention
-from serve_app.models.check import compare
-from serve_app.models.miniature import Sizes
+from serve_app.models.loading.check import compare
+from serve_app.models.loading.miniature import Sizes
 from tests import tiny
 
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_app.gateway import prometheus
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.tally import Tally
-from serve_app.state.history import BORDERS, HOUR_S
+from serve_app.state.kept.history import BORDERS, HOUR_S
 from tests.dashboard.test_session import a_key
 from tests.gateway.conftest import served  # noqa: F401
 from tests.gateway.http.test_accounts import KEY

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from serve_app.engine.build import EngineLimits, build_engine
-from serve_app.models.load import load_causal_lm
+from serve_app.models.loading.load import load_causal_lm
 from serve_app.planning.devices import cpu
 from serve_app.planning.held import Held, panels_here
 from serve_app.planning.plan import Asked, make_plan

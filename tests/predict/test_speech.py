@@ -10,77 +10,14 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.chaos.speech import WINDOW_S, whisper
 from serve_app.media.limits import SAMPLE_RATE
 from serve_app.predict.speech.segments import split
 from serve_app.predict.speech.spectrum import Spectrum
 from serve_app.wire.generate import Failed
 from tests.media.files import bad_sounds
 from tests.predict.conftest import call
-
-LANGUAGES = ("en", "de", "fr")
-TEXT = 256  # ids below are bytes
-SPECIAL = (
-    "<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES), "<|translate|>", "<|transcribe|>",
-    "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>",
-)  # fmt: skip
-IDS = {name: TEXT + i for i, name in enumerate(SPECIAL)}
-BEGIN = TEXT + len(SPECIAL)
-# A window of three seconds, so that tests are quick: 300 frames, 150 positions.
-WINDOW_S = 3
-
-
-def whisper(
-    folder: Path, seed: int, *, multilingual: bool = True, aligned: bool = True
-) -> tf.WhisperForConditionalGeneration:
-    """A checkpoint whose every answer is another, with a tokenizer of bytes."""
-    torch.manual_seed(seed)
-    marks = WINDOW_S * 50 + 1
-    config = tf.WhisperConfig(
-        vocab_size=BEGIN + marks, num_mel_bins=16, d_model=32, encoder_layers=2, decoder_layers=2,
-        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64,
-        max_source_positions=WINDOW_S * 50, max_target_positions=48, pad_token_id=IDS["<|endoftext|>"],
-        bos_token_id=IDS["<|endoftext|>"], eos_token_id=IDS["<|endoftext|>"],
-        decoder_start_token_id=IDS["<|startoftranscript|>"], init_std=0.3, median_filter_width=3,
-    )  # fmt: skip
-    model = tf.WhisperForConditionalGeneration(config).eval()
-    said = {
-        "no_timestamps_token_id": IDS["<|notimestamps|>"], "is_multilingual": multilingual,
-        "decoder_start_token_id": IDS["<|startoftranscript|>"], "eos_token_id": IDS["<|endoftext|>"],
-        "pad_token_id": IDS["<|endoftext|>"], "max_length": 48, "max_initial_timestamp_index": 50,
-        "suppress_tokens": [3, 5], "begin_suppress_tokens": [32, IDS["<|endoftext|>"]],
-        "prev_sot_token_id": IDS["<|startofprev|>"], "return_timestamps": False,
-    }  # fmt: skip
-    if multilingual:
-        said["lang_to_id"] = {f"<|{code}|>": IDS[f"<|{code}|>"] for code in LANGUAGES}
-        said["task_to_id"] = {"transcribe": IDS["<|transcribe|>"], "translate": IDS["<|translate|>"]}
-    if aligned:
-        said["alignment_heads"] = [[0, 1], [1, 2]]
-    model.generation_config = tf.GenerationConfig(**said)
-    with torch.no_grad():
-        # Ends and marks come often enough that windows have several segments.
-        model.model.decoder.embed_tokens.weight[BEGIN:] *= 1.5
-    model.save_pretrained(folder)
-    _tokenizer(folder, marks)
-    extractor = tf.WhisperFeatureExtractor(feature_size=16, chunk_length=WINDOW_S)
-    extractor.save_pretrained(folder)
-    return model
-
-
-def _tokenizer(folder: Path, marks: int) -> None:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*SPECIAL, *(f"<|{i * 0.02:.2f}|>" for i in range(marks))]
-    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    vocab = {c: i for i, c in enumerate(alphabet)}
-    made = tf.WhisperTokenizer(vocab=vocab, merges=[], unk_token="<|endoftext|>", bos_token="<|endoftext|>",
-                               eos_token="<|endoftext|>")  # fmt: skip
-    made.add_special_tokens({"additional_special_tokens": [n for n in names[: len(SPECIAL)] if n != "<|endoftext|>"]})
-    made.add_tokens([tf.AddedToken(n, special=False, normalized=False) for n in names[len(SPECIAL) :]])
-    assert made.convert_tokens_to_ids("<|0.02|>") == BEGIN + 1, made.convert_tokens_to_ids("<|0.02|>")
-    made.save_pretrained(folder)
 
 
 def noise(seconds: float, seed: int) -> np.ndarray:
@@ -175,6 +112,30 @@ async def test_the_language_is_found_and_prompts_and_beams_are_heard(work, tmp_p
         wanted = theirs(model, folder, samples, language="fr", task="transcribe", **theirs_are)
         said = tokenizer.decode(wanted["sequences"][0], skip_special_tokens=True)
         assert said.endswith(heard["text"]) and heard["text"]
+
+
+async def test_who_leaves_ends_the_work_at_the_next_window(work, tmp_path):
+    folder = tmp_path / "model"
+    whisper(folder, 8)
+    worker = work("automatic-speech-recognition", folder)
+    forward, computed, leaves = worker._predictor.forward, [], asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def counted(items):
+        computed.append(len(items))
+        loop.call_soon_threadsafe(leaves.set)
+        return forward(items)
+
+    worker._predictor.forward = counted
+    asking = asyncio.ensure_future(worker.predict(call(wav(noise(60.0, 5)), language="en")))
+    await leaves.wait()
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    # The worker has all of its time for others: at most the window that was under way, and the one behind it.
+    [heard] = map(json.loads, (await worker.predict(call(wav(noise(0.5, 6)), language="en"))).results)
+    assert heard["duration"] == 0.5 and sum(computed) <= 3
+    await asyncio.sleep(0.05)
+    assert sum(computed) <= 3 and worker.stats().numbers["queued_calls"] == 0
 
 
 @pytest.mark.parametrize("aligned", [True, False])

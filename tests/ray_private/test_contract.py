@@ -43,6 +43,7 @@ ROUTER = "ray.serve._private.request_router"
 CHOICE = ("the gateway's choice of replicas is not followed: prompts miss their cache", "hinted_router.py")
 FORKS = ("workers are executed one by one instead of forked: a start takes seconds longer", "fork_server.py")
 DAEMONS = ("daemons that one machine has no use for start as well", "head.py")
+STATUS = ("no gateway knows which models can answer", "status.py")
 VERSIONS = ("scaling a model by hand starts all its replicas anew", "versions.py")
 TESTS = ("tests only", "tests/ray_private/names.py")
 
@@ -77,6 +78,7 @@ USED = [
         "haproxy.py",
     ),
     Used("ray.serve.context:_get_global_client", (), *VERSIONS),
+    Used("ray.serve._private.client:ServeControllerClient.get_serve_details", ("self",), *STATUS),
     Used("ray.serve._private.controller:ServeController.list_deployments_internal", ("self",), *VERSIONS),
     Used("ray.serve._private.controller:ServeController.get_target_groups", None, *TESTS),
     Used("ray._private.internal_api:memory_summary", None, *TESTS),
@@ -334,3 +336,14 @@ def test_a_call_can_belong_to_no_request() -> None:
         return [*found, context._get_serve_request_context()._internal_request_id]
 
     assert contextvars.copy_context().run(look) == ["parent", "", "parent"]
+
+
+def test_a_replica_can_tell_that_it_drains() -> None:
+    """Else workers that Serve takes away are chosen until they are gone (`draining.py`)."""
+    from ray._private.worker import global_worker
+    from ray.serve._private import replica
+
+    assert global_worker.actors == {} or all(global_worker.actors)
+    assert "self._shutting_down = True" in inspect.getsource(replica.Replica._perform_graceful_shutdown)
+    assert "self._shutting_down = False" in inspect.getsource(replica.Replica.__init__)
+    assert "self._replica_impl: Replica" in inspect.getsource(replica)

@@ -101,3 +101,19 @@ def test_the_newest_of_four_holders_displaces_itself_then_a_gap_then_the_oldest(
     assert set(index.match(keys)) == set("bce")
     index.add(keys, "f", "g")
     assert set(index.match(keys)) == set("bcfg")
+
+
+def test_it_grows_and_knows_what_it_knew() -> None:
+    index = LocalityIndex(400)
+    for talk in range(200):
+        index.add(chain(talk, 5), f"w{talk % 3}", "node:n")
+    known = {talk: index.match(chain(talk, 5)) for talk in range(200)}
+    assert sum(map(bool, known.values())) >= 50
+    index.grow(40_000)
+    assert index.capacity == 40_000
+    assert {talk: index.match(chain(talk, 5)) for talk in range(200)} == known
+    for talk in range(1000, 2000):
+        index.add(chain(talk, 5), "w9")
+    assert all(index.match(chain(talk, 5)) == {"w9": 5} for talk in range(1000, 2000))
+    with pytest.raises(ValueError, match="only grow"):
+        index.grow(100)

@@ -9,7 +9,7 @@ from typing import Any, Self
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
-from serve_app.state.accounts import Caller, hash_key
+from serve_app.state.callers.accounts import Caller, hash_key
 from serve_app.state.state import State
 from tests.waiting import until
 

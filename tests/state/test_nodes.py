@@ -15,7 +15,7 @@ from serve_app.cli import main
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import Caller, hash_key
+from serve_app.state.callers.accounts import Caller, hash_key
 from tests.state.gateways import OWN
 from tests.waiting import until
 

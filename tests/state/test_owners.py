@@ -8,12 +8,12 @@ import pytest
 
 from serve_app.api.errors import BudgetSpent
 from serve_app.state import state as module
-from serve_app.state.accounts import Caller
-from serve_app.state.allowance import Worst
-from serve_app.state.ledger import Entry
-from serve_app.state.limits import MICRO, Limits
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.callers.limits import MICRO, Limits
 from serve_app.state.owners import Owner
-from serve_app.state.quotas import NEURONS
+from serve_app.state.spending.allowance import Worst
+from serve_app.state.spending.ledger import Entry
+from serve_app.state.spending.quotas import NEURONS
 from tests.state.gateways import Gateways
 
 WHO = Caller("team-a", key="k1", account_limits=Limits(neurons_per_day=1000 * MICRO))

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from serve_app.api.errors import RateLimited
-from serve_app.state.accounts import Caller, hash_key
+from serve_app.state.callers.accounts import Caller, hash_key
 from serve_app.state.errors import StateError
 from serve_app.state.store.sql import SqlStore
 from tests.state.gateways import OWN, Gateways, who

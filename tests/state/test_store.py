@@ -20,16 +20,17 @@ from alembic.script import ScriptDirectory
 
 from benchmarks.serving.postgresql import programs
 from serve_app.cli import main
-from serve_app.state.accounts import USUAL_SCOPES, hash_key
-from serve_app.state.book import AccountBook
+from serve_app.state.callers.accounts import USUAL_SCOPES, hash_key
+from serve_app.state.callers.book import AccountBook
 from serve_app.state.errors import StateError
-from serve_app.state.ledger import Entry
 from serve_app.state.migrations import HEAD
 from serve_app.state.protocols import Row
-from serve_app.state.quotas import NEURONS, Quota
-from serve_app.state.store import migrate, spent
+from serve_app.state.spending.ledger import Entry
+from serve_app.state.spending.quotas import NEURONS, Quota
+from serve_app.state.store import migrate
 from serve_app.state.store.database import Database, parse_url
-from serve_app.state.store.queue_tables import metadata
+from serve_app.state.store.deferred.queue_tables import metadata
+from serve_app.state.store.spending import spent
 from serve_app.state.store.sql import SqlStore
 
 

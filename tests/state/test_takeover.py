@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.state.accounts import hash_key
-from serve_app.state.accounts_file import read_accounts
+from serve_app.state.callers.accounts import hash_key
+from serve_app.state.callers.accounts_file import read_accounts
 from serve_app.state.check import check
 from serve_app.state.errors import AccountsError, StateError
 from serve_app.state.store.sql import SqlStore

@@ -13,7 +13,7 @@ import pytest
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
 from serve_app.tasks.work import Settled
 from tests.conftest import share_weights
 

@@ -12,7 +12,7 @@ from openai.types.responses import CompactedResponse
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.fields.content import TEXT_ONLY, PartKind, content_text
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ModelLimits, TextDelta, Usage
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.backend import Prepared
 from serve_app.tasks.estimate import Foreseen
 from serve_app.tasks.model import ServedModel
@@ -55,7 +55,7 @@ class EchoBackend:
         finally:
             self.closed += 1
 
-    def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
+    async def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
         return Foreseen(cached_tokens=1, output_tokens=3, wait_s=0.5, ttft_s=0.75)
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
@@ -177,6 +177,6 @@ async def test_parts_reach_a_backend_that_takes_them(elsewhere, dialect, takes) 
         assert "are not supported" in answer.text and elsewhere.settled == [] and elsewhere.backend.seen == []
         return
     assert answer.status_code == 200 and "one two" in answer.text
-    source = {name: value for name, value in IMAGES[dialect].items() if name != "type"}
+    source = {"data": "AAAA", "media_type": "image/png"}
     text = [{"type": "text", "text": word} for word in ("one", "two")]
     assert elsewhere.backend.seen == [text[0], {"type": "image", "source": source}, text[1]]

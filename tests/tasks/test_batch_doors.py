@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
-from serve_app.api.errors import RangeWrong
-from serve_app.gateway.http.blobs import span
-from serve_app.state.batches import unpack
+from serve_app.state.deferred.batches import unpack
+from serve_app.state.errors import Away
 from tests.tasks.conftest import ACCOUNT
 from tests.tasks.test_backend import TURN, EchoBackend
 
@@ -149,6 +149,43 @@ async def test_a_key_makes_one_batch_and_another_account_sees_none(echo):
     assert (await echo.http.get(f"/v1/batches/batch_{request_id}", headers=theirs)).status_code == 404
 
 
+async def test_nobody_claims_what_a_gateway_takes_in(echo, monkeypatch):
+    """A runner that looks for inputs meanwhile, however late its gateway has cut them."""
+    run, store, claimed = f"{ACCOUNT}/run/{echo.model}?queueRequest=true", echo.gateway.state.batches, []
+    planned = store.planned
+
+    def late(*args: Any) -> bool:
+        claimed.append(store.claim_input("runner", time.time(), time.time() + 10.0))
+        return planned(*args)
+
+    monkeypatch.setattr(store, "planned", late)
+    taken = await echo.http.post(run, json={"requests": [{"prompt": "one"}]})
+    assert taken.status_code == 200 and claimed == [None]
+    assert len(await requests(echo, taken.json()["result"]["request_id"])) == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_what_the_store_may_have_taken_keeps_its_bytes(echo, monkeypatch, after):
+    """It stops answering while a batch is taken in: sent again under its key it is the same one, and can be run."""
+    run, headers = f"{ACCOUNT}/run/{echo.model}?queueRequest=true", {"Idempotency-Key": "k1"}
+    body, store = {"requests": [{"prompt": "one"}, {"prompt": "two"}]}, echo.gateway.state.batches
+    planned = store.planned
+
+    def lost(*args: Any) -> bool:
+        if after:
+            planned(*args)
+        raise Away("the answer got lost")
+
+    monkeypatch.setattr(store, "planned", lost)
+    refused = await echo.http.post(run, json=body, headers=headers)
+    assert refused.status_code == 503, refused.text
+    monkeypatch.undo()
+    request_id = (await echo.http.post(run, json=body, headers=headers)).json()["result"]["request_id"]
+    found = await asyncio.to_thread(store.find, "local", request_id)
+    assert orjson.loads(echo.gateway.state.files.get(found.input)) == {"requests": body["requests"]}
+    assert len(await requests(echo, request_id)) == (2 if after else 0)
+
+
 async def test_our_own_routes_list_cancel_and_follow(echo):
     run = f"{ACCOUNT}/run/{echo.model}?queueRequest=true"
     made = [
@@ -260,7 +297,7 @@ def message(model: str, i: int, **more: Any) -> dict[str, Any]:
 @pytest.fixture
 def small(monkeypatch):
     """Bodies above 2 KB are large."""
-    monkeypatch.setattr("serve_app.gateway.http.routes.anthropic_batches.INLINE_BYTES", 2000)
+    monkeypatch.setattr("serve_app.gateway.http.routes.deferred.anthropic_batches.INLINE_BYTES", 2000)
 
 
 @pytest.mark.parametrize("count", [3, 300])
@@ -309,18 +346,6 @@ async def test_one_key_is_one_message_batch(echo, small, count):
     assert (await echo.http.post("/v1/messages/batches", json=body, headers=headers)).status_code == 422
 
 
-def test_ranges():
-    assert [span(header, 10) for header in ("", "bytes=0-", "bytes=2-4", "bytes=-3", "bytes=5-99", "bytes=-99")] == [
-        None, (0, 10), (2, 5), (7, 10), (5, 10), (0, 10)
-    ]  # fmt: skip
-    assert [span(header, 10) for header in ("bytes=4-2", "bytes=-", "lines=1-2", "bytes=0-1,3-4", "bytes=a-")] == [
-        None
-    ] * 5
-    for header in ("bytes=10-", "bytes=-0", "bytes=99-100"):
-        with pytest.raises(RangeWrong):
-            span(header, 10)
-
-
 # -- what it would cost
 
 
@@ -328,7 +353,6 @@ async def test_a_batch_tells_what_it_would_cost_at_every_door(echo):
     """Eleven dollars a million tokens are a neuron a token; see `test_estimate.py` for what the backend foresees."""
     next(iter(echo.gateway.models)).ready = True
     single = {"requests": [{"messages": TURN}] * 3}
-    headers = {"x-estimate": "true"}
     file = (await uploaded(echo.http, [chat(echo.model, i, max_tokens=64) for i in range(3)])).json()["id"]
     openai = {"input_file_id": file, "endpoint": CHATS, "completion_window": "24h"}
     anthropic = {"requests": [message(echo.model, i, max_tokens=64) for i in range(3)]}
@@ -336,8 +360,8 @@ async def test_a_batch_tells_what_it_would_cost_at_every_door(echo):
     answers = [
         (await echo.http.post(run, json={**single, "options": {"estimate": True}})).json()["result"],
         (await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json=single)).json()["result"],
-        (await echo.http.post("/v1/messages/batches", json=anthropic, headers=headers)).json(),
-        (await echo.http.post("/v1/batches", json=openai, headers=headers)).json(),
+        (await echo.http.post("/v1/messages/batches", json=anthropic, headers={"x-estimate": "true"})).json(),
+        (await echo.http.post("/v1/batches", json=openai, headers={"x-estimate": "true"})).json(),
     ]
     for told, words in zip(answers, (3, 3, 3, 2), strict=True):
         assert told["object"] == "batch.estimate" and told["requests"] == told["estimated_from"] == 3, told
@@ -355,8 +379,7 @@ async def test_an_estimate_counts_what_requests_share_and_all_of_many(echo):
     items = [
         {"messages": [{"role": "system", "content": shared}, {"role": "user", "content": f"w{i}"}]} for i in range(500)
     ]
-    told = await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json={"requests": items})
-    found = told.json()["result"]
+    found = (await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json={"requests": items})).json()["result"]
     assert found["requests"] == 500 and 100 <= found["estimated_from"] <= 200 and 0.4 < found["cached_share"] < 1
     assert found["units"]["expected"]["input_tokens"] == 500
     wrong = await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json={"requests": [{"messages": TURN, "n": 1000}]})

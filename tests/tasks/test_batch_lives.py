@@ -127,7 +127,7 @@ async def test_openais_sdk(echo):
 
 
 async def test_a_file_that_is_wrong_behind_its_beginning_fails_with_its_lines(echo, monkeypatch):
-    monkeypatch.setattr("serve_app.gateway.http.routes.openai_batches.FIRST_BYTES", 200)
+    monkeypatch.setattr("serve_app.gateway.http.routes.deferred.openai_batches.FIRST_BYTES", 200)
     client = AsyncOpenAI(api_key=KEY, base_url="http://here/v1", **transport(echo))
     row = {"method": "POST", "url": CHATS, "body": {"model": echo.model, "messages": TURN}}
     rows = [orjson.dumps({"custom_id": name, **row}) for name in "abca"]
@@ -142,7 +142,7 @@ async def test_a_file_that_is_wrong_behind_its_beginning_fails_with_its_lines(ec
 @pytest.mark.parametrize("large", [False, True])
 async def test_anthropics_sdk(echo, monkeypatch, large):
     if large:
-        monkeypatch.setattr("serve_app.gateway.http.routes.anthropic_batches.INLINE_BYTES", 100)
+        monkeypatch.setattr("serve_app.gateway.http.routes.deferred.anthropic_batches.INLINE_BYTES", 100)
     client = AsyncAnthropic(api_key=KEY, base_url="http://here", **anthropic_transport(echo))
     params = {"model": echo.model, "max_tokens": 9, "messages": TURN}
     asked = [{"custom_id": "good", "params": params}, {"custom_id": "bad", "params": {**params, "temperature": 9}}]

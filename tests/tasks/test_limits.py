@@ -11,10 +11,10 @@ import pytest
 
 from serve_app.api.types import GenerateRequest
 from serve_app.sampling_params import SamplingParams
-from serve_app.state import leases
-from serve_app.state.accounts import Account
-from serve_app.state.limits import read_limits
-from serve_app.state.quotas import NEURONS, STREAMS, TOKENS, Quota
+from serve_app.state.callers.accounts import Account
+from serve_app.state.callers.limits import read_limits
+from serve_app.state.spending import leases
+from serve_app.state.spending.quotas import NEURONS, STREAMS, TOKENS, Quota
 from tests.tasks.conftest import ACCOUNT, Served
 from tests.tasks.test_backend import EchoBackend
 from tests.tasks.test_receipts import TEXT

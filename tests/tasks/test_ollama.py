@@ -143,7 +143,7 @@ async def test_models(http) -> None:
         ("chat", {"model": "llama3"}, 404, "No such model"),
         ("chat", {"model": CHAT, "messages": "hi"}, 400, "messages must be an array"),
         ("chat", {"model": CHAT, "messages": [{"role": "user", "content": 5}]}, 400, "messages[0].content"),
-        ("chat", {"model": CHAT, "messages": [{**ASK[0], "images": ["aGk="]}]}, 400, "image input"),
+        ("chat", {"model": CHAT, "messages": [{**ASK[0], "images": ["aGk="]}]}, 400, "are not supported"),
         ("chat", {"model": CHAT, "messages": ASK, "options": {"temperature": "hot"}}, 400, "temperature"),
         ("chat", {"model": CHAT, "messages": ASK, "options": {"num_predict": 0}}, 400, "max_tokens"),
         ("chat", {"model": CHAT, "messages": ASK, "options": []}, 400, "options must be an object"),

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.state.accounts import Account, Key, hash_key
+from serve_app.state.callers.accounts import Account, Key, hash_key
 from serve_app.tasks.places import Places
 from tests.tasks.conftest import ACCOUNT
 from tests.tasks.test_settle import BODIES, EMBED, encoded

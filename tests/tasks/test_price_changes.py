@@ -10,7 +10,7 @@ import pytest
 
 from serve_app.api.types import GenerateRequest
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.usage import UsageQuery
+from serve_app.state.spending.usage import UsageQuery
 from tests.catalog.test_price_file import put
 from tests.tasks.conftest import ACCOUNT, Served
 from tests.tasks.test_backend import EchoBackend

@@ -12,8 +12,8 @@ import pytest
 from serve_app.api.errors import BooksClosed
 from serve_app.api.types import ChoiceDone, GenerateRequest, TextDelta
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.accounts import Caller, hash_key
-from serve_app.state.ledger import Entry
+from serve_app.state.callers.accounts import Caller, hash_key
+from serve_app.state.spending.ledger import Entry
 from tests.tasks.conftest import ACCOUNT, KEY, Served
 from tests.tasks.test_backend import EchoBackend, frames
 from tests.tasks.test_settle import BODIES, CHAT, EMBED, RERANK, encoded
@@ -170,7 +170,7 @@ async def test_with_a_full_disk_requests_are_refused_before_any_work(serve, monk
         served.gateway.backends[CHAT] = EchoBackend()
         ledger = served.gateway.state.ledger
         ask = {"model": CHAT, "prompt": "one two"}
-        monkeypatch.setattr("serve_app.state.ledger_writer.TRY_S", 0.01)
+        monkeypatch.setattr("serve_app.state.spending.ledger_writer.TRY_S", 0.01)
 
         def full(*_: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")

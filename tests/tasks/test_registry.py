@@ -88,6 +88,7 @@ async def test_a_task_dropped_in_is_served(folder: None, serve, record) -> None:
         ]
         schema = (await http.get(f"{ACCOUNT}/models/schema", params={"model": model})).json()["result"]
         assert schema["input"]["contentMediaType"] == "audio/x-parrot"
+        assert schema["input"]["examples"] == [dict(declared()["echo"].example)]
         assert served.endings == [("echo", "done")] * 2
         assert served.settled[0].usage.prompt_tokens == len(SOUND) and served.settled[0].usage.micro_neurons > 0
         trace = (await http.get(f"/v1/requests/{heard.headers['cf-ray']}")).json()

@@ -11,12 +11,14 @@ import pytest
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.work import WorkerGone
 from serve_app.wire.encode import EncodeCall, Encoded
 from serve_app.wire.methods import Method
+from tests.media.files import sound
 from tests.tasks.conftest import ACCOUNT
 from tests.tasks.test_backend import EchoBackend
+from tests.waiting import until
 
 CHAT = "@cf/pico/pico-instruct"
 EMBED = "@cf/sentence-transformers/all-minilm-l6-v2"
@@ -89,6 +91,36 @@ async def test_encoders_whose_client_leaves(serve, model) -> None:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert served.endings == [(TASKS[model], "left")] and started.inflight == 0
+
+
+@pytest.mark.parametrize("path", ["native", "openai"])
+async def test_who_leaves_during_a_transcription_pays_nothing_and_ends_it(serve, record, path) -> None:
+    """It is a whole answer, of which nothing has been seen."""
+    hears, ended = record("automatic-speech-recognition", "predictor"), asyncio.Event()
+
+    async def hearing(*_: Any) -> Any:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.set()
+
+    async with serve(hearing, models=(hears,)) as served:
+        http, data = served.http, sound(0.2)
+        if path == "native":
+            sent = http.post(f"{ACCOUNT}/run/{hears}", content=data)
+        else:
+            form = {"files": {"file": ("a.wav", data)}, "data": {"model": hears}}
+            sent = http.post("/v1/audio/transcriptions", **form)
+        asking = asyncio.ensure_future(sent)
+        [started] = served.gateway.models
+        await until(lambda: started.inflight or asking.done())
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert served.endings == [("automatic-speech-recognition", "left")] and ended.is_set()
+        [settled] = served.settled
+        assert settled.entry is None and started.inflight == 0
+        trace = (await http.get(f"/v1/requests/{settled.request_id}")).json()
+        assert trace["status"] == "left"
 
 
 async def test_embeddings_in_openai_words(serve) -> None:

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import torch
+import transformers as tf
 
 from serve_app.catalog.load import PROJECT_ROOT, load_catalog
 from serve_app.wire.predict import PredictCall, PredictResult
@@ -16,9 +17,11 @@ from serve_app.worker.predict_work import PredictWork
 from serve_app.worker.spec import WorkerSpec
 from tests.media.files import bad_pictures, picture
 from tests.tasks.conftest import ACCOUNT
+from training.rewriting.reports import make as make_report
 from training.scenes import SHAPES, draw, draw_one
 
 SENTIMENT, SHAPE, DETECTOR = "@cf/pico/pico-sentiment", "@cf/pico/pico-shapes", "@cf/pico/pico-detector"
+SUMMARY = "@cf/pico/pico-summary"
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +145,32 @@ async def test_bad_files_and_bodies_are_refused(serve, workers) -> None:
         assert (await served.http.post(run, content=picture())).status_code == 200
 
 
+async def test_reports_are_summed_up_as_transformers_does(serve, workers) -> None:
+    report, summary = make_report(Random("served"), held_out=True)
+    texts = [report, "Nothing that it has ever read."]
+    folder = PROJECT_ROOT / "checkpoints" / "pico-summary"
+    async with serve(workers, models=(SUMMARY,)) as served:
+        answers = [
+            (await served.http.post(f"{ACCOUNT}/run/{SUMMARY}", json={"input_text": text})).json()["result"]["summary"]
+            for text in texts
+        ]
+        assert answers[0] == summary
+        words, model = tf.AutoTokenizer.from_pretrained(folder), tf.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        for text, answer, settled in zip(texts, answers, served.settled, strict=True):
+            given = words(text, return_tensors="pt", return_token_type_ids=False)
+            [ids] = model.generate(**given)
+            assert answer == words.decode(ids, skip_special_tokens=True).strip()
+            assert settled.entry.units["input_tokens"] == given["input_ids"].shape[1] and settled.entry.neurons > 0
+        cut = await served.http.post(f"{ACCOUNT}/run/{SUMMARY}", json={"input_text": texts[0], "max_length": 5})
+        assert (
+            answers[0].startswith(cut.json()["result"]["summary"]) and served.settled[-1].usage.completion_tokens == 5
+        )
+        long = await served.http.post(f"{ACCOUNT}/run/{SUMMARY}", json={"input_text": "word " * 900})
+        assert long.status_code == 400 and long.json()["errors"][0]["code"] in (5006, 5021)
+
+
 def test_shipped_models_say_how_they_were_made() -> None:
-    for name in ("pico-sentiment", "pico-shapes", "pico-detector"):
+    for name in ("pico-sentiment", "pico-shapes", "pico-detector", "pico-summary"):
         folder = PROJECT_ROOT / "checkpoints" / name
         card = " ".join((folder / "README.md").read_text().split())
         assert "## Data" in card and "## Training" in card and "## Score" in card and "python -m training." in card

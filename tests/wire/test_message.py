@@ -50,6 +50,8 @@ FIELDS = {
     "collect:1": "id offset",
     "collected:1": "items",
     "counters:1": "stage pid numbers",
+    "decide:1": "id shared branches salt priority share adapter weight origin",
+    "decided:1": "logprobs cached replica",
     "encode:3": "ids lengths types pooling normalize dimensions heads raw priority",
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
@@ -57,16 +59,18 @@ FIELDS = {
     "enter:1": "model id prompt_tokens keys max_tokens streams tenant known_as weight priority waited_s deadline_s "
     "session reject_if_busy adapter adapter_bytes",
     "failed:1": "error refused",
+    "foresee:1": "request",
+    "foreseen:1": "id cached_tokens wait ttft",
     "generate-many:1": "calls",
-    "generate:9": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together "
-    "origin",
+    "generate:10": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together "
+    "origin pictures",
     "generated-many:1": "results",
     "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
-    "listen:2": "inbox lease_s replica role wish plans",
-    "load:6": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
+    "listen:3": "inbox lease_s replica role wish plans leaving",
+    "load:7": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
     "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters standing "
-    "incoming_tokens owner",
+    "incoming_tokens owner weights evicted pool leaving",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",
@@ -74,15 +78,25 @@ FIELDS = {
     "ping:1": "",
     "pong:1": "",
     "prefill-done:1": "cached node",
-    "predict:1": "inputs options priority",
+    "predict:2": "inputs options priority salt",
     "predicted:1": "results units",
-    "prefill:5": "id ids salt priority share adapter weight origin",
+    "prefill:6": "id ids salt priority share adapter weight origin pictures",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
     "propose:1": "queries count over",
     "publish:1": "chunks",
     "pulse:1": "pid step_s",
     "queued:1": "id ahead",
+    "rank-allocate:1": "blocks",
+    "rank-copy-in:1": "blocks",
+    "rank-copy-out:1": "blocks",
+    "rank-failed:1": "rank reason",
+    "rank-hello:1": "rank token pid",
+    "rank-loaded:1": "rank layers read_bytes seconds",
+    "rank-meeting:1": "host port",
+    "rank-state:1": "rank pid memory_bytes seconds together_s",
+    "rank-step:1": "input_ids positions slots query_start seq_lens block_tables sample_rows max_query_len max_seq_len "
+    "total_seq_len decodes extended embedded_rows embedded_values",
     "resume:1": "streams",
     "stream-over:1": "id",
     "subscribe:2": "inbox lease_s needed roles plans",
@@ -94,13 +108,16 @@ FIELDS = {
 }
 # What lies inside of messages; whoever changes one raises the version of the messages that carry it.
 INSIDE = {
+    "Branch": "ids asked",
     "AdapterAt": "digest size",
     "ChunkFields": "chunk_id root start_token n_tokens block_keys tail_key layout nbytes tenant",
     "InboxAddress": "host port secret",
+    "PictureAt": "data digest places",
     "PrefillAt": "stage replica",
     "PromptPath": "own node disk remote prefilled computed bytes early_bytes handover_s handover_share ttft_s "
     "handover_at_s drafted_tokens accepted_tokens",
     "Query": "id agreed suffix",
+    "RankLayer": "layer heads first_head all_heads head_dim shared",
     "TokenItem": "stream_id offset ids finish logprobs cached",
     "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "
     "presence_penalty logit_bias logprobs stop_token_ids ignore_eos min_tokens grammar prompt_logprobs",
@@ -151,8 +168,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("8", "10"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:9.*upgrade"):
+    for version in ("9", "11"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:10.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

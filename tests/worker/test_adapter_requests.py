@@ -12,8 +12,8 @@ import torch
 
 from serve_app.adapters.weights import read_adapter
 from serve_app.channel.inbox import TokenInbox
-from serve_app.state.adapters import CONFIG, WEIGHTS, blob, content_digest
-from serve_app.state.files import open_files
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, content_digest
+from serve_app.state.blobs.files import open_files
 from serve_app.wire.generate import AdapterAt, ArrivingCall, Failed, Generated, Missing, PrefillDone, Prefilled
 from serve_app.wire.load import ADAPTER_BYTES
 from tests import tiny

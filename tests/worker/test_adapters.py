@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -13,7 +15,7 @@ import pytest
 
 from serve_app.adapters.config import AdapterRefused
 from serve_app.wire.generate import AdapterAt
-from serve_app.worker.adapters import Adapters
+from serve_app.worker.adapters import NICE, Adapters
 
 
 def at(number: int, size: int = 10) -> AdapterAt:
@@ -34,6 +36,7 @@ class World:
         self.there: dict[int, str] = {}
         self.used: Counter[int] = Counter()
         self.loads: Counter[str] = Counter()
+        self.priorities: set[int] = set()
         self.gate = threading.Event()
         self.gate.set()
         self.error: Exception | None = None
@@ -55,6 +58,7 @@ class World:
     def _load(self, wanted: AdapterAt) -> Packed:
         assert self.gate.wait(20)
         self.loads[wanted.digest] += 1
+        self.priorities.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         if self.error is not None:
             raise self.error
         return Packed(wanted.digest, 2 * wanted.size)
@@ -93,6 +97,14 @@ async def test_requests_for_one_cold_adapter_share_a_load_and_a_place(world):
     assert set(await asyncio.gather(*tasks)) == {1} and world.loads[at(1).digest] == 1
     assert world.there == {1: at(1).digest}
     assert await world.place("another", at(1)) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has no priority of its own")
+async def test_a_load_stands_behind_the_step(world):
+    """It gets what the step's threads leave, which have the process's priority."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    await world.place("a", at(1))
+    assert world.priorities == {min(19, own + NICE)} and os.getpriority(os.PRIO_PROCESS, 0) == own
 
 
 async def test_the_place_used_least_recently_is_taken(world):

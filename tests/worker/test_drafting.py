@@ -9,14 +9,14 @@ import pytest
 from serve_app.engine.request import Request
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.kv.export import ExportBuffer
-from serve_app.models.folder import UnsupportedModel
+from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.sampling_params import SamplingParams
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_publish import Publisher
 from serve_app.worker.loading import load_engine
 from serve_app.worker.spec import WorkerSpec
 from tests import tiny
-from tests.models.heads import write_head
+from tests.models.decoders.heads import write_head
 
 PROMPT = [(5 * i + 2) % 256 for i in range(70)]
 

@@ -137,7 +137,7 @@ async def test_a_prompt_prefilled_elsewhere_is_registered_hashed_and_compiled_on
     counts: Counter[str] = Counter()
 
     def counted(name, function):
-        return lambda *given: (counts.update([name]), function(*given))[1]
+        return lambda *given, **named: (counts.update([name]), function(*given, **named))[1]
 
     masks = decode._engine.runner.masks
     monkeypatch.setattr(masks, "compile", counted("compiled", masks.compile))

@@ -11,7 +11,7 @@ from serve_app.channel.served import gateway_name
 from serve_app.engine.request import Request
 from serve_app.sampling_params import SamplingParams
 from serve_app.wire.address import InboxAddress
-from serve_app.wire.load import Batch
+from serve_app.wire.load import KEY_BYTES, MAX_EVICTED, Batch
 from serve_app.wire.replicas import Listen
 from serve_app.worker.load_report import WorkerLoad
 from tests.engine.fake import HistoryModel, make_engine
@@ -99,4 +99,44 @@ async def test_one_of_the_gateways_owns_a_model_and_another_may_own_the_next() -
             assert owners.setdefault(model, told.owner) == told.owner
             load.close()
     assert len(set(owners.values())) > 1
+    await sender.aclose()
+
+
+async def test_keys_that_the_cache_has_let_go_are_told_until_a_report_is_sent() -> None:
+    engine, sender = make_engine(HistoryModel(), num_blocks=9), TokenSender("w")
+    load = WorkerLoad("m", "decode", "n1", engine, sender, deque(), weights=b"weights")
+    blocks = engine.scheduler.blocks
+    names = [bytes([n]) * 32 for n in range(8)]
+    for block, name in zip(blocks.allocate(8), names, strict=True):
+        blocks.seal(block, name)
+        blocks.release([block])
+    again = blocks.allocate(3)
+    for _ in range(2):
+        assert load._measure().evicted == b"".join(name[:KEY_BYTES] for name in names[:3])
+    # One that it holds again is not gone.
+    blocks.seal(again[0], names[1])
+    assert load._measure().evicted == names[0][:KEY_BYTES] + names[2][:KEY_BYTES]
+    load._told()
+    assert (load._measure().evicted, load._measure().weights) == (b"", b"weights")
+    # More than fit go along with later reports.
+    blocks.evicted.extend(n.to_bytes(32, "big") for n in range(MAX_EVICTED + 5))
+    lengths = []
+    for _ in range(3):
+        lengths.append(len(load._measure().evicted) // KEY_BYTES)
+        load._told()
+    assert lengths == [MAX_EVICTED, 5, 0]
+    await sender.aclose()
+
+
+async def test_a_worker_says_that_its_replica_leaves() -> None:
+    sender = TokenSender("w")
+    load = WorkerLoad("m", "decode", "n1", make_engine(HistoryModel()), sender, deque())
+    gateways = [InboxAddress("127.0.0.1", port, b"s" * 16) for port in (1, 2)]
+    load.subscribe(Listen(gateways[0], 60.0, "r", "decode", None))
+    assert not load._measure().leaving
+    load.subscribe(Listen(gateways[0], 60.0, "r", "decode", None, leaving=True))
+    # For good, whatever another gateway's renewal says that was on its way.
+    load.subscribe(Listen(gateways[1], 60.0, "r", "decode", None))
+    assert load._measure().leaving
+    load.close()
     await sender.aclose()

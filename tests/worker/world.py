@@ -16,6 +16,7 @@ from serve_app.kv.client import ClientStats, Fetched
 from serve_app.kv.costs import FetchCosts
 from serve_app.kv.export import ExportBuffer
 from serve_app.kv.index import ChunkIndex
+from serve_app.kv.news import PoolNews
 from serve_app.sampling_params import SamplingParams
 from serve_app.wire.generate import AdapterAt, GenerateCall, Generated, GenerateResult, PrefillCall
 from serve_app.worker.draft_link import DraftLink
@@ -38,6 +39,14 @@ class MemoryPool:
         self.reading_tokens = 0
         self.chunks = ChunkIndex(1 << 30)
         self._changed = asyncio.Event()
+
+    async def news(self, since: int, wait_s: float) -> PoolNews:
+        if since >= 0:
+            await asyncio.sleep(wait_s)
+        return PoolNews("memory", 1 << 30, 0, [])
+
+    def tokens(self, nbytes: int) -> int:
+        return nbytes
 
     async def announce(self, keys: Sequence[bytes], ttl_s: float = 30.0) -> None:
         self.announced.update(keys)
@@ -72,8 +81,10 @@ class MemoryPool:
         return [(piece, self.chunks.value(piece.chunk_id)) for piece in found]
 
 
-def start(path: Path, stage: str, pool: MemoryPool, **options: Any) -> EngineWork:
-    """A worker of the model in ``path``; to be closed with ``await work.aclose()``."""
+def start(
+    path: Path, stage: str, pool: MemoryPool, *, begin: Callable[[WorkerSpec], Any] | None = None, **options: Any
+) -> EngineWork:
+    """A worker of the model in ``path``, to be closed with ``await work.aclose()``; ``begin`` starts other ranks."""
     spec = WorkerSpec("tiny", stage, {"path": str(path)}, str(path), str(path.parent), dtype="float32", cpu_threads=1,
                       publish=True, **options)  # fmt: skip
 
@@ -81,7 +92,8 @@ def start(path: Path, stage: str, pool: MemoryPool, **options: Any) -> EngineWor
         return Publisher(pool, ExportBuffer(spec.export_bytes), lambda: None)  # type: ignore[arg-type]
 
     draft = DraftLink()
-    loaded = load_engine(spec, lambda step: None, publish=publish, draft=draft)
+    others = None if begin is None else lambda: begin(spec)
+    loaded = load_engine(spec, lambda step: None, publish=publish, draft=draft, begin=others)
     return EngineWork(spec, loaded, draft, node_id="this node", worker_id=f"worker-{next(_numbers)}")
 
 

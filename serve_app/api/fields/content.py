@@ -1,8 +1,8 @@
 """What a message holds: text, or parts of text, images, audio and files. Parts stay apart until a model's own template
 or processor takes them.
 
-A part is ``{"type": "text", "text": str}`` or, of another kind, ``{"type": kind, "source": {...}}`` with the fields
-that its dialect has for it.
+A part is ``{"type": "text", "text": str}`` or, of another kind, ``{"type": kind, "source": {...}}``: pictures as
+`pictures` has them, others with the fields that their dialect has for them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import Any, Literal, get_args
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.body import json_type
+from serve_app.api.fields.pictures import picture_part
 from serve_app.api.fields.values import objects, refuse, text
 
 PartKind = Literal["text", "image", "audio", "file"]
 Content = str | list[dict[str, Any]]
 
 TEXT_ONLY: frozenset[PartKind] = frozenset({"text"})
+SEES: frozenset[PartKind] = frozenset({"text", "image"})
 ANY_KIND: frozenset[PartKind] = frozenset(get_args(PartKind))
 MAX_PARTS = 1024
 # OpenAI's names in chats and responses; Anthropic's are the kinds themselves, and `document`.
@@ -53,6 +55,8 @@ def _part(part: dict[str, Any], where: str, takes: frozenset[PartKind]) -> dict[
         shown = f'"{named[:32]}"' if isinstance(named, str) else json_type(named)
         message = f"{where}: content parts of type {shown} are not supported; send text parts."
         raise InvalidInput(message, param=f"{where}.type")
+    if kind == "image":
+        return picture_part(part, where)
     return text_part(text(part.get("text"), f"{where}.text")) if kind == "text" else media_part(kind, part)
 
 

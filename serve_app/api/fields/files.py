@@ -23,13 +23,14 @@ def read_file(data: bytes, body: dict[str, Any], name: str) -> bytes:
     if isinstance(value, dict):
         # What bindings send for a stream: its body, with a content type beside it.
         value = value.get("body")
-    found = _bytes(value, name)
+    found = decoded(value, name)
     if not found:
         raise InvalidInput(f"{name} must not be empty.", param=name)
     return found
 
 
-def _bytes(value: Any, name: str) -> bytes:
+def decoded(value: Any, name: str) -> bytes:
+    """The bytes of an array of numbers, base64 or a data URL. Raises `InvalidInput`."""
     if isinstance(value, list):
         try:
             return bytes(value)

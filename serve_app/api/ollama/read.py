@@ -55,19 +55,22 @@ def parse_ollama_chat(body: dict[str, Any], model: str, limits: ModelLimits) -> 
 
 def parse_ollama_generate(body: dict[str, Any], model: str, limits: ModelLimits) -> GenerateRequest:
     """`POST /api/generate`: a prompt that becomes a turn of the chat template, or goes in as it is (``raw``)."""
-    for name in ("suffix", "template", "context", "images"):
+    for name in ("suffix", "template", "context"):
         if body.get(name) not in (None, "", []):
             raise InvalidInput(f"{name} is not supported; leave the field out.", param=name)
     prompt = text(body.get("prompt"), "prompt")
     asked = _common(body, model)
     if boolean(body, "raw"):
+        if body.get("images"):
+            raise InvalidInput("raw and images exclude each other: the chat template shows pictures.", param="images")
         logprobs = asked.get("top_logprobs") or 0 if asked.pop("logprobs", None) else None
         asked.pop("top_logprobs", None)
         [request] = parse_completions({**asked, "prompt": prompt, "logprobs": logprobs}, limits.of_chat)
         return request
     system = string(body, "system")
     messages = [{"role": "system", "content": system}] if system else []
-    return parse_chat({**asked, "messages": [*messages, {"role": "user", "content": prompt}]}, limits)
+    said = _with_images(body["images"], prompt, "images") if body.get("images") else prompt
+    return parse_chat({**asked, "messages": [*messages, {"role": "user", "content": said}]}, limits)
 
 
 def parse_ollama_embed(body: dict[str, Any], model: str) -> EmbedRequest | None:
@@ -140,10 +143,18 @@ def _think(value: Any) -> dict[str, Any]:
     return {"reasoning_effort": value}
 
 
+def _with_images(images: Any, said: Any, where: str) -> list[dict[str, Any]]:
+    """Ollama's ``images``, base64 texts, as parts before the text."""
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise refuse(where, "an array of base64 strings", images)
+    shown = [{"type": "image", "image": image} for image in images]
+    return [*shown, {"type": "text", "text": said}] if said else shown
+
+
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    if message.get("images"):
-        raise InvalidInput(f"{where}.images: image input is not supported yet.", param=f"{where}.images")
     found = {name: message.get(name) for name in ("role", "content", "tool_calls", "tool_call_id")}
+    if message.get("images"):
+        found["content"] = _with_images(message["images"], message.get("content"), f"{where}.images")
     found["reasoning_content"] = message.get("thinking")
     found["name"] = message.get("tool_name")
     return {name: value for name, value in found.items() if value is not None}

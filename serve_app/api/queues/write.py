@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serve_app.state.queues import Acknowledged, Backlog, Consumer, Message, Queue
+    from serve_app.state.deferred.queues import Acknowledged, Backlog, Consumer, Message, Queue
 
 
 def queue(found: Queue) -> dict[str, Any]:

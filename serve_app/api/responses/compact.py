@@ -16,9 +16,8 @@ import orjson
 from serve_app.api import identity
 from serve_app.api.collect import collect
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.content import content_text
 from serve_app.api.fields.values import text
-from serve_app.api.responses.items import item_id, usage_json
+from serve_app.api.responses.items import input_parts, item_id, usage_json
 from serve_app.api.types import Event
 
 ASK = (
@@ -43,9 +42,8 @@ def render_compaction(messages: list[dict[str, Any]], events: Iterable[Event]) -
     output: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "user":
-            part = {"type": "input_text", "text": content_text(message["content"])}
             head = {"id": item_id("msg", response_id, len(output)), "type": "message", "status": "completed"}
-            output.append({**head, "role": "user", "content": [part]})
+            output.append({**head, "role": "user", "content": input_parts(message["content"])})
     packed = base64.b64encode(orjson.dumps({"summary": choices[0].text})).decode()
     head = {"id": item_id("cmp", response_id, len(output)), "type": "compaction"}
     return {

@@ -13,7 +13,7 @@ from serve_app.api import identity, sse
 from serve_app.api.errors import ApiError, Stopped, as_api_error
 from serve_app.api.fields.content import content_text
 from serve_app.api.openai.write import chat_logprobs, close
-from serve_app.api.responses.items import item_id, usage_json
+from serve_app.api.responses.items import input_parts, item_id, usage_json
 from serve_app.api.responses.read import ResponsesRequest
 from serve_app.api.types import ChoiceDone, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 
@@ -238,13 +238,15 @@ def input_items(messages: list[dict[str, Any]], response_id: str) -> list[dict[s
     """What a response was an answer to, as items."""
     items: list[dict[str, Any]] = []
     for message in messages:
-        role, said = message["role"], content_text(message.get("content"))
+        role, content = message["role"], message.get("content")
         if role == "tool":
+            said = content_text(content)
             items.append({"type": "function_call_output", "call_id": message["tool_call_id"], "output": said})
-        elif message.get("content") is not None:
-            kind = "output_text" if role == "assistant" else "input_text"
-            more: dict[str, Any] = {"annotations": [], "logprobs": []} if role == "assistant" else {}
-            items.append({"type": "message", "role": role, "content": [{"type": kind, "text": said, **more}]})
+        elif role == "assistant" and content is not None:
+            part = {"type": "output_text", "text": content_text(content), "annotations": [], "logprobs": []}
+            items.append({"type": "message", "role": role, "content": [part]})
+        elif content is not None:
+            items.append({"type": "message", "role": role, "content": input_parts(content)})
         for call in message.get("tool_calls", ()):
             items.append({"type": "function_call", "call_id": call.get("id"), **call["function"]})
     for i, item in enumerate(items):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.api.fields import asked, messages, ranges, sampling, thinking
+from serve_app.api.fields.pictures import picture_schema
 from serve_app.api.types import ModelLimits
 from serve_app.api.workers_ai import read as workers_ai
 
@@ -139,9 +140,10 @@ def lora_field() -> Schema:
     return {"lora": field("string", "The id or name of a fine-tune of the account, or of a public one.", maxLength=200)}
 
 
-def messages_field() -> Schema:
-    """A conversation in OpenAI's shape."""
-    part = object_({"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"])
+def messages_field(sees: bool = False) -> Schema:
+    """A conversation in OpenAI's shape, with pictures where the model ``sees``."""
+    said = object_({"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"])
+    part = {"oneOf": [said, picture_schema()]} if sees else said
     content = {"oneOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]}
     message = object_(
         {

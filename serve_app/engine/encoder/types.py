@@ -41,7 +41,7 @@ class Readout:
     ``pooling`` is ``mean``, ``cls``, ``last`` for vectors or ``score`` for a reranker's logit. ``normalise``
     scales vectors to unit L2 length; ``dimensions`` keeps the first values only (before normalising, as
     Matryoshka models are trained). ``sigmoid`` maps a score's logit to (0, 1). With ``heads`` a row goes on behind the
-    vector with what these heads say of each token (see ``serve_app.models.token_heads``).
+    vector with what these heads say of each token (see ``serve_app.models.encoders.token_heads``).
     """
 
     pooling: Pooling = "mean"
@@ -82,7 +82,7 @@ class EncodeBatch:
 
 
 class Encoder(Protocol):
-    """What the batcher needs of a model (see ``serve_app.models.encoder.EncoderModel``)."""
+    """What the batcher needs of a model (see ``serve_app.models.encoders.encoder.EncoderModel``)."""
 
     max_length: int
     vocab_size: int

@@ -11,7 +11,7 @@ from typing import Any
 
 from serve_app.api.errors import BadChange
 from serve_app.gateway.accounts.scopes import of_names, of_policies
-from serve_app.state.accounts import Scope
+from serve_app.state.callers.accounts import Scope
 
 MOST_ENTRIES = 1000
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from serve_app.api.errors import BadChange
-from serve_app.state.accounts import SCOPES, Scope
+from serve_app.state.callers.accounts import SCOPES, Scope
 
 RESOURCE = "com.cloudflare.api.account"
 ABOUT: dict[Scope, str] = {

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from serve_app.gateway.accounts.scopes import policies, role
-from serve_app.state.accounts import Account, Caller, Key, Member, sorted_scopes
-from serve_app.state.audit import Change
+from serve_app.state.callers.accounts import Account, Caller, Key, Member, sorted_scopes
+from serve_app.state.callers.audit import Change
 
 # The kinds of entries as Cloudflare names what a token belongs to.
 _ACTORS = {"api": "user", "cli": "system", "python": "system"}

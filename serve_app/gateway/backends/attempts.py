@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from serve_app.api.errors import InvalidInput, WorkersLost
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.gateway.backends.bundles import Bundles
-from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
+from serve_app.gateway.dispatch.dispatcher import Dispatcher
+from serve_app.gateway.dispatch.ticket import Ticket
 from serve_app.gateway.resume.log import ChoiceTokens
 from serve_app.kv.cached_tokens import SOURCES
 from serve_app.sampling_params import PromptLogprobs

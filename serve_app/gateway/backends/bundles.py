@@ -18,7 +18,7 @@ from contextvars import Context
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.channel.inbox import TokenInbox
-from serve_app.gateway.dispatch.dispatcher import Destination
+from serve_app.gateway.dispatch.ticket import Destination
 from serve_app.tasks.calls import Call
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import WorkerGone

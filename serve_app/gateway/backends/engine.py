@@ -9,19 +9,23 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from serve_app.api.collect import merge
+from serve_app.api.decisions import DecideRequest, Decisions
 from serve_app.api.errors import InvalidInput
 from serve_app.api.types import ChoiceDone, Event, GenerateRequest, ModelLimits, Usage
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.served import gateway_name
+from serve_app.gateway.backends import deciding
 from serve_app.gateway.backends.attempts import Attempts, Job
+from serve_app.gateway.backends.pictures import Looker
 from serve_app.gateway.backends.structure import Structure
-from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
+from serve_app.gateway.dispatch.dispatcher import Dispatcher
+from serve_app.gateway.dispatch.ticket import Ticket
 from serve_app.gateway.resume import log as resume
-from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tenant_id
+from serve_app.kv.keys import BLOCK_TOKENS, block_keys, media_parts, root_key, tenant_id
 from serve_app.routing.types import RouteRequest
 from serve_app.sampling_params import PromptLogprobs
-from serve_app.state.accounts import Caller
-from serve_app.tasks.backend import Prepared
+from serve_app.state.callers.accounts import Caller
+from serve_app.tasks.backend import Prepared, PreparedQuestions
 from serve_app.tasks.calls import AskAll, Call
 from serve_app.tasks.estimate import Foreseen
 from serve_app.tasks.model import ServedModel
@@ -29,9 +33,9 @@ from serve_app.tasks.work import Work
 from serve_app.text.chat_template import strings
 from serve_app.text.control import NoCopy
 from serve_app.text.output import open_output
-from serve_app.text.prompt import fit_context, prompt_ids
+from serve_app.text.prompt import Prompt, fit_context, read_prompt
 from serve_app.text.prompt_tokens import prompt_tokens
-from serve_app.wire.generate import AdapterAt, GenerateCall
+from serve_app.wire.generate import AdapterAt, GenerateCall, PictureAt
 from serve_app.wire.load import ADAPTER_BYTES
 
 # The stage that requests are sent to.
@@ -50,8 +54,10 @@ class EngineBackend:
     def __init__(self, inbox: TokenInbox, call: Call, ask_all: AskAll | None = None) -> None:
         self._inbox = inbox
         self._dispatchers: dict[str, Dispatcher] = {}
+        self._call = call
         self._attempts = Attempts(inbox, call, ask_all)
         self._structure = Structure()
+        self._looker = Looker()
 
     def dispatcher(self, model: ServedModel) -> Dispatcher:
         """Who decides when and where the model's requests go."""
@@ -69,6 +75,10 @@ class EngineBackend:
         self.dispatcher(model).lost(process)
         self._attempts.lost(model)
 
+    def close(self) -> None:
+        """Ends the processes that look at pictures."""
+        self._looker.close()
+
     def serves(self, model: ServedModel) -> bool:
         """Whether engine workers are the model's own."""
         return model.first_stage == HOME
@@ -76,33 +86,43 @@ class EngineBackend:
     def limits(self, model: ServedModel) -> ModelLimits:
         return model.limits
 
-    def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
+    async def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
         dispatcher = self.dispatcher(model)
-        return dispatcher.foresee(_route_request(dispatcher, prepared, salt, caller))
+        return await dispatcher.foresee(_route_request(dispatcher, prepared, salt, caller))
 
     def waiting(self, model: ServedModel) -> str:
         return self.dispatcher(model).waiting()
 
     async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
-        return len(await asyncio.to_thread(prompt_ids, model.tokenizer, request))
+        request = await self._looker.look(model, request)
+        return len((await asyncio.to_thread(read_prompt, model.tokenizer, request)).ids)
 
     async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
-        """The request with limits that fit, and its prompt as token ids. Raises what the client should see."""
+        """The request with limits that fit, and its prompt. Raises what the client should see."""
+        request = await self._looker.look(model, request)
         window = model.context_window
-        ids = None
+        prompt = None
         if sum(map(len, strings([request.prompt, request.messages, request.tools]))) <= INLINE_CHARS:
             with contextlib.suppress(NoCopy):
-                ids = prompt_ids(model.tokenizer, request, context_window=window, at_once=True)
-        if ids is None:
-            ids = await asyncio.to_thread(prompt_ids, model.tokenizer, request, context_window=window)
-        _check_told(request, len(ids))
+                prompt = read_prompt(model.tokenizer, request, context_window=window, at_once=True)
+        if prompt is None:
+            prompt = await asyncio.to_thread(read_prompt, model.tokenizer, request, context_window=window)
+        tokens = len(prompt.ids)
+        _check_told(request, tokens)
         if window is not None:
-            request = fit_context(request, len(ids), window)
-        return Prepared(await self._structure.apply(model, request, ids), len(ids), ids)
+            request = fit_context(request, tokens, window)
+        return Prepared(await self._structure.apply(model, request, prompt.ids), tokens, prompt)
+
+    async def prepare_questions(self, model: ServedModel, request: DecideRequest) -> PreparedQuestions:
+        """The questions as token ids. Raises what the client should see."""
+        return await deciding.prepare(model, request)
+
+    async def decide(self, prepared: PreparedQuestions, work: Work) -> Decisions:
+        return await deciding.decide(prepared, work, self.dispatcher(work.model), self._call, _route_request)
 
     async def events(self, prepared: Prepared, work: Work) -> AsyncGenerator[Event, None]:
         """The request's events. Closing the iterator ends the request wherever it is."""
-        request, ids = prepared.request, prepared.prompt
+        request, tokens = prepared.request, prepared.prompt_tokens
         dispatcher = self.dispatcher(work.model)
         route = _route_request(dispatcher, prepared, work.salt, work.caller)
         ticket = Ticket(route, work.trace)
@@ -112,7 +132,7 @@ class EngineBackend:
         def look() -> None:
             usage = work.usage
             usage.completion_tokens = sum(u.completion_tokens for u in usages)
-            usage.prompt_tokens = len(ids) if ticket.started or usage.completion_tokens else 0
+            usage.prompt_tokens = tokens if ticket.started or usage.completion_tokens else 0
             usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
             usage.cached_tokens = usages[0].cached_tokens
             work.sent = sum(sent)
@@ -126,7 +146,7 @@ class EngineBackend:
             async for event in _merge_choices(choices):
                 if request.continuous_usage:
                     told = sum(u.completion_tokens for u in usages)
-                    yield Usage(len(ids), told, usages[0].cached_tokens, final=False)
+                    yield Usage(tokens, told, usages[0].cached_tokens, final=False)
                 yield event
         finally:
             look()
@@ -136,7 +156,8 @@ class EngineBackend:
         self, job: Job, prepared: Prepared, index: int, usage: Usage, sent: list[int]
     ) -> AsyncIterator[Event]:
         """Counts its tokens in ``usage``, and in ``sent[index]`` those whose events were taken."""
-        request, ids = prepared.request, prepared.prompt
+        request, prompt = prepared.request, prepared.prompt
+        ids = prompt.ids
         model = job.model
         record = model.record
         parsers = {"tool_parser": record.tool_parser, "reasoning_parser": record.reasoning_parser}
@@ -158,6 +179,7 @@ class EngineBackend:
             weight=caller.weight,
             together=TOGETHER if priority == "batch" and not output.may_stop else 1,
             origin=(job.work.trace.id, job.work.trace.trace_id),
+            pictures=tuple(PictureAt(p.picture.data, p.picture.digest, p.places) for p in prompt.pictures),
         )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
@@ -212,12 +234,16 @@ def _check_told(request: GenerateRequest, tokens: int) -> None:
 
 def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, caller: Caller) -> RouteRequest:
     """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's, nor one adapter's."""
-    request, ids = prepared.request, prepared.prompt
+    request, prompt = prepared.request, prepared.prompt
+    assert isinstance(prompt, Prompt)
+    ids = prompt.ids
     adapter = "" if request.adapter is None else request.adapter.digest
     per_key = dispatcher.chunk_tokens // BLOCK_TOKENS
     # Where something is to be told of the prompt, nothing that is stored of it helps.
     stored = ids[:0] if request.sampling.prompt_logprobs is not None else ids
-    keys = block_keys(root_key("", "", "", adapter, salt), stored)[per_key - 1 :: per_key]
+    media = [part for placed in prompt.pictures for part in media_parts(placed.picture.digest, placed.places)]
+    every = block_keys(root_key(dispatcher.weights, adapter, salt), stored, media=media)
+    keys = every[per_key - 1 :: per_key]
     dispatcher.know(tenant_id(salt).hex(), caller.account)
     now = dispatcher.now()
     return RouteRequest(

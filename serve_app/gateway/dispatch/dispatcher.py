@@ -11,19 +11,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from serve_app.api.errors import OutOfCapacity
+from serve_app.channel.served import gateway_name
 from serve_app.gateway.dispatch.config import dispatch_config
 from serve_app.gateway.dispatch.guest import Desk
 from serve_app.gateway.dispatch.loads import served_elsewhere, worker_load
 from serve_app.gateway.dispatch.owner import Owner, OwnerLost, entering
 from serve_app.gateway.dispatch.stats import account_stats, dispatch_stats
+from serve_app.gateway.dispatch.ticket import Destination, Ticket, refused, tell_trace
 from serve_app.routing.dispatch import Dispatch, Effects, Turn
-from serve_app.routing.types import Decision, Refusal, RouteRequest
-from serve_app.state.traces import Trace
+from serve_app.routing.types import Decision, Prediction, Refusal, RouteRequest
 from serve_app.tasks.estimate import Foreseen
 from serve_app.tasks.model import ServedModel
 from serve_app.wire.address import InboxAddress
@@ -34,30 +33,6 @@ from serve_app.wire.load import LoadReport
 LOOK_S = 0.5
 # Accounts whose opaque ids are remembered for owners of dispatch.
 KNOWN = 10_000
-
-
-@dataclass(slots=True)
-class Ticket:
-    """A request's way through the dispatcher. ``decision`` None: Serve chooses, since no worker reports. ``owner``: the
-    gateway that it has its turn from, if that is not this one.
-    """
-
-    request: RouteRequest
-    trace: Trace
-    decision: Decision | None = None
-    placed: bool = False
-    started: bool = False
-    turn: asyncio.Future[None] | None = None
-    owner: Owner | None = None
-
-
-@dataclass(slots=True, frozen=True)
-class Destination:
-    """A stage and one of its replicas ("": whichever Serve chooses), and who prefills (None: whom that one chooses)."""
-
-    stage: str = ""
-    replica: str = ""
-    prefill: PrefillAt | None = None
 
 
 class Dispatcher:
@@ -97,6 +72,11 @@ class Dispatcher:
     def chunk_tokens(self) -> int:
         """Prompt tokens that one of a request's keys stands for."""
         return self.policy.config.router.chunk_tokens
+
+    @property
+    def weights(self) -> bytes:
+        """What the keys of most workers' K/V start from; empty until one has reported."""
+        return self.policy.router.beliefs.weights
 
     def now(self) -> float:
         """On the clock of deadlines."""
@@ -201,12 +181,12 @@ class Dispatcher:
         if isinstance(outcome, Refusal):
             if outcome.start_worker:
                 self.start_worker()
-            raise _error(outcome)
+            raise refused(outcome)
         ticket.decision, ticket.placed = outcome, True
         self._turns["placed_by_owner"] += 1
         if outcome is not None:
             self.policy.router.learn(request, outcome, self._clock())
-        _trace(ticket)
+        tell_trace(ticket)
         return True
 
     def desk(self) -> Desk | None:
@@ -228,7 +208,10 @@ class Dispatcher:
 
             self.arrive(request, turn, queued)
 
-        return Desk(self._clock, arrive, self.know, began, self.policy.stream_ended, ended)
+        def predict(request: RouteRequest) -> Prediction | None:
+            return self.policy.predict(request, self._clock())
+
+        return Desk(self._clock, arrive, self.know, began, self.policy.stream_ended, ended, predict)
 
     def waiting(self) -> str:
         """What a request has to wait for before anything can be done about it, in words; "" for nothing."""
@@ -236,11 +219,14 @@ class Dispatcher:
             return ""
         return f"{self._model.id} is starting, about {self.policy.absence.left(self._clock()):.0f} s left"
 
-    def foresee(self, request: RouteRequest) -> Foreseen:
-        """What would become of the request if it came now. While no worker is up nothing is known, but for how long a
-        start takes.
+    async def foresee(self, request: RouteRequest) -> Foreseen:
+        """What would become of the request if it came now, by the queue that it would stand in. While no worker is up
+        nothing is known, but for how long a start takes.
         """
         found = self.policy.predict(request, self._clock())
+        if (owner := self._usable_owner()) is not None:
+            known_as = self._known_as.get(request.tenant, "")
+            found = await owner.foresee(entering(self._model.id, request, known_as, self._clock())) or found
         if found is not None:
             return Foreseen(found.cached_tokens, request.expected_output_tokens, found.wait, found.ttft)
         wait = self.policy.absence.left(self._clock()) if self._model.scales_to_zero else None
@@ -275,12 +261,13 @@ class Dispatcher:
                 await asyncio.wait_for(self._reported.wait(), LOOK_S)
             if ticket.decision is None:
                 ticket.decision = self.policy.move(ticket.request.id, self._clock())
-        _trace(ticket)
+        tell_trace(ticket)
 
     def gone(self, ticket: Ticket) -> bool:
         """Whether the worker that the request was sent to has ended its connection, and there are others."""
-        workers = self.policy.router.fleet.workers
-        return ticket.decision is not None and bool(workers) and ticket.decision.decode not in workers
+        workers, leaving = self.policy.router.fleet.workers, self.policy.workers.leaving
+        there = ticket.decision is None or ticket.decision.decode in workers or ticket.decision.decode in leaving
+        return bool(workers) and not there
 
     def start(self, ticket: Ticket) -> None:
         """The first token is there."""
@@ -322,6 +309,7 @@ class Dispatcher:
             "placed_by_owner": by_owner,
             "placed_for_others": for_others,
             "prompt_tokens_by_source": dict(self._sources),
+            "owner": self._name() if self._owner is None else gateway_name(self._owner),
         }
 
     def lengths(self) -> dict[str, int]:
@@ -363,7 +351,7 @@ class Dispatcher:
         assert ticket.turn is not None
         if turn.refusal is None:
             ticket.decision, ticket.placed = turn.decision, True
-            _trace(ticket)
+            tell_trace(ticket)
         elif turn.refusal.start_worker:
             self.start_worker()
         # A future that is done belongs to a client that has just left; its finish() is under way.
@@ -372,24 +360,4 @@ class Dispatcher:
         if turn.refusal is None:
             ticket.turn.set_result(None)
         else:
-            ticket.turn.set_exception(_error(turn.refusal))
-
-
-def _trace(ticket: Ticket) -> None:
-    decision = ticket.decision
-    if decision is None:
-        ticket.trace.event("routed", why="no worker reports")
-        return
-    ticket.trace.event(
-        "routed",
-        why=decision.why,
-        decode=decision.decode,
-        prefill=decision.prefill,
-        expected_ttft_ms=round(decision.ttft * 1e3, 1),
-        expected_uncached_tokens=decision.uncached,
-    )
-
-
-def _error(refusal: Refusal) -> OutOfCapacity:
-    reason = f"Capacity temporarily exceeded, please try again: {refusal.reason}."
-    return OutOfCapacity(reason, retry_after=refusal.retry_after)
+            ticket.turn.set_exception(refused(turn.refusal))

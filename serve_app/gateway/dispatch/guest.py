@@ -9,11 +9,13 @@ from contextlib import suppress
 
 from serve_app.channel.line import Line
 from serve_app.routing.dispatch import Turn
-from serve_app.routing.types import RouteRequest
+from serve_app.routing.types import Prediction, RouteRequest
 from serve_app.wire.turns import (
     KEY_BYTES,
     Began,
     Enter,
+    Foresee,
+    Foreseen,
     FromGuest,
     Ping,
     Pong,
@@ -30,6 +32,8 @@ log = logging.getLogger("ray.serve")
 # cut off, and its requests would hold places for ever. Looks are counted, so that this process may have stood still.
 LOOK_S = 2.0
 SILENT_LOOKS = 3
+# No wait is told as longer.
+LONGEST_S = 1e6
 
 
 class Guest:
@@ -52,6 +56,8 @@ class Guest:
             self.line.send(Pong())
         elif isinstance(message, Enter):
             self._enter(message)
+        elif isinstance(message, Foresee):
+            self._foresee(message.request)
         elif (desk := self._live.get(message.id)) is None:
             return
         elif isinstance(message, Began):
@@ -68,6 +74,13 @@ class Guest:
             return  # no word: the other gateway goes on by itself
         self._live[call.id] = desk
         desk.arrive(call, self._turned, lambda ahead: self.line.send(Queued(call.id, ahead)))
+
+    def _foresee(self, call: Enter) -> None:
+        desk = self._desk(call.model)
+        found = None if desk is None else desk.foresee(call)
+        if found is not None:
+            wait, ttft = (min(seconds, LONGEST_S) for seconds in (found.wait, found.ttft))
+            self.line.send(Foreseen(call.id, found.cached_tokens, wait, ttft))
 
     def _turned(self, turn: Turn) -> None:
         if turn.refusal is not None:
@@ -129,6 +142,7 @@ class Desk:
         began: Callable[[str], None],
         stream_over: Callable[[str], None],
         ended: Callable[[str, int, int], None],
+        predict: Callable[[RouteRequest], Prediction | None],
     ) -> None:
         self._clock = clock
         self._arrive = arrive
@@ -136,6 +150,11 @@ class Desk:
         self.began = began
         self.stream_over = stream_over
         self.ended = ended
+        self._predict = predict
+
+    def foresee(self, call: Enter) -> Prediction | None:
+        """What would become of it if it came now; None while nothing is known."""
+        return self._predict(_request(call, self._clock()))
 
     def arrive(self, call: Enter, turned: Callable[[Turn], None], queued: Callable[[int], None]) -> None:
         """``turned`` is called with its turn; ``queued`` before with the prompt tokens that go first."""

@@ -36,6 +36,12 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         adapters=_adapters(report.adapters),
         incoming_tokens=report.incoming_tokens,
         standing=tuple(Standing(*one) for one in report.standing),
+        weights=report.weights,
+        evicted=report.evicted,
+        pool=report.pool.incarnation,
+        pool_tokens=report.pool.tokens,
+        pool_evicted=report.pool.evicted,
+        leaving=report.leaving,
     )
 
 

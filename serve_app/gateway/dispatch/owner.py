@@ -15,13 +15,15 @@ from collections.abc import Callable
 
 from serve_app.channel.line import Line
 from serve_app.channel.served import gateway_name
-from serve_app.routing.types import Decision, Refusal, RouteRequest
+from serve_app.routing.types import Decision, Prediction, Refusal, RouteRequest
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.message import Message
 from serve_app.wire.turns import (
     KEY_BYTES,
     Began,
     Enter,
+    Foresee,
+    Foreseen,
     FromOwner,
     Over,
     Ping,
@@ -57,6 +59,7 @@ class Owner:
         self._own_name = own_name
         self._line: Line | None = None
         self._waiting: dict[str, _Asked] = {}
+        self._foreseen: dict[str, asyncio.Future[Prediction]] = {}
         self._slow_until = 0.0
         self._heard_at = 0.0
         # The kernel of a process that is stopped accepts connections: only its own word counts.
@@ -90,6 +93,18 @@ class Owner:
         finally:
             asked.late.cancel()
             self._waiting.pop(call.id, None)
+
+    async def foresee(self, call: Enter) -> Prediction | None:
+        """What would become of a request if it came now; None where the owner does not know, or does not say."""
+        answer = asyncio.get_running_loop().create_future()
+        self._foreseen[call.id] = answer
+        self._send(Foresee(call))
+        try:
+            return await asyncio.wait_for(answer, FIRST_WORD_S)
+        except TimeoutError:
+            return None
+        finally:
+            self._foreseen.pop(call.id, None)
 
     def began(self, request_id: str) -> None:
         self._send(Began(request_id))
@@ -140,6 +155,10 @@ class Owner:
     def _on_message(self, message: FromOwner) -> None:
         self._heard_at, self._answers = _now(), True
         if isinstance(message, Pong):
+            return
+        if isinstance(message, Foreseen):
+            if (answer := self._foreseen.get(message.id)) is not None and not answer.done():
+                answer.set_result(Prediction(message.cached_tokens, message.wait, message.ttft))
             return
         asked = self._waiting.get(message.id)
         if asked is None:

@@ -23,36 +23,37 @@ from serve_app.gateway.http.cross_origin import cross_origin
 from serve_app.gateway.http.exchange import Endpoint, ErrorBody, Exchange, error_answer, log
 from serve_app.gateway.http.old_clients import Lengths
 from serve_app.gateway.http.resumable import runs_again
-from serve_app.gateway.http.routes import about as routes_about
-from serve_app.gateway.http.routes import account_tokens as routes_account_tokens
-from serve_app.gateway.http.routes import accounts as routes_accounts
-from serve_app.gateway.http.routes import ai_gateway as routes_ai_gateway
-from serve_app.gateway.http.routes import anthropic as routes_anthropic
-from serve_app.gateway.http.routes import anthropic_batches as routes_anthropic_batches
-from serve_app.gateway.http.routes import audio as routes_audio
-from serve_app.gateway.http.routes import batch_lines as routes_batch_lines
-from serve_app.gateway.http.routes import batches as routes_batches
-from serve_app.gateway.http.routes import cluster as routes_cluster
-from serve_app.gateway.http.routes import conversations as routes_conversations
-from serve_app.gateway.http.routes import dashboard as routes_dashboard
-from serve_app.gateway.http.routes import estimate as routes_estimate
-from serve_app.gateway.http.routes import event_subscriptions as routes_event_subscriptions
-from serve_app.gateway.http.routes import files as routes_files
-from serve_app.gateway.http.routes import finetunes as routes_finetunes
-from serve_app.gateway.http.routes import metrics as routes_metrics
-from serve_app.gateway.http.routes import models as routes_models
-from serve_app.gateway.http.routes import native as routes_native
-from serve_app.gateway.http.routes import ollama as routes_ollama
-from serve_app.gateway.http.routes import openai as routes_openai
-from serve_app.gateway.http.routes import openai_batches as routes_openai_batches
-from serve_app.gateway.http.routes import prompt_log as routes_prompt_log
-from serve_app.gateway.http.routes import queues as routes_queues
-from serve_app.gateway.http.routes import requests as routes_requests
-from serve_app.gateway.http.routes import rerank as routes_rerank
-from serve_app.gateway.http.routes import responses as routes_responses
-from serve_app.gateway.http.routes import tokens as routes_tokens
-from serve_app.gateway.http.routes import usage as routes_usage
-from serve_app.gateway.http.routes import webhooks as routes_webhooks
+from serve_app.gateway.http.routes.deferred import anthropic_batches as routes_anthropic_batches
+from serve_app.gateway.http.routes.deferred import batch_lines as routes_batch_lines
+from serve_app.gateway.http.routes.deferred import batches as routes_batches
+from serve_app.gateway.http.routes.deferred import event_subscriptions as routes_event_subscriptions
+from serve_app.gateway.http.routes.deferred import files as routes_files
+from serve_app.gateway.http.routes.deferred import openai_batches as routes_openai_batches
+from serve_app.gateway.http.routes.deferred import queues as routes_queues
+from serve_app.gateway.http.routes.deferred import webhooks as routes_webhooks
+from serve_app.gateway.http.routes.dialects import ai_gateway as routes_ai_gateway
+from serve_app.gateway.http.routes.dialects import anthropic as routes_anthropic
+from serve_app.gateway.http.routes.dialects import audio as routes_audio
+from serve_app.gateway.http.routes.dialects import conversations as routes_conversations
+from serve_app.gateway.http.routes.dialects import documents as routes_documents
+from serve_app.gateway.http.routes.dialects import estimate as routes_estimate
+from serve_app.gateway.http.routes.dialects import native as routes_native
+from serve_app.gateway.http.routes.dialects import ollama as routes_ollama
+from serve_app.gateway.http.routes.dialects import openai as routes_openai
+from serve_app.gateway.http.routes.dialects import rerank as routes_rerank
+from serve_app.gateway.http.routes.dialects import responses as routes_responses
+from serve_app.gateway.http.routes.dialects import tokens as routes_tokens
+from serve_app.gateway.http.routes.operating import about as routes_about
+from serve_app.gateway.http.routes.operating import account_tokens as routes_account_tokens
+from serve_app.gateway.http.routes.operating import accounts as routes_accounts
+from serve_app.gateway.http.routes.operating import cluster as routes_cluster
+from serve_app.gateway.http.routes.operating import dashboard as routes_dashboard
+from serve_app.gateway.http.routes.operating import finetunes as routes_finetunes
+from serve_app.gateway.http.routes.operating import metrics as routes_metrics
+from serve_app.gateway.http.routes.operating import models as routes_models
+from serve_app.gateway.http.routes.operating import prompt_log as routes_prompt_log
+from serve_app.gateway.http.routes.operating import requests as routes_requests
+from serve_app.gateway.http.routes.operating import usage as routes_usage
 from serve_app.gateway.tracing.export import Tracing
 
 # What runs models: a dialect is one line here.
@@ -67,6 +68,7 @@ DIALECTS = (
 )
 OTHERS = (
     routes_finetunes.endpoints,
+    routes_documents.endpoints,
     routes_files.endpoints,
     routes_openai_batches.endpoints,
     routes_anthropic_batches.endpoints,

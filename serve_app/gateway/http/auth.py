@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from serve_app.api.errors import AccountForbidden, AuthError, ScopeMissing, StoreAway
-from serve_app.state.accounts import Caller, Scope, sorted_scopes
-from serve_app.state.book import AccountBook
+from serve_app.state.callers.accounts import Caller, Scope, sorted_scopes
+from serve_app.state.callers.book import AccountBook
 
 _MAX_KEY = 512
 

@@ -19,8 +19,8 @@ from serve_app.gateway.booking import kept_with_answer
 from serve_app.gateway.http import request_id
 from serve_app.gateway.http.exchange import Endpoint, error_answer, estimated
 from serve_app.gateway.http.inside import Inside
-from serve_app.state.accounts import Caller
-from serve_app.state.ledger import Entry
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.spending.ledger import Entry
 from serve_app.tasks.estimate import Estimated
 
 log = logging.getLogger("ray.serve")

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from serve_app.api.errors import Gone, RangeWrong
-from serve_app.state.files import Files, NoFile
+from serve_app.state.blobs.files import Files, NoFile
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 

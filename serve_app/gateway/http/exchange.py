@@ -17,7 +17,7 @@ from serve_app.api.errors import ApiError, BodyTooLarge, HeadersTooLarge, Invali
 from serve_app.api.fields.values import string
 from serve_app.api.multipart import Part, write_multipart
 from serve_app.api.schema.openapi import Operation
-from serve_app.api.types import Asked, Event
+from serve_app.api.types import Asked, Event, GenerateRequest
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.address import is_local
 from serve_app.gateway.http.auth import authenticate, has_key
@@ -27,10 +27,10 @@ from serve_app.gateway.http.in_turns import InTurns
 from serve_app.gateway.http.resumable import resumable
 from serve_app.gateway.http.session import signed_in
 from serve_app.gateway.http.streams import streamed
-from serve_app.state.accounts import Scope
+from serve_app.state.callers.accounts import Scope
 from serve_app.tasks.estimate import Estimated
 from serve_app.tasks.model import ServedModel
-from serve_app.tasks.registry import taking, tasks
+from serve_app.tasks.registry import body_limit, taking, tasks
 from serve_app.tasks.task import Answer, Body
 
 log = logging.getLogger("ray.serve")
@@ -109,8 +109,12 @@ class Exchange:
 
     async def body(self, request: Request, takes: type[Asked] = Asked) -> dict[str, Any]:
         """The request's JSON object, within the bounds of the tasks that run such requests."""
-        limit = max(task.body_limit(self.gateway.settings) for task in taking(takes) or tasks().values())
-        return (await read_body(request, limit, self._large)).json
+        fitting = taking(takes) or list(tasks().values())
+        limit = max(task.body_limit(self.gateway.settings) for task in fitting)
+        names = {task.declaration.name for task in fitting}
+        # Which model is meant stands in the body; one that may be smaller is refused where the model is looked up.
+        limits = (body_limit(m, self.gateway.settings) for m in self.gateway.models if m.record.task in names)
+        return (await read_body(request, max(limit, *limits, 0), self._large)).json
 
     async def native_body(self, request: Request, name: str, most: int = 0) -> Body:
         """The body as the model's task takes it, up to ``most`` bytes at least; a JSON object for a model that is not
@@ -119,24 +123,30 @@ class Exchange:
         model = self.gateway.models.get(name)
         if model is None:
             return Body(await self.body(request))
-        task = tasks()[model.record.task]
-        limit = max(most, task.body_limit(self.gateway.settings))
-        return await read_body(request, limit, self._large, task.bodies)
+        limit = max(most, body_limit(model, self.gateway.settings))
+        return await read_body(request, limit, self._large, tasks()[model.record.task].bodies)
 
     async def form(self, request: Request, takes: type[Asked]) -> list[Part]:
         """The parts of a form, within the bounds of the tasks that run such requests. Raises `InvalidInput`."""
+        return await self.parts(request, max(task.body_limit(self.gateway.settings) for task in taking(takes)))
+
+    async def parts(self, request: Request, limit: int | None = None) -> list[Part]:
+        """The parts of a form of at most ``limit`` bytes, by default those of a file. Raises `InvalidInput`."""
         content_type = request.headers.get("content-type", "")
         if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
             raise InvalidInput("Send a form: the body must be multipart/form-data.")
-        limit = max(task.body_limit(self.gateway.settings) for task in taking(takes))
-        return (await read_body(request, limit, self._large, {"multipart"})).parts
+        most = self.gateway.settings.max_media_body_bytes if limit is None else limit
+        return (await read_body(request, most, self._large, {"multipart"})).parts
 
     def check_size(self, request: Request, name: str) -> None:
         """Raises `BodyTooLarge` for what has been read and is more than the model's task takes."""
         if (model := self.gateway.models.get(name)) is not None:
-            limit = tasks()[model.record.task].body_limit(self.gateway.settings)
-            if len(request.state.raw_body) > limit:
-                raise BodyTooLarge(limit)
+            self._check_size(request, model)
+
+    def _check_size(self, request: Request, model: ServedModel) -> None:
+        limit = body_limit(model, self.gateway.settings)
+        if len(getattr(request.state, "raw_body", b"")) > limit:
+            raise BodyTooLarge(limit)
 
     async def model(
         self, request: Request, name: str, takes: type[Asked] | None = None, *, ready: bool = True
@@ -147,6 +157,8 @@ class Exchange:
         fitting = () if takes is None else tuple(task.declaration.name for task in taking(takes))
         models = self.gateway.models
         model = models.find(name, fitting) if ready else models.named(name, fitting)
+        if takes is GenerateRequest:
+            self._check_size(request, model)
         # A request that is run again has been counted.
         if not identity.again():
             allowance, caller = self.gateway.state.allowance, request.state.caller
@@ -162,7 +174,10 @@ class Exchange:
         name = string(body, "model", limit=512)
         if not name:
             tasks_of = {task.declaration.name for task in taking(takes or Asked)}
-            found = [model.id for model in self.gateway.models if model.record.task in tasks_of]
+            fitting = [model for model in self.gateway.models if model.record.task in tasks_of]
+            # Of several the one that is always there.
+            always = [model for model in fitting if not model.scales_to_zero]
+            found = [model.id for model in (always if len(always) == 1 else fitting)]
             if len(found) != 1:
                 listed = ", ".join(found[:8]) or "none that would fit"
                 raise InvalidInput(f"model is missing; name one of the models here: {listed}.", param="model")

@@ -16,7 +16,7 @@ from serve_app.gateway.core import Gateway
 from serve_app.gateway.http import request_id
 from serve_app.gateway.http.resumable import launch
 from serve_app.gateway.resume.log import number_of, split
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimated
 from serve_app.tasks.task import Answer, Body
 

@@ -17,8 +17,8 @@ from serve_app.api.errors import InvalidInput, KeyInUse, KeyReused
 from serve_app.api.fields.body import read_bounded
 from serve_app.gateway.booking import kept_with_answer
 from serve_app.gateway.http.streams import EventStream
-from serve_app.state.ledger import Entry
-from serve_app.state.streams import Claim
+from serve_app.state.kept.streams import Claim
+from serve_app.state.spending.ledger import Entry
 
 if TYPE_CHECKING:
     from serve_app.gateway.core import Gateway

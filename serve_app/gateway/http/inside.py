@@ -10,7 +10,7 @@ from starlette.routing import Match, Route
 from starlette.types import Message
 
 from serve_app.api.errors import NoRoute
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 
 T = TypeVar("T")
 # Addresses that are remembered; most requests go to few.

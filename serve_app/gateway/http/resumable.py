@@ -19,8 +19,8 @@ from serve_app.gateway.http.inside import Inside
 from serve_app.gateway.http.streams import EventStream, Primed, progressing
 from serve_app.gateway.resume.log import StreamLog, current
 from serve_app.gateway.resume.streams import Streams
-from serve_app.state.accounts import Caller, Priority, Scope, sorted_scopes
-from serve_app.state.streams import Head, Taken
+from serve_app.state.callers.accounts import Caller, Priority, Scope, sorted_scopes
+from serve_app.state.kept.streams import Head, Taken
 
 Frames = Callable[[AsyncIterator[Event]], AsyncIterator[bytes]]
 # What says who asks, or how the body came.

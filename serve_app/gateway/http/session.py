@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from serve_app.api.errors import AuthError, CrossSite
-from serve_app.state.accounts import Caller, hash_key
-from serve_app.state.sessions import Session
+from serve_app.state.callers.accounts import Caller, hash_key
+from serve_app.state.callers.sessions import Session
 
 if TYPE_CHECKING:
     from serve_app.gateway.core import Gateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -21,8 +21,8 @@ PROGRESS_S = 1.0
 
 
 async def streamed(
-    events: AsyncIterator[Event],
-    frames: Callable[[AsyncIterator[Event]], AsyncIterator[bytes]],
+    events: AsyncIterator[Any],
+    frames: Callable[[AsyncIterator[Any]], AsyncIterator[bytes]],
     waiting: Callable[[], str] = lambda: "",
     media_type: str = sse.MEDIA_TYPE,
 ) -> EventStream:

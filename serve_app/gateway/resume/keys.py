@@ -17,8 +17,8 @@ from typing import TypeVar
 from serve_app.api.errors import StoreAway
 from serve_app.gateway.resume.streams import AWAY_S, LEASE_S, Streams
 from serve_app.state.errors import Away
+from serve_app.state.kept.streams import Claim, Known
 from serve_app.state.protocols import AnswerStore, Row
-from serve_app.state.streams import Claim, Known
 
 log = logging.getLogger("ray.serve")
 

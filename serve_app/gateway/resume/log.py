@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from serve_app.api.errors import ApiError, Stopped
 from serve_app.api.openai.write import close
 from serve_app.api.types import Event, Usage
-from serve_app.state.streams import Ending, Head, Part
+from serve_app.state.kept.streams import Ending, Head, Part
 from serve_app.wire.tokens import TokenItem
 
 # Of one stream, with the tokens behind it.

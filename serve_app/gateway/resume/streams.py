@@ -22,9 +22,9 @@ from serve_app.api.envelopes import openai_body
 from serve_app.api.errors import ApiError, Gone, Internal, NotFound, OutOfCapacity, Stopped, StoreAway, as_api_error
 from serve_app.gateway.resume.log import NotNow, StreamLog, number_of, split
 from serve_app.state.errors import Away
+from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Part, Running, Taken
 from serve_app.state.protocols import StreamStore
 from serve_app.state.reader import plausible
-from serve_app.state.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Part, Running, Taken
 
 log = logging.getLogger("ray.serve")
 

@@ -17,7 +17,7 @@ from typing import Any
 from serve_app import __version__
 from serve_app.api.trace_context import TraceContext
 from serve_app.gateway.tracing.sampling import sampler
-from serve_app.state.traces import Trace
+from serve_app.state.kept.traces import Trace
 
 log = logging.getLogger("ray.serve")
 

@@ -15,8 +15,8 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.receipt import NANO
 from serve_app.gateway.usage.read import Parameters, accounts, bounded, grouped, number, one, values
 from serve_app.gateway.usage.write import merged
-from serve_app.state.ledger import DAY_S, HOUR_S
-from serve_app.state.usage import Dimension, UsageQuery, UsageRow
+from serve_app.state.spending.ledger import DAY_S, HOUR_S
+from serve_app.state.spending.usage import Dimension, UsageQuery, UsageRow
 
 # By `bucket_width`: seconds, buckets of a page unless told, and at most.
 WIDTHS: Mapping[str, tuple[int, int, int]] = {"1m": (60, 60, 1440), "1h": (HOUR_S, 24, 168), "1d": (DAY_S, 7, 31)}

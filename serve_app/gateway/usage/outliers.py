@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from serve_app.api.errors import InvalidInput
 from serve_app.gateway.usage.read import Parameters, accounts, grouped, number, values
-from serve_app.state.ledger import DAY_S
-from serve_app.state.usage import Dimension, UsageQuery, UsageRow
+from serve_app.state.spending.ledger import DAY_S
+from serve_app.state.spending.usage import Dimension, UsageQuery, UsageRow
 
 DAYS_BEFORE = 30
 DAYS_SHOWN = 7

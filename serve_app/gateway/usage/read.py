@@ -9,8 +9,8 @@ from typing import Protocol
 from serve_app.api.errors import AccountForbidden, InvalidInput
 from serve_app.catalog.pricing import UNITS
 from serve_app.catalog.tasks import declared
-from serve_app.state.ledger import DAY_S, HOUR_S
-from serve_app.state.usage import DIMENSIONS, MAX_BUCKETS, Dimension, Order, UsageQuery, Width, moment
+from serve_app.state.spending.ledger import DAY_S, HOUR_S
+from serve_app.state.spending.usage import DIMENSIONS, MAX_BUCKETS, Dimension, Order, UsageQuery, Width, moment
 
 INTERVALS: Mapping[str, Width | None] = {"hour": HOUR_S, "day": DAY_S, "month": "month", "none": None}
 DEFAULT_DAYS = 30

@@ -14,8 +14,8 @@ from serve_app.catalog.pricing import UNIT_NAMES
 from serve_app.gateway.usage.outliers import SHARE, Outlier
 from serve_app.gateway.usage.outliers import Asked as AskedOutliers
 from serve_app.gateway.usage.read import Asked
-from serve_app.state.ledger import Entry
-from serve_app.state.usage import UsagePage, UsageRow
+from serve_app.state.spending.ledger import Entry
+from serve_app.state.spending.usage import UsagePage, UsageRow
 
 
 def render_usage(asked: Asked, page: UsagePage) -> dict[str, Any]:

@@ -55,6 +55,23 @@ extern "C" void pack_compact(const uint16_t* source, const int64_t* order, int64
     }
 }
 
+// Whether rows [rows, k] bf16 are what float4.h holds; k must be a multiple of 32.
+extern "C" int fits_float4(const uint16_t* source, int64_t rows, int64_t k, int64_t threads) {
+    std::atomic<bool> fits{true};
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+    for (int64_t row = 0; row < rows; row++)
+        if (fits && !is_float4(source + row * k, k)) fits = false;
+    return fits;
+}
+
+// Packs such rows into float4.h's layout, as pack_panels does.
+extern "C" void pack_float4(const uint16_t* source, uint8_t* packed, const int64_t* order, int64_t rows, int64_t k,
+                            int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads((int)threads)
+    for (int64_t panel = 0; panel < rows / 64; panel++)
+        pack_float4_panel(PanelSource{source, order + panel * 64, k}, packed + panel * float4_bytes(k));
+}
+
 // Packs weight rows [n, k] bf16 into panels (gemm.h); row r of the result is row order[r] of the source, -1 for zeros.
 // rows must be a multiple of 64 and k of 2.
 extern "C" void pack_panels(const uint16_t* source, uint16_t* packed, const int64_t* order, int64_t rows, int64_t k,

@@ -161,9 +161,7 @@ private:
     // Where thread `thread` will begin with a product, as far as it stays in the cache until then.
     static Fetch first_panel(const Linear& l, int thread) {
         if (!l.weight || thread >= panels(l)) return {};
-        const int64_t bytes = l.bits == 16   ? PlainPanel::bytes(l)
-                              : l.bits == 12 ? CompactPanel::bytes(l)
-                                             : l.k / GROUP * group_bytes((int)l.bits);
+        const int64_t bytes = any_panel_bytes(l);
         return {(const char*)l.weight + thread * bytes, std::min<int64_t>(bytes, 2 * PANEL * K_PIECE)};
     }
 
@@ -173,7 +171,7 @@ private:
     void product(const Member& self, int64_t index, const Linear& l, const bf16* from, int64_t count, Write write) {
         std::atomic<int>& counter = claimed[index];
         const int all = panels(l);
-        const Codes codes = l.bits >= 12 ? Codes{} : quantize(self, from, count, l.k);
+        const Codes codes = is_wide(l) ? Codes{} : quantize(self, from, count, l.k);
         const Adapters::Product adapted = adapters.of(index, count);
         if (adapted.rows) adapters.shrink(self, adapted, from, l.k);
         for (int panel = self.thread, next; panel < all; panel = next) {
@@ -183,14 +181,11 @@ private:
                 if (adapted.rows) adapted.add(row, panel, sums);
                 write(row, panel * PANEL, width, sums);
             };
-            if (l.bits >= 12 && adapted.rows)
-                wide_panel(l, panel, next, from, count, finished, adapters.beside(adapted, panel, l));
-            else if (l.bits >= 12)
-                wide_panel(l, panel, next, from, count, finished, Nothing());
-#if HAS_QUANTIZED
-            if (l.bits == 8) quantized_panel<8>(l, panel, next, codes, (int)count, finished);
-            if (l.bits == 4) quantized_panel<4>(l, panel, next, codes, (int)count, finished);
-#endif
+            const uint8_t* following = any_panel_at(l, next < all ? next : panel);
+            if (is_wide(l) && adapted.rows)
+                wide_panel(l, panel, following, from, count, finished, adapters.beside(adapted, panel, l));
+            else
+                any_panel(l, panel, following, from, codes, count, finished);
         }
     }
 
@@ -212,8 +207,11 @@ private:
     bool quantized() const {
         for (int64_t i = 0; i < m.layer_count; i++)
             for (const Linear* l : {&m.layers[i].qkv, &m.layers[i].o, &m.layers[i].gate_up, &m.layers[i].down})
-                if (l->bits < 12) return true;
-        return m.head.bits < 12;
+                if (!is_wide(*l)) return true;
+        for (int64_t i = 0; i < m.layer_count; i++)
+            if (const Mixture* e = m.layers[i].mixture)
+                if (!is_wide(e->gate_up[0]) || !is_wide(e->down[0])) return true;
+        return !is_wide(m.head);
     }
 
     void prepare_codes(int64_t count) {

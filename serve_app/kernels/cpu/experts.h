@@ -8,6 +8,7 @@
 
 #include "mixture.h"
 #include "model.h"
+#include "quantized.h"
 #include "rows.h"
 #include "team.h"
 
@@ -22,12 +23,14 @@ public:
         static thread_local std::vector<bf16> values;
         static thread_local std::vector<int32_t> indices;
         static thread_local std::vector<float> shares;
-        int64_t wide = 0, pairs = 0;
+        static thread_local CodeMemory of_rows, of_pairs;
+        int64_t wide = 0, pairs = 0, widest = 0;
         for (int64_t i = 0; i < m.layer_count; i++) {
             const Mixture* e = m.layers[i].mixture;
             if (!e) continue;
-            pairs = std::max(pairs, rows * e->chosen);
-            wide = std::max(wide, rows * e->chosen * e->inner);
+            pairs = std::max(pairs, rows * e->choices());
+            wide = std::max(wide, rows * e->choices() * e->inner);
+            if (!is_wide(e->gate_up[0]) || !is_wide(e->down[0])) widest = std::max({widest, m.hidden, e->inner});
         }
         if (!pairs) return;
         const int64_t total = wide + pairs * m.hidden + 64;
@@ -36,6 +39,7 @@ public:
         inner = (bf16*)(((uintptr_t)values.data() + 63) / 64 * 64);
         gathered = inner + wide;
         chosen = indices.data(), weights = shares.data();
+        if (widest) rows_coded = of_rows.take(rows, widest), pairs_coded = of_pairs.take(pairs, widest);
     }
 
     // states[r] += the sum of row r's experts, of normalised rows `from` [count, hidden]. `claimed`: two counters at 0.
@@ -44,28 +48,63 @@ public:
         const int64_t hidden = e.router.k;
         const bool few = count <= OWN_ROWS;
         const Pairs& pairs = routed(self, e, from, count, few, own);
-        if (!few) {
-            self.rows(count * e.chosen, [&](int64_t p) {
-                std::memcpy(gathered + p * hidden, from + pairs.rows[p] * hidden, hidden * sizeof(bf16));
-            });
-            self.team.wait();
-        }
+        const int64_t total = count * e.choices();
         own.group = -1;
-        gate_and_up(self, claimed[0], e, pairs, [&](int group) -> const bf16* {
-            return few ? own.gather(pairs, group, from, hidden) : gathered + pairs.first(group) * hidden;
-        });
+        if (is_wide(e.gate_up[0])) {
+            if (!few) {
+                self.rows(total, [&](int64_t p) {
+                    std::memcpy(gathered + p * hidden, from + pairs.rows[p] * hidden, hidden * sizeof(bf16));
+                });
+                self.team.wait();
+            }
+            gate_and_up(self, claimed[0], e, pairs, [&](int group) {
+                return Input{few ? own.gather(pairs, group, from, hidden) : gathered + pairs.first(group) * hidden, {}};
+            });
+        } else {
+            const Codes coded = few ? own.codes.take(OWN_ROWS, hidden) : of_width(rows_coded, hidden);
+            const Codes sorted = few ? own.sorted.take(OWN_ROWS, hidden) : of_width(pairs_coded, hidden);
+            quantize(self, from, count, coded, few);
+            if (!few) {
+                self.rows(total, [&](int64_t p) { copy_codes(coded.from(pairs.rows[p]), sorted.from(p)); });
+                self.team.wait();
+            }
+            gate_and_up(self, claimed[0], e, pairs, [&](int group) {
+                return Input{nullptr, few ? own.gather(pairs, group, coded, sorted) : sorted.from(pairs.first(group))};
+            });
+        }
         self.team.wait();
-        down(self, claimed[1], e, pairs, count, states, own.sums);
+        Codes coded{};
+        if (!is_wide(e.down[0])) {
+            coded = of_width(pairs_coded, e.inner);
+            quantize(self, inner, total, coded, false);
+        }
+        down(self, claimed[1], e, pairs, coded, count, states, own.sums);
     }
 
 private:
+    // Rows as a product takes them: as bfloat16, or in 8 bits.
+    struct Input {
+        const bf16* rows;
+        Codes codes;
+    };
+
     // One thread's own copies: of few rows each makes them, which costs less than waiting for one another.
     struct Rows {
         Pairs pairs;
         std::vector<float> logits, weights, sums;
         std::vector<int32_t> chosen;
         std::vector<bf16> rows;
+        CodeMemory codes, sorted;
         int group = -1;
+
+        Codes gather(const Pairs& of, int wanted, const Codes& from, const Codes& to) {
+            const int first = of.first(wanted), count = of.count(wanted);
+            if (count == 1) return from.from(of.rows[first]);
+            if (wanted != group)
+                for (int r = 0; r < count; r++) copy_codes(from.from(of.rows[first + r]), to.from(r));
+            group = wanted;
+            return to;
+        }
 
         const bf16* gather(const Pairs& of, int wanted, const bf16* from, int64_t hidden) {
             const int first = of.first(wanted), count = of.count(wanted);
@@ -80,20 +119,38 @@ private:
         }
     };
 
+    static Codes of_width(Codes codes, int64_t k) {
+        codes.k = k;
+        return codes;
+    }
+
+    // Rows in 8 bits, each by one thread, or all by each for itself.
+    static void quantize(const Member& self, const bf16* from, int64_t count, const Codes& to, bool own) {
+#if HAS_QUANTIZED
+        if (own) {
+            for (int64_t r = 0; r < count; r++) quantize_row(from + r * to.k, to.from(r));
+            return;
+        }
+        self.rows(count, [&](int64_t r) { quantize_row(from + r * to.k, to.from(r)); });
+        self.team.wait();
+#endif
+    }
+
     const Pairs& routed(const Member& self, const Mixture& e, const bf16* from, int64_t count, bool few, Rows& own) {
         const int64_t low = few ? 0 : Team::share(count, self.thread, self.team.size);
         const int64_t high = few ? count : Team::share(count, self.thread + 1, self.team.size);
         const int64_t room = (high - low) * panels(e.router) * PANEL;
         if ((int64_t)own.logits.size() < room) own.logits.resize(room);
-        if (few && (int64_t)own.chosen.size() < count * e.chosen) {
-            own.chosen.resize(OWN_ROWS * e.chosen);
-            own.weights.resize(OWN_ROWS * e.chosen);
+        if (few && (int64_t)own.chosen.size() < count * e.choices()) {
+            own.chosen.resize(OWN_ROWS * e.choices());
+            own.weights.resize(OWN_ROWS * e.choices());
         }
         int32_t* which = few ? own.chosen.data() : chosen;
         float* shares = few ? own.weights.data() : weights;
-        route(e, from + low * e.router.k, high - low, own.logits.data(), which + low * e.chosen, shares + low * e.chosen);
+        const int64_t begin = low * e.choices();
+        route(e, from + low * e.router.k, high - low, own.logits.data(), which + begin, shares + begin);
         if (!few) self.team.wait();
-        own.pairs.sort(which, shares, count, e.chosen, e.experts);
+        own.pairs.sort(which, shares, count, e.choices(), e.experts + e.shared);
         return own.pairs;
     }
 
@@ -104,19 +161,21 @@ private:
             next = self.team.size + counter++;
             const int group = item / each, panel = item % each;
             const Linear& l = e.gate_up[pairs.active[group]];
-            if (next < all) fetch_panel(e.gate_up[pairs.active[next / each]], next % each);
+            const int then = next < all ? next : item;
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
             bf16* to = inner + (int64_t)pairs.first(group) * e.inner + panel * (PANEL / 2);
-            wide_panel(l, panel, std::min(panel + 1, each - 1), rows_of(group), pairs.count(group),
-                       [&](int row, const float* sums) {
-                           e.limit ? gate_limited(to + row * e.inner, sums, width / 2, (float)e.alpha, (float)e.limit)
-                                   : gate(to + row * e.inner, sums, width / 2);
-                       }, Nothing());
+            const Input input = rows_of(group);
+            any_panel(l, panel, any_panel_at(e.gate_up[pairs.active[then / each]], then % each), input.rows, input.codes,
+                      pairs.count(group), [&](int row, const float* sums) {
+                          e.limit ? gate_limited(to + row * e.inner, sums, width / 2, (float)e.alpha, (float)e.limit)
+                                  : gate(to + row * e.inner, sums, width / 2);
+                      });
         }
     }
 
-    void down(const Member& self, std::atomic<int>& counter, const Mixture& e, const Pairs& pairs, int64_t count, bf16* states,
-              std::vector<float>& memory) {
+    // `coded`: the inner values of all pairs, where they are multiplied in 8 bits.
+    void down(const Member& self, std::atomic<int>& counter, const Mixture& e, const Pairs& pairs, const Codes& coded,
+              int64_t count, bf16* states, std::vector<float>& memory) {
         const int all = panels(e.down[0]), groups = pairs.groups();
         const int64_t hidden = e.router.k;
         if ((int64_t)memory.size() < count * PANEL) memory.resize(count * PANEL);
@@ -126,21 +185,19 @@ private:
             std::memset(sums_of, 0, count * PANEL * sizeof(float));
             for (int group = 0; group < groups; group++) {
                 const Linear& l = e.down[pairs.active[group]];
-                if (group + 1 < groups)
-                    fetch_panel(e.down[pairs.active[group + 1]], panel);
-                else if (next < all)
-                    fetch_panel(e.down[pairs.active[0]], next);
-                const int first = pairs.first(group);
-                wide_panel(l, panel, panel, inner + (int64_t)first * e.inner, pairs.count(group),
-                           [&](int row, const float* sums) {
-                               float* to = sums_of + (int64_t)pairs.rows[first + row] * PANEL;
-                               const vfloat weight = splat(pairs.weights[first + row]);
-                               for (int j = 0; j < PANEL; j += LANES) {
-                                   vfloat term = rounded(load(sums + j)) * weight;
-                                   if (e.rounded) term = rounded(term);
-                                   store(to + j, load(to + j) + term);
-                               }
-                           }, Nothing());
+                const bool more = group + 1 < groups;  // of the next expert the same panel, else the first one's next
+                const int then = more || next >= all ? panel : next, first = pairs.first(group);
+                any_panel(l, panel, any_panel_at(e.down[pairs.active[more ? group + 1 : 0]], then),
+                          inner + (int64_t)first * e.inner, coded.from(first), pairs.count(group),
+                          [&](int row, const float* sums) {
+                              float* to = sums_of + (int64_t)pairs.rows[first + row] * PANEL;
+                              const vfloat weight = splat(pairs.weights[first + row]);
+                              for (int j = 0; j < PANEL; j += LANES) {
+                                  vfloat term = rounded(load(sums + j)) * weight;
+                                  if (e.rounded) term = rounded(term);
+                                  store(to + j, load(to + j) + term);
+                              }
+                          });
             }
             const int width = (int)std::min<int64_t>(PANEL, hidden - (int64_t)panel * PANEL);
             for (int64_t r = 0; r < count; r++) add(states + r * hidden + panel * PANEL, sums_of + r * PANEL, width);
@@ -148,6 +205,7 @@ private:
     }
 
     bf16 *inner = nullptr, *gathered = nullptr;  // [pairs, an expert's width], [pairs, hidden]
+    Codes rows_coded{}, pairs_coded{};           // of rows, and of pairs
     int32_t* chosen = nullptr;
     float* weights = nullptr;
 };

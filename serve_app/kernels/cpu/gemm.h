@@ -24,7 +24,7 @@ struct Linear {  // mirrored by serve_app/kernels/decoder.py
     const void* weight;
     const float* bias;  // [n], in panel order, or null
     Exceptions exceptions;  // of compact.h, else nulls
-    int64_t n, k, bits;     // 16: bfloat16, as here; 12: compact.h; 8 and 4: quantized.h
+    int64_t n, k, bits;     // 16: bfloat16, as here; 12: compact.h; 5: float4.h; 8 and 4: quantized.h
 };
 
 // Within a loop whose sums are in registers, a call would put them all into memory and back.
@@ -220,32 +220,49 @@ inline void any_tile(const Panel& panel, int rows, const bf16* x, int64_t stride
     }
 }
 
-// One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums. `beside` says what else is
-// fetched meanwhile.
+// A panel that one tile of rows passes once: what lies NEAR bytes on is fetched, and at the end what the thread reads next.
+template <class Panel, class Beside>
+inline void stream_panel(Panel& panel, const uint8_t* following, const bf16* x, int64_t x_stride, int rows, int64_t pairs,
+                         float* sums, Beside&& beside) {
+    constexpr int64_t DISTANCE = (NEAR + Panel::LINES * 64 - 1) / (Panel::LINES * 64);
+    const int64_t turn = std::max<int64_t>(0, pairs - DISTANCE) / Panel::UNIT * Panel::UNIT;
+    if (turn > 0) {
+        panel.begin(0, turn);
+        any_tile(panel, rows, x, x_stride, (int)turn, sums, true, beside.with(Ahead{panel.at(pairs - turn), 1, 0, true}));
+    }
+    panel.begin(turn, pairs);
+    any_tile(panel, rows, x + 2 * turn, x_stride, (int)(pairs - turn), sums, turn == 0,
+             beside.with(Ahead{following, 1, 0, true}));
+}
+
+// One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums. `following`: what this thread
+// reads next; `beside` says what else is fetched meanwhile.
 template <class Panel, class Write, class Beside = Nothing>
-inline void panel_product(const Linear& l, int number, int next, const bf16* x, int64_t x_stride, int rows, Write write,
-                          Beside&& beside = Beside()) {
+inline void panel_product(const Linear& l, int number, const uint8_t* following, const bf16* x, int64_t x_stride, int rows,
+                          Write write, Beside&& beside = Beside()) {
     alignas(64) float sums[Panel::ROWS * PANEL];
     Panel panel(l, number);
-    const uint8_t* following = (const uint8_t*)l.weight + next * Panel::bytes(l);
     const int64_t pairs = l.k / 2;
     for (int low = 0; low < rows; low += Panel::ROWS) {
         const int count = std::min(Panel::ROWS, rows - low);
+        // Behind the last piece comes the next panel, or this one again for the next rows.
+        const uint8_t* behind = low + Panel::ROWS < rows ? panel.at(0) : following;
         // Even tiles: 8 rows go as 4 + 4, not 6 + 2.
         const int tiles = (count + Panel::TILE_ROWS - 1) / Panel::TILE_ROWS;
-        const bool streams = tiles == 1 && Panel::STREAMS;
-        const Pieces pieces((pairs + Panel::UNIT - 1) / Panel::UNIT, tiles, streams, Panel::FAR / Panel::UNIT,
-                            Panel::CLOSE / Panel::UNIT);
-        for (int i = 0; i < pieces.count; i++) {
-            const int64_t from = pieces.begin(i) * Panel::UNIT, to = std::min(pairs, pieces.begin(i + 1) * Panel::UNIT);
-            panel.begin(from, to);
-            // Behind the last piece comes the next panel, or this one again for the next rows.
-            const uint8_t* to_come = i + 1 < pieces.count ? panel.at(to) : low + Panel::ROWS < rows ? panel.at(0) : following;
-            if (streams) to_come = panel.at(from) + NEAR;
-            for (int t = 0; t < tiles; t++) {
-                const int begin = count * t / tiles, end = count * (t + 1) / tiles;
-                any_tile(panel, end - begin, x + (low + begin) * x_stride + 2 * from, x_stride, (int)(to - from),
-                         sums + begin * PANEL, i == 0, beside.with(Ahead{to_come, tiles, t, pieces.near}));
+        if (tiles == 1 && Panel::STREAMS) {
+            stream_panel(panel, behind, x + low * x_stride, x_stride, count, pairs, sums, beside);
+        } else {
+            const Pieces pieces((pairs + Panel::UNIT - 1) / Panel::UNIT, tiles, false, Panel::FAR / Panel::UNIT,
+                                Panel::CLOSE / Panel::UNIT);
+            for (int i = 0; i < pieces.count; i++) {
+                const int64_t from = pieces.begin(i) * Panel::UNIT, to = std::min(pairs, pieces.begin(i + 1) * Panel::UNIT);
+                panel.begin(from, to);
+                const uint8_t* to_come = i + 1 < pieces.count ? panel.at(to) : behind;
+                for (int t = 0; t < tiles; t++) {
+                    const int begin = count * t / tiles, end = count * (t + 1) / tiles;
+                    any_tile(panel, end - begin, x + (low + begin) * x_stride + 2 * from, x_stride, (int)(to - from),
+                             sums + begin * PANEL, i == 0, beside.with(Ahead{to_come, tiles, t, pieces.near}));
+                }
             }
         }
         for (int m = 0; m < count; m++) {
@@ -255,18 +272,6 @@ inline void panel_product(const Linear& l, int number, int next, const bf16* x, 
             write(low + m, row);
         }
     }
-}
-
-// The same for weights of 16 or 12 bits.
-template <class Write, class Beside = Nothing>
-inline void wide_panel(const Linear& l, int number, int next, const bf16* x, int64_t rows, Write write,
-                       Beside&& beside = Beside()) {
-    if (l.bits == 16)
-        panel_product<PlainPanel>(l, number, next, x, l.k, (int)rows, write, beside);
-    else if (rows <= CompactPanel::ROWS)
-        panel_product<CompactPanel>(l, number, next, x, l.k, (int)rows, write, beside);
-    else
-        panel_product<UnpackedPanel>(l, number, next, x, l.k, (int)rows, write, beside);
 }
 #endif
 

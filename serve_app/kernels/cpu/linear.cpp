@@ -2,7 +2,7 @@
 #include <atomic>
 #include <vector>
 
-#include "gemm.h"
+#include "wide.h"
 
 namespace {
 
@@ -76,7 +76,9 @@ void multiply(const LinearArgs& a, const Groups* groups) {
         const int64_t first = groups ? groups->starts[group] : 0;
         const int rows = (int)(groups ? groups->starts[group + 1] - first : a.rows);
         const int width = (int)std::min<int64_t>(PANEL, n - (int64_t)panel * PANEL);
-        wide_panel(a.linears[groups ? groups->active[group] : 0], panel, panel + next - item,
+        const auto linear_of = [&](int which) -> const Linear& { return a.linears[groups ? groups->active[which] : 0]; };
+        const int then = next < all ? next : item;
+        wide_panel(linear_of(group), panel, panel_at(linear_of(then / each), then % each),
                    (groups ? groups->gathered.data() : a.x) + first * k, rows, [&](int row, const float* sums) {
                       const int64_t to = groups ? groups->order[first + row] : row;
                       write_row(a.out + to * n + panel * PANEL, sums, width);

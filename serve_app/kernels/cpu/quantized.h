@@ -7,7 +7,9 @@
 // Layout of a panel: per group [16][64][4] codes of 8 bits (biased by 128), or [8][64][4] bytes whose low halves are the columns
 // 8 j + e and whose high halves are the columns 8 j + 4 + e; then 64 scales, and for 4 bits 64 offsets, in bfloat16.
 #pragma once
-#include "gemm.h"
+#include <vector>
+
+#include "wide.h"
 
 #if HAS_BF16_DOT && defined(__AVX512VNNI__)
 #define HAS_QUANTIZED 1
@@ -31,6 +33,25 @@ struct Codes {
         return Codes{values + row * k, scales + row * groups(), sums + row * groups(), k};
     }
 };
+
+// Memory of so many rows of codes.
+struct CodeMemory {
+    std::vector<int8_t> values;
+    std::vector<float> scales;
+    std::vector<int32_t> sums;
+
+    Codes take(int64_t rows, int64_t k) {
+        if ((int64_t)values.size() < rows * k) values.resize(rows * k);
+        if ((int64_t)sums.size() < rows * k / GROUP) scales.resize(rows * k / GROUP), sums.resize(rows * k / GROUP);
+        return {values.data(), scales.data(), sums.data(), k};
+    }
+};
+
+inline void copy_codes(const Codes& from, const Codes& to) {
+    std::memcpy(to.values, from.values, from.k);
+    std::memcpy(to.scales, from.scales, from.groups() * sizeof(float));
+    std::memcpy(to.sums, from.sums, from.groups() * sizeof(int32_t));
+}
 
 inline int64_t group_bytes(int bits) { return bits == 8 ? PANEL * GROUP + PANEL * 2 : PANEL * GROUP / 2 + PANEL * 4; }
 
@@ -120,26 +141,26 @@ inline void any_quantized_tile(int rows, const Codes& x, const uint8_t* w, int g
 
 // One panel for all rows, as panel_product in gemm.h.
 template <int BITS, class Write>
-inline void quantized_panel(const Linear& l, int panel, int next, const Codes& x, int rows, Write write) {
+inline void quantized_panel(const Linear& l, int panel, const uint8_t* following, const Codes& x, int rows, Write write) {
     constexpr int PIECE = 2 * K_PIECE / GROUP, NEAR_PIECE = 2 * K_NEAR / GROUP;  // groups; as many bytes as there
     alignas(64) float sums[ROW_CHUNK * PANEL];
     const int groups = (int)(l.k / GROUP);
     const int64_t bytes = group_bytes(BITS);
     const uint8_t* weight = (const uint8_t*)l.weight + (int64_t)panel * groups * bytes;
-    const int64_t far = (int64_t)(next - panel) * groups * bytes;
     for (int low = 0; low < rows; low += ROW_CHUNK) {
         const int count = std::min(ROW_CHUNK, rows - low);
         const int tiles = (count + TILE - 1) / TILE;
         const Pieces pieces(groups, tiles, tiles == 1, PIECE, NEAR_PIECE);
         for (int i = 0; i < pieces.count; i++) {
             const int64_t g = pieces.begin(i), after = pieces.begin(i + 1);
-            const int64_t to_come = i + 1 < pieces.count ? after : low + ROW_CHUNK < rows ? 0 : far / bytes;
+            const uint8_t* read = weight + g * bytes;
+            const uint8_t* to_come = i + 1 < pieces.count ? weight + after * bytes : low + ROW_CHUNK < rows ? weight : following;
             for (int t = 0; t < tiles; t++) {
                 const int begin = count * t / tiles, end = count * (t + 1) / tiles;
                 Codes rows_of = x.from(low + begin);
                 rows_of.values += g * GROUP, rows_of.scales += g, rows_of.sums += g;
-                any_quantized_tile<BITS>(end - begin, rows_of, weight + g * bytes, (int)(after - g), sums + begin * PANEL,
-                                         i == 0, Distance{tiles == 1 ? NEAR : (to_come - g) * bytes, tiles, t, pieces.near});
+                any_quantized_tile<BITS>(end - begin, rows_of, read, (int)(after - g), sums + begin * PANEL, i == 0,
+                                         Distance{tiles == 1 ? NEAR : to_come - read, tiles, t, pieces.near});
             }
         }
         for (int m = 0; m < count; m++) {
@@ -149,6 +170,28 @@ inline void quantized_panel(const Linear& l, int panel, int next, const Codes& x
             write(low + m, row);
         }
     }
+}
+#endif
+
+#if HAS_BF16_DOT
+inline int64_t any_panel_bytes(const Linear& l) {
+    return is_wide(l) ? panel_bytes(l) : l.k / GROUP * group_bytes((int)l.bits);
+}
+
+// Where a panel of any weight begins.
+inline const uint8_t* any_panel_at(const Linear& l, int panel) {
+    return (const uint8_t*)l.weight + panel * any_panel_bytes(l);
+}
+
+// A panel of any weight for all rows: `x` for those that are multiplied as bfloat16, `codes` for the others.
+template <class Write>
+inline void any_panel(const Linear& l, int panel, const uint8_t* following, const bf16* x, const Codes& codes, int64_t rows,
+                      Write write) {
+    if (is_wide(l)) wide_panel(l, panel, following, x, rows, write, Nothing());
+#if HAS_QUANTIZED
+    if (l.bits == 8) quantized_panel<8>(l, panel, following, codes, (int)rows, write);
+    if (l.bits == 4) quantized_panel<4>(l, panel, following, codes, (int)rows, write);
+#endif
 }
 #endif
 

@@ -48,6 +48,8 @@ class Library:
     survey_compact: Callable[..., None]
     pack_compact: Callable[..., None]
     interleave: Callable[..., None]
+    fits_float4: Callable[..., int]
+    pack_float4: Callable[..., None]
     thread_limit: int
     note: str
 
@@ -69,12 +71,15 @@ def open_library(path: Path) -> Library:
     compact.argtypes, compact.restype = (*(ctypes.c_void_p,) * 2, *sizes, *(ctypes.c_void_p,) * 5), None
     interleave = handle.interleave
     interleave.argtypes, interleave.restype = (*(ctypes.c_void_p,) * 3, *sizes[:2]), None
+    fits, float4 = handle.fits_float4, handle.pack_float4
+    fits.argtypes, fits.restype = (ctypes.c_void_p, *sizes), ctypes.c_int
+    float4.argtypes, float4.restype = pack.argtypes, None
     limit, note = 0, "threads follow torch.get_num_threads()"
     if (runtimes := len(openmp_runtimes())) > 1:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
-    return Library(path, *functions, pack, survey, compact, interleave, limit, note)
+    return Library(path, *functions, pack, survey, compact, interleave, fits, float4, limit, note)
 
 
 def threads(lib: Library) -> int:

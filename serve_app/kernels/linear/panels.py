@@ -23,6 +23,8 @@ from serve_app.kernels.linear import compact
 from serve_app.kernels.shapes import ShapeMismatch
 
 PANEL = 64
+# `bits` of weights that are floats of four bits with scales (cpu/float4.h).
+FLOAT4 = 5
 # `Linear` of cpu/gemm.h: weight, bias, three addresses of exceptions; outputs, columns, bits.
 LINEAR = "5P3q"
 # Weights that stay in the last level of the cache are read fast as they are.
@@ -82,7 +84,7 @@ class PanelStore:
     """Packs weights one behind the other, in the order in which they come.
 
     ``size``: bytes that all of them will take at most (:func:`panel_bytes`). ``compact``: in 12 bits where that loses
-    nothing; by default where they do not fit the cache.
+    nothing, and in 4 where they came from that (MXFP4); by default where they do not fit the cache.
     """
 
     def __init__(self, library: native.Library, size: int, *, compact: bool | None = None) -> None:
@@ -108,6 +110,10 @@ class PanelStore:
         rows, k = source.shape
         source = source.contiguous()
         threads = native.threads(self.library)
+        if self.compact and k % 32 == 0 and self.library.fits_float4(source.data_ptr(), rows, k, threads):
+            at, bits, exceptions = self.take(len(order) * k * 17 // 32), FLOAT4, (0, 0, 0)
+            self.library.pack_float4(source.data_ptr(), at, order.ctypes.data, len(order), k, threads)
+            return at, self.bias(order, bias), *exceptions, rows, k, bits
         extra = compact.survey(self.library, source, order, threads) if self.compact else None
         if extra is not None:
             at, bits = self.take(compact.compact_bytes(len(order), k)), 12

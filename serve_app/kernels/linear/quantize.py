@@ -44,6 +44,13 @@ class Quantized:
             grouped += self.offset.float().unsqueeze(2)
         return grouped.view(n, k).to(dtype)
 
+    def part(self, rows: slice, columns: slice = slice(None)) -> Quantized:
+        """Some of the outputs, and of the inputs whole groups."""
+        start, stop = columns.start, columns.stop
+        groups = slice(None if start is None else start // GROUP, None if stop is None else stop // GROUP)
+        offset = None if self.offset is None else self.offset[rows, groups]
+        return Quantized(self.bits, self.codes[rows, columns].contiguous(), self.scale[rows, groups], offset)
+
     @staticmethod
     def stack(parts: list[Quantized]) -> Quantized:
         """Weights of one input, one under the other."""

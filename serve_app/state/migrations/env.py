@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from serve_app.state.store.adapters import metadata
+from serve_app.state.store.blobs.adapters import metadata
 
 # Whoever merely imports this, as tests do with every module, has no environment and wants nothing done.
 if hasattr(context, "config"):

@@ -9,9 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, String, Table, Text
 
 from serve_app.catalog.operated import Operated
-from serve_app.state.audit import Action, Actor, local_actor
+from serve_app.state.callers.audit import Action, Actor, local_actor
 from serve_app.state.operated import of_row
-from serve_app.state.store import audit, revisions
+from serve_app.state.store import revisions
+from serve_app.state.store.callers import audit
 from serve_app.state.store.database import Database
 from serve_app.state.store.tables import metadata
 

@@ -9,30 +9,30 @@ from typing import Any, Self
 
 from serve_app.state.protocols import Row, RowRoom
 from serve_app.state.store import revisions
-from serve_app.state.store.accounts import AccountTables
-from serve_app.state.store.adapters import AdapterTable
-from serve_app.state.store.alerts import AlertTable
-from serve_app.state.store.answers import AnswerTable
-from serve_app.state.store.attempts import AttemptTable
-from serve_app.state.store.batches import BatchTables
-from serve_app.state.store.conversations import ConversationTable
+from serve_app.state.store.blobs.adapters import AdapterTable
+from serve_app.state.store.blobs.uploads import UploadTable
+from serve_app.state.store.callers.accounts import AccountTables
+from serve_app.state.store.callers.attempts import AttemptTable
+from serve_app.state.store.callers.sessions import SessionTable
 from serve_app.state.store.database import Database
-from serve_app.state.store.events import EventTable
-from serve_app.state.store.history import HistoryTable
-from serve_app.state.store.leases import LeaseTable
-from serve_app.state.store.ledger import LedgerTable
+from serve_app.state.store.deferred.batches import BatchTables
+from serve_app.state.store.deferred.events import EventTable
+from serve_app.state.store.deferred.queues import QueueTables
+from serve_app.state.store.deferred.reports import ReportTable
+from serve_app.state.store.kept.answers import AnswerTable
+from serve_app.state.store.kept.conversations import ConversationTable
+from serve_app.state.store.kept.history import HistoryTable
+from serve_app.state.store.kept.prompt_log import PromptTable
+from serve_app.state.store.kept.responses import ResponseTable
+from serve_app.state.store.kept.streams import StreamTable
+from serve_app.state.store.kept.traces import TraceTable
 from serve_app.state.store.migrate import upgrade
 from serve_app.state.store.operated import OperatedTable
-from serve_app.state.store.prompt_log import PromptTable
-from serve_app.state.store.queues import QueueTables
-from serve_app.state.store.reports import ReportTable
-from serve_app.state.store.responses import ResponseTable
-from serve_app.state.store.sessions import SessionTable
-from serve_app.state.store.streams import StreamTable
+from serve_app.state.store.spending.alerts import AlertTable
+from serve_app.state.store.spending.leases import LeaseTable
+from serve_app.state.store.spending.ledger import LedgerTable
+from serve_app.state.store.spending.usage import UsageTable
 from serve_app.state.store.takeover import take_over
-from serve_app.state.store.traces import TraceTable
-from serve_app.state.store.uploads import UploadTable
-from serve_app.state.store.usage import UsageTable
 
 
 class SqlStore:
@@ -62,7 +62,8 @@ class SqlStore:
         self.prompts = PromptTable(self.database)
         self.history = HistoryTable(self.database)
         self.usage = UsageTable(self.database)
-        owned = (self.adapters, self.events, self.queues, self.batches, self.uploads, self.prompts)
+        kept = (self.responses, self.conversations, self.traces, self.streams, self.answers, self.prompts, self.history)
+        owned = (self.adapters, self.events, self.queues, self.batches, self.uploads, *kept)
         self.accounts = AccountTables(self.database, *(room.remove_account for room in owned))
         # What is written in groups: a kind of row, and who takes it.
         rooms: tuple[RowRoom, ...] = (self.responses, self.conversations, self.traces, self.ledger, self.prompts)

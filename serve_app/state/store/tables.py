@@ -27,7 +27,7 @@ accounts = Table(
     Column("label", String, nullable=False, server_default=""),
     # A time of UTC in ISO 8601; "" before there was this column.
     Column("created", String, nullable=False, server_default=""),
-    # JSON of `serve_app.state.limits.Limits`.
+    # JSON of `serve_app.state.callers.limits.Limits`.
     Column("limits", String, nullable=False, server_default="{}"),
 )
 
@@ -229,8 +229,8 @@ SUMMED_BY = ("account", "key", "model", "task", "adapter", "batch", "status", "c
 TOTALLED_BY = ("model", "task", "status", "currency")
 ACCOUNTED_BY = ("account", "currency")
 
-# One piece of work each, see `serve_app.state.ledger.Entry`. `at`: unix seconds. `units`: JSON. `neurons`: millionths.
-# `money`: 1e-9 of `currency`.
+# One piece of work each, see `serve_app.state.spending.ledger.Entry`. `at`: unix seconds. `units`: JSON. `neurons`:
+# millionths. `money`: 1e-9 of `currency`.
 ledger = Table(
     "ledger",
     metadata,
@@ -275,7 +275,7 @@ ledger_days = _sums("ledger_days", "day")
 # Times of everybody: PostgreSQL does not take the primary key's for that, since it judges it by all its columns.
 Index("ledger_days_by_day", ledger_days.c.day)
 
-# Of closed days alone, see `serve_app.state.store.closing`. `month`: the day with which it begins.
+# Of closed days alone, see `serve_app.state.store.spending.closing`. `month`: the day with which it begins.
 ledger_months = _sums("ledger_months", "month")
 ledger_hour_totals = _sums("ledger_hour_totals", "hour", TOTALLED_BY)
 ledger_day_totals = _sums("ledger_day_totals", "day", TOTALLED_BY)
@@ -283,8 +283,9 @@ ledger_account_totals = _sums("ledger_account_totals", "day", ACCOUNTED_BY)
 # One row: all days before `until` are closed, counted from 1970-01-01.
 ledger_closed = Table("ledger_closed", metadata, Column("until", BigInteger, primary_key=True, autoincrement=False))
 
-# Which part of a limit a gateway may use: see `serve_app.state.leases`. `window`: when its minute, day or month began,
-# in unix seconds; 0 for none. `amount`: the lease, of which `held` is in use; `asked`: what the gateway wanted.
+# Which part of a limit a gateway may use: see `serve_app.state.spending.leases`. `window`: when its minute, day or
+# month began, in unix seconds; 0 for none. `amount`: the lease, of which `held` is in use; `asked`: what the gateway
+# wanted.
 leases = Table(
     "leases",
     metadata,
@@ -324,7 +325,7 @@ alerts = Table(
     Column("due", Double, index=True),
 )
 
-# Who is told of which events, see `serve_app.state.events.Subscription`. `kinds`: joined by commas.
+# Who is told of which events, see `serve_app.state.deferred.events.Subscription`. `kinds`: joined by commas.
 subscriptions = Table(
     "subscriptions",
     metadata,
@@ -341,7 +342,8 @@ subscriptions = Table(
     Column("secret", String, nullable=False),
 )
 
-# Events on their way to a webhook, see `serve_app.state.events.Delivery`. `subscription`: "" for that of the settings.
+# Events on their way to a webhook, see `serve_app.state.deferred.events.Delivery`. `subscription`: "" for that of the
+# settings.
 deliveries = Table(
     "deliveries",
     metadata,

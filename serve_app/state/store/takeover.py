@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serve_app.state.accounts_file import read_accounts
+from serve_app.state.callers.accounts_file import read_accounts
 from serve_app.state.errors import StateError
 from serve_app.state.names import OLD_ACCOUNTS, OLD_RATES, OLD_RESPONSES, OLD_TRACES
 from serve_app.state.protocols import Row

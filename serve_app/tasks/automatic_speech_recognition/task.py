@@ -8,7 +8,7 @@ from serve_app.api.envelopes import success
 from serve_app.api.transcripts import TranscribeRequest, vtt, words_of
 from serve_app.api.types import ModelLimits
 from serve_app.media.limits import longest_s
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.automatic_speech_recognition.declaration import DECLARATION
 from serve_app.tasks.automatic_speech_recognition.read import parse_transcribe
 from serve_app.tasks.automatic_speech_recognition.schema import input_schema, output_schema

@@ -9,7 +9,7 @@ from serve_app.api.fields.files import file_schema
 from serve_app.api.fields.ranges import Range
 from serve_app.api.schema.parts import object_, ranged
 from serve_app.api.types import ModelLimits
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.object_detection.declaration import DECLARATION

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from serve_app.api.types import RerankRequest, Usage
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.encoding import encode, fitting, rows, tokenise
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime

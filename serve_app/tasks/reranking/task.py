@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from serve_app.api.types import ModelLimits, RerankRequest, Usage
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.encoding import estimate_reading
 from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel

@@ -12,7 +12,7 @@ from serve_app.api.fields.values import string
 from serve_app.api.schema.parts import field, object_, ranged
 from serve_app.api.types import Asked, ModelLimits
 from serve_app.api.workers_ai.read import open_native
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.predicting import predict, written_at_most
 from serve_app.tasks.summarization.declaration import DECLARATION

@@ -12,7 +12,7 @@ from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.values import string
 from serve_app.api.types import Asked, ModelLimits
 from serve_app.api.workers_ai.read import open_native
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.encoding import estimate_reading, tokenise
 from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel

@@ -11,7 +11,7 @@ import numpy as np
 from serve_app.api.errors import InputTooLong, InvalidInput
 from serve_app.api.multi_vector import Reading, lexical_weights
 from serve_app.api.types import EmbedRequest, Shorten, TokenHead, Usage
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.encoding import encode, fitting, rows, tokenise, within
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Runtime

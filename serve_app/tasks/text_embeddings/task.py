@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from serve_app.api.multi_vector import Reading
 from serve_app.api.types import EmbedRequest, ModelLimits, Usage
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.encoding import estimate_reading
 from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel

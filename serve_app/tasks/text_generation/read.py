@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.content import text_part
 from serve_app.api.fields.formats import parse_format
 from serve_app.api.fields.lora import parse_lora
 from serve_app.api.fields.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
+from serve_app.api.fields.pictures import picture_of
 from serve_app.api.fields.sampling import (
     parse_chat_logprobs,
     parse_n,
@@ -29,11 +31,14 @@ def parse_generate(
     model: str,
     limits: ModelLimits | None = None,
 ) -> GenerateRequest:
-    """Text generation from ``prompt`` or ``messages``."""
+    """Text generation from ``prompt`` or ``messages``, with a picture beside them for models that see."""
     body, asked = open_native(body)
     limits = limits or ModelLimits()
     lora = parse_lora(body, model, limits)
-    refuse_unsupported(body)
+    sees = "image" in limits.takes
+    refuse_unsupported(body, but=frozenset({"image"}) if sees else frozenset())
+    if sees and body.get("image") not in (None, "", []):
+        body = _with_picture(body)
     prompt = string(body, "prompt")
     messages = body.get("messages")
     # cloudflare-python insists on a prompt even where messages come as an extra, and then sends "".
@@ -65,6 +70,29 @@ def parse_generate(
         answer_format=parse_format(body),
         lora=lora,
     )
+
+
+def _with_picture(body: dict[str, Any]) -> dict[str, Any]:
+    """``body`` with its field ``image`` as a part of the last message of the user."""
+    part = picture_of(body["image"], "image")
+    shown = {"type": "image", "image": part["source"]["data"]}
+    prompt, messages = body.get("prompt"), body.get("messages")
+    if messages is None and isinstance(prompt, str) and prompt:
+        if _raw(body):
+            raise InvalidInput("raw and image exclude each other: the chat template shows pictures.", param="raw")
+        return {**body, "prompt": None, "messages": [{"role": "user", "content": [shown, text_part(prompt)]}]}
+    if not isinstance(messages, list):
+        return body
+    at = next((i for i in reversed(range(len(messages))) if _from_user(messages[i])), None)
+    if at is None:
+        raise InvalidInput("image belongs to a message of the user, of which there is none.", param="image")
+    said = messages[at].get("content")
+    parts = said if isinstance(said, list) else [text_part(said)] if isinstance(said, str) else []
+    return {**body, "messages": [*messages[:at], {**messages[at], "content": [shown, *parts]}, *messages[at + 1 :]]}
+
+
+def _from_user(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "user"
 
 
 def _raw(body: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from serve_app.api import identity
 from serve_app.api.collect import begun_within
 from serve_app.api.openai.write import close
 from serve_app.api.types import Event, GenerateRequest
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.backend import Backend, Prepared
 from serve_app.tasks.estimate import Estimate, estimate_of
 from serve_app.tasks.model import ServedModel
@@ -35,7 +35,7 @@ async def estimate(runtime: Runtime, model: ServedModel, request: GenerateReques
     """A prompt is read once however many answers it has. All of it but its last token may come from a cache."""
     backend = runtime.backend(model)
     prepared = await _prepare(runtime, backend, model, request, caller)
-    foreseen = backend.foresee(model, prepared, caller, runtime.salt(caller.account))
+    foreseen = await backend.foresee(model, prepared, caller, runtime.salt(caller.account))
     asked, prompt = prepared.request.sampling, prepared.prompt_tokens
     shortest, longest = (0, 0) if request.prompt_only else (asked.min_tokens, asked.max_tokens)
     usual = longest if foreseen.output_tokens is None else max(shortest, min(foreseen.output_tokens, longest))

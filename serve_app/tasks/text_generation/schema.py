@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from serve_app.api.fields.files import file_schema
 from serve_app.api.schema.parts import Schema, field, generation_fields, messages_field, object_, usage_schema
 from serve_app.api.types import ModelLimits
+from serve_app.tasks.text_generation import decide
 
 
 def input_schema(limits: ModelLimits) -> Schema:
@@ -12,12 +14,15 @@ def input_schema(limits: ModelLimits) -> Schema:
         "prompt": field("string", "What the model answers to.", minLength=1),
         "raw": field("boolean", "Sends the prompt without the chat template.", default=False),
     }
-    chat = messages_field()
+    sees = "image" in limits.takes
+    shown = {"image": file_schema("A picture, which goes before the last words of the user.")} if sees else {}
+    chat = messages_field(sees) | shown
     return {
         "type": "object",
         "oneOf": [
-            {"title": "Prompt", **object_({**prompt, **common}, ["prompt"])},
+            {"title": "Prompt", **object_({**prompt, **shown, **common}, ["prompt"])},
             {"title": "Messages", **object_({**chat, **common}, ["messages"])},
+            {"title": "Decisions", **decide.input_schema()},
         ],
     }
 
@@ -35,4 +40,4 @@ def output_schema() -> Schema:
         ["response", "usage"],
     )
     stream = {"type": "string", "contentType": "text/event-stream", "format": "binary"}
-    return {"oneOf": [answer, stream]}
+    return {"oneOf": [answer, stream, decide.output_schema()]}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
+from serve_app.api.decisions import DecideRequest, Decisions, parse_decide
 from serve_app.api.types import Event, GenerateRequest, ModelLimits
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.task import Answer, Body, BodyLimits, Streamed, Task
+from serve_app.tasks.text_generation.decide import decide, estimate_decisions, render_decisions
 from serve_app.tasks.text_generation.declaration import DECLARATION
 from serve_app.tasks.text_generation.read import parse_generate
 from serve_app.tasks.text_generation.run import estimate, generate
@@ -29,22 +31,36 @@ class TextGeneration(Task):
     def schema(self, limits: ModelLimits | None = None) -> dict[str, dict[str, Any]]:
         return {"input": input_schema(limits or ModelLimits()), "output": output_schema()}
 
-    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> GenerateRequest:
+    def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> GenerateRequest | DecideRequest:
+        if body.json.get("questions") is not None:
+            return parse_decide(body.json, model.id, limits)
         return parse_generate(body.json, model.id, limits)
 
     async def run(
-        self, runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
-    ) -> tuple[AsyncIterator[Event], int]:
+        self, runtime: Runtime, model: ServedModel, request: GenerateRequest | DecideRequest, caller: Caller
+    ) -> tuple[AsyncIterator[Event], int] | Decisions:
+        if isinstance(request, DecideRequest):
+            return await decide(runtime, model, request, caller)
         return await generate(runtime, model, request, caller)
 
     async def estimate(
-        self, runtime: Runtime, model: ServedModel, request: GenerateRequest, caller: Caller
+        self, runtime: Runtime, model: ServedModel, request: GenerateRequest | DecideRequest, caller: Caller
     ) -> Estimate:
+        if isinstance(request, DecideRequest):
+            return await estimate_decisions(runtime, model, request, caller)
         return await estimate(runtime, model, request, caller)
 
     async def answer(
-        self, runtime: Runtime, model: ServedModel, request: GenerateRequest, result: tuple[AsyncIterator[Event], int]
+        self,
+        runtime: Runtime,
+        model: ServedModel,
+        request: GenerateRequest | DecideRequest,
+        result: tuple[AsyncIterator[Event], int] | Decisions,
     ) -> Answer | Streamed:
+        if isinstance(request, DecideRequest):
+            assert isinstance(result, Decisions)
+            return Answer(render_decisions(request, result))
+        assert isinstance(result, tuple)
         events, _ = result
         if not request.stream:
             return Answer(render_generate(request, [event async for event in events]))

@@ -11,7 +11,7 @@ from serve_app.api.fields.values import string, texts
 from serve_app.api.schema.parts import field, object_
 from serve_app.api.types import Asked, ModelLimits
 from serve_app.api.workers_ai.read import open_native
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.predicting import predict, written_at_most
 from serve_app.tasks.task import Answer, Body, Task
@@ -20,6 +20,8 @@ from serve_app.tasks.work import Runtime
 
 MAX_TEXTS = 100
 MAX_CHARS = 20_000
+# Characters of a language's code or name.
+MAX_NAME = 32
 
 
 @dataclass(slots=True)
@@ -41,13 +43,14 @@ class Translation(Task):
         many = {"type": "array", "items": text, "minItems": 1, "maxItems": MAX_TEXTS}
         fields = {
             "text": {"description": "What to translate.", "oneOf": [text, many]},
-            "source_lang": field("string", "Code or English name of its language.", default="en"),
-            "target_lang": field("string", "Code or English name of the language wanted."),
-            "target_language": field("string", "The same."),
+            "source_lang": field("string", "Code or English name of its language.", maxLength=MAX_NAME, default="en"),
+            "target_lang": field("string", "Code or English name of the language wanted.", maxLength=MAX_NAME),
+            "target_language": field("string", "The same.", maxLength=MAX_NAME),
         }
+        either = [{"required": ["target_lang"]}, {"required": ["target_language"]}]
         one = object_({"translated_text": {"type": "string"}}, ["translated_text"])
         several = object_({"translations": {"type": "array", "items": {"type": "string"}}}, ["translations"])
-        return {"input": object_(fields, ["text"]), "output": {"type": "object", "oneOf": [one, several]}}
+        return {"input": object_(fields, ["text"], anyOf=either), "output": {"type": "object", "oneOf": [one, several]}}
 
     def read(self, body: Body, model: ServedModel, limits: ModelLimits) -> TranslateRequest:
         return parse_translate(body.json)
@@ -75,12 +78,12 @@ def parse_translate(body: bytes | dict[str, Any]) -> TranslateRequest:
     for text in found:
         if not text or len(text) > MAX_CHARS:
             raise InvalidInput(f"text must have 1 to {MAX_CHARS} characters, got {len(text)}.", param="text")
-    target = string(body, "target_lang", limit=32) or string(body, "target_language", limit=32)
+    target = string(body, "target_lang", limit=MAX_NAME) or string(body, "target_language", limit=MAX_NAME)
     if not target:
         raise InvalidInput(
             "Input does not match the model's schema: required: target_lang (a language's code).", param="target_lang"
         )
-    source = string(body, "source_lang", limit=32) or "en"
+    source = string(body, "source_lang", limit=MAX_NAME) or "en"
     return TranslateRequest(found, source, target, isinstance(value, list), **asked)
 
 

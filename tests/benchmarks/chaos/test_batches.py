@@ -13,7 +13,7 @@ from benchmarks.chaos.asks import asks
 from benchmarks.chaos.batches import Batches, Line, Sent
 from benchmarks.chaos.dialects import NATIVE, Seen
 from benchmarks.chaos.weather import Weather
-from serve_app.state.ledger import Entry
+from serve_app.state.spending.ledger import Entry
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4}
 ANSWER = {"choices": [{"index": 0, "message": {"content": "text"}}], "usage": USAGE}
@@ -66,6 +66,15 @@ async def test_each_line_has_one_result_and_one_entry(run):
         run._weather.broke.clear()
         run.check(entries, alone=True)
         assert [why in told for told in broke(run)] == [True], broke(run)
+
+
+async def test_answers_that_tell_no_tokens_are_counted(run):
+    labels = Seen(texts={"0": "circle"}, numbers=[0.9])
+    run._sent = [Sent("workers-ai", "b", {"x": Line(0, [labels]), "y": Line(0, [labels])}, "path")]
+    run.check([entry("r1"), entry("r2", (1, 0))], alone=True)
+    assert not broke(run)
+    run.check([entry("r1")], alone=True)
+    assert "2 lines were answered and 1 are charged" in broke(run)[0]
 
 
 async def test_a_line_without_a_result_and_one_with_two_break_the_run(run):

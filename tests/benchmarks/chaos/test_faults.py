@@ -71,6 +71,15 @@ def test_connections_are_cut(peer):
     assert process.wait(60) == 0
 
 
+def test_who_listens_at_a_port_is_found(peer):
+    process, ours = peer
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert network.listener([process.pid, os.getpid()], port) == os.getpid()
+        assert network.listener([process.pid], port) is None
+        assert network.listener([os.getpid()], ours.getpeername()[1]) is None
+
+
 def test_a_proxy_in_front_of_the_store():
     with socket.create_server(("127.0.0.1", 0)) as upstream:
         proxy = network.Proxy("127.0.0.1", upstream.getsockname()[1])

@@ -10,7 +10,7 @@ from benchmarks.chaos import ledger
 from benchmarks.chaos.dialects import Seen
 from benchmarks.chaos.ledger import Receipts
 from benchmarks.chaos.weather import Weather
-from serve_app.state.ledger import Entry
+from serve_app.state.spending.ledger import Entry
 from serve_app.state.store.sql import SqlStore
 from serve_app.state.store.tables import ledger as ledger_table
 from serve_app.state.store.tables import ledger_days

@@ -61,6 +61,7 @@ def test_a_replay_names_no_password():
         together=0.2,
         database="postgresql://u:secret@h/d",
         kills=0,
+        gateways=1,
         postgresql=False,
     )
     assert chaos.replay(options).startswith("python -m benchmarks chaos --seed 3 --minutes 2 ")

@@ -8,9 +8,9 @@ import time
 
 import httpx
 
-from serve_app.state.limits import MICRO
-from serve_app.state.quotas import DAY_S, NEURONS, Quota
-from serve_app.state.store import spent
+from serve_app.state.callers.limits import MICRO
+from serve_app.state.spending.quotas import DAY_S, NEURONS, Quota
+from serve_app.state.store.spending import spent
 from serve_app.state.store.sql import SqlStore
 from tests.e2e.pair.client import body
 from tests.e2e.pair.deployment import Pair

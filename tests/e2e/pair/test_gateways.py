@@ -54,6 +54,29 @@ async def test_both_serve_what_comes_through_the_proxy(pair, gateways, clients):
     assert sum(placed) == 24 and all(placed), placed
 
 
+async def test_one_of_them_gives_the_turns_of_both(pair, gateways, clients):
+    client = await clients()
+
+    def told() -> list[tuple[bool, int, int]]:
+        found = [pair.status(gateway)["routing"] for gateway in gateways]
+        planning = [one["plan"]["why"] != "another gateway plans" for one in found]
+        return [(p, o["placed_by_owner"], o["placed_for_others"]) for p, o in zip(planning, found, strict=True)]
+
+    before = told()
+    async with asyncio.timeout(180):
+        while True:
+            answers = await asyncio.gather(*(client.ask(gateway, body(n, 2)) for n in range(4) for gateway in gateways))
+            assert all(text(answer) for answer in answers)
+            changed = [
+                (planning, had - had_before, gave - gave_before)
+                for (planning, had, gave), (_, had_before, gave_before) in zip(told(), before, strict=True)
+            ]
+            # The one that plans is who is asked; the other may need a moment to reach it.
+            if all((gave if planning else had) > 0 for planning, had, gave in changed):
+                break
+    assert sorted(planning for planning, _, _ in changed) == [False, True]
+
+
 async def test_paths_and_responses_are_found_at_either(pair, gateways, clients):
     one, other = await clients(), await clients("other")
     for first, second in (gateways, gateways[::-1]):

@@ -12,7 +12,7 @@ from serve_app.api.errors import OutOfCapacity
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.sender import TokenSender
 from serve_app.gateway.backends.bundles import Bundles
-from serve_app.gateway.dispatch.dispatcher import Destination
+from serve_app.gateway.dispatch.ticket import Destination
 from serve_app.sampling_params import SamplingParams
 from serve_app.tasks.work import WorkerGone
 from serve_app.wire.generate import (

@@ -17,7 +17,7 @@ from serve_app.channel.sender import TokenSender
 from serve_app.gateway.backends import attempts
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.text_generation.task import generate
 from serve_app.tasks.work import Runtime, Settlement
@@ -207,8 +207,8 @@ async def test_the_tokenizers_copy_is_made_beside_the_event_loop(fields, monkeyp
     )
     first = await backend.prepare(model, _asks(**fields))
     assert len(made) == 1 and made[0] != threading.main_thread().name
-    assert (await backend.prepare(model, _asks(**fields))).prompt.tolist() == first.prompt.tolist()
-    assert first.prompt.tolist() == prompt_ids(tokenizer, _asks(**fields)).tolist() and len(made) == 1
+    assert (await backend.prepare(model, _asks(**fields))).prompt.ids.tolist() == first.prompt.ids.tolist()
+    assert first.prompt.ids.tolist() == prompt_ids(tokenizer, _asks(**fields)).tolist() and len(made) == 1
 
 
 async def test_a_call_that_somebody_else_cancels_is_a_lost_worker(replicas) -> None:

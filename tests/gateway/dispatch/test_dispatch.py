@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from serve_app.api.errors import OutOfCapacity
-from serve_app.gateway.dispatch.dispatcher import Destination, Ticket
+from serve_app.gateway.dispatch.ticket import Destination, Ticket
 from serve_app.wire.generate import HERE
 from tests.gateway.dispatch.waiting import IDLE, drain, entered, slow_worker, ticket
 

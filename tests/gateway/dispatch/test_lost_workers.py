@@ -7,7 +7,7 @@ import asyncio
 from msgspec.structs import replace
 
 from serve_app.gateway.dispatch import dispatcher as dispatching
-from serve_app.gateway.dispatch.dispatcher import Destination
+from serve_app.gateway.dispatch.ticket import Destination
 from serve_app.routing.absence import SILENCE_S
 from tests.gateway.dispatch.waiting import IDLE, entered, slow_worker, ticket
 

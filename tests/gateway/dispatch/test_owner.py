@@ -15,9 +15,10 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.gateway.dispatch import guest as guest_module
 from serve_app.gateway.dispatch import owner as owner_module
-from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
+from serve_app.gateway.dispatch.dispatcher import Dispatcher
 from serve_app.gateway.dispatch.guest import Guests
 from serve_app.gateway.dispatch.owner import Owners, entering
+from serve_app.gateway.dispatch.ticket import Ticket
 from serve_app.wire.address import InboxAddress
 from serve_app.wire.turns import Pong, Visit
 from tests.gateway.dispatch.waiting import CHAT, IDLE, STEPS, Clock, entered, ticket
@@ -102,6 +103,7 @@ async def test_a_request_has_its_turn_from_the_owner(pair):
     counts = [g.dispatcher.stats() for g in (pair.here, pair.there)]
     assert [c["placed"] for c in counts] == [0, 1]
     assert counts[0]["placed_for_others"] == counts[1]["placed_by_owner"] == 1
+    assert counts[0]["owner"] == counts[1]["owner"] == pair.here.name
     # The other has learned where the prompt's K/V are, should the owner be lost.
     assert counts[0]["output_tokens"] == 16
 
@@ -308,3 +310,33 @@ async def test_workers_that_are_gone_have_no_say_in_who_owns(model, clock: Clock
     one.dispatcher.lost("p3")
     assert one.dispatcher._owner is None
     await one.inbox.aclose()
+
+
+async def test_an_estimate_is_by_the_queue_that_the_request_would_stand_in(pair):
+    pair.report()
+    await pair.ready()
+    assert (await pair.there.dispatcher.foresee(ticket(1, 64).request)).wait_s < 1
+    pair.report(queued_tokens=4096)
+    waiting = [ticket(n, 4096) for n in (2, 3, 4)]
+    tasks = await entered(pair.here.dispatcher, *waiting)
+    asked = ticket(5, 4096)
+    seen = [await gateway.dispatcher.foresee(asked.request) for gateway in (pair.here, pair.there)]
+    assert seen[0] == seen[1] and seen[1].wait_s > 8
+    # Nobody has come by it.
+    assert len(pair.here.dispatcher.policy) == 3 and empty(pair.there.dispatcher)
+    # Without the owner it is by what this gateway knows.
+    await pair.here.inbox.aclose()
+    await until(lambda: pair.there.dispatcher._usable_owner() is None)
+    assert 0 < (await pair.there.dispatcher.foresee(asked.request)).wait_s < seen[1].wait_s
+    for one, task in zip(waiting, tasks, strict=True):
+        task.cancel()
+        pair.here.dispatcher.finish(one)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_owner_that_does_not_say_what_it_foresees_is_done_without(pair, monkeypatch):
+    monkeypatch.setattr(owner_module, "FIRST_WORD_S", 0.02)
+    pair.report()
+    await pair.ready()
+    pair.here.dispatcher.lost("process of d1")
+    assert (await pair.there.dispatcher.foresee(ticket(1, 64).request)).wait_s is not None

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import GenerateRequest
 from serve_app.gateway.backends.engine import _route_request
-from serve_app.gateway.dispatch.dispatcher import Destination, Dispatcher, Ticket
+from serve_app.gateway.dispatch.dispatcher import Dispatcher
+from serve_app.gateway.dispatch.ticket import Destination, Ticket
 from serve_app.routing.types import RouteRequest
 from serve_app.sampling_params import SamplingParams
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.backend import Prepared
 from serve_app.wire.generate import HERE
 from tests.gateway.dispatch.waiting import CHAT, IDLE, Clock, drain, entered, slow_worker, ticket

@@ -6,9 +6,10 @@ import asyncio
 
 from msgspec.structs import replace
 
-from serve_app.gateway.dispatch.dispatcher import Dispatcher, Ticket
+from serve_app.gateway.dispatch.dispatcher import Dispatcher
+from serve_app.gateway.dispatch.ticket import Ticket
 from serve_app.routing.types import RouteRequest
-from serve_app.state.traces import Trace
+from serve_app.state.kept.traces import Trace
 from serve_app.wire.load import LoadReport
 
 CHAT = "@cf/pico/pico-instruct"

@@ -18,7 +18,7 @@ from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http, endpoints
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import SCOPES, hash_key
+from serve_app.state.callers.accounts import SCOPES, hash_key
 from tests.waiting import until
 
 KEY = "the operator's key of this test alone"

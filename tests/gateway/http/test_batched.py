@@ -15,8 +15,8 @@ from serve_app.batch.job import Done, Job
 from serve_app.gateway.batches import Works
 from serve_app.gateway.http.app import endpoints
 from serve_app.gateway.http.batched import performer
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch, Counts, Request
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Batch, Counts, Request
 from serve_app.tasks.work import WorkerGone
 from tests.batch.running import ended, running
 from tests.tasks.conftest import ACCOUNT, serve

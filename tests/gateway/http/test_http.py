@@ -15,10 +15,11 @@ from cloudflare import AsyncCloudflare
 from serve_app import __version__
 from serve_app.api.errors import OutOfCapacity
 from serve_app.config import ConfigError, cloudflare_rate_limits, load_settings
+from serve_app.documents.convert import supported
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
 
 CHAT = "@cf/pico/pico-instruct"
 KEY = "a key of this test alone"
@@ -108,13 +109,14 @@ async def test_keys(http, headers, status):
 
 async def test_the_first_calls_of_tools_are_answered(http):
     """Without a key where other servers ask for none; lists of what is not here are empty."""
-    for path in ("finetunes", "finetunes/public", "tomarkdown/supported"):
+    for path in ("finetunes", "finetunes/public"):
         answer = await http.get(f"/client/v4/accounts/local/ai/{path}")
         assert answer.status_code == 200 and answer.json()["result"] == [] and answer.json()["success"] is True
     sdk = AsyncCloudflare(
         api_token=KEY, base_url="http://here/client/v4", http_client=httpx.AsyncClient(transport=http._transport)
     )
-    assert [item async for item in sdk.ai.to_markdown.supported(account_id="local")] == []
+    listed = [(item.extension, item.mime_type) async for item in sdk.ai.to_markdown.supported(account_id="local")]
+    assert listed == supported()
     assert await sdk.ai.finetunes.list(account_id="local") == []
     del http.headers["Authorization"]
     assert (await http.get("/ping")).status_code == 200

@@ -6,9 +6,9 @@ import base64
 import json
 import time
 
-from serve_app.state.accounts import Caller, hash_key
-from serve_app.state.batches import Batch
-from serve_app.state.queues import Answered
+from serve_app.state.callers.accounts import Caller, hash_key
+from serve_app.state.deferred.batches import Batch
+from serve_app.state.deferred.queues import Answered
 from tests.gateway.http.test_accounts import CHAT, KEY, refused, served  # noqa: F401
 
 ME = {"account_id": "local"}
@@ -54,7 +54,7 @@ async def test_messages_from_push_to_ack(served):  # noqa: F811
 
 
 async def test_a_full_queue_takes_nothing_until_there_is_room(served, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("serve_app.state.queues.MAX_BACKLOG", 2048)
+    monkeypatch.setattr("serve_app.state.deferred.queues.MAX_BACKLOG", 2048)
     queues = served.sdk().queues
     made = await queues.create(**ME, queue_name="asks")
     for _ in range(2):

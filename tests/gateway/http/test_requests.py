@@ -9,7 +9,7 @@ import pytest
 from serve_app.api.errors import OutOfCapacity
 from serve_app.api.types import Usage
 from serve_app.gateway.scaling import ScalingLog
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from tests.dashboard.test_session import a_key
 from tests.waiting import until
 

@@ -27,7 +27,7 @@ from serve_app.api.errors import OutOfCapacity
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http, endpoints
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
 from tests.conftest import share_weights
 
 KEY = "a key of this test alone"

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
 from serve_app.state.migrations import HEAD
 from serve_app.state.store import migrate
 from serve_app.state.store.database import Database

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from serve_app.state.accounts import Caller
-from serve_app.state.batches import Batch
+from serve_app.state.callers.accounts import Caller
+from serve_app.state.deferred.batches import Batch
 from tests.gateway.http.test_accounts import KEY, served  # noqa: F401
 
 TOP = "/client/v4/accounts/local/ai/webhooks"

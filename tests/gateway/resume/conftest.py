@@ -16,7 +16,7 @@ from serve_app.gateway.http.app import build_http
 from serve_app.gateway.resume import streams
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.sampling_params import TokenLogprobs
-from serve_app.state.accounts import hash_key
+from serve_app.state.callers.accounts import hash_key
 from serve_app.tasks.work import Settled
 from serve_app.wire.generate import GenerateCall, Generated, PromptPath
 from serve_app.wire.tokens import TokenItem

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from serve_app.state.errors import Away
-from serve_app.state.ledger import Entry
+from serve_app.state.spending.ledger import Entry
 from serve_app.state.store.tables import ledger
 from tests.gateway.resume.conftest import CHAT, Worker
 from tests.gateway.resume.test_idempotent import ASK, KEYED

@@ -16,7 +16,7 @@ import pytest
 
 from serve_app.gateway.http.resumable import _Kept
 from serve_app.gateway.resume import streams
-from serve_app.state.accounts import ALL_SCOPES, USUAL_SCOPES, hash_key
+from serve_app.state.callers.accounts import ALL_SCOPES, USUAL_SCOPES, hash_key
 from serve_app.state.store.sql import SqlStore
 from tests.gateway.resume.conftest import CHAT, KEY, TEXT, Lost, Worker, looks
 from tests.variants import some

@@ -13,8 +13,8 @@ import pytest
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.settings import GatewaySettings
-from serve_app.state.accounts import hash_key
-from serve_app.state.ledger import DAY_S, HOUR_S, Entry
+from serve_app.state.callers.accounts import hash_key
+from serve_app.state.spending.ledger import DAY_S, HOUR_S, Entry
 from serve_app.state.store.sql import SqlStore
 
 KEY = "the operator's key of this test alone"

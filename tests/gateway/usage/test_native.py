@@ -8,7 +8,7 @@ import io
 import pytest
 
 from serve_app.gateway.usage.write import time_text
-from serve_app.state.ledger import DAY_S, HOUR_S
+from serve_app.state.spending.ledger import DAY_S, HOUR_S
 from tests.gateway.usage.conftest import CHAT, EMBED, START
 
 PATH = "/client/v4/accounts/local/ai/usage"

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError, PermissionDeniedError
 
-from serve_app.state.ledger import DAY_S, HOUR_S
+from serve_app.state.spending.ledger import DAY_S, HOUR_S
 from tests.gateway.usage.conftest import CHAT, EMBED, START
 
 

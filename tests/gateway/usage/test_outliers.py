@@ -10,8 +10,8 @@ import pytest
 
 from serve_app.gateway.usage.outliers import outliers, quantile
 from serve_app.gateway.usage.write import time_text
-from serve_app.state.ledger import DAY_S
-from serve_app.state.usage import UsageRow
+from serve_app.state.spending.ledger import DAY_S
+from serve_app.state.spending.usage import UsageRow
 from tests.gateway.usage.conftest import Served, entry
 
 PATH, TEAM = "/client/v4/accounts/local/ai/usage/outliers", "/client/v4/accounts/team/ai/usage/outliers"

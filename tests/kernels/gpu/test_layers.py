@@ -2,9 +2,9 @@
 
 import pytest
 
-from serve_app.models import decoder_parts
-from serve_app.models.device import DeviceForward
-from serve_app.models.optimise import difference, probe
+from serve_app.models.decoders import decoder_parts
+from serve_app.models.decoders.device import DeviceForward
+from serve_app.models.loading.optimise import difference, probe
 from tests import tiny
 
 

@@ -12,12 +12,26 @@ import pytest
 from serve_app.kernels.library import build
 
 ROOT = Path(__file__).parents[3]
-TESTS = (
-    "tests/kernels/test_attention.py", "tests/kernels/test_norm.py", "tests/kernels/test_shapes.py",
-    "tests/kernels/linear", "tests/models/test_odd_shapes.py", "tests/models/test_folder.py",
-    "tests/models/test_load.py", "tests/models/test_fused_decoder.py", "tests/models/test_experts.py",
-    "tests/models/test_check.py", "tests/models/test_chunked.py",
-)  # fmt: skip
+# By subject, so that one can be run alone.
+TESTS = {
+    "kernels": (
+        "tests/kernels/test_attention.py", "tests/kernels/test_norm.py", "tests/kernels/test_shapes.py",
+        "tests/kernels/linear",
+    ),
+    "folders": (
+        "tests/models/test_odd_shapes.py", "tests/models/loading/test_folder.py", "tests/models/loading/test_load.py",
+        "tests/models/loading/test_check.py", "tests/models/test_chunked.py",
+    ),
+    "decoder": (
+        "tests/models/decoders/test_fused_decoder.py", "tests/models/decoders/test_capture.py",
+        "tests/models/test_quantization.py", "tests/models/test_input_embeddings.py",
+    ),
+    "mixtures": ("tests/models/mixtures", "tests/models/test_latent.py"),
+    "adapters": (
+        "tests/models/test_adapters.py", "tests/models/test_linears.py", "tests/parity/test_adapters.py",
+        "tests/worker/test_packed_files.py",
+    ),
+}  # fmt: skip
 
 
 def runtime() -> str:
@@ -70,6 +84,7 @@ library.norm(native._NORM.pack(x.data_ptr(), weight.data_ptr(), x.data_ptr(), 5,
 
 
 @pytest.mark.slow
-def test_no_access_outside_of_tensors(tmp_path: Path) -> None:
-    status, said = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS], tmp_path, 3000)
+@pytest.mark.parametrize("subject", TESTS)
+def test_no_access_outside_of_tensors(subject: str, tmp_path: Path) -> None:
+    status, said = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS[subject]], tmp_path, 3000)
     assert status == 0, said

@@ -56,6 +56,44 @@ def test_a_rows_result_does_not_depend_on_the_others(compact: bool, threads: int
         assert torch.equal(linear(x[:rows]), alone[:rows]), rows
 
 
+def four_bits(n: int, k: int) -> torch.Tensor:
+    """As MXFP4 checkpoints have them once they are bfloat16: whole groups of zeros, and both zeros, among them."""
+    generator = torch.Generator().manual_seed(n + k)
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = table[torch.randint(0, 8, (n, k // 32, 32), generator=generator)]
+    values *= torch.where(torch.rand(values.shape, generator=generator) < 0.5, -1.0, 1.0)
+    scale = 2.0 ** torch.randint(-9, -4, (n, k // 32, 1), generator=generator)
+    scale[0, 0] = 0
+    return (values * scale).view(n, k).bfloat16()
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (64, 64), (100, 160), (200, 1120)])
+@torch.inference_mode()
+def test_floats_of_four_bits(shape: tuple[int, int], threads: int) -> None:
+    """They take a quarter, and give the same to the last bit whatever the number of rows."""
+    weight = four_bits(*shape)
+    linear = packed([weight], [torch.ones(shape[0]).bfloat16()], True)
+    assert linear.store.bytes == -(-shape[0] // 64) * 64 * shape[1] * 17 // 32
+    assert torch.equal(linear.weight(), weight)
+    x = torch.randn(400, shape[1], generator=torch.Generator().manual_seed(0)).bfloat16()
+    alone = torch.cat([linear(x[i : i + 1]) for i in range(0, 400, 7)])
+    for rows in (0, 1, 4, 5, 8, 9, 12, 48, 192, 193, 400):
+        got = linear(x[:rows])
+        close(got, (F.linear(x[:rows].float(), weight.float()) + 1).bfloat16())
+        assert torch.equal(got[::7], alone[: len(got[::7])]), rows
+
+
+def test_what_four_bits_do_not_hold_is_not_packed_so() -> None:
+    for value in (1.25, 0.125, 12.0, float("inf"), float("nan"), 2.0**-126, 2.0**127):
+        weight = four_bits(64, 64)
+        weight[3, :32] = 1.0
+        weight[3, 5] = value
+        weight[3, 6] = 6.0 if value < 1 else 1.0
+        if value == 12.0:
+            weight[3, 6] = 0.5
+        assert packed([weight], [None], True).store.bytes > 64 * 64
+
+
 @pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @torch.inference_mode()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from serve_app.gateway.batches import Works
-from serve_app.state.adapters import CONFIG, WEIGHTS
-from serve_app.state.batches import unpack
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS
+from serve_app.state.deferred.batches import unpack
 from tests.tasks.adapters.tuned import (
     GOOD_CONFIG,
     TUNES,

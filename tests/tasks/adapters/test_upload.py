@@ -8,7 +8,7 @@ import re
 import pytest
 from cloudflare import AsyncCloudflare, NotFoundError
 
-from serve_app.state.adapters import CONFIG, WEIGHTS, blob, content_digest
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, content_digest
 from tests.adapters import test_check as files
 from tests.tasks.adapters.tuned import (
     GOOD_CONFIG,

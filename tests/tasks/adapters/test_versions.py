@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from serve_app.api import identity
-from serve_app.state.adapters import CONFIG, KEPT_S, WEIGHTS, blob
+from serve_app.state.blobs.adapters import CONFIG, KEPT_S, WEIGHTS, blob
 from tests.tasks.adapters.tuned import (
     GOOD_CONFIG,
     GOOD_WEIGHTS,

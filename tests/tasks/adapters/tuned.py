@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from serve_app.api.types import ModelLimits
-from serve_app.state.adapters import CONFIG, WEIGHTS
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS
 from serve_app.tasks.backend import Prepared
 from tests.adapters import test_check as files
 from tests.tasks.conftest import ACCOUNT, Served

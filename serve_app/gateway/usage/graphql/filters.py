@@ -9,8 +9,8 @@ from typing import Any
 from graphql import GraphQLError
 
 from serve_app.gateway.usage.graphql.schema import COMPARISONS, DERIVED, NAMES, TIMES, VALUES
-from serve_app.state.ledger import DAY_S
-from serve_app.state.usage import moment
+from serve_app.state.spending.ledger import DAY_S
+from serve_app.state.spending.usage import moment
 
 # Status of an entry by the code that its request would have been refused with; 0: there was none.
 CODES: Mapping[str, int] = {"done": 0, "left": 3008, "failed": 8005}

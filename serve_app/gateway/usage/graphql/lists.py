@@ -25,8 +25,8 @@ from serve_app.gateway.usage.graphql.filters import CODES, read_filter, span
 from serve_app.gateway.usage.graphql.schema import DERIVED, NAMES, SUMS, TIMES
 from serve_app.gateway.usage.read import bounded
 from serve_app.gateway.usage.write import merged, time_text
-from serve_app.state.ledger import Entry
-from serve_app.state.usage import Order, UsagePage, UsageQuery, UsageRow
+from serve_app.state.spending.ledger import Entry
+from serve_app.state.spending.usage import Order, UsagePage, UsageQuery, UsageRow
 
 MAX_ACCOUNTS = 16
 MAX_LIMIT = 10_000

@@ -30,7 +30,7 @@ from graphql import (
     GraphQLString,
 )
 
-from serve_app.state.ledger import DAY_S, HOUR_S
+from serve_app.state.spending.ledger import DAY_S, HOUR_S
 
 # Seconds of each dimension of time.
 TIMES: Mapping[str, int] = {

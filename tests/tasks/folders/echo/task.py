@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from serve_app.api.errors import InvalidInput
 from serve_app.api.multipart import Part
 from serve_app.api.types import Asked, ModelLimits, Usage
-from serve_app.state.accounts import Caller
+from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.echo.declaration import DECLARATION
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.task import Answer, Body, BodyLimits, Task

@@ -1,5 +1,6 @@
 // Code that runs a model at this server, to paste. KEY comes from the environment, so that none is pasted into a file.
 import { isChat, kind } from "../core/catalog.js";
+import { example, fields } from "../playground/fields.js";
 
 const ASKED = {
   chat: { messages: [{ role: "user", content: "What does math.sqrt do?" }] },
@@ -11,38 +12,22 @@ const ASKED = {
 const quoted = (value) => `'${JSON.stringify(value).replaceAll("'", "'\\''")}'`;
 const python = (value) => JSON.stringify(value).replace(/\btrue\b/g, "True").replace(/\bfalse\b/g, "False").replace(/\bnull\b/g, "None").replaceAll('":', '": ').replaceAll(',"', ', "');
 
+// Names of files that stand for one's own, by field.
+const FILES = { image: "picture.png", audio: "sound.wav" };
+
 /**
  * @param {Object} model
  * @param {{origin: string, account: string}} where
+ * @param {Object} [input]  the schema of the model's input, of a task that has no form of its own
  * @returns {{name: string, title: string, text: string}[]}
  */
-export function samples(model, { origin, account }) {
-  const asked = ASKED[kind(model)] ?? { prompt: "…" };
+export function samples(model, { origin, account }, input) {
+  const list = input ? fields(input) : [];
+  const sent = list.find((one) => one.shape === "file");
+  const asked = ASKED[kind(model)] ?? example(input, list);
   const api = `${origin}/client/v4/accounts/${account}/ai`;
-  const found = [
-    { name: "curl", title: "curl", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted(asked)}\n` },
-    { name: "python", title: "Python", text: `import os
-
-import httpx
-
-answer = httpx.post(
-    "${api}/run/${model.id}",
-    headers={"Authorization": f"Bearer {os.environ['KEY']}"},
-    json=${python(asked)},
-    timeout=60,
-)
-answer.raise_for_status()
-print(answer.json()["result"])
-` },
-    { name: "javascript", title: "JavaScript", text: `const answer = await fetch("${api}/run/${model.id}", {
-  method: "POST",
-  headers: { Authorization: \`Bearer \${process.env.KEY}\` },
-  body: JSON.stringify(${JSON.stringify(asked)}),
-});
-console.log((await answer.json()).result);
-` },
-    { name: "cloudflare", title: "Cloudflare SDK", text: cloudflare(model, asked, origin, account) },
-  ];
+  const native = sent ? sendsFile(model, api, FILES[sent.name] ?? "file") : sendsJson(model, api, asked);
+  const found = [...native, { name: "cloudflare", title: "Cloudflare SDK", text: cloudflare(model, sent, asked, origin, account) }];
   if (isChat(model)) found.push(...chats(model, origin));
   if (kind(model) === "embeddings") found.push({ name: "openai", title: "OpenAI SDK", text: `import os
 
@@ -55,10 +40,47 @@ print(len(vectors.data[0].embedding))
   return found;
 }
 
-function cloudflare(model, asked, origin, account) {
-  const native = "messages" in asked ? `messages=${python(asked.messages)}` : "text" in asked ? `text=${python(asked.text)}` : `text="", extra_body=${python(asked)}`;
-  return `import os
+const sendsJson = (model, api, asked) => [
+  { name: "curl", title: "curl", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted(asked)}\n` },
+  { name: "python", title: "Python", text: inPython(model, api, "", `json=${python(asked)}`) },
+  { name: "javascript", title: "JavaScript", text: inJavaScript(model, api, "", `JSON.stringify(${JSON.stringify(asked)})`) },
+];
 
+const sendsFile = (model, api, file) => [
+  { name: "curl", title: "curl", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -H "Content-Type: application/octet-stream" \\\n  --data-binary @${file}\n` },
+  { name: "python", title: "Python", text: inPython(model, api, "from pathlib import Path\n", `content=Path("${file}").read_bytes()`) },
+  { name: "javascript", title: "JavaScript", text: inJavaScript(model, api, 'import { readFile } from "node:fs/promises";\n\n', `await readFile("${file}")`) },
+];
+
+const inPython = (model, api, imports, given) => `import os
+${imports}
+import httpx
+
+answer = httpx.post(
+    "${api}/run/${model.id}",
+    headers={"Authorization": f"Bearer {os.environ['KEY']}"},
+    ${given},
+    timeout=60,
+)
+answer.raise_for_status()
+print(answer.json()["result"])
+`;
+
+const inJavaScript = (model, api, imports, given) => `${imports}const answer = await fetch("${api}/run/${model.id}", {
+  method: "POST",
+  headers: { Authorization: \`Bearer \${process.env.KEY}\` },
+  body: ${given},
+});
+console.log((await answer.json()).result);
+`;
+
+function cloudflare(model, sent, asked, origin, account) {
+  const file = sent && `list(Path("${FILES[sent.name] ?? "file"}").read_bytes())`;
+  // The client knows rerankers by the text of its other classifiers.
+  const rerank = kind(model) === "rerank";
+  const native = sent ? `${sent.name}=${file}` : rerank ? `text="", extra_body=${python(asked)}` : Object.entries(asked).map(([name, value]) => `${name}=${python(value)}`).join(", ");
+  return `import os
+${sent ? "from pathlib import Path\n" : ""}
 from cloudflare import Cloudflare
 
 client = Cloudflare(api_token=os.environ["KEY"], base_url="${origin}/client/v4")

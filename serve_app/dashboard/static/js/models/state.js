@@ -4,14 +4,15 @@ import { yes } from "../core/catalog.js";
 import { count } from "../core/format.js";
 
 const LABELS = {
-  running: ["good", "ready"], idle: ["", "scaled to zero"], starting: ["warn", "starting"], stopped: ["", "stopped"], failed: ["bad", "failed"],
+  running: ["good", "ready"], starting: ["warn", "starting"], deploy_failed: ["bad", "failed"], unhealthy: ["bad", "unhealthy"], deleting: ["", "stopping"],
 };
+const STARTING = ["running", "waiting", "not_started", "deploying"];
 
 /** @returns {Promise<Object<string, {kind: string, label: string, ready: boolean}>>} by model */
 export async function states(signal) {
   const health = await get("/health", {}, { signal, whole: true }).catch((error) => (error.status === 503 ? {} : Promise.reject(error)));
   return Object.fromEntries(Object.entries(health.models ?? {}).map(([id, told]) => {
-    const state = told.ready ? "running" : told.state === "running" ? "starting" : told.state;
+    const state = told.ready ? "running" : STARTING.includes(told.state) ? "starting" : told.state;
     const [kind, label] = LABELS[state] ?? ["warn", String(told.state ?? "not ready")];
     return [id, { kind, label, ready: Boolean(told.ready), state }];
   }));

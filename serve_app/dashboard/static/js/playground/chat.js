@@ -1,6 +1,7 @@
 // One turn of a conversation: the request, and the stream of its answer.
 import { ApiError, ai, send } from "../core/api.js";
 import { events } from "../core/sse.js";
+import { said } from "./picture.js";
 
 const NUMBERS = ["temperature", "max_tokens", "top_p", "top_k", "seed", "repetition_penalty"];
 
@@ -14,7 +15,7 @@ export function body(lane) {
     else if (one.calls?.length) {
       const calls = one.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
       messages.push({ role: "assistant", content: one.content || null, tool_calls: calls });
-    } else messages.push({ role: one.role, content: one.content });
+    } else messages.push({ role: one.role, content: said(one) });
   }
   const asked = { model: lane.model, messages, stream: true, stream_options: { include_usage: true } };
   for (const name of NUMBERS) if (settings[name] !== "") asked[name] = Number(settings[name]);

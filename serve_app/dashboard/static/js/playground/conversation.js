@@ -1,12 +1,13 @@
 // The chat: one or two columns of messages, and one place to write.
 import { classes, html, useEffect, useLayoutEffect, useRef, useState } from "../core/lib.js";
-import { asOptions } from "../core/catalog.js";
+import { asOptions, yes } from "../core/catalog.js";
 import { Button, Segments, Select, TextArea } from "../ui/controls.js";
 import { toastError } from "../ui/toast.js";
 import { Icon } from "../ui/icons.js";
 import { answer } from "./chat.js";
 import { busy, state } from "./lanes.js";
 import { AnswerView } from "./answer_view.js";
+import { Picture } from "./picture.js";
 import { SettingsPanel } from "./settings_panel.js";
 
 const IDEAS = ["What does math.sqrt do?", "What does itertools.chain do?", "What does os.path.join do?"];
@@ -18,12 +19,14 @@ export function Chat({ list, choose, changed }) {
   const soon = () => { frame.current ||= requestAnimationFrame(() => { frame.current = 0; changed(); }); };
   useEffect(() => () => { cancelAnimationFrame(frame.current); }, []);
 
+  const sees = state.lanes.every((lane) => yes(list.find((one) => one.id === lane.model)?.properties.vision));
   const run = (lane) => answer(lane, soon).catch(toastError);
   const ask = (text) => {
     if (!text.trim() || busy()) return;
-    state.draft = "";
+    const picture = sees ? state.picture : "";
+    state.draft = state.picture = "";
     for (const lane of state.lanes) {
-      lane.messages.push({ role: "user", content: text });
+      lane.messages.push({ role: "user", content: text, picture });
       run(lane);
     }
     changed();
@@ -47,7 +50,7 @@ export function Chat({ list, choose, changed }) {
         ${two && html`<div class="lane-head"><${Select} label=${`Model ${at + 1}`} hideLabel value=${lane.model} options=${asOptions(list)} onInput=${choose(lane)} /></div>`}
         <${Messages} lane=${lane} ask=${ask} again=${() => again(lane)} result=${(call, text) => result(lane, call, text)} />
       </section>`)}</div>
-      <${Composer} ask=${ask} changed=${changed} />
+      <${Composer} ask=${ask} changed=${changed} sees=${sees} />
     </div>
     <aside class="card settings" aria-label="Settings"><details open=${matchMedia("(min-width: 60rem)").matches}>
       <summary><h2>Settings</h2><${Icon} name="down" size="16" /></summary>
@@ -77,11 +80,11 @@ function Messages({ lane, ask, again, result }) {
       <h3 class="message-who">${one.role === "user" ? "You" : one.role === "tool" ? `Result of ${one.name}` : lane.model.replace(/^@cf\//, "")}</h3>
       ${one.role === "assistant"
         ? html`<${AnswerView} message=${one} last=${at === last} again=${again} result=${result} told=${lane.messages} />`
-        : html`<div class="said">${one.content}</div>`}
+        : html`<div class="said">${one.picture && html`<img src=${one.picture} alt="The picture that was sent" />`}${one.content}</div>`}
     </article>`)}</div>`;
 }
 
-function Composer({ ask, changed }) {
+function Composer({ ask, changed, sees }) {
   const running = busy();
   const area = useRef(null);
   const [height, setHeight] = useState(0);
@@ -98,6 +101,7 @@ function Composer({ ask, changed }) {
     ask(state.draft);
   };
   return html`<form class="composer" ref=${area} onSubmit=${(event) => { event.preventDefault(); ask(state.draft); }}>
+    ${sees && html`<${Picture} picture=${state.picture} set=${(url) => { state.picture = url; changed(); }} />`}
     <${TextArea} label="Message" hideLabel rows="1" placeholder="Ask something" value=${state.draft} onInput=${(text) => { state.draft = text; changed(); }} onKeyDown=${press} />
     ${running
       ? html`<${Button} icon="stop" label="Stop" onClick=${() => state.lanes.forEach((lane) => lane.controller?.abort())} />`

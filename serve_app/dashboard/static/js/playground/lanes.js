@@ -13,6 +13,7 @@ const SETTINGS = {
  * @typedef {Object} Message
  * @property {"user"|"assistant"|"tool"} role
  * @property {string} content
+ * @property {string} [picture]  a data URL
  * @property {string} [reasoning]
  * @property {{id: string, name: string, arguments: string}[]} [calls]
  * @property {string} [tool_call_id]
@@ -25,7 +26,7 @@ const SETTINGS = {
 
 export const newLane = (model = "", settings = {}) => ({ id: ++count, model, settings: { ...SETTINGS, ...settings }, messages: [], controller: null });
 
-export const state = { lanes: [newLane()], draft: "", edited: 0 };
+export const state = { lanes: [newLane()], draft: "", picture: "", edited: 0 };
 
 /** A second lane beside the first, with the same settings and the same questions to come. */
 export function compare() {

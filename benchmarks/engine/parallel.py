@@ -1,0 +1,165 @@
+"""What a rank costs: one model on this machine's CPU in one process and divided among several.
+
+    python -m benchmarks parallel [--divisions 1x1,2x1,1x2] [--batch 1,8] [--new 64] [--model FOLDER] [--json]
+
+A division is ranks that divide each layer x stages that divide the layers. Every rank has one thread, so that cores are
+divided as GPUs would be. Of a step it tells the time and the shares spent in rank 0's own products, in collectives
+(waiting for slower ranks included), in telling the others what to compute, and in everything else (scheduling,
+sampling). The tokens of every division must be those of one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checks import Checks
+from serve_app.parallel.link import LinkAddress
+from serve_app.sampling_params import SamplingParams
+from serve_app.worker.ranks import Ranks, begin_ranks, load_together, run_rank
+from serve_app.worker.spec import WorkerSpec
+
+PROMPT = 48
+
+
+def child(spec: WorkerSpec, rank: int, address: LinkAddress) -> None:
+    """A rank beside rank 0."""
+    with contextlib.suppress(Exception):  # rank 0 is told
+        run_rank(spec, rank, address, lambda step: None)
+    os._exit(0)
+
+
+def write_checkpoint(folder: Path, layers: int, hidden: int) -> None:
+    """A random model in the shape of Llama, in float32: what it answers must not depend on how sums are divided."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=4096, hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                weight.normal_(0, 0.5 if "embed" in name else 1.2 * weight.shape[1] ** -0.5)
+    model.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def model_on(spec: WorkerSpec, path: Path) -> Iterator[tuple[Any, Ranks | None]]:
+    """The model on as many ranks as ``spec`` says."""
+    from serve_app.parallel.group import leave
+    from serve_app.worker.loading import load_model
+
+    def quiet(step: str) -> None:
+        pass
+
+    if spec.ranks == 1:
+        yield load_model(spec, path, quiet), None
+        return
+    spawn = multiprocessing.get_context("spawn")
+
+    def start(rank: int, address: LinkAddress) -> Any:
+        process = spawn.Process(target=child, args=(spec, rank, address), daemon=True)
+        process.start()
+        return process
+
+    ranks = begin_ranks(spec, start, "127.0.0.1", quiet)
+    try:
+        yield load_together(ranks, lambda: load_model(spec, path, quiet, ranks.group)), ranks
+    finally:
+        ranks.close()
+        leave()
+        for process in ranks.handles:
+            process.join(30)
+
+
+def measure(model: Any, ranks: Ranks | None, batch: int, new: int) -> tuple[dict[str, Any], list[list[int]]]:
+    """Of ``batch`` requests that answer ``new`` tokens each: a step's time and where it went; the tokens."""
+    from serve_app.engine.build import EngineLimits, build_engine
+    from serve_app.engine.request import Request
+
+    limits = EngineLimits(max_num_seqs=batch, max_model_len=PROMPT + new + 32, graphs=False, overlap=False)
+    engine = build_engine(model, limits)
+    for index in range(batch):
+        prompt = [(7 * i * (index + 1) + 3) % 4000 + 2 for i in range(PROMPT)]
+        params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        engine.add(Request(str(index), prompt, PROMPT, params, root=bytes([index])))
+    answers: dict[str, list[int]] = {str(index): [] for index in range(batch)}
+
+    def step() -> None:
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+
+    step()  # the prompts
+    forward = ranks.forward if ranks is not None else None
+    together = ranks.group.together_s if ranks is not None else 0.0
+    passes, telling = (forward.seconds, forward.telling_s) if forward is not None else (0.0, 0.0)
+    began, steps = time.perf_counter(), engine.stats.steps
+    while engine.has_work:
+        step()
+    seconds, steps = time.perf_counter() - began, engine.stats.steps - steps
+    found: dict[str, Any] = {
+        "step_ms": round(1e3 * seconds / steps, 3),
+        "tokens_s": round(batch * (new - 1) / seconds, 1),
+    }
+    if ranks is not None and forward is not None:
+        parts = {"collectives": ranks.group.together_s - together, "telling": forward.telling_s - telling}
+        parts["products"] = forward.seconds - passes - sum(parts.values())
+        parts["engine"] = seconds - (forward.seconds - passes)
+        found["share"] = {name: round(part / seconds, 3) for name, part in parts.items()}
+    return found, [answers[str(index)] for index in range(batch)]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks parallel", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--divisions", default="1x1,2x1,1x2", help="ranks of a layer x stages, the first is the truth")
+    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--model", type=Path, help="a checkpoint instead of a random one")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args(argv)
+    checks, found = Checks(), {}
+    right: dict[int, list[list[int]]] = {}
+    with tempfile.TemporaryDirectory(prefix="parallel-") as scratch:
+        path = options.model or Path(scratch)
+        if options.model is None:
+            write_checkpoint(path, options.layers, options.hidden)
+        for division in options.divisions.split(","):
+            tensor, pipeline = (int(n) for n in division.split("x"))
+            spec = WorkerSpec(
+                "@cf/benchmarks/parallel", "decode", {"path": str(path)}, "", "", cpu_threads=1, dtype=options.dtype,
+                tensor_parallel=tensor, pipeline_parallel=pipeline,
+            )  # fmt: skip
+            import torch
+
+            torch.set_num_threads(1)
+            with model_on(spec, path) as (model, ranks):
+                for batch in (int(b) for b in options.batch.split(",")):
+                    measured, answers = measure(model, ranks, batch, options.new)
+                    found.setdefault(division, {})[batch] = measured
+                    checks.equal(f"{division}, batch {batch}", answers, right.setdefault(batch, answers))
+                    print(f"{division:>6} batch {batch:>3}  {measured}", flush=True)
+    answered = checks.require()
+    if options.json:
+        print(json.dumps({"divisions": found, "checked": answered}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,56 @@
+"""RankWorker: the Ray actor around a rank beside rank 0, which is an EngineWorker and starts it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import ray
+from ray.util import get_node_ip_address
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from serve_app.parallel.link import LinkAddress
+from serve_app.ray_private.fork_server import forked
+from serve_app.worker.birth import begin
+from serve_app.worker.spec import WorkerSpec
+
+
+@ray.remote(num_cpus=0)
+class RankWorker:
+    """Computes its part of each step of rank 0, whose process it ends with."""
+
+    def __init__(self, spec: WorkerSpec, rank: int, address: LinkAddress) -> None:
+        progress = begin(spec, rank)
+
+        def run() -> None:
+            from serve_app.worker.ranks import run_rank
+
+            try:
+                run_rank(spec, rank, address, progress)
+            finally:
+                os._exit(0)
+
+        # A thread: the actor is there at once, and Ray hears from it.
+        threading.Thread(target=run, name=f"rank-{rank}").start()
+
+
+def start_rank(spec: WorkerSpec, rank: int, address: LinkAddress) -> Any:
+    """Called in rank 0's process; its handle keeps the actor alive."""
+    options = RankWorker.options(**placed(spec, rank))  # type: ignore[attr-defined]
+    return options.remote(spec, rank, address)
+
+
+def placed(spec: WorkerSpec, rank: int) -> dict[str, Any]:
+    """Actor options of a rank: with a GPU its own bundle of the replica's placement group, else rank 0's node."""
+    if spec.device == "cpu":
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        return {"num_gpus": 0, "scheduling_strategy": here, **forked(with_torch=True)}
+    group = PlacementGroupSchedulingStrategy(get_current_placement_group(), placement_group_bundle_index=rank)
+    return {"num_gpus": 1, "scheduling_strategy": group}
+
+
+def host_for_ranks(spec: WorkerSpec) -> str:
+    """Where rank 0 listens for the others; on one node nobody else's business."""
+    return get_node_ip_address() if spec.several_nodes and spec.device != "cpu" else "127.0.0.1"

@@ -1,0 +1,1 @@
+"""Documents of clients as Markdown, converted in a process of their own."""

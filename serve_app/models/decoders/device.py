@@ -1,0 +1,159 @@
+"""The generic standard layer for GPUs: few launches, one copy of the weights, logits of sampled rows only.
+
+A layer is four matrix products and four or five small kernels. The residual sum is taken in with the norm that follows
+it, rotation with the write to the cache. Lengths are never read on the host, so that the pass can be captured in a CUDA
+graph. It runs on CPU tensors as well, where tests compare it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from serve_app.kernels.decoder import DecoderLayer, LinearWeight, NormWeight
+from serve_app.kernels.linear.base import Linear, PlainLinear
+from serve_app.kernels.linear.fp8 import Fp8Linear
+from serve_app.kernels.operators import Operators
+from serve_app.kernels.shapes import check_decoder
+from serve_app.models.linears import Plug, plugged
+
+if TYPE_CHECKING:
+    from serve_app.engine.step import Batch
+    from serve_app.models.decoders.decoder_parts import DecoderParts
+
+# (weight [n, k], bias [n] or None) -> what computes with them
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]
+
+
+@dataclass(slots=True)
+class DeviceLayer:
+    input_norm: NormWeight
+    qkv: Linear
+    q_norm: tuple[Tensor, float] | None
+    k_norm: tuple[Tensor, float] | None
+    o: Linear
+    post_norm: NormWeight
+    gate_up: Linear
+    down: Linear
+    options: dict[str, float | int | None]  # of attention
+
+
+class DeviceForward:
+    """The forward pass over a flat batch: logits [S, vocab] of ``batch.sample_rows``."""
+
+    def __init__(
+        self,
+        parts: DecoderParts,
+        operators: Operators,
+        max_positions: int,
+        linear: MakeLinear = PlainLinear,
+        plug: Plug | None = None,
+    ) -> None:
+        check_decoder(parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head)
+        self.operators, self.shape = operators, parts.shape
+        self.embedding, self.final_norm = parts.embedding, parts.final_norm
+        self.embed = parts.embed
+        owners = {module.weight.data_ptr(): module for module in parts.linears}
+
+        def make(weight: LinearWeight, linear: MakeLinear = linear) -> Linear:
+            return plugged(plug, weight, linear(*fuse(weight, owners)))
+
+        self.layers = [_layer(layer, make) for layer in parts.layers]
+        # The head stays as it is: its rounding decides between tokens directly.
+        self.head = make(parts.head, PlainLinear)
+        # To the end from the start: a table that grows would move under a captured graph.
+        self.cos, self.sin = parts.rotary(max_positions)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        operators, rows = self.operators, batch.sample_rows
+        batch.tiles = batch.sampled_tiles = None  # a graph has to work them out as well
+        cos, sin = self.cos, self.sin
+        wanted = batch.capture.layers if batch.capture is not None else ()
+        captured: dict[int, Tensor] = {}
+        x, delta = self.embed(batch.input_ids), None
+        if batch.embeddings is not None:
+            x = batch.embeddings.put_into(x)
+        for index, layer in enumerate(self.layers):
+            kv = batch.kv.layer(index)
+            normed, x = operators.add_rms_norm(x, delta, layer.input_norm.weight, layer.input_norm.eps)
+            if index in wanted:
+                captured[index] = x
+            q = operators.rotate_and_write(
+                layer.qkv(normed, batch), kv, cos, sin, batch.positions, batch.slots, layer.q_norm, layer.k_norm
+            )
+            heads = operators.attention(q, kv, batch, **layer.options).flatten(1)
+            held = None
+            if index == len(self.layers) - 1 and len(rows) < len(x):
+                heads, x, held = heads[rows], x[rows], rows  # behind the last attention, other rows serve nothing
+                if len(rows) == 0:
+                    break
+            added = layer.o(heads, batch, held)
+            normed, x = operators.add_rms_norm(x, added, layer.post_norm.weight, layer.post_norm.eps)
+            delta = layer.down(operators.swiglu(layer.gate_up(normed, batch, held)), batch, held)
+        if batch.capture is not None:
+            batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
+        if len(rows) == 0:
+            return x.new_empty((0, self.shape.vocab))
+        normed, _ = operators.add_rms_norm(x, delta, self.final_norm.weight, self.final_norm.eps)
+        return self.head(normed, batch, rows)
+
+
+def build_forward(
+    parts: DecoderParts, max_positions: int, cache: torch.dtype, *, fp8: bool = False, plug: Plug | None = None
+) -> tuple[Callable[[Batch], Tensor], str]:  # fmt: skip
+    """The pass with the operators that the weights' device gets, and its name for the log; ``cache`` is the dtype of
+    keys and values. With ``fp8`` the layers' linears compute in float8; raises ValueError where they can't.
+    """
+    from serve_app.kernels.gpu.backend import describe, operators
+    from serve_app.kernels.gpu.choice import Heads, choose_attention
+
+    device, shape, dtype = parts.embedding.device, parts.shape, parts.embedding.dtype
+    found = operators(device)
+    heads = Heads(shape.q_heads, shape.kv_heads, shape.head_dim, dtype, cache)
+    attention, why = choose_attention(found, heads, device)
+    found = dataclasses.replace(found, attention=attention)
+    name = ", ".join(
+        part for part in (f"fused layers{' in float8' if fp8 else ''}", " ".join(describe(device)), why) if part
+    )
+    make: MakeLinear = (lambda w, b: Fp8Linear(w, b, found.quantize_rows)) if fp8 else PlainLinear
+    return DeviceForward(parts, found, max_positions, make, plug), name
+
+
+def _layer(layer: DecoderLayer, make: Callable[[LinearWeight], Linear]) -> DeviceLayer:
+    def norm(found: NormWeight | None) -> tuple[Tensor, float] | None:
+        return None if found is None else (found.weight, found.eps)
+
+    if layer.gate_up is None or layer.down is None:
+        raise ValueError("experts are not part of this pass; keep the model's own")
+    return DeviceLayer(
+        input_norm=layer.input_norm,
+        qkv=make(layer.qkv),
+        q_norm=norm(layer.q_norm),
+        k_norm=norm(layer.k_norm),
+        o=make(layer.o),
+        post_norm=layer.post_norm,
+        gate_up=make(layer.gate_up),
+        down=make(layer.down),
+        options={"scale": layer.scale, "window": layer.window or None, "softcap": layer.softcap or None},
+    )
+
+
+def fuse(weight: LinearWeight, owners: dict[int, nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """One tensor [sum of n_i, k] for the parts, and one bias. The modules that owned the parts (by data pointer) get
+    views of it, so that they go on working and no weight is held twice.
+    """
+    bias = torch.cat(weight.biases) if weight.biases else None
+    if len(weight.parts) == 1:
+        return weight.parts[0], bias
+    joined = torch.cat(weight.parts)
+    views = list(joined.split([len(part) for part in weight.parts]))
+    for part, view in zip(weight.parts, views, strict=True):
+        if (owner := owners.get(part.data_ptr())) is not None and owner.weight.shape == view.shape:
+            owner.weight = nn.Parameter(view, requires_grad=False)
+    weight.parts[:] = views
+    return joined, bias

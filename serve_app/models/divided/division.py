@@ -1,0 +1,231 @@
+"""What of a model each rank has, by the model's own plan.
+
+transformers' configurations say of each module how ranks divide it (``base_model_tp_plan``). Read off a model without
+memory, that becomes a cut for each parameter, and a list of the modules where ranks come together again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.parallel.place import Place
+
+# Families without a plan for dividing layers in transformers, in its words. gpt-oss keeps the weights of its experts
+# transposed, gates and ups in turns.
+PLANS: dict[str, dict[str, str]] = {
+    "gpt_oss": {
+        "model.layers.*.self_attn.q_proj": "colwise",
+        "model.layers.*.self_attn.k_proj": "colwise",
+        "model.layers.*.self_attn.v_proj": "colwise",
+        "model.layers.*.self_attn.sinks": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+        "model.layers.*.mlp.experts": "moe_tp_experts",
+        "model.layers.*.mlp.experts.gate_up_proj": "rowwise",
+        "model.layers.*.mlp.experts.gate_up_proj_bias": "rowwise",
+        "model.layers.*.mlp.experts.down_proj": "colwise",
+    },
+}
+_COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
+_ROWS = ("rowwise", "rowwise_split_input", "rowwise_rep")
+_PACKED = ("packed_colwise", "packed_rowwise")
+_WHOLE = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "embedding_rowwise")
+
+
+@dataclass(slots=True, frozen=True)
+class Cut:
+    """A parameter's dimension that is divided, which consists of ``pieces`` (gates, then ups) that are divided each."""
+
+    dim: int
+    pieces: int = 1
+
+
+@dataclass(slots=True)
+class Division:
+    """``cuts`` by parameter; linears and experts by what ranks do behind them: ``summed``, ``sliced`` and ``joined``
+    (:mod:`.modules`), and ``experts`` whose results are added. ``few``: projections to fewer K/V heads than there are
+    ranks, with the number of their heads: each rank keeps one. ``heads``: K/V heads of each layer, where they are
+    known, and None where each rank has its share of them. ``once``: biases that one rank adds.
+    """
+
+    place: Place
+    cuts: dict[str, Cut] = field(default_factory=dict)
+    summed: set[str] = field(default_factory=set)
+    sliced: set[str] = field(default_factory=set)
+    joined: set[str] = field(default_factory=set)
+    experts: set[str] = field(default_factory=set)
+    few: dict[str, int] = field(default_factory=dict)
+    heads: dict[int, int | None] = field(default_factory=dict)
+    once: set[str] = field(default_factory=set)
+    # Of the whole model: rows of the head and of the embedding, and layers.
+    vocab: int = 0
+    embedded: int = 0
+    layers: int = 0
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def widths(self) -> list[int]:
+        """Columns of the logits that each part of the last stage has."""
+        tensor = self.place.tensor
+        if self.vocab < tensor * tensor:  # too few for each to have some
+            return [self.vocab]
+        return [len(Place(tensor, 1, part).share(self.vocab)) for part in range(tensor)]
+
+    @property
+    def held(self) -> range:
+        """This stage's layers."""
+        stages, stage = self.place.pipeline, self.place.stage
+        return range(self.layers * stage // stages, self.layers * (stage + 1) // stages)
+
+    def all_heads(self, layer: int, heads: int) -> int:
+        """K/V heads of a layer of which this rank's attention hands over ``heads``."""
+        found = self.heads.get(layer, heads)
+        return heads * self.place.tensor if found is None else found
+
+
+def bare(model_class: Any, config: Any) -> nn.Module:
+    """The model without memory."""
+    from transformers.initialization import no_init_weights
+
+    with torch.device("meta"), no_init_weights():
+        named = hasattr(model_class, "config_class")  # and not one of transformers' Auto classes
+        module = model_class._from_config(config) if named else model_class.from_config(config)
+    module.tie_weights()
+    return module
+
+
+def divide(module: Any, place: Place) -> Division:
+    """``module`` is :func:`bare`. Raises :class:`UnsupportedModel`, which names what does not divide."""
+    name = type(module).__name__
+    head = module.get_output_embeddings()
+    layers = layers_of(module)
+    if place.pipeline > len(layers):
+        raise UnsupportedModel(f"{name} has {len(layers)} layers, which do not make {place.pipeline} stages")
+    found = Division(place, vocab=head.weight.shape[0], layers=len(layers))
+    found.embedded = module.get_input_embeddings().weight.shape[0]
+    found.names = {each for each, _ in module.named_parameters(remove_duplicate=False)}
+    if place.tensor == 1:
+        return found
+    plan = PLANS.get(module.config.model_type) or dict(module.tp_plan or {})
+    if not any(".layers." in rule or ".h." in rule for rule in plan):
+        raise UnsupportedModel(
+            f"transformers has no plan by which ranks divide the layers of {name}; leave tensor_parallel out, or use "
+            "pipeline_parallel"
+        )
+    modules = dict(module.named_modules())
+    outer = {each for each, child in modules.items() if child is head or child is module.get_input_embeddings()}
+    for rule, style in plan.items():
+        for target in _named(rule, [*modules, *found.names]):
+            if target not in outer:
+                _take(found, modules, target, style, name)
+    for child in (head, module.get_input_embeddings()) if len(found.widths) > 1 else ():
+        [own] = [each for each, other in modules.items() if other is child]
+        found.cuts |= {f"{own}.{key}": Cut(0) for key, _ in child.named_parameters(recurse=False)}
+    _few_heads(found, modules, name)
+    return found
+
+
+def layers_of(module: Any) -> nn.ModuleList:
+    """The decoder's layers. Raises :class:`UnsupportedModel` where they can't be told."""
+    config = module.config.get_text_config()
+    count = getattr(config, "num_hidden_layers", None)
+    found = [
+        child
+        for child in module.modules()
+        if isinstance(child, nn.ModuleList) and len(child) == count and _attends(child[0])
+    ]
+    if len(found) != 1:
+        raise UnsupportedModel(f"{type(module).__name__} has no one list of {count} layers; it can't be divided")
+    return found[0]
+
+
+def _attends(layer: nn.Module) -> bool:
+    return any(hasattr(child, "layer_idx") for child in layer.modules())
+
+
+def _named(rule: str, names: list[str]) -> list[str]:
+    pattern = re.compile(re.escape(rule).replace(r"\*", r"\d+"))
+    return [name for name in dict.fromkeys(names) if pattern.fullmatch(name)]
+
+
+def _take(found: Division, modules: dict[str, nn.Module], target: str, style: str, name: str) -> None:
+    """Enters one of the plan's rules, for the module or parameter ``target``."""
+    if style in _WHOLE:
+        return
+    if target in found.names:
+        _cut(found, modules, target, style, name)
+        return
+    module: Any = modules[target]
+    own = dict(module.named_parameters(recurse=False))
+    if style == "moe_tp_experts":
+        found.experts.add(target)
+        found.once |= {f"{target}.{key}" for key in own if key in ("down_proj_bias",)}
+        return
+    if type(module) is not nn.Linear or style not in _COLUMNS + _ROWS:
+        raise UnsupportedModel(
+            f"{name}: {target} is a {type(module).__name__} that is to be divided {style}; that is not supported yet"
+        )
+    for key in own:
+        if style in _COLUMNS or key == "weight":
+            _cut(found, modules, f"{target}.{key}", style, name)
+        else:
+            found.once.add(f"{target}.{key}")
+    joins = {"rowwise_split_input": found.sliced, "colwise": set(), **dict.fromkeys(_ROWS[::2], found.summed)}
+    joins.get(style, found.joined).add(target)
+
+
+def _cut(found: Division, modules: dict[str, nn.Module], target: str, style: str, name: str) -> None:
+    owner, _, own = target.rpartition(".")
+    weight: Any = getattr(modules[owner], own)
+    if style in _COLUMNS or style == "packed_colwise":
+        dim = max(weight.ndim - 2, 0)
+    elif style in _ROWS or style == "packed_rowwise":
+        dim = weight.ndim - 1
+    else:
+        raise UnsupportedModel(f"{name}: {target} is to be divided {style}; that is not supported yet")
+    pieces = 2 if style in _PACKED else 1
+    found.cuts[target] = Cut(dim, pieces)
+    size = weight.shape[dim]
+    # Fewer heads than ranks may be: _few_heads.
+    projects = style == "colwise" and owner.rpartition(".")[2] in ("k_proj", "v_proj")
+    if not projects and size % (pieces * found.place.tensor):
+        raise UnsupportedModel(
+            f"{name}: {target} has {size // pieces} columns, which {found.place.tensor} ranks can't divide"
+        )
+
+
+def _few_heads(found: Division, modules: dict[str, nn.Module], name: str) -> None:
+    """Sees to it that heads stay whole, and that each rank has those which its queries attend to."""
+    tensor = found.place.tensor
+    for owner, module in modules.items():
+        attn: Any = module
+        layer = getattr(attn, "layer_idx", None)
+        if layer is None:
+            continue
+        cut = {own for own in ("q_proj", "k_proj", "v_proj") if f"{owner}.{own}.weight" in found.cuts}
+        fused = {each for each in found.cuts if each.startswith(f"{owner}.")} - {f"{owner}.{own}.weight" for own in cut}
+        joined = {each for each in found.joined if each.startswith(f"{owner}.")}
+        if joined or not (cut or fused):
+            continue  # every rank has all heads
+        width = getattr(attn, "head_dim", None)
+        if "k_proj" not in cut or not width:
+            found.heads[layer] = None
+            continue
+        queries, keys = (getattr(attn, own).out_features for own in ("q_proj", "k_proj"))
+        heads, rest = divmod(keys, width)
+        if rest or "q_proj" not in cut or queries % (width * tensor) or (heads % tensor and tensor % heads):
+            raise UnsupportedModel(
+                f"{name}: {owner} has {queries // width} query heads and {keys / width:g} K/V heads, which {tensor} "
+                "ranks can't divide"
+            )
+        found.heads[layer] = heads
+        if heads % tensor:
+            for own in cut - {"q_proj"}:
+                found.few[f"{owner}.{own}"] = heads
+                for key in ("weight", "bias"):
+                    found.cuts.pop(f"{owner}.{own}.{key}", None)

@@ -1,0 +1,251 @@
+"""Reads one rank's part of a model from its folder.
+
+transformers' loader converts checkpoints and reads of each tensor what a parameter's place holder asks for. Here a
+model's class makes such place holders, and leaves layers of other stages out; once it is loaded, what is left is
+transformers' modules with smaller weights, and :mod:`.modules` where ranks come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from serve_app.engine.runner import Forward
+from serve_app.models.divided.division import Division, bare, divide, layers_of
+from serve_app.models.divided.modules import (
+    JoinedLinear,
+    NoEmbedding,
+    SlicedLinear,
+    SummedLinear,
+    Through,
+    VocabularyEmbedding,
+    sums,
+)
+from serve_app.models.linears import Plug
+from serve_app.models.loading.adapt import own_attention
+from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.observe import SeenLayer
+from serve_app.parallel.cache import first_head
+from serve_app.parallel.group import Group
+from serve_app.parallel.steps import SharedForward
+from serve_app.wire.ranks import RankLayer
+
+
+@dataclass(slots=True)
+class PartOfModel:
+    """``module`` computes this rank's part, together with the others. ``info`` is what transformers tells of
+    loading it; ``read_bytes`` are those of its weights.
+    """
+
+    module: Any
+    division: Division
+    info: dict[str, Any]
+    read_bytes: int
+
+    def sharing(self, group: Group) -> Callable[[Forward], Forward]:
+        """Makes of a pass over this part one over the whole model, which all ranks run together."""
+        return lambda forward: SharedForward(forward, group, self.division.widths)
+
+    def summing(self, group: Group) -> Plug:
+        """Adds up the parts of the linears that the fused decoder reads off the module."""
+        return sums(group, {f"{name}.linear" for name in self.division.summed})
+
+    def cache(self, layers: list[SeenLayer]) -> tuple[RankLayer, ...]:
+        """What this rank keeps of each of its layers."""
+        found, place = [], self.division.place
+        for index, seen in zip(self.division.held, layers, strict=True):
+            heads, width = seen.kv_heads, max(seen.key_dim, seen.value_dim)
+            every = self.division.all_heads(index, heads)
+            found.append(RankLayer(index, heads, first_head(place, heads, every), every, width, seen.shared))
+        return tuple(found)
+
+
+def refuse_divided(*, plug: Plug | None, adapters: int, quantization: str) -> None:
+    """Raises :class:`UnsupportedModel` for what a model on several ranks can't do yet."""
+    wanted = {"adapters": bool(adapters), f"quantization: {quantization}": quantization != "none"}
+    wanted["plugged linears"] = plug is not None
+    for name, asked in wanted.items():
+        if asked:
+            raise UnsupportedModel(f"{name} and several ranks do not go together yet; leave one of them out")
+
+
+def load_part(model_class: Any, path: Path, *, dtype: torch.dtype, group: Group) -> PartOfModel:
+    """Every rank of the group calls it. Raises :class:`UnsupportedModel` where the model has no such division."""
+    from transformers import AutoConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    if getattr(config, "quantization_config", None):
+        raise UnsupportedModel(f"{path} holds packed weights, which several ranks can't divide yet")
+    named = getattr(model_class, "config_class", None)
+    if named is not None and not isinstance(config, named):
+        config = config.get_text_config()
+    division = divide(bare(model_class, config), group.place)
+
+    def holds(model: Any, *_: Any) -> Any:
+        _leave_other_stages(model, division, dtype)
+        _hold_places(model, division, group)
+        return model
+
+    part: Any = type(model_class.__name__, (model_class,), {"maybe_distribute_model": staticmethod(holds)})
+    part.__module__ = model_class.__module__
+    module, info = part.from_pretrained(
+        path,
+        attn_implementation=own_attention(model_class.__name__),
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        distributed_config=DistributedConfig(),
+    )
+    module.__class__ = model_class
+    module.config.__dict__.pop("distributed_config", None)
+    info["unexpected_keys"] = set(info.get("unexpected_keys") or ()) - division.names
+    read = _take_parts(module, division)
+    module.requires_grad_(False)
+    module.held_layers = division.held
+    _join(module, division, group)
+    return PartOfModel(module, division, info, read)
+
+
+def _leave_other_stages(model: Any, division: Division, dtype: torch.dtype) -> None:
+    place = division.place
+    if place.pipeline == 1:
+        return
+    layers = layers_of(model)
+    for index, layer in enumerate(layers):
+        if index not in division.held:
+            absent = Through()
+            # What the model's own forward asks of a layer, its kind of attention for one.
+            absent.__dict__.update({k: v for k, v in vars(layer).items() if not k.startswith("_") and k != "training"})
+            layers[index] = absent
+    tied = bool(model.all_tied_weights_keys)
+    if not place.first and not (tied and place.last):
+        width = model.get_input_embeddings().weight.shape[1]
+        model.set_input_embeddings(NoEmbedding(width, dtype))
+    if not place.last:
+        model.set_output_embeddings(Through())
+        model.all_tied_weights_keys = {}
+
+
+def _hold_places(model: Any, division: Division, group: Group) -> None:
+    """Puts place holders where parameters are to be read in part."""
+    if division.place.tensor == 1:
+        return
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    for name, cut in division.cuts.items():
+        owner, _, own = name.rpartition(".")
+        try:
+            module = model.get_submodule(owner)
+        except AttributeError:  # of another stage
+            continue
+        weight = module._parameters.get(own)
+        if weight is None:
+            continue
+        placement = Shard(cut.dim) if cut.pieces == 1 else _StridedShard(dim=cut.dim, split_factor=cut.pieces)
+        held = distribute_tensor(weight, group.mesh, [placement], src_data_rank=None)
+        module._parameters[own] = nn.Parameter(held, requires_grad=False)
+
+
+def _take_parts(model: Any, division: Division) -> int:
+    """Leaves plain tensors of this rank's parts; returns their bytes."""
+    place = division.place
+    for module in model.modules():
+        for key, weight in list(module._parameters.items()):
+            if weight is not None and hasattr(weight, "to_local"):
+                module._parameters[key] = nn.Parameter(weight.to_local().contiguous(), requires_grad=False)
+    for name, heads in division.few.items():
+        linear = _found(model, name)
+        if linear is not None:
+            width = linear.weight.shape[0] // heads
+            at = place.part * heads // place.tensor * width
+            for key in ("weight", "bias"):
+                whole = linear._parameters[key]
+                if whole is not None:
+                    linear._parameters[key] = nn.Parameter(whole[at : at + width].clone(), requires_grad=False)
+    for name in division.once if place.part else ():
+        owner, _, own = name.rpartition(".")
+        module = _found(model, owner)
+        if module is not None:
+            with torch.no_grad():
+                getattr(module, own).zero_()
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.out_features, module.in_features = module.weight.shape
+    return sum(p.nbytes for p in {id(p): p for p in model.parameters()}.values())
+
+
+def _found(model: Any, name: str) -> Any:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:  # of another stage
+        return None
+
+
+def _join(model: Any, division: Division, group: Group) -> None:
+    """Puts what ranks do together into the places where they do it."""
+    kinds = ((division.summed, SummedLinear), (division.sliced, SlicedLinear), (division.joined, JoinedLinear))
+    for names, kind in kinds:
+        for name in names:
+            if (linear := _found(model, name)) is not None:
+                owner, _, own = name.rpartition(".")
+                setattr(model.get_submodule(owner), own, kind(linear, group))
+    for name in division.experts:
+        if (experts := _found(model, name)) is not None:
+            experts.register_forward_hook(lambda module, inputs, out: group.sum(out))
+    _join_vocabulary(model, division, group)
+    layers, place = layers_of_part(model, division), group.place
+    if not place.first:
+        layers[0].register_forward_pre_hook(_takes(group), with_kwargs=True)
+    if not place.last:
+        layers[-1].register_forward_hook(_sends(group))
+
+
+def _join_vocabulary(model: Any, division: Division, group: Group) -> None:
+    table: Any = model.get_input_embeddings()
+    if isinstance(table, NoEmbedding) or len(division.widths) == 1:
+        return
+    rows, width = table.weight.shape
+    if not group.place.first:  # here for the head alone, which is tied to it
+        model.set_input_embeddings(NoEmbedding(width, table.weight.dtype))
+        return
+    table.num_embeddings, table.padding_idx = rows, None
+    every = division.embedded
+    model.set_input_embeddings(VocabularyEmbedding(table, group.place.share(every).start, group))
+
+
+def layers_of_part(model: Any, division: Division) -> list[nn.Module]:
+    """This stage's layers."""
+    [found] = [
+        child
+        for child in model.modules()
+        if isinstance(child, nn.ModuleList)
+        and len(child) == division.layers
+        and any(hasattr(each, "layer_idx") for each in child[division.held.start].modules())
+    ]
+    return [found[index] for index in division.held]
+
+
+def _takes(group: Group) -> Any:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if inputs:
+            return (group.take_on(inputs[0]), *inputs[1:]), options
+        return inputs, {**options, "hidden_states": group.take_on(options["hidden_states"])}
+
+    return hook
+
+
+def _sends(group: Group) -> Any:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
+        group.send_on(out[0] if isinstance(out, tuple) else out)
+
+    return hook

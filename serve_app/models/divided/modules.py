@@ -1,0 +1,110 @@
+"""What stands in a divided model where its ranks have to come together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from serve_app.kernels.linear.base import Linear
+from serve_app.models.linears import Place as LinearPlace
+from serve_app.models.linears import Plug
+from serve_app.parallel.group import Group
+
+
+class Joining(nn.Module):
+    """Stands where ``linear``, of which this rank has a part, stood."""
+
+    def __init__(self, linear: nn.Linear, group: Group) -> None:
+        super().__init__()
+        self.linear, self.group = linear, group
+
+    @property
+    def weight(self) -> Tensor:
+        """For modelling code that asks for a dtype or a device."""
+        return self.linear.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.linear.bias
+
+
+class SummedLinear(Joining):
+    """A linear that has some columns of its inputs: the results of all parts are added. One of them has the bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.group.sum(self.linear(x))
+
+
+class SlicedLinear(Joining):
+    """As :class:`SummedLinear`, where the inputs are whole on each rank and it takes its own columns of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.group.place.share(x.shape[-1])
+        return self.group.sum(self.linear(x[..., own.start : own.stop]))
+
+
+class JoinedLinear(Joining):
+    """A linear that has some of the outputs, where what follows takes all of them apart in a way of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.group.join_columns(self.linear(x))
+
+
+class VocabularyEmbedding(nn.Module):
+    """Stands where an embedding stood of which this rank has the rows from ``first`` on."""
+
+    def __init__(self, table: Any, first: int, group: Group) -> None:
+        super().__init__()
+        self.table, self.first, self.group = table, first, group
+
+    @property
+    def weight(self) -> Tensor:
+        """For modelling code that asks for a dtype or a device."""
+        return self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        own = ids - self.first
+        there = (own >= 0) & (own < len(self.table.weight))
+        found = self.table(own.where(there, 0))
+        return self.group.sum(found.masked_fill(~there.unsqueeze(-1), 0))
+
+
+class NoEmbedding(nn.Module):
+    """Of a stage that gets hidden states: something of their shape for modelling code, which nobody reads."""
+
+    def __init__(self, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.width = width
+        self.weight: Tensor
+        self.register_buffer("weight", torch.zeros(1, dtype=dtype), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return torch.zeros(*ids.shape, self.width, dtype=self.weight.dtype, device=ids.device)
+
+
+class Through(nn.Module):
+    """Of what another stage has: hands on what comes in."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return inputs[0] if inputs else options["hidden_states"]
+
+
+class PartLinear(Linear):
+    """:class:`SummedLinear` where the fused decoder calls its linears."""
+
+    def __init__(self, linear: Linear, group: Group) -> None:
+        self._linear, self._group, self.dtype = linear, group, linear.dtype
+
+    def __call__(self, x: Tensor, batch: Any, rows: Tensor | None = None) -> Tensor:
+        return self._group.sum(self._linear(x, batch, rows))
+
+
+def sums(group: Group, names: set[str]) -> Plug:
+    """A plug that adds up the parts of the linears of these ``names``."""
+
+    def plug(place: LinearPlace, linear: Linear) -> Linear:
+        return PartLinear(linear, group) if names & set(place.names) else linear
+
+    return plug

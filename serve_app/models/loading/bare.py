@@ -1,0 +1,48 @@
+"""Finds the modules of a base model from its configuration, without its weights.
+
+``python -m serve_app.models.loading.bare FOLDER HOME`` keeps them in the state directory.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from serve_app.adapters.shapes import keep, kept_at
+from serve_app.models.loading.folder import read_config
+from serve_app.models.loading.load import class_of
+from serve_app.models.mixtures.mixture import own_weights
+
+
+def publish(folder: Path, home: Path) -> None:
+    """Keeps the modules of the model in ``folder``, unless somebody has."""
+    if not kept_at(folder, home).exists():
+        keep(describe(folder), folder, home)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """See :class:`serve_app.adapters.shapes.Base`."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        module = class_of(read_config(folder), folder)._from_config(config)
+    linears, others = {}, {}
+    for name, each in module.named_modules():
+        if isinstance(each, nn.Linear):
+            linears[name] = [each.out_features, each.in_features]
+        elif type(each).__name__ == "Conv1D":  # of GPT-2: a linear whose weight is [in, out]
+            into, out = each.weight.shape
+            linears[name] = [out, into]
+        elif next(each.parameters(recurse=False), None) is not None:
+            others[name] = type(each).__name__
+    weights = own_weights(module)
+    return {"linears": linears, "others": others, "kind": config.model_type, "weights": weights}
+
+
+if __name__ == "__main__":
+    publish(Path(sys.argv[1]), Path(sys.argv[2]))

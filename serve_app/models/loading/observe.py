@@ -1,0 +1,193 @@
+"""What a model's attention really is: seen in one short pass, never taken from its configuration.
+
+A configuration may say anything about heads and layers. What the cache must hold is what the layers hand over, so a few
+tokens run through the model with an attention function that looks and attends densely.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from serve_app.models import attention
+from serve_app.models.attention import PagedLayer
+from serve_app.models.latent import latent_of
+
+TOKENS = 4
+# Modules that remember more of a text than keys and values, by what their classes are called.
+_STATEFUL = re.compile(
+    "(?i:mamba|recurrent|rwkv|deltanet|gateddelta|linearattention|lightningattention|shortconv|rglru|[xms]lstm|kimidelta"
+    "|retention|canon|indexer)|SSM|Ssm"  # letter for letter, as GptOssModel has them too
+)
+
+
+class Unservable(ValueError):
+    """The model's layers do something that the paged cache does not hold; the text names it."""
+
+
+@dataclass(slots=True)
+class SeenLayer:
+    """One layer's call of attention: its module and what it handed over beside the tensors."""
+
+    module: nn.Module
+    q_heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    options: dict[str, Any]
+
+    @property
+    def shared(self) -> bool:
+        """Whether its values are the first columns of its keys."""
+        return latent_of(self.module) is not None
+
+    @property
+    def place(self) -> PagedLayer:
+        """Its layer of the cache, once that is known."""
+        return self.module.paged_layer  # type: ignore[return-value]
+
+
+def observe(module: nn.Module, device: torch.device, *, coded: bool = False) -> tuple[list[SeenLayer], int]:
+    """The attention layers of ``module`` in the order of the cache, each with its attribute ``paged_layer`` set, and
+    the width of its logits. ``coded``: positions are those of :mod:`serve_app.models.longrope`.
+
+    Raises :class:`Unservable` where not every layer's memory goes through transformers' attention interface.
+    """
+    refuse_state(module)
+    refuse_positions(module)
+    calls: list[SeenLayer] = []
+
+    def looking(layer: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **options: Any) -> Any:
+        batch, q_heads, length, _ = query.shape
+        if batch != 1 or length != TOKENS or key.shape[:1] + key.shape[2:3] != (1, TOKENS):
+            raise Unservable(
+                f"{type(layer).__name__} attends with queries {list(query.shape)} and keys {list(key.shape)} where the "
+                f"text has {TOKENS} tokens; attention to something else than the text is not supported"
+            )
+        calls.append(SeenLayer(layer, q_heads, key.shape[1], key.shape[3], value.shape[3], options))
+        if key.shape[1] == 0 or q_heads % key.shape[1] or value.shape[1] != key.shape[1]:
+            raise Unservable(
+                f"{type(layer).__name__} has {q_heads} query heads, {key.shape[1]} key and {value.shape[1]} value heads"
+            )
+        key, value = (x.repeat_interleave(q_heads // x.shape[1], 1) for x in (key, value))
+        latent = latent_of(layer)
+        query = query if latent is None else latent.absorb(query)
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=options.get("scaling"))
+        out = out.transpose(1, 2)
+        return (out if latent is None else latent.expand(out[0]).unsqueeze(0)), None
+
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(attention.NAME, looking)
+    try:
+        with torch.inference_mode():
+            positions = torch.arange(TOKENS, device=device)
+            inputs, places = {"input_ids": positions[None] + 1}, positions[None] * (1 + coded)
+            output = run(module, parameters_of(module), inputs, places, batch=None, rows=positions)
+    finally:
+        attention.register()
+    return _placed(module, calls), int(output.logits.shape[-1])
+
+
+def run(
+    module: Any,
+    takes: frozenset[str],
+    inputs: dict[str, Tensor],
+    positions: Tensor,
+    *,
+    batch: Any,
+    rows: Tensor,
+    **more: Any,
+) -> Any:
+    """The model's forward over a flat batch [1, T] of any of the models we take; logits are those of ``rows`` where the
+    model can choose, of all tokens otherwise. ``takes`` is :func:`parameters_of` it."""
+    if "logits_to_keep" in takes:
+        more["logits_to_keep"] = rows
+    if "**" in takes:
+        more["batch"] = batch
+    return module(**inputs, position_ids=positions, use_cache=False, **more)
+
+
+def parameters_of(module: nn.Module) -> frozenset[str]:
+    """Names of what ``module.forward`` takes, ``**`` among them if it takes anything."""
+    found = inspect.signature(module.forward).parameters.values()
+    return frozenset("**" if p.kind is p.VAR_KEYWORD else p.name for p in found)
+
+
+def refuse_state(module: nn.Module) -> None:
+    """Raises :class:`Unservable` for a model with layers that keep recurrent or convolutional state."""
+    config = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
+    strange = {kind for kind in kinds if not kind.endswith("attention") or kind in ("linear_attention", "hybrid")}
+    for child in module.modules():
+        if isinstance(child, nn.Conv1d) or _STATEFUL.search(type(child).__name__):
+            raise Unservable(
+                f"{type(child).__name__} keeps state between tokens beside keys and values, which the paged cache does "
+                "not hold. Hybrid, recurrent, convolutional and indexed models are not supported yet"
+            )
+    if strange & {"linear_attention", "mamba", "conv", "recurrent", "hybrid"}:
+        raise Unservable(
+            f"layers of type {', '.join(sorted(strange))} keep state which the paged cache does not hold. Hybrid "
+            "models are not supported yet"
+        )
+
+
+def refuse_positions(module: nn.Module) -> None:
+    """Raises :class:`Unservable` for a model that counts positions itself, along the whole batch."""
+    if "position_ids" not in parameters_of(module):
+        raise Unservable(
+            f"{type(module).__name__} takes no positions: it counts them along the batch, in which requests lie end to "
+            "end"
+        )
+
+
+def _placed(module: nn.Module, calls: list[SeenLayer]) -> list[SeenLayer]:
+    """The calls in order of their layers, each module with its place in the cache."""
+    config: Any = module.config.get_text_config()  # type: ignore[union-attr, operator]
+    every = getattr(config, "num_hidden_layers", None) or getattr(config, "num_layers", None) or len(calls)
+    # Of a model that several ranks divide, some layers may be elsewhere (serve_app.models.divided).
+    held = getattr(module, "held_layers", range(max(every, len(calls))))
+    expected = min(every, len(held))
+    name = type(module).__name__
+    if not calls or len(calls) < expected:
+        raise Unservable(
+            f"{name}: {len(calls)} of {expected} layers use transformers' attention interface; what the others remember"
+            " would not be in the paged cache"
+        )
+    by_index = {getattr(call.module, "layer_idx", None): call for call in calls}
+    if len(by_index) != len(calls) or set(by_index) != set(held):
+        raise Unservable(
+            f"{name} calls attention {len(calls)} times in layers {', '.join(sorted(map(str, by_index))[:8])}; each "
+            "call needs a layer of the cache to itself"
+        )
+    placed = [by_index[i] for i in held]
+    carried = attention.Carrier()
+    for index, call in enumerate(placed):
+        layer = PagedLayer(index, chunk=_chunk(call.module, held[index]), carrier=carried)
+        tuned = getattr(call.module, "attn_temperature_tuning", False) and not getattr(call.module, "use_rope", True)
+        if tuned:
+            # transformers counts these positions along the batch; the attention function has the requests' own.
+            owner: Any = call.module
+            layer.temperature = (float(owner.floor_scale), float(owner.attn_scale))
+            owner.attn_temperature_tuning = False
+        call.module.paged_layer = layer  # type: ignore[assignment]
+    return placed
+
+
+def _chunk(module: nn.Module, index: int) -> int:
+    config: Any = getattr(module, "config", None)
+    kinds = getattr(config, "layer_types", None)
+    if not kinds or index >= len(kinds) or kinds[index] != "chunked_attention":
+        return 0
+    return int(getattr(config, "attention_chunk_size", 0) or 0)
+
+
+def hands_batch_down(layers: list[SeenLayer]) -> bool:
+    """Whether keyword arguments of the model's forward reach attention in every layer."""
+    return all("batch" in layer.options for layer in layers)

@@ -1,0 +1,144 @@
+"""Load-time replacements that make a model faster; each is checked numerically and left out where it differs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.request import Request
+from serve_app.engine.runner import Forward
+from serve_app.engine.step import Scheduled, build_batch
+from serve_app.kernels.linear.packed import pack_linears
+from serve_app.models.adapters import bank_plug
+from serve_app.models.decoders import decoder_parts, device, fused_decoder
+from serve_app.models.linears import Plug, chained
+from serve_app.models.loading.check import difference
+from serve_app.models.mixtures.experts import pack_experts
+from serve_app.models.mixtures.scaled import pack_scaled
+from serve_app.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from serve_app.models.loading.load import CausalModel
+
+log = logging.getLogger(__name__)
+
+# Root mean square of the difference as a share of the logits'. bfloat16 keeps 8 bits, and roundings add up over layers;
+# more than that is a wrong replacement.
+ALLOWED = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
+# A rounding may choose another expert, which changes all that follows in that row; a wrong replacement differs by 1.
+# Each linear and norm has been compared by itself before.
+ALLOWED_MIXTURE = 0.5
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Where activations are rounded to 8 bits as well, errors of layers add up like independent ones. Measured with random
+# weights in float8: 0.14 after 32 layers. A wrong replacement differs by 1 and more.
+ALLOWED_QUANTIZED = 0.15
+QUANTIZED_PER_LAYER = 0.05
+
+
+class Differs(Exception):
+    """The optimised model is another one; it must be loaded again, as its own weights are gone."""
+
+
+def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Plug | None = None) -> dict[str, Any]:
+    """Applies what pays on the model's device and returns a report for the log; with ``fp8`` the linears of the layers
+    compute in float8, and a model whose layers can't is a ValueError. ``fused``: why the fused decoder can't be used.
+    ``plug`` is asked for the linears of a fused decoder; where transformers' forward stays, the caller sees to them.
+    Raises :class:`Differs`.
+    """
+    started = time.perf_counter()
+    expected = probe(model, model.forward)
+    report: dict[str, Any] = (
+        {"transformers_forward": f"kept: {fused}"} if fused else _use_fused_decoder(model, expected, fp8, plug)
+    )
+    if fp8 and "fused_decoder" not in report:
+        raise ValueError(
+            f"the layers can't compute in float8 ({report['transformers_forward']}); set quantization: none"
+        )
+    if "fused_decoder" not in report and model.device.type == "cpu":
+        report.update(_replace_modules(model, expected))
+    report["optimise_s"] = round(time.perf_counter() - started, 2)
+    return report
+
+
+def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool, plug: Plug | None) -> dict[str, Any]:
+    """The generic layer where the model is built like it and its results agree."""
+    try:
+        parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
+    except decoder_parts.NotStandard as reason:
+        return {"transformers_forward": f"kept: {reason}"}
+    except (AttributeError, TypeError, RuntimeError) as failure:
+        return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
+    packed = False
+    try:
+        # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
+        if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
+            if not parts.plain:
+                return {"transformers_forward": "kept: the fused layers there know neither experts nor sinks"}
+            every = chained(plug, bank_plug(model.adapters))
+            forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=every)
+        else:
+            forward, name = fused_decoder.build_forward(parts, plug, model.adapters)
+        packed = not isinstance(forward, fused_decoder.FusedForward)
+        forward = model.shared(forward)
+        if parts.mixtures and not packed:
+            pack_experts(model.module)
+            for block in parts.blocks.values():
+                pack_linears(block)
+        error = difference(probe(model, forward), expected)
+    except Exception as failure:  # those of kernels and compilers have no base in common
+        log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)
+        return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
+    allowed = allowed_quantized(len(model.kv_shape.layers)) if parts.quantized or fp8 else ALLOWED[model.dtype]
+    if not error <= (ALLOWED_MIXTURE if parts.mixtures and model.dtype != torch.float32 else allowed):
+        log.warning("the %s differs from the model's own by %.2g and is not used", name, error)
+        return {"transformers_forward": f"kept: the {name} differs by {error:.2g}"}
+    fused_decoder.free_weights(parts, experts=packed)
+    model.forward = forward
+    return {"fused_decoder": name, "relative_error": error}
+
+
+def allowed_quantized(layers: int) -> float:
+    """The difference that roundings to 8 bits may make in a model of so many layers."""
+    return min(0.5, max(ALLOWED_QUANTIZED, QUANTIZED_PER_LAYER * layers**0.5))
+
+
+def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
+    from serve_app.kernels.linear.packed import linear_bytes
+    from serve_app.kernels.linear.panels import PanelStore, panel_library
+    from serve_app.kernels.norm import replace_rms_norms
+
+    library = panel_library() if model.dtype == torch.bfloat16 else None
+    store = PanelStore(library, linear_bytes(model.module)) if library is not None else None
+    report: dict[str, Any] = {
+        "experts": f"packed {pack_experts(model.module, store) + pack_scaled(model.module, store)}",
+        "linears": str(pack_linears(model.module, store=store)),
+        "norms": str(replace_rms_norms(model.module)),
+    }
+    error = difference(probe(model, model.forward), expected)
+    if not error <= (ALLOWED_MIXTURE if _is_mixture(model) else ALLOWED[model.dtype]):
+        raise Differs(f"with packed linears and experts it differs by {error:.2g}")
+    return {**report, "relative_error": error}
+
+
+def _is_mixture(model: CausalModel) -> bool:
+    config: Any = model.module.config.get_text_config()  # type: ignore[union-attr, operator]
+    return any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS)
+
+
+@torch.inference_mode()
+def probe(model: CausalModel, forward: Forward) -> Tensor:
+    """Logits float32 of two prompts, one over a block's border, and of a token behind each."""
+    vocab = min(model.vocab_size, 1000)
+    prompts = [[(7 * i + 3) % vocab for i in range(40)], [(11 * i + 5) % vocab for i in range(6)]]
+    kv = model.kv_shape.allocate(4, model.device)
+    requests = [
+        Request(str(i), prompt, len(prompt), SamplingParams(), root=b"", blocks=blocks)
+        for i, (prompt, blocks) in enumerate(zip(prompts, ([1, 3], [2]), strict=True))
+    ]
+    prefill = [Scheduled(r, 0, len(r.tokens) - 1, len(r.tokens) - 1) for r in requests]
+    decode = [Scheduled(r, len(r.tokens) - 1, 1, 1) for r in requests]
+    return torch.cat([forward(build_batch(step, kv)).float() for step in (prefill, decode)])

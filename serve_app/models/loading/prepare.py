@@ -1,0 +1,90 @@
+"""From one of transformers' modules to a forward pass over our batches; whatever its weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from serve_app.engine.kv_cache import KVShape, LayerShape
+from serve_app.models import longrope
+from serve_app.models.latent import use_latents
+from serve_app.models.loading.adapt import adapt
+from serve_app.models.loading.observe import SeenLayer, Unservable, hands_batch_down, observe, parameters_of, run
+from serve_app.models.mixtures.experts import leave_odd_experts
+
+if TYPE_CHECKING:
+    from serve_app.engine.step import Batch
+
+
+@dataclass(slots=True)
+class Prepared:
+    """``extend_at``: length beyond which texts are rotated with other frequencies; ``recompute``: and computed anew."""
+
+    forward: Callable[[Batch], Tensor]
+    layers: list[SeenLayer]
+    vocab_size: int
+    extend_at: int | None
+    recompute: bool
+
+    def kv_shape(self, dtype: torch.dtype) -> KVShape:
+        """A cache that holds what each layer hands over."""
+        sizes = [LayerShape(seen.kv_heads, max(seen.key_dim, seen.value_dim), seen.shared) for seen in self.layers]
+        return KVShape(tuple(sizes), dtype)
+
+
+def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) -> Prepared:
+    """Makes ``module`` run on the paged cache; with ``latents`` that holds the latent of attention which has one.
+    Raises :class:`Unservable`.
+    """
+    adapt(module)
+    if latents:
+        use_latents(module)
+    leave_odd_experts(module)
+    try:
+        extend_at = longrope.replace_rotary(module, generates=True)
+        layers, vocab_size = observe(module, device, coded=extend_at is not None)
+    except Unservable:
+        raise
+    except Exception as error:  # classes of models object in any way they like
+        raise Unservable(f"it can't run on a flat batch ({type(error).__name__}: {error})") from error
+    forward = _forward(module, layers, extend_at)
+    return Prepared(forward, layers, vocab_size, extend_at, extend_at is not None and longrope.recomputes(module))
+
+
+def _forward(module: Any, layers: list[SeenLayer], extend_at: int | None) -> Callable[[Batch], Tensor]:
+    """Logits [S, vocab] of ``batch.sample_rows``."""
+    takes = parameters_of(module)
+    chooses = "logits_to_keep" in takes
+    carrier: Any = None if hands_batch_down(layers) else layers[0].place.carrier
+
+    def forward(batch: Batch) -> Tensor:
+        capture = batch.capture
+        positions = batch.positions
+        if extend_at is not None:
+            positions = longrope.coded(positions, batch.extended)
+        more = {} if capture is None else {"output_hidden_states": True}
+        inputs = _inputs(module, batch)
+        if carrier is not None:
+            carrier.batch = batch
+        try:
+            output = run(module, takes, inputs, positions.unsqueeze(0), batch=batch, rows=batch.sample_rows, **more)
+        finally:
+            if carrier is not None:
+                carrier.batch = None
+        if capture is not None:
+            # hidden_states[i] is what enters layer i.
+            capture.states = torch.stack([output.hidden_states[i][0] for i in capture.layers], 1)
+        return output.logits[0] if chooses else output.logits[0][batch.sample_rows]
+
+    return forward
+
+
+def _inputs(module: Any, batch: Batch) -> dict[str, Tensor]:
+    if batch.embeddings is None:
+        return {"input_ids": batch.input_ids.unsqueeze(0)}
+    embedded = module.get_input_embeddings()(batch.input_ids)
+    return {"inputs_embeds": batch.embeddings.put_into(embedded).unsqueeze(0)}

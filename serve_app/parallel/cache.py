@@ -1,0 +1,162 @@
+"""A paged cache whose heads and layers lie on several ranks, seen from rank 0 as one.
+
+Chunks in the shared pool have every layer and every head, whoever has computed them: so a worker of four ranks hands
+over to one of two, or of one. Rank 0 puts a block's bytes together from the ranks' parts, and hands them out::
+
+    payload    plane [layers, 2, blocks, Hkv, 32, D]
+    rank n     its layers ^                 ^ its heads
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.costs.transfers import Rate
+from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.kv_cache import COPY_BYTES_S, KVCache, KVShape, LayerShape
+from serve_app.parallel.group import Group
+from serve_app.parallel.link import Leader
+from serve_app.parallel.place import Place
+from serve_app.wire.ranks import RankAllocate, RankCopyIn, RankCopyOut, RankLayer
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """What one rank holds: its cache's own shape, and where each of its layers belongs."""
+
+    shape: KVShape
+    layers: tuple[RankLayer, ...]
+
+    @classmethod
+    def of(cls, layers: tuple[RankLayer, ...], dtype: torch.dtype) -> Part:
+        sizes = tuple(LayerShape(layer.heads, layer.head_dim, layer.shared) for layer in layers)
+        return cls(KVShape(sizes, dtype), layers)
+
+
+def whole_shape(parts: list[Part], dtype: torch.dtype) -> KVShape:
+    """The shape of the whole model's cache. Raises ValueError where the parts do not make one."""
+    found: dict[int, LayerShape] = {}
+    for part in parts:
+        for layer in part.layers:
+            size = LayerShape(layer.all_heads, layer.head_dim, layer.shared)
+            if found.setdefault(layer.layer, size) != size:
+                raise ValueError(f"ranks differ in the cache of layer {layer.layer}")
+    if sorted(found) != list(range(len(found))):
+        raise ValueError(f"ranks hold layers {sorted(found)}, which are not all of a model")
+    return KVShape(tuple(found[i] for i in range(len(found))), dtype)
+
+
+@dataclass(slots=True, frozen=True)
+class GroupShape(KVShape):
+    """The cache of a model that lies on several ranks, whose ``parts`` these are. ``block_bytes`` are those of the
+    fullest rank, by which rooms are measured; :attr:`layout` is the whole model's.
+    """
+
+    parts: tuple[Part, ...] = ()
+    group: Any = None
+    leader: Any = None
+
+    @classmethod
+    def of(cls, parts: list[Part], dtype: torch.dtype, group: Group, leader: Leader) -> GroupShape:
+        return cls(whole_shape(parts, dtype).layers, dtype, parts=tuple(parts), group=group, leader=leader)
+
+    @property
+    def block_bytes(self) -> int:
+        return max(part.shape.block_bytes for part in self.parts)
+
+    def allocate(self, num_blocks: int, device: str | torch.device) -> KVCache:
+        """On every rank; this is rank 0's."""
+        self.leader.tell(RankAllocate(num_blocks))
+        return GroupCache(self, num_blocks, device)
+
+
+class GroupCache(KVCache):
+    """Rank 0's part, through which the others' are copied as well. Called in the engine's thread alone, as steps
+    are.
+    """
+
+    __slots__ = ("own", "whole")
+
+    def __init__(self, shape: GroupShape, num_blocks: int, device: str | torch.device) -> None:
+        self.own = own = shape.parts[0].shape.allocate(num_blocks, device)
+        self.shape = self.whole = shape
+        self.num_blocks, self.device, self.planes, self._layers = num_blocks, own.device, own.planes, own._layers
+        self.copies = Rate(COPY_BYTES_S["cuda" if own.device.type == "cuda" else "cpu"])
+
+    def copy_out(self, blocks: list[int]) -> Tensor:
+        """The payload of ``blocks``, of all layers and heads, on rank 0's device."""
+        whole, group = self.whole, self.whole.group
+        whole.leader.tell(RankCopyOut(_ids(blocks)))
+        payload = torch.empty(len(blocks) * whole.layout.block_bytes, dtype=torch.uint8, device=self.device)
+        targets = views(whole, payload, len(blocks))
+        for rank, part in enumerate(whole.parts):
+            place = replace(group.place, rank=rank)
+            if not any(owns(layer, place) for layer in part.layers):
+                continue
+            size = len(blocks) * part.shape.block_bytes
+            data = group.take_bytes(size, rank) if rank else self.own.copy_out(blocks)
+            for layer, view in zip(part.layers, views(part.shape, data, len(blocks)), strict=True):
+                if owns(layer, place):
+                    targets[layer.layer][:, :, layer.first_head : layer.first_head + layer.heads] = view
+        return payload
+
+    def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
+        """Overwrites ``blocks`` on every rank; as :meth:`KVCache.copy_in`."""
+        whole, group = self.whole, self.whole.group
+        each = whole.layout.block_bytes
+        held, rest = divmod(payload.numel(), each)
+        if payload.dtype != torch.uint8 or rest or first + len(blocks) > held:
+            raise ValueError(
+                f"a payload of {payload.numel()} bytes does not hold blocks {first} to {first + len(blocks)} of "
+                f"{each} bytes; only caches of one layout can exchange them"
+            )
+        began = time.perf_counter()
+        whole.leader.tell(RankCopyIn(_ids(blocks)))
+        sources = views(whole, payload, held)
+        for rank, part in enumerate(whole.parts):
+            data = torch.empty(len(blocks) * part.shape.block_bytes, dtype=torch.uint8, device=self.device)
+            for layer, view in zip(part.layers, views(part.shape, data, len(blocks)), strict=True):
+                heads = slice(layer.first_head, layer.first_head + layer.heads)
+                view.copy_(sources[layer.layer][:, first : first + len(blocks), heads])
+            if rank:
+                group.send_bytes(data, rank)
+            else:
+                self.own.copy_in(blocks, data)
+        self.copies.add(len(blocks) * each, time.perf_counter() - began)
+
+
+def first_head(place: Place, heads: int, all_heads: int) -> int:
+    """Where a rank's ``heads`` of a layer's ``all_heads`` begin: fewer heads than ranks lie on several of them."""
+    return 0 if heads == all_heads else place.part * all_heads // place.tensor
+
+
+def owns(layer: RankLayer, place: Place) -> bool:
+    """Whether no rank before this one has the same heads of the layer."""
+    before = replace(place, rank=place.rank - 1)
+    return place.part == 0 or layer.first_head != first_head(before, layer.heads, layer.all_heads)
+
+
+def views(shape: KVShape, payload: Tensor, blocks: int) -> list[Tensor]:
+    """Each layer's [parts, blocks, Hkv, 32, bytes of a head] of a flat payload, which lies plane by plane."""
+    found: list[Tensor] = [payload] * len(shape.layers)
+    at = 0
+    for distinct in dict.fromkeys(shape.layers):
+        members = [i for i, layer in enumerate(shape.layers) if layer == distinct]
+        width = distinct.head_dim * shape.dtype.itemsize
+        size = (len(members), distinct.parts, blocks, distinct.kv_heads, BLOCK_TOKENS, width)
+        count = int(np.prod(size))
+        plane = payload[at : at + count].view(size)
+        at += count
+        for place, index in enumerate(members):
+            found[index] = plane[place]
+    return found
+
+
+def _ids(blocks: list[int]) -> bytes:
+    return np.array(blocks, np.int32).tobytes()

@@ -1,0 +1,162 @@
+"""A step on several ranks: rank 0 says what to compute, all compute it, and rank 0 has the logits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from serve_app.engine.kv_cache import KVCache
+from serve_app.engine.runner import Forward
+from serve_app.engine.step import Batch, InputEmbeddings
+from serve_app.parallel.cache import Part, owns
+from serve_app.parallel.group import Group
+from serve_app.parallel.link import STATE_PERIOD_S, Follower, Leader
+from serve_app.wire.ranks import RankAllocate, RankCopyIn, RankCopyOut, RankMeeting, RankState, RankStep
+
+log = logging.getLogger(__name__)
+
+
+class SharedForward:
+    """While a model is loaded: every rank calls it with the same batch and gets the whole logits.
+
+    ``local`` computes this rank's part; ``widths`` are :meth:`Group.collect`'s.
+    """
+
+    def __init__(self, local: Forward, group: Group, widths: list[int]) -> None:
+        self.local, self.group, self.widths = local, group, widths
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return self.group.everywhere(self.local(batch), len(batch.sample_rows), self.widths)
+
+
+class LedForward:
+    """Rank 0's: tells the others of each batch. A pass that fails leaves ranks at different places, so that
+    ``on_failure`` has to end all of them.
+    """
+
+    def __init__(self, shared: SharedForward, leader: Leader, on_failure: Callable[[BaseException], None]) -> None:
+        self._shared, self._leader, self._on_failure = shared, leader, on_failure
+        # Seconds of all passes, and of these in putting batches into words.
+        self.seconds = self.telling_s = 0.0
+        self.passes = 0
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Logits float32 [S, vocab] of ``batch.sample_rows``."""
+        if batch.capture is not None or batch.adapters is not None:
+            raise ValueError("a model on several ranks gives no hidden states and takes no adapters")
+        began = time.perf_counter()
+        try:
+            self._leader.tell(describe(batch))
+            self.telling_s += time.perf_counter() - began
+            logits = self._shared.local(batch)
+            found = self._shared.group.collect(logits, len(batch.sample_rows), self._shared.widths)
+        except BaseException as error:
+            self._on_failure(error)
+            raise
+        self.seconds += time.perf_counter() - began
+        self.passes += 1
+        return found
+
+
+def describe(batch: Batch) -> RankStep:
+    """A batch as a message."""
+    rows = values = b""
+    if batch.embeddings is not None:
+        rows = _bytes(batch.embeddings.rows)
+        values = _bytes(batch.embeddings.values.contiguous().view(torch.uint8))
+    return RankStep(
+        _bytes(batch.input_ids), _bytes(batch.positions), _bytes(batch.slots), _bytes(batch.query_start),
+        _bytes(batch.seq_lens), _bytes(batch.block_tables), _bytes(batch.sample_rows), batch.max_query_len,
+        batch.max_seq_len, batch.total_seq_len, batch.decodes,
+        b"" if batch.extended is None else _bytes(batch.extended), rows, values,
+    )  # fmt: skip
+
+
+def understand(step: RankStep, kv: KVCache, dtype: torch.dtype) -> Batch:
+    """The batch of a message, on the device of ``kv``; ``dtype`` is the model's."""
+
+    def tensor(data: bytes, kind: torch.dtype) -> Tensor:
+        return torch.frombuffer(bytearray(data), dtype=kind).to(kv.device) if data else torch.empty(0, dtype=kind)
+
+    lengths = tensor(step.seq_lens, torch.int32)
+    embeddings = None
+    if step.embedded_rows:
+        rows = tensor(step.embedded_rows, torch.int64)
+        embeddings = InputEmbeddings(rows, tensor(step.embedded_values, dtype).view(len(rows), -1))
+    return Batch(
+        input_ids=tensor(step.input_ids, torch.int64),
+        positions=tensor(step.positions, torch.int64),
+        slots=tensor(step.slots, torch.int64),
+        query_start=tensor(step.query_start, torch.int32),
+        seq_lens=lengths,
+        block_tables=tensor(step.block_tables, torch.int32).view(len(lengths), -1),
+        sample_rows=tensor(step.sample_rows, torch.int64),
+        max_query_len=step.max_query_len,
+        max_seq_len=step.max_seq_len,
+        kv=kv,
+        total_seq_len=step.total_seq_len,
+        decodes=step.decodes,
+        extended=tensor(step.extended, torch.bool) if step.extended else None,
+        embeddings=embeddings,
+    )
+
+
+@torch.inference_mode()
+def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype) -> None:
+    """What a rank beside rank 0 does until rank 0 goes. ``own``: its part of the cache; ``dtype``: the model's."""
+    group = shared.group
+    device = group.device
+    sends = any(owns(layer, group.place) for layer in own.layers)
+    threading.Thread(target=_say_how_it_is, args=(link, group), name="state", daemon=True).start()
+    kv = own.shape.allocate(1, device)
+    while (said := link.next()) is not None:
+        if isinstance(said, RankStep):
+            logits = shared.local(understand(said, kv, dtype))
+            group.collect(logits, len(said.sample_rows) // 8, shared.widths)
+        elif isinstance(said, RankCopyOut) and sends:
+            group.send_bytes(kv.copy_out(_blocks(said.blocks)), 0)
+        elif isinstance(said, RankCopyIn):
+            blocks = _blocks(said.blocks)
+            kv.copy_in(blocks, group.take_bytes(len(blocks) * own.shape.block_bytes, 0))
+        elif isinstance(said, RankAllocate):
+            kv = own.shape.allocate(1, device)  # the old one goes before the new one comes
+            kv = own.shape.allocate(said.blocks, device)
+        elif isinstance(said, RankMeeting):
+            raise RuntimeError("rank 0 calls for a second meeting")
+
+
+def _say_how_it_is(link: Follower, group: Group) -> None:
+    began = time.monotonic()
+    while True:
+        try:
+            seconds = time.monotonic() - began
+            link.say(RankState(link.rank, os.getpid(), memory_bytes(os.getpid()), seconds, group.together_s))
+        except OSError:
+            return
+        time.sleep(STATE_PERIOD_S)
+
+
+def memory_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    array: Any = tensor.cpu().contiguous().numpy()
+    return array.tobytes()
+
+
+def _blocks(data: bytes) -> list[int]:
+    return np.frombuffer(data, np.int32).tolist()

@@ -1,0 +1,209 @@
+"""What stands in a prompt for a picture: as many placeholder tokens as the model's encoder will have features for it.
+
+How many follows from the picture's size by the rules of the model's processor. Those are code of transformers, which a
+gateway does not import, so the rules of the families that are served stand here, and a worker compares each number with
+what its encoder gives. Sources: `processing_llava.py`, `processing_pixtral.py` and `processing_gemma3.py` of
+transformers 5.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serve_app.api.errors import InvalidInput
+
+Places = tuple[tuple[int, int], ...]
+
+
+class NoPictures(ValueError):
+    """The model takes no pictures here; the text says why."""
+
+
+@dataclass(slots=True, frozen=True)
+class Picture:
+    """A file that has been looked at. ``digest``: of its bytes; ``width`` and ``height`` in pixels, as it is shown."""
+
+    data: bytes
+    digest: bytes
+    width: int
+    height: int
+
+
+@dataclass(slots=True, frozen=True)
+class Placed:
+    """``places``: (first token, count) of each run of placeholders that its features stand for, in their order."""
+
+    picture: Picture
+    places: Places
+
+
+@dataclass(slots=True, frozen=True)
+class PictureRule(ABC):
+    """``mark``: what the chat template writes for a picture. ``placeholder``: the token that stands for one feature;
+    ``token``: its id."""
+
+    mark: str
+    placeholder: str
+    token: int
+
+    @abstractmethod
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of features of a picture."""
+
+    def written(self, picture: Picture) -> str:
+        """What stands in the prompt in the mark's place."""
+        rows, columns = self.grid(picture.width, picture.height)
+        return self.placeholder * (rows * columns)
+
+    def expand(self, text: str, pictures: Sequence[Picture]) -> str:
+        """A rendered prompt with what its marks stand for. Raises `InvalidInput` where they are not as many."""
+        for picture in pictures:
+            if not math.prod(self.grid(picture.width, picture.height)):
+                told = f"A picture of {picture.width} by {picture.height} pixels is too thin for this model; cut it."
+                raise InvalidInput(told, param="messages")
+        pieces = text.split(self.mark)
+        if len(pieces) - 1 != len(pictures):
+            raise InvalidInput(
+                f"The model's chat template shows {len(pieces) - 1} of the {len(pictures)} pictures; send them in "
+                "messages of the user.",
+                param="messages",
+            )
+        return "".join(part for pair in zip(pieces, [*map(self.written, pictures), ""], strict=True) for part in pair)
+
+    def place(self, ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Placed, ...]:
+        """Where the pictures' placeholders lie among the prompt's tokens."""
+        at = np.flatnonzero(ids == self.token)
+        sizes = [math.prod(self.grid(picture.width, picture.height)) for picture in pictures]
+        if len(at) != sum(sizes):
+            raise InvalidInput(
+                f"The prompt has {len(at)} placeholders for pictures of {sum(sizes)} tokens; send no control tokens "
+                "beside pictures.",
+                param="messages",
+            )
+        own = np.split(at, np.cumsum(sizes)[:-1]) if sizes else []
+        return tuple(Placed(picture, _runs(where)) for picture, where in zip(pictures, own, strict=True))
+
+
+def _runs(where: np.ndarray) -> Places:
+    """Ascending token numbers as (first, count) of those without a gap."""
+    parts = np.split(where, np.flatnonzero(np.diff(where) != 1) + 1)
+    return tuple((int(part[0]), len(part)) for part in parts if len(part))
+
+
+@dataclass(slots=True, frozen=True)
+class Fixed(PictureRule):
+    """LLaVA and Gemma 3: each picture becomes as many tokens, whatever its size, with the same text around them."""
+
+    tokens: int
+    before: str = ""
+    behind: str = ""
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        return 1, self.tokens
+
+    def written(self, picture: Picture) -> str:
+        return f"{self.before}{self.placeholder * self.tokens}{self.behind}"
+
+
+@dataclass(slots=True, frozen=True)
+class Rows(PictureRule):
+    """Pixtral and Mistral 3: rows of patches, a token behind each and another behind the last. A picture whose longer
+    side is above ``longest`` is made smaller first.
+    """
+
+    patch: int
+    longest: int
+    row_end: str
+    end: str
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        ratio = max(height / self.longest, width / self.longest)
+        if ratio > 1:
+            height, width = math.floor(height / ratio), math.floor(width / ratio)
+        return (height - 1) // self.patch + 1, (width - 1) // self.patch + 1
+
+    def written(self, picture: Picture) -> str:
+        rows, columns = self.grid(picture.width, picture.height)
+        row = self.placeholder * columns
+        return (row + self.row_end) * (rows - 1) + row + self.end
+
+
+def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
+    """The rule of the model in ``folder``, whose control tokens have these ``names``. Raises :class:`NoPictures`."""
+    config, processor = _json(folder, "config.json"), _json(folder, "processor_config.json")
+    settings = processor.get("image_processor") or _json(folder, "preprocessor_config.json")
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict) or not settings:
+        raise NoPictures("it has no processor for them")
+    kind = processor.get("processor_class") or settings.get("processor_class") or ""
+    family = config.get("model_type")
+    try:
+        if family == "mistral3" or (family == "llava" and vision.get("model_type") == "pixtral"):
+            found = _rows(processor, settings, vision, config)
+        elif family == "llava":
+            found = _fixed(processor, settings, vision, config)
+        elif family == "gemma3":
+            found = _enclosed(processor, settings, _json(folder, "tokenizer_config.json"), config)
+        else:
+            raise NoPictures(f"the way of {family or kind} with pictures is not supported; text alone is")
+    except (KeyError, TypeError) as error:
+        raise NoPictures(f"its processor's configuration is of an unknown form ({error})") from None
+    if names.get(found.placeholder) != found.token or found.mark not in names:
+        raise NoPictures(f"{found.placeholder} is no control token of its tokenizer with the id {found.token}")
+    return found
+
+
+def _fixed(
+    processor: dict[str, Any], settings: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]
+) -> PictureRule:
+    cropped = settings.get("crop_size") if settings.get("do_center_crop", True) else None
+    size = cropped or settings["size"]
+    height, width = (size, size) if isinstance(size, int) else (size["height"], size["width"])
+    patch = processor.get("patch_size") or vision["patch_size"]
+    # The vision tower's own token, which most models leave out.
+    own = processor.get("num_additional_image_tokens", int("clip" in vision.get("model_type", "")))
+    strategy = processor.get("vision_feature_select_strategy") or config.get("vision_feature_select_strategy")
+    tokens = (height // patch) * (width // patch) + own - (strategy in (None, "default"))
+    mark = processor.get("image_token") or "<image>"
+    return Fixed(mark, mark, _token(config), tokens)
+
+
+def _enclosed(
+    processor: dict[str, Any], settings: dict[str, Any], named: dict[str, Any], config: dict[str, Any]
+) -> PictureRule:
+    if settings.get("do_pan_and_scan"):
+        raise NoPictures("its processor cuts them into several (do_pan_and_scan), which is not supported")
+    begin, end = named.get("boi_token") or "<start_of_image>", named.get("eoi_token") or "<end_of_image>"
+    tokens = processor.get("image_seq_length") or config["mm_tokens_per_image"]
+    placeholder = named.get("image_token") or "<image_soft_token>"
+    return Fixed(begin, placeholder, _token(config), tokens, f"\n\n{begin}", f"{end}\n\n")
+
+
+def _rows(
+    processor: dict[str, Any], settings: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]
+) -> PictureRule:
+    merged = processor.get("spatial_merge_size") or config.get("spatial_merge_size") or 1
+    patch = (processor.get("patch_size") or vision["patch_size"]) * merged
+    names = [processor.get(f"image{part}_token") or f"[IMG{part.upper()}]" for part in ("", "_break", "_end")]
+    return Rows(names[0], names[0], _token(config), patch, settings["size"]["longest_edge"], names[1], names[2])
+
+
+def _token(config: dict[str, Any]) -> int:
+    found = config.get("image_token_id", config.get("image_token_index"))
+    if not isinstance(found, int):
+        raise NoPictures("its configuration names no token for them")
+    return found
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / name
+    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,109 @@
+"""Rank 0 of a worker <-> its other ranks: one message a step, and what comes before the first.
+
+Hidden states, logits and K/V travel by collectives of torch.distributed; here are only words.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from serve_app.wire.message import Message, Reader
+
+
+class RankHello(Message, tag="rank-hello:1", frozen=True):
+    """Rank -> rank 0: who it is. ``token``: what rank 0 has told it."""
+
+    rank: int
+    token: str
+    pid: int
+
+
+class RankMeeting(Message, tag="rank-meeting:1", frozen=True):
+    """Rank 0 -> ranks: where the store of the collectives is."""
+
+    host: str
+    port: int
+
+
+class RankLayer(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One layer's part of the cache: ``heads`` of ``all_heads`` K/V heads, from ``first_head`` on, of layer ``layer``
+    of the whole model. ``shared``: values are the first columns of keys.
+    """
+
+    layer: int
+    heads: int
+    first_head: int
+    all_heads: int
+    head_dim: int
+    shared: bool = False
+
+
+class RankLoaded(Message, tag="rank-loaded:1", frozen=True):
+    """Rank -> rank 0: it has its part of the model. ``read_bytes``: of its weights."""
+
+    rank: int
+    layers: tuple[RankLayer, ...]
+    read_bytes: int
+    seconds: float
+
+
+class RankFailed(Message, tag="rank-failed:1", frozen=True):
+    """Rank -> rank 0: it ends."""
+
+    rank: int
+    reason: str
+
+
+class RankState(Message, tag="rank-state:1", frozen=True):
+    """Rank -> rank 0, every few seconds."""
+
+    rank: int
+    pid: int
+    memory_bytes: int
+    # Seconds since its start, and of these in collectives.
+    seconds: float
+    together_s: float
+
+
+class RankAllocate(Message, tag="rank-allocate:1", frozen=True):
+    """Rank 0 -> ranks: make a cache of so many blocks."""
+
+    blocks: int
+
+
+class RankStep(Message, tag="rank-step:1", frozen=True):
+    """Rank 0 -> ranks: compute this batch; the fields are those of ``engine.step.Batch``, arrays as bytes."""
+
+    input_ids: bytes  # int64
+    positions: bytes  # int64
+    slots: bytes  # int64
+    query_start: bytes  # int32
+    seq_lens: bytes  # int32
+    block_tables: bytes  # int32, one row a request
+    sample_rows: bytes  # int64
+    max_query_len: int
+    max_seq_len: int
+    total_seq_len: int
+    decodes: int
+    extended: bytes = b""  # bool
+    embedded_rows: bytes = b""  # int64
+    embedded_values: bytes = b""  # in the model's dtype
+
+
+class RankCopyOut(Message, tag="rank-copy-out:1", frozen=True):
+    """Rank 0 -> ranks: send it your part of these blocks (int32)."""
+
+    blocks: bytes
+
+
+class RankCopyIn(Message, tag="rank-copy-in:1", frozen=True):
+    """Rank 0 -> ranks: take your part of these blocks (int32), which it sends."""
+
+    blocks: bytes
+
+
+ToRank = RankMeeting | RankAllocate | RankStep | RankCopyOut | RankCopyIn
+FromRank = RankHello | RankLoaded | RankFailed | RankState
+
+read_to_rank: Reader[ToRank] = Reader(ToRank)
+read_from_rank: Reader[FromRank] = Reader(FromRank)

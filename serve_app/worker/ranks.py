@@ -1,0 +1,176 @@
+"""A worker of several ranks: rank 0 starts the others, meets them, and they load and compute one model together.
+
+``start(rank, address)`` starts a process that calls :func:`run_rank`; how, and where, is its caller's affair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from serve_app.parallel.link import Follower, Leader, LinkAddress, RankLost
+from serve_app.parallel.place import Place
+from serve_app.wire.ranks import RankFailed, RankLoaded, RankMeeting
+
+if TYPE_CHECKING:
+    from serve_app.models.loading.load import CausalModel
+    from serve_app.parallel.group import Group
+    from serve_app.parallel.steps import LedForward
+    from serve_app.worker.spec import WorkerSpec
+
+log = logging.getLogger(__name__)
+
+StartRank = Callable[[int, LinkAddress], Any]
+Progress = Callable[[str], None]
+# A rank that is lost while the model loads: others notice in their collectives, and the first reason is the one to
+# tell. So long until this process ends whatever it waits for.
+LOADING_GRACE_S = 30.0
+
+
+@dataclass(slots=True)
+class Ranks:
+    """Rank 0's side of its group. ``handles`` are what ``start`` gave; they may keep the others alive."""
+
+    leader: Leader
+    group: Group
+    handles: list[Any]
+    end: Callable[[str], None]
+    forward: LedForward | None = None
+
+    def take(self, model: CausalModel) -> None:
+        """Makes of rank 0's part of a model the whole one. Raises :class:`RankLost`."""
+        from serve_app.parallel.cache import GroupShape, Part
+        from serve_app.parallel.steps import LedForward, SharedForward
+
+        loaded = self.leader.await_loaded()
+        dtype = model.kv_shape.dtype
+        parts = [Part.of(layers, dtype) for layers in (model.part, *(each.layers for each in loaded))]
+        shared = model.forward
+        assert isinstance(shared, SharedForward)
+        self.forward = LedForward(shared, self.leader, self._failed)
+        model.forward = self.forward
+        model.kv_shape = GroupShape.of(parts, dtype, self.group, self.leader)
+        model.report["ranks"] = [
+            f"rank {each.rank}: {each.read_bytes} bytes in {each.seconds:.1f} s" for each in loaded
+        ]
+
+    def states(self) -> list[dict[str, Any]]:
+        """What each rank holds and does, rank 0 first."""
+        from serve_app.parallel.steps import memory_bytes
+
+        own: dict[str, Any] = {"rank": 0, "pid": os.getpid(), "memory_bytes": memory_bytes(os.getpid())}
+        if self.forward is not None:
+            own |= {"together_s": round(self.group.together_s, 3), "forward_s": round(self.forward.seconds, 3)}
+        return [own, *self.leader.states()]
+
+    def close(self) -> None:
+        self.leader.close()
+
+    def _failed(self, error: BaseException) -> None:
+        """A pass that has failed on one rank has left the others in the middle of theirs."""
+        self.end(self.leader.reason() or f"a step failed ({type(error).__name__}: {error})")
+
+
+def refuse_features(spec: WorkerSpec) -> None:
+    """Raises ValueError for what a worker of several ranks can't do yet."""
+    asked = {
+        "lora": spec.adapters > 0, "draft.method: eagle3": spec.draft_method == "eagle3" and bool(spec.draft_weights),
+        f"quantization: {spec.quantization}": spec.quantization != "none",
+    }  # fmt: skip
+    if wrong := [name for name, wanted in asked.items() if wanted]:
+        raise ValueError(
+            f"{wrong[0]} does not go together with {spec.ranks} ranks yet; remove it, or tensor_parallel and "
+            "pipeline_parallel"
+        )
+
+
+def end_worker(reason: str) -> None:
+    """Ends this process, and by that the other ranks: the worker is lost, and its replica starts another."""
+    log.error("the worker ends: %s", reason)
+    logging.shutdown()
+    os._exit(1)
+
+
+def begin_ranks(
+    spec: WorkerSpec, start: StartRank, host: str, progress: Progress, end: Callable[[str], None] = end_worker
+) -> Ranks:
+    """Starts the other ranks and returns once all have come. ``end`` is called when one of them is lost, or a pass
+    fails. Raises :class:`RankLost`.
+    """
+    import torch
+
+    from serve_app.parallel.group import host_store, join
+
+    def lost(reason: str) -> None:
+        if ranks is None or ranks.forward is None:
+            time.sleep(LOADING_GRACE_S)
+        end(reason)
+
+    ranks: Ranks | None = None
+    place = Place(spec.tensor_parallel, spec.pipeline_parallel)
+    leader = Leader(place.ranks, host=host, on_lost=lost)
+    handles = [start(rank, leader.address) for rank in range(1, place.ranks)]
+    progress(f"awaiting {place.ranks - 1} other ranks")
+    store = host_store(host, place.ranks)
+    leader.await_all(RankMeeting(host, store.port))
+    group = join(place, torch.device(spec.device), host, store=store)
+    ranks = Ranks(leader, group, handles, end)
+    return ranks
+
+
+def load_together(ranks: Ranks, load: Callable[[], CausalModel]) -> CausalModel:
+    """Rank 0's part of the model, made the whole one. What another rank says of its failure comes before what follows
+    from it here.
+    """
+    try:
+        model = load()
+        ranks.take(model)
+        return model
+    except RankLost:
+        raise
+    except Exception as error:
+        if reason := ranks.leader.reason():
+            raise RankLost(reason) from error
+        raise
+
+
+def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progress) -> None:
+    """What another rank does until rank 0 goes: loads its part, and computes it in each step."""
+    link = Follower.connect(rank, address, end=lambda: os._exit(0))
+    try:
+        _follow(spec, rank, link, progress)
+    except BaseException as error:
+        log.exception("rank %d ends", rank)
+        with contextlib.suppress(OSError):
+            link.say(RankFailed(rank, f"{type(error).__name__}: {error}"))
+        raise
+
+
+def _follow(spec: WorkerSpec, rank: int, link: Follower, progress: Progress) -> None:
+    import torch
+
+    from serve_app.parallel.cache import Part
+    from serve_app.parallel.group import join
+    from serve_app.parallel.steps import SharedForward, follow
+    from serve_app.worker.loading import load_model, prepare_torch, resolve_weights
+
+    prepare_torch(spec)
+    meeting = link.next()
+    if not isinstance(meeting, RankMeeting):
+        return
+    place = Place(spec.tensor_parallel, spec.pipeline_parallel, rank)
+    group = join(place, torch.device(spec.device), meeting.host, meeting.port)
+    began = time.perf_counter()
+    model = load_model(spec, resolve_weights(spec, progress), progress, group)
+    shared = model.forward
+    assert isinstance(shared, SharedForward)
+    seconds = time.perf_counter() - began
+    log.info("%s has read %d bytes in %.1f s", place, model.report["read_bytes"], seconds)
+    link.say(RankLoaded(rank, model.part, model.report["read_bytes"], seconds))
+    progress("ready")
+    follow(link, shared, Part.of(model.part, model.kv_shape.dtype), model.dtype)

@@ -1,0 +1,60 @@
+"""Records whose workers have several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.ranks import check_ranks, check_room
+from serve_app.catalog.records import ModelRecord
+
+RECORD = {
+    "id": "@cf/me/large", "task": "text-generation", "description": "Large.", "created_at": "2026-01-31",
+    "weights": {"repo": "me/large"},
+}  # fmt: skip
+
+
+def record(profile: str = "gpu", other: dict | None = None, **stage) -> ModelRecord:
+    return ModelRecord.model_validate({**RECORD, "serving": {profile: {"decode": stage}}, **(other or {})})
+
+
+def check(found: ModelRecord) -> None:
+    [profile] = found.serving
+    check_ranks(found, profile, Path("large.yaml"))
+
+
+GPUS = {"tensor_parallel": 4, "num_gpus": 1, "kv_cache_bytes": "8GiB"}
+
+
+def test_ranks_are_a_stage_s_own():
+    found = record(**GPUS, pipeline_parallel=2)
+    check(found)
+    assert found.serving["gpu"].stages["decode"].ranks == 8
+    check(record("local", tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (record(**GPUS, expert_parallel=4), "do not hold whole experts yet"),
+        (record(**{**GPUS, "num_gpus": 0.5}), "one GPU or none, and not 0.5"),
+        (record(tensor_parallel=2, num_gpus=1), "does not measure its cache yet"),
+        (record(**GPUS, other={"lora": True}), "has no adapters"),
+        (record(**GPUS, other={"quantization": "fp8"}), "has no quantization fp8"),
+        (record(**GPUS, other={"draft": {"method": "eagle3", "weights": {"repo": "me/head"}}}), "has no EAGLE-3 head"),
+    ],
+)
+def test_what_several_ranks_can_not_do_is_refused_by_name(found, said):
+    with pytest.raises(CatalogError, match=said):
+        check(found)
+
+
+def test_more_gpus_than_there_can_be():
+    found = record(**GPUS)
+    check_room(found, found.serving["gpu"], 4.0, Path("large.yaml"))
+    with pytest.raises(CatalogError, match="takes 4 GPUs, one for each of its 4 ranks, and there are 2.*Add 2 GPUs"):
+        check_room(found, found.serving["gpu"], 2.0, Path("large.yaml"))
+    small = record("local", tensor_parallel=2)
+    check_room(small, small.serving["local"], 0.0, Path("large.yaml"))

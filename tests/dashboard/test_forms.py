@@ -1,0 +1,240 @@
+"""Forms of small tasks in a real Chromium, with their models in this process: files are dropped, answers are drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+import uvicorn
+
+from serve_app.catalog.load import load_catalog
+from serve_app.gateway.http.app import build_http
+from serve_app.worker.predict_work import PredictWork
+from serve_app.worker.spec import WorkerSpec
+from tests.e2e.dashboard.conftest import ARGUMENTS, CHROMIUM, PATIENCE_MS
+from tests.e2e.dashboard.test_accessible import AXE
+from tests.media.files import sound
+from tests.predict.test_rewriting import bart, m2m100
+from tests.predict.test_speech import whisper
+from tests.tasks.conftest import ACCOUNT, KEY, Served, serve  # noqa: F401
+from tests.tasks.test_small_tasks import DETECTOR, SENTIMENT, SHAPE, png
+from training.scenes import SHAPES, draw, draw_one
+
+SPEECH, TRANSLATION, SUMMARY = "@cf/test/speech", "@cf/test/translation", "@cf/test/summary"
+MADE = {
+    SPEECH: ("automatic-speech-recognition", lambda folder: whisper(folder, 3)),
+    TRANSLATION: ("translation", lambda folder: m2m100(folder, 1)),
+    SUMMARY: ("summarization", bart),
+}
+RECORD = """\
+id: "{model}"
+task: {task}
+description: Of a test.
+created_at: "2026-01-02"
+weights: {{path: {path}}}
+price: {{input: 11.0, output: 11.0, audio_minute: 0.1}}
+serving: {{local: {{predictor: {{}}}}}}
+"""
+
+
+class Page:
+    """One page of a browser, of whoever signed in with the key of the settings. ``problems``: errors of scripts and
+    violations of the policy.
+    """
+
+    def __init__(self, tab: Any, served: Served, url: str) -> None:
+        self.tab, self.served, self.url = tab, served, url
+        self.problems: list[str] = []
+        tab.set_default_timeout(PATIENCE_MS)
+        tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        refused = "Failed to load resource"
+        tab.on("console", lambda said: said.type == "error" and refused not in said.text and self.note(said.text))
+
+    def note(self, problem: str) -> None:
+        self.problems.append(problem)
+
+    async def open(self, model: str) -> None:
+        await self.tab.evaluate("place => { location.hash = '#/' + place; }", f"playground?model={model}")
+        await self.tab.get_by_role("button", name="Run").wait_for()
+
+    async def run(self) -> Any:
+        """Presses Run; the answer's part of the page."""
+        await self.tab.get_by_role("button", name="Run").click()
+        answer = self.tab.get_by_role("region", name="Answer", exact=True)
+        await answer.wait_for()
+        return answer
+
+    async def said(self, model: str, body: dict[str, Any]) -> Any:
+        """What the API answers."""
+        answer = await self.served.http.post(f"{ACCOUNT}/run/{model}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["result"]
+
+    async def drop(self, data: bytes, name: str, kind: str) -> None:
+        """As somebody drags it there."""
+        carried = await self.tab.evaluate_handle(
+            """([data, name, type]) => {
+              const held = new DataTransfer();
+              held.items.add(new File([Uint8Array.from(atob(data), (one) => one.charCodeAt(0))], name, { type }));
+              return held;
+            }""",
+            [base64.b64encode(data).decode(), name, kind],
+        )
+        await self.tab.locator(".drop").dispatch_event("drop", {"dataTransfer": carried})
+        await self.tab.get_by_text(re.compile(rf"^{re.escape(name)}, ")).wait_for()
+
+    async def accessible(self) -> list[str]:
+        """What axe finds that is serious."""
+        await self.tab.evaluate("window.axe || undefined") or await self.tab.evaluate(AXE)
+        told = await self.tab.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        serious = [one for one in told["violations"] if one["impact"] in ("serious", "critical")]
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in serious]
+
+
+@pytest.fixture
+async def page(serve, tmp_path: Path) -> AsyncIterator[Page]:  # noqa: F811
+    api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here (Debian's package is chromium)")
+    (tmp_path / "models").mkdir()
+    for model, (task, _) in MADE.items():
+        text = RECORD.format(model=model, task=task, path=tmp_path / task)
+        (tmp_path / "models" / f"{task}.yaml").write_text(text)
+        (tmp_path / task).mkdir()
+    catalog, workers = load_catalog(tmp_path), {}
+    threads = torch.get_num_threads()
+
+    async def call(model: Any, method: Any, wire: Any) -> Any:
+        if model.id not in workers:
+            record, source = catalog[model.id], str(catalog.source(model.id))
+            if model.id in MADE:
+                shutil.rmtree(tmp_path / record.task)
+                MADE[model.id][1](tmp_path / record.task)
+            spec = WorkerSpec(model.id, "predictor", record.weights.model_dump(), source, str(tmp_path),
+                              task=record.task, dtype="float32", cpu_threads=1)  # fmt: skip
+            workers[model.id] = PredictWork(spec, lambda step: None)
+        return await workers[model.id].predict(wire)
+
+    async with serve(call, models=(SENTIMENT, SHAPE, DETECTOR, *MADE)) as served:
+        await served.gateway.state.start()
+        config = uvicorn.Config(build_http(served.gateway), "127.0.0.1", 0, log_level="error", lifespan="off")
+        server = uvicorn.Server(config)
+        task = asyncio.ensure_future(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        async with api.async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+            made = Page(await browser.new_page(viewport={"width": 1280, "height": 900}), served, url)
+            await made.tab.goto(f"{url}/dashboard#/playground?model={SENTIMENT}")
+            await made.tab.get_by_label("API key").fill(KEY)
+            await made.tab.keyboard.press("Enter")
+            await made.tab.get_by_role("button", name="Run").wait_for()
+            yield made
+            await browser.close()
+        server.should_exit = True
+        await task
+    torch.set_num_threads(threads)
+    torch.set_grad_enabled(True)
+    assert made.problems == []
+
+
+async def test_a_picture_is_dropped_and_what_is_on_it_is_drawn(page: Page) -> None:
+    image, things = draw(Random("detect 4"), 3)
+    file = png(image.resize((256, 256)))
+    await page.open(DETECTOR)
+    assert await page.tab.get_by_role("button", name="Run").is_disabled()
+    await page.drop(b"no picture", "notes.png", "image/png")
+    await page.tab.get_by_role("button", name="Run").click()
+    await page.tab.locator(".toast-bad").wait_for()  # in the API's words
+    await page.drop(file, "scene.png", "image/png")
+    answer = await page.run()
+    found = await page.said(DETECTOR, {"image": base64.b64encode(file).decode()})
+    assert {one["label"] for one in found} & {SHAPES[thing.shape] for thing in things}
+    await answer.locator("svg rect").last.wait_for()
+    read = "list => list.map((one) => ['x', 'y', 'width', 'height'].map((name) => Number(one.getAttribute(name))))"
+    drawn = await answer.locator("svg rect").evaluate_all(read)
+    boxes = [one["box"] for one in found]
+    assert drawn == [[b["xmin"], b["ymin"], b["xmax"] - b["xmin"], b["ymax"] - b["ymin"]] for b in boxes]
+    assert await answer.get_by_role("list", name="Labels").locator("strong").all_inner_texts() == [
+        f"{one['score']:.4f}" for one in found
+    ]
+    assert await page.accessible() == []
+
+
+@pytest.mark.slow  # five models are made and loaded
+async def test_every_other_form(page: Page, tmp_path: Path) -> None:
+    """The example stands in the form, so that Run is all there is to do; files are chosen by name."""
+    answer = await page.run()
+    scores = {one["label"]: one["score"] for one in await page.said(SENTIMENT, {"text": "What a lovely evening!"})}
+    shown = await answer.get_by_role("list", name="Labels").locator("li").all_inner_texts()
+    assert {one.split("\n")[0] for one in shown} == set(scores) == {"POSITIVE", "NEGATIVE"}
+    assert all(f"{scores[one.split()[0]]:.4f}" in one for one in shown)
+
+    image, shape = draw_one(Random(3))
+    await page.open(SHAPE)
+    chosen = {"name": "one.png", "mimeType": "image/png", "buffer": png(image)}
+    await page.tab.locator("input[type=file]").set_input_files(chosen)
+    await page.tab.get_by_label("top_k").fill("2")
+    answer = await page.run()
+    shown = await answer.get_by_role("list", name="Labels").locator("li").all_inner_texts()
+    assert len(shown) == 2 and SHAPES[shape] in shown[0]
+
+    await page.open(SPEECH)
+    wav = sound(2.0)
+    await page.tab.locator("input[type=file]").set_input_files(
+        {"name": "said.wav", "mimeType": "audio/wav", "buffer": wav}
+    )
+    player = page.tab.locator("audio").first
+    await page.tab.wait_for_function("document.querySelector('audio').duration > 1.9")  # the policy lets it play
+    await player.wait_for()
+    answer = await page.run()
+    told = await page.said(SPEECH, {"audio": list(wav)})
+    assert (await answer.locator(".said").inner_text()).split() == (told["text"] or "Nothing was said.").split()
+    assert await answer.get_by_role("list", name="When it was said").locator("li").count() == len(told["segments"])
+    async with page.tab.expect_download() as saved:
+        await answer.get_by_role("button", name="Save subtitles").click()
+    assert Path(await (await saved.value).path()).read_text() == told["vtt"]
+    assert await page.accessible() == []
+
+    await page.open(TRANSLATION)
+    assert await page.tab.get_by_label("target_lang (needed)").input_value() == "fr"
+    assert not await page.tab.get_by_label("target_language").count()
+    await page.tab.get_by_label("text (needed)").fill("the quick brown fox")
+    answer = await page.run()
+    asked = {"text": "the quick brown fox", "source_lang": "en", "target_lang": "fr"}
+    assert await answer.locator(".said").inner_text() == (await page.said(TRANSLATION, asked))["translated_text"]
+
+    await page.open(SUMMARY)
+    await page.tab.get_by_label("max_length").fill("9")
+    answer = await page.run()
+    text = await page.tab.get_by_label("input_text (needed)").input_value()
+    wanted = await page.said(SUMMARY, {"input_text": text, "max_length": 9})
+    assert await answer.locator(".said").inner_text() == wanted["summary"]
+
+    # Code of such models runs as it is copied, with files of these names.
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "picture.png").write_bytes(png(image))
+    for model, wanted in ((SHAPE, SHAPES[shape]), (TRANSLATION, "translated_text")):
+        await page.tab.evaluate("place => { location.hash = '#/' + place; }", f"models/{model}?tab=code")
+        for language, title in (("bash", "curl"), ("python", "Python"), ("python", "Cloudflare SDK")):
+            await page.tab.get_by_role("tab", name=title, exact=True).click()
+            code = await page.tab.get_by_role("region", name=title, exact=True).inner_text()
+            assert model in code
+            program = ["bash", "-ec", code] if language == "bash" else [sys.executable, "-c", code]
+            environment = {**os.environ, "KEY": KEY}
+            done = await asyncio.create_subprocess_exec(
+                *program, cwd=tmp_path / "code", env=environment, stdout=asyncio.subprocess.PIPE
+            )
+            out, _ = await asyncio.wait_for(done.communicate(), PATIENCE_MS / 1000)
+            assert done.returncode == 0 and wanted in out.decode(), (title, out)

@@ -1,0 +1,93 @@
+"""Pictures before a request waits for anything: measured in another process, remembered, refused with the reason."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.pictures import MAX_PICTURES, picture_part
+from serve_app.api.types import GenerateRequest
+from serve_app.catalog.load import load_catalog
+from serve_app.channel.inbox import TokenInbox
+from serve_app.gateway.backends.engine import EngineBackend
+from serve_app.sampling_params import SamplingParams
+from serve_app.tasks.model import ServedModel
+from tests import sight
+from tests.media.files import bad_pictures
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = sight.write(tmp_path_factory.mktemp("model") / "llava", "llava")
+    catalog = load_catalog()
+    record = catalog["@cf/pico/pico-instruct"]
+    seeing = record.model_copy(update={
+        "weights": record.weights.model_copy(update={"path": str(path)}),
+        "properties": record.properties.model_copy(update={"vision": True}),
+    })  # fmt: skip
+    return ServedModel(seeing, record.serving["local"], path, Path("/nonexistent"))
+
+
+@pytest.fixture(scope="module")
+def backend():
+    found = EngineBackend(TokenInbox(), None)
+    yield found
+    found.close()
+
+
+def asks(*files: bytes) -> GenerateRequest:
+    urls = ["data:image/png;base64," + base64.b64encode(file).decode() for file in files]
+    parts = [picture_part({"type": "image_url", "image_url": {"url": url}}, "x") for url in urls]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+    return GenerateRequest(model="", messages=messages, prompt=None, raw=False, sampling=SamplingParams(max_tokens=4))
+
+
+async def test_pictures_count_as_tokens_of_the_prompt(backend, model):
+    assert model.sees and "image" in model.limits.takes
+    one, two = sight.picture(40, 30), sight.picture(64, 10, seed=1)
+    plain = await backend.prepare(model, asks())
+    prepared = await backend.prepare(model, asks(one, two, one))
+    assert (
+        prepared.prompt_tokens == plain.prompt_tokens + 3 * 16 == await backend.count_tokens(model, asks(one, two, one))
+    )
+    first, _, third = prepared.prompt.pictures
+    assert (first.picture.width, first.picture.height) == (40, 30) and first.picture.digest == third.picture.digest
+    assert [placed.places[0][1] for placed in prepared.prompt.pictures] == [16] * 3
+
+
+async def test_bad_files_are_refused_at_once(backend, model):
+    await backend.prepare(model, asks(sight.picture(8, 8)))  # the process is up
+    slowest = 0.0
+    for name, file in bad_pictures().items():
+        began = time.process_time()
+        with pytest.raises(InvalidInput, match=r"messages\[0\]\.content"):
+            await backend.prepare(model, asks(file))
+        slowest = max(slowest, time.process_time() - began)
+        assert name
+    # The time of this process: the other one may be slowed down by anybody.
+    assert slowest < 1.0
+    with pytest.raises(InvalidInput, match="must be base64"):
+        request = asks(b"x")
+        request.messages[0]["content"][0]["source"]["data"] = "!"
+        await backend.prepare(model, request)
+
+
+async def test_there_is_a_most_of_pictures(backend, model):
+    with pytest.raises(InvalidInput, match=f"at most {MAX_PICTURES} are taken"):
+        await backend.prepare(model, asks(*[sight.picture(8, 8)] * (MAX_PICTURES + 1)))
+
+
+async def test_a_family_that_is_not_known_is_named(backend, model, tmp_path):
+    path = sight.write(tmp_path / "qwen", "llava")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2_5_vl"}))
+    record = model.record.model_copy(update={"weights": model.record.weights.model_copy(update={"path": str(path)})})
+    other = ServedModel(record, model.profile, path, Path("/nonexistent"))
+    with pytest.raises(InvalidInput, match="takes no pictures: the way of qwen2_5_vl"):
+        await backend.prepare(other, asks(sight.picture(8, 8)))
+    assert (await backend.prepare(other, asks())).prompt_tokens > 0

@@ -1,0 +1,126 @@
+"""What the loader of embedders finds out about a model, and what it makes of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertModel,
+    BigBirdConfig,
+    BigBirdForSequenceClassification,
+    BigBirdModel,
+    ReformerConfig,
+    ReformerModel,
+)
+
+from serve_app.engine.encoder.types import EncodeBatch
+from serve_app.kernels.linear import packed
+from serve_app.models.encoders.encoder import EncoderModel
+from serve_app.models.encoders.encoder_load import load_encoder
+from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.miniature import build
+
+SIZES = dict(vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+BIG_BIRD = BigBirdConfig(
+    **SIZES, max_position_embeddings=256, block_size=8, num_random_blocks=1
+)  # full up to 56 tokens
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def means(model: EncoderModel, texts: list[np.ndarray]) -> np.ndarray:
+    """One batch of ``texts``, ascending by length."""
+    ids = np.concatenate(texts)
+    lengths = np.array([len(text) for text in texts])
+    found = model.forward(EncodeBatch(ids, np.zeros_like(ids), lengths, ["mean"] * len(texts)))
+    return np.stack(list(found))
+
+
+@torch.inference_mode()
+def alone(module: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
+    return module(input_ids=torch.from_numpy(ids[None]).long()).last_hidden_state[0].mean(0).numpy()
+
+
+def random_texts(*lengths: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(5, 200, n).astype(np.int32) for n in lengths]
+
+
+def test_the_length_of_a_text_chooses_its_attention_whatever_ran_before(tmp_path):
+    fresh = build(BigBirdModel, BIG_BIRD)
+    fresh.save_pretrained(tmp_path)
+    model = load_encoder(tmp_path, "embeddings", optimise=False)
+    texts = random_texts(3, 50, 57, 120, 120)
+    for order in (texts, texts[2:], texts[:2]):
+        wanted = [alone(copy.deepcopy(fresh), ids) for ids in order]
+        np.testing.assert_allclose(means(model, order), np.stack(wanted), atol=1e-5)
+
+
+def test_a_reranker_chooses_by_length_as_well(tmp_path):
+    config = BigBirdConfig(**BIG_BIRD.to_dict() | {"num_labels": 1})
+    fresh = build(BigBirdForSequenceClassification, config)
+    fresh.save_pretrained(tmp_path)
+    model = load_encoder(tmp_path, "reranker", optimise=False)
+    for text in random_texts(3, 60):
+        with torch.inference_mode():
+            wanted = copy.deepcopy(fresh)(input_ids=torch.from_numpy(text[None]).long()).logits[0, 0]
+        batch = EncodeBatch(text, np.zeros_like(text), np.array([len(text)]), ["score"])
+        assert float(model.forward(batch)[0][0]) == pytest.approx(float(wanted), abs=1e-5)
+
+
+REFORMER = dict(
+    vocab_size=200, hidden_size=32, num_attention_heads=2, attention_head_size=16, feed_forward_size=32,
+    axial_pos_embds=False, max_position_embeddings=256, is_decoder=False, attn_layers=["lsh"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"num_buckets": 4}, "draws random numbers"), ({"hash_seed": 3}, "changes num_buckets in its configuration")],
+)
+def test_a_model_that_gives_another_vector_each_time_is_refused(tmp_path, fields, reason):
+    build(ReformerModel, ReformerConfig(**REFORMER, **fields)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_encoder(tmp_path, "embeddings")
+
+
+def test_a_model_that_draws_the_same_numbers_each_time_is_served(tmp_path):
+    own = build(ReformerModel, ReformerConfig(**REFORMER, num_buckets=4, hash_seed=3))
+    own.save_pretrained(tmp_path)
+    [text] = random_texts(200)
+    model = load_encoder(tmp_path, "embeddings", optimise=False)
+    np.testing.assert_allclose(means(model, [text])[0], alone(own, text), atol=1e-5)
+
+
+class Doubled:
+    def __init__(self, weights: Any) -> None:
+        self.weights = weights
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.weights(x)
+
+
+def test_linears_stay_as_they_are_where_packed_ones_change_the_model(tmp_path, monkeypatch):
+    own = build(BertModel, BertConfig(**SIZES, max_position_embeddings=128))
+    own.save_pretrained(tmp_path)
+    original = packed.pack_linears
+
+    def changes(module: torch.nn.Module, **options: object) -> packed.PackReport:
+        report = original(module, **options)
+        for child in module.modules():
+            if isinstance(child, packed.PackedLinear):
+                child.weights = Doubled(child.weights)
+        return report
+
+    monkeypatch.setattr(packed, "pack_linears", changes)
+    model = load_encoder(tmp_path, "embeddings")
+    assert model.report["linears"].startswith("left as they are: with packed ones results differ by")
+    [text] = random_texts(40)
+    wanted = alone(own, text)
+    np.testing.assert_allclose(means(model, [text])[0], wanted, atol=1e-5)

@@ -1,0 +1,154 @@
+"""What is found out about a model before it is served."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import FalconH1Config, FalconH1ForCausalLM, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+from serve_app.models import attention
+from serve_app.models.loading import check
+from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.load import load_causal_lm
+from serve_app.models.loading.miniature import Sizes, scale_down
+from tests import tiny
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "cache_root", lambda: tmp_path / "kernels")
+    attention.register()
+
+
+def test_the_second_start_pays_nothing(monkeypatch):
+    config = LlamaConfig(num_key_value_heads=8, sliding_window=None)
+    first = check.check(LlamaForCausalLM, config)
+    assert (first.differs, first.fused_differs, first.cached) == ("", "", False)
+    monkeypatch.setattr(check, "compare", None)
+    again = check.check(LlamaForCausalLM, config)
+    assert again.cached and again.differs == "" and "known" in again.report()["check"]
+    with pytest.raises(TypeError):  # another configuration is compared
+        check.check(LlamaForCausalLM, LlamaConfig(num_key_value_heads=4))
+
+
+def test_other_code_compares_again(monkeypatch):
+    config = LlamaConfig(num_key_value_heads=8)
+    check.check(LlamaForCausalLM, config)
+    monkeypatch.setattr(check, "code_version", lambda: "another")
+    assert not check.check(LlamaForCausalLM, config).cached
+
+
+@pytest.mark.parametrize("broken", ["scale_down", "Truth"])
+def test_what_can_not_be_compared_is_refused_and_not_remembered(monkeypatch, tmp_path, broken):
+    def objects(*_):
+        raise ValueError("a library is missing")
+
+    path = tiny.write_checkpoint(tmp_path / "model", "llama")
+    with monkeypatch.context() as patched:
+        patched.setattr(check, broken, objects if broken == "scale_down" else lambda module: objects)
+        with pytest.raises(UnsupportedModel, match="scaled down.*a library is missing"):
+            load_causal_lm(path, dtype="float32")
+    assert load_causal_lm(path, dtype="float32").report["check"] == "agrees with transformers"
+
+
+def test_a_wrong_mask_is_seen_and_the_model_refused(monkeypatch):
+    """Llama 4's chunks left out, as they once were: only beyond the first chunk anything differs."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    monkeypatch.setattr("serve_app.models.loading.observe._chunk", lambda module, index: 0)
+    verdict = check.compare(Llama4ForCausalLM, Llama4TextConfig())
+    assert "differs by" in verdict.differs
+
+
+def test_a_wrong_rotation_is_seen(monkeypatch):
+    monkeypatch.setattr("serve_app.models.longrope.coded", lambda positions, extended: positions * 2)
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096, "factor": 32.0,
+        "short_factor": [1.0] * 48, "long_factor": [1.0 + i for i in range(48)],
+    }  # fmt: skip
+    config = Phi3Config(rope_parameters=rope, max_position_embeddings=131072, original_max_position_embeddings=4096)
+    assert "differs by" in check.compare(Phi3ForCausalLM, config).differs
+
+
+def test_state_that_is_not_kept_is_refused_by_name():
+    config = FalconH1Config(mamba_d_ssm=64, mamba_n_heads=8, mamba_d_head=8)
+    assert "keeps state" in check.compare(FalconH1ForCausalLM, config).differs
+
+
+def test_scaling_down_keeps_kinds_of_layers_and_thresholds():
+    from transformers import Gemma3TextConfig
+
+    small = scale_down(Gemma3TextConfig(), Sizes(window=24))
+    assert set(small.layer_types) == {"sliding_attention", "full_attention"} and small.sliding_window == 24
+    assert small.hidden_size == 128 and small.vocab_size == 260
+
+
+@pytest.fixture
+def spoiled(tmp_path):
+    """A checkpoint and a function that loads it with another configuration."""
+    path = tiny.write_checkpoint(tmp_path / "model", "llama", tie_word_embeddings=False)
+
+    def load(**fields):
+        config = json.loads((path / "config.json").read_text())
+        config.update(fields)
+        (path / "config.json").write_text(json.dumps(config))
+        return load_causal_lm(path, dtype="float32")
+
+    return path, load
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"num_hidden_layers": 2},
+        {"num_hidden_layers": 5},
+        {"vocab_size": 300},
+        {"vocab_size": 100},
+        {"head_dim": 32},
+        {"head_dim": 8},
+        {"num_key_value_heads": 1},
+        {"num_key_value_heads": 4},
+        {"num_attention_heads": 3},
+        {"hidden_size": 32},
+        {"intermediate_size": 64},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_lies_is_refused(spoiled, lie):
+    with pytest.raises(UnsupportedModel):
+        spoiled[1](**lie)
+
+
+def test_missing_weights_are_never_made_up(spoiled):
+    path, load = spoiled
+    weights = load_file(path / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match="up_proj"):
+        load()
+
+
+def test_texts_that_outgrow_their_rotation_are_computed_anew(tmp_path):
+    """Against generate, beside short texts, across the original length and from the prefix cache."""
+    rope = {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "factor": 4.0,
+        "short_factor": [1.0] * 8, "long_factor": [1.0 + 2 * i for i in range(8)],
+    }  # fmt: skip
+    path = tiny.write_checkpoint(
+        tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=64, max_position_embeddings=256
+    )
+    reference, model = tiny.load_reference(path), tiny.load(path)
+    assert (model.extend_at, model.recompute) == (64, True)
+    engine = tiny.make_engine(model, num_blocks=60, max_batch_tokens=48)
+    engine.scheduler.extend_at, engine.scheduler.recompute = model.extend_at, model.recompute
+    prompts = [[(7 * i + n) % 250 + 3 for i in range(n)] for n in (5, 58, 63, 64, 65, 150)]
+    wanted = {str(i): tiny.reference_tokens(reference, p, 12) for i, p in enumerate(prompts)}
+    for _ in range(2):
+        for index, prompt in enumerate(prompts):
+            engine.add(tiny.make_request(str(index), prompt, max_tokens=12, ignore_eos=True))
+        got = tiny.run_all(engine)
+        assert {k: v[: len(wanted[k])] for k, v in got.items()} == wanted
+        engine.scheduler.blocks.check()
+    assert engine.stats.cached_tokens > 0

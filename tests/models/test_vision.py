@@ -1,0 +1,34 @@
+"""The part of a model that looks: transformers' own features, for one picture and for several at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import sight, tiny
+
+
+@pytest.fixture(scope="module", params=sight.FAMILIES)
+def path(request, tmp_path_factory):
+    return sight.write(tmp_path_factory.mktemp("model") / request.param, request.param)
+
+
+def test_features_are_transformers_own(path):
+    model, truth = tiny.load(path, optimise=True), sight.Truth(path)
+    # The decoder is the fused one where text alone would have it: what looks stands beside it.
+    assert ("fused_decoder" in model.report) == (path.name != "gemma3")
+    encoder = model.pictures
+    assert encoder is not None
+    files = [sight.picture(40, 30, seed) for seed in range(3)]
+    given = [{name: value[0] for name, value in truth.seen([file]).items()} for file in files]
+    together = encoder(given)
+    for one, found in zip(given, together, strict=True):
+        batch = {name: value[None] for name, value in one.items()}
+        with torch.inference_mode():
+            [wanted] = truth.model.model.get_image_features(**batch, return_dict=True).pooler_output
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(encoder([one])[0], found, atol=1e-5, rtol=1e-4)
+
+
+def test_models_without_eyes_have_no_encoder(tmp_path):
+    assert tiny.load(tiny.write_checkpoint(tmp_path, "llama")).pictures is None

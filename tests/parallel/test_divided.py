@@ -1,0 +1,121 @@
+"""Ranks that divide a model answer as transformers' ``generate`` does, whatever the division and whatever goes on."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPrefix
+from serve_app.engine.speculation.everything import VerifyEverything
+from serve_app.engine.speculation.ngram import NgramProposer
+from serve_app.engine.speculation.speculate import Speculation
+from serve_app.kv.chunk import ChunkMeta
+from tests import tiny
+from tests.parallel.groups import divided
+from tests.variants import some
+
+NEW_TOKENS = 20
+# Family, ranks that divide layers, stages that divide the model. With four ranks each of two K/V heads lies on two.
+DIVISIONS = [
+    (family, *ranks)
+    for family in (
+        "llama",
+        "qwen2",
+        "qwen3",
+        "mistral",
+        "gemma2",
+        "phi3",
+        "mixtral",
+        "qwen3_moe",
+        "gpt_oss",
+        "gpt_neox",
+    )
+    for ranks in ((2, 1), (4, 1), (1, 2), (2, 2))
+]
+
+
+def prompts(count: int, longest: int = 90) -> list[list[int]]:
+    rng = random.Random(7)
+    return [[rng.randrange(3, 256) for _ in range(rng.randrange(1, longest))] for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=some(DIVISIONS, ("mixtral", 2, 2)), ids=str)
+def running(request, tmp_path_factory, one_thread):
+    family, tensor, pipeline = request.param
+    path = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / family, family)
+    reference = tiny.load_reference(path)
+    expected = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(8)]
+    with divided(path, tensor, pipeline) as found:
+        found.expected, found.path = expected, path
+        yield found
+        assert found.lost == []
+
+
+def generate(engine, batch, **sampling):
+    for index, prompt in enumerate(batch):
+        engine.add(tiny.make_request(str(index), prompt, max_tokens=NEW_TOKENS, **sampling))
+    outputs = tiny.run_all(engine)
+    engine.scheduler.blocks.check()
+    return [outputs[str(i)] for i in range(len(batch))]
+
+
+def test_a_mixed_batch(running):
+    assert generate(tiny.make_engine(running.model, num_blocks=100), prompts(8)) == running.expected
+
+
+def test_chunks_preemption_and_prefix_hits(running):
+    engine = tiny.make_engine(running.model, num_blocks=100, max_batch_tokens=23)
+    assert generate(engine, prompts(8)) == running.expected == generate(engine, prompts(8))
+    assert engine.stats.cached_tokens > 0
+    engine = tiny.make_engine(running.model, num_blocks=8)
+    assert generate(engine, prompts(8)) == running.expected
+    assert engine.scheduler.preemptions > 0
+
+
+def test_drafts_are_verified_by_all_ranks(running):
+    speculation = Speculation([NgramProposer()], VerifyEverything(4), vocab_size=256)
+    engine = tiny.make_engine(running.model, num_blocks=100, speculation=speculation)
+    assert generate(engine, prompts(8)) == running.expected
+    assert speculation.stats()["proposed_tokens"] > 0
+
+
+def test_k_v_are_handed_over_between_divisions(running):
+    """What ranks have computed goes on in one process, and the other way round, through the same chunks."""
+    whole = tiny.load(running.path)
+    assert running.model.kv_shape.layout == whole.kv_shape.layout
+    prompt, right = max(zip(prompts(8), running.expected, strict=True), key=lambda pair: len(pair[0]))
+    for giving, taking in ((running.model, whole), (whole, running.model), (running.model, running.model)):
+        prefix = computed(giving, prompt[:-1])
+        engine = tiny.make_engine(taking, num_blocks=40)
+        engine.add(tiny.make_request("take", prompt, max_tokens=NEW_TOKENS), prefix)
+        assert tiny.run_all(engine)["take"] == right
+        assert engine.stats.cached_tokens == len(prompt) - 1
+
+
+def computed(model, prompt: list[int]) -> StoredPrefix:
+    """A prompt's K/V as the pool has them."""
+    chunks: list[tuple[ChunkMeta, np.ndarray]] = []
+    engine = tiny.make_engine(model, num_blocks=40)
+    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, copy: chunks.append((meta, copy())))
+    request = tiny.make_request("give", prompt, prefill_only=True)
+    engine.add(request, held=0)
+    tiny.run_all(engine)
+    [(meta, payload)] = chunks
+    assert payload.nbytes == meta.nbytes
+    return StoredPrefix([LoadedPiece(0, meta.n_tokens, torch.from_numpy(payload))])
+
+
+def test_each_rank_holds_its_part(running):
+    states, ranks = running.ranks.states(), running.ranks.leader.ranks
+    assert [state["rank"] for state in states] == list(range(ranks))
+    assert len({state["pid"] for state in states}) == ranks
+    place = running.ranks.group.place
+    whole = sum(file.stat().st_size for file in running.path.glob("*.safetensors"))
+    for read in (running.model.report["read_bytes"], *(state["read_bytes"] for state in states[1:])):
+        assert read < whole * (0.75 if place.tensor > 1 else 0.85)
+    heads = [layer.kv_heads for part in running.model.kv_shape.parts for layer in part.shape.layers]
+    assert sum(heads) >= sum(layer.kv_heads for layer in running.model.kv_shape.layers)
+    assert max(heads) == max(1, 2 // place.tensor) or running.path.name in ("phi3", "gpt_neox")

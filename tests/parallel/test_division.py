@@ -1,0 +1,78 @@
+"""What of a model a rank has, read off a model without memory, and what can't be divided."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from serve_app.models.divided.division import Cut, bare, divide
+from serve_app.models.divided.load import refuse_divided
+from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.parallel.place import Place
+from tests import tiny
+
+
+def test_a_llama_by_its_own_plan():
+    division = divide(bare(LlamaForCausalLM, LlamaConfig(**tiny.COMMON)), Place(2, 1, 1))
+    layer = "model.layers.2"
+    assert division.cuts[f"{layer}.self_attn.k_proj.weight"] == Cut(0)
+    assert division.cuts[f"{layer}.mlp.down_proj.weight"] == Cut(1)
+    assert division.cuts["lm_head.weight"] == Cut(0)
+    names = ("self_attn.o_proj", "mlp.down_proj")
+    assert division.summed == {f"model.layers.{i}.{name}" for i in range(3) for name in names}
+    assert division.heads == dict.fromkeys(range(3), 2) and division.widths == [128, 128]
+    assert not division.few and not division.sliced and not division.joined
+
+
+def test_fewer_heads_than_ranks():
+    division = divide(bare(LlamaForCausalLM, LlamaConfig(**tiny.COMMON)), Place(4, 1, 1))
+    assert division.few["model.layers.0.self_attn.k_proj"] == 2
+    assert "model.layers.0.self_attn.k_proj.weight" not in division.cuts
+    assert division.all_heads(0, 1) == 2
+
+
+def test_experts_are_divided_in_their_columns():
+    config = MixtralConfig(**tiny.COMMON, num_local_experts=4)
+    division = divide(bare(MixtralForCausalLM, config), Place(2))
+    assert division.experts == {f"model.layers.{i}.mlp.experts" for i in range(3)}
+    assert division.cuts["model.layers.0.mlp.experts.gate_up_proj"] == Cut(1, pieces=2)
+    assert division.cuts["model.layers.0.mlp.experts.down_proj"] == Cut(2)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_have_all_layers_between_them(stages):
+    module = bare(LlamaForCausalLM, LlamaConfig(**tiny.COMMON))
+    held = [divide(module, Place(1, stages, rank)).held for rank in range(stages)]
+    assert [i for each in held for i in each] == [0, 1, 2] and all(held)
+
+
+LLAMA = LlamaConfig(**tiny.COMMON)
+HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+ODD = LlamaConfig(**tiny.COMMON | HEADS)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "place", "said"),
+    [
+        (GPT2LMHeadModel, GPT2Config(n_layer=2, n_embd=32, n_head=2), Place(2), "has no plan by which ranks divide"),
+        (LlamaForCausalLM, LLAMA, Place(3), "which 3 ranks can't divide"),
+        (LlamaForCausalLM, ODD, Place(2), "6 query heads and 3 K/V heads, which 2 ranks can't divide"),
+        (LlamaForCausalLM, LLAMA, Place(1, 4), "3 layers, which do not make 4 stages"),
+    ],
+)
+def test_what_can_not_be_divided_is_named(model, config, place, said):
+    with pytest.raises(UnsupportedModel, match=said):
+        divide(bare(model, config), place)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"adapters": 2}, "adapters and several ranks"),
+        ({"quantization": "int8"}, "quantization: int8 and several ranks"),
+        ({"plug": lambda place, linear: linear}, "plugged linears"),
+    ],
+)
+def test_features_that_are_not_divided_yet_are_refused(asked, said):
+    with pytest.raises(UnsupportedModel, match=said):
+        refuse_divided(**{"plug": None, "adapters": 0, "quantization": "none"} | asked)

@@ -1,0 +1,71 @@
+"""A rank that dies takes its worker with it, and leaves no process behind, whichever it was and whatever it did."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from serve_app.parallel.link import RankLost
+from serve_app.worker.ranks import end_worker
+from tests import tiny
+from tests.parallel.groups import CONTEXT, divided, until
+
+
+def work(path: Path, tensor: int, pipeline: int, told: multiprocessing.connection.Connection) -> None:
+    """A worker that computes until it is ended."""
+    with divided(path, tensor, pipeline, end=end_worker) as running:
+        told.send([state["pid"] for state in running.ranks.states()])
+        engine = tiny.make_engine(running.model)
+        for turn in range(1 << 30):
+            engine.add(tiny.make_request(str(turn), [3, 4, 5 + turn % 200], max_tokens=50, ignore_eos=True))
+            while engine.has_work:
+                engine.step()
+            if turn == 0:
+                told.send("computes")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", range(4))
+def test_all_ranks_end_with_any_of_them(tmp_path, killed):
+    tensor = pipeline = 2
+    path = tiny.write_checkpoint(tmp_path / "llama", "llama")
+    here, there = CONTEXT.Pipe()
+    worker = CONTEXT.Process(target=work, args=(path, tensor, pipeline, there))
+    worker.start()
+    try:
+        pids = here.recv()
+        assert len(set(pids)) == tensor * pipeline and here.recv() == "computes"
+        os.kill(pids[killed], signal.SIGKILL)
+        until(lambda: not any(alive(pid) for pid in pids))
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_rank_0_hears_which_rank_it_was(tmp_path, one_thread):
+    path = tiny.write_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1)
+    with divided(path, 2) as running:
+        os.kill(running.ranks.handles[0].pid, signal.SIGKILL)
+        until(lambda: running.lost)
+        assert "rank 1 of 2" in running.lost[0]
+
+
+def test_a_rank_that_can_not_load_says_why(tmp_path, one_thread):
+    """A model that does not divide is refused by all ranks; one rank's own trouble comes up with its number."""
+    path = tiny.write_checkpoint(tmp_path / "gpt2", "gpt2")
+    began = time.monotonic()
+    with pytest.raises((RankLost, ValueError), match="no plan by which ranks divide"), divided(path, 2):
+        pass
+    assert time.monotonic() - began < 120

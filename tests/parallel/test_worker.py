@@ -1,0 +1,85 @@
+"""A worker of two ranks in the place of any other: grammars, drafts, the pool, and what it tells of its ranks."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from serve_app.catalog.load import PROJECT_ROOT
+from serve_app.channel.inbox import TokenInbox
+from serve_app.parallel.group import leave
+from serve_app.worker.ranks import begin_ranks
+from tests import tiny
+from tests.parallel import groups
+from tests.worker.world import MemoryPool, call, read, start
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def works(tmp_path_factory):
+    """A worker of two ranks and one of a single process, with one pool; and what was lost."""
+    folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", vocab_size=6144)
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # for grammars
+        shutil.copy(PROJECT_ROOT / "checkpoints" / "pico-instruct" / name, folder / name)
+    pool, lost = MemoryPool(), []
+
+    def begin(spec):
+        return begin_ranks(
+            spec, lambda *told: groups.start(spec, *told), "127.0.0.1", lambda step: None, end=lost.append
+        )
+
+    options = {"speculate_tokens": 4, "ngram": True, "always_draft": True}
+    divided = start(folder, "decode", pool, begin=begin, tensor_parallel=2, **options)
+    alone = start(folder, "decode", pool, **options)
+    yield divided, alone
+    for work in (divided, alone):
+        await work.aclose()
+    divided._ranks.close()
+    leave()
+    assert lost == []
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def inbox():
+    inbox = TokenInbox()
+    await inbox.start()
+    yield inbox
+    await inbox.aclose()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(3, 256, length).tolist()
+
+
+async def answer(work, inbox, ids, **sampling):
+    asked = call(ids, inbox, **sampling)
+    return await read(inbox, asked, lambda: work.generate(asked))
+
+
+@pytest.mark.parametrize("sampling", [{}, {"grammar": "start: /[a-z ]{40}/"}, {"temperature": 0.9, "seed": 5}])
+async def test_it_answers_as_one_process_does(works, inbox, sampling):
+    divided, alone = works
+    for seed, length in ((1, 5), (2, 70), (3, 300)):
+        ids = prompt(seed, length)
+        assert (await answer(divided, inbox, ids, **sampling))[0] == (await answer(alone, inbox, ids, **sampling))[0]
+
+
+async def test_each_takes_over_from_the_pool_what_the_other_has_computed(works, inbox):
+    divided, alone = works
+    for giving, taking, seed in ((divided, alone, 11), (alone, divided, 12)):
+        ids = prompt(seed, 400)
+        right, first = await answer(giving, inbox, ids)
+        again, second = await answer(taking, inbox, ids)
+        assert again == right and first.path.computed == 400
+        assert second.path.node >= 256
+
+
+async def test_it_tells_of_each_rank(works):
+    divided, alone = works
+    told = divided.stats().numbers["ranks"]
+    assert [rank["rank"] for rank in told] == [0, 1] and all(rank["pid"] for rank in told)
+    assert alone.stats().numbers["ranks"] is None

@@ -1,0 +1,147 @@
+"""Tiny random checkpoints of families that see, with tokenizer, template and processor, and what transformers makes of
+pictures with them."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from tokenizers import Tokenizer as Backend
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    CLIPVisionConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    MistralConfig,
+    PixtralVisionConfig,
+    SiglipVisionConfig,
+)
+
+from serve_app.catalog.load import PROJECT_ROOT
+from serve_app.models.loading.miniature import randomise
+
+MARKS = ["<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<image_soft_token>", "<end_of_image>"]
+# The shipped tokenizer's, before the marks.
+OWN = 6144
+TEXT = {
+    "vocab_size": OWN + 16, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+SEES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}MARK{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FAMILIES = ("llava", "mistral3", "gemma3")
+# What each template writes for a picture.
+MARK = {"llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>"}
+
+
+def write(path: Path, family: str, seed: int = 0) -> Path:
+    """A random float32 checkpoint of ``family`` in ``path``."""
+    torch.manual_seed(seed)
+    ends = {n: TEXT[n] for n in ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")}
+    if family == "llava":
+        vision = CLIPVisionConfig(**SEES, image_size=32, patch_size=8, projection_dim=32)
+        config: Any = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**TEXT), image_token_id=OWN, **ends)
+        model: Any = LlavaForConditionalGeneration(config)
+        settings = {
+            "image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": {"shortest_edge": 32},
+            "do_center_crop": True, "crop_size": {"height": 32, "width": 32},
+        }  # fmt: skip
+        processor = {"processor_class": "LlavaProcessor", "patch_size": 8, "num_additional_image_tokens": 1,
+                     "vision_feature_select_strategy": "default", "image_token": MARKS[0]}  # fmt: skip
+    elif family == "gemma3":
+        vision = SiglipVisionConfig(**SEES, image_size=64, patch_size=8)
+        # Local layers see fewer tokens than a picture's and what stands before it have.
+        text = Gemma3TextConfig(**{**TEXT, "num_hidden_layers": 4}, sliding_window=24, sliding_window_pattern=2,
+                                query_pre_attn_scalar=16)  # fmt: skip
+        config = Gemma3Config(
+            text_config=text, vision_config=vision, mm_tokens_per_image=16, boi_token_index=OWN + 4,
+            image_token_index=OWN + 5, eoi_token_index=OWN + 6, **ends,
+        )  # fmt: skip
+        model = Gemma3ForConditionalGeneration(config)
+        settings = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 64, "width": 64},
+                    "image_seq_length": 16}  # fmt: skip
+        processor = {"processor_class": "Gemma3Processor", "image_seq_length": 16}
+    else:
+        seen = PixtralVisionConfig(**SEES, head_dim=8, image_size=64, patch_size=4)
+        config = Mistral3Config(
+            vision_config=seen,
+            text_config=MistralConfig(**TEXT, sliding_window=None),
+            image_token_id=OWN + 1,
+            spatial_merge_size=2,
+            **ends,
+        )
+        model = Mistral3ForConditionalGeneration(config)
+        settings = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 64}, "patch_size": 4}
+        processor = {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2}
+    randomise(model)
+    model.save_pretrained(path)
+    (path / "preprocessor_config.json").write_text(json.dumps(settings))
+    (path / "processor_config.json").write_text(json.dumps(processor))
+    write_tokenizer(path, MARK[family])
+    return path
+
+
+def write_tokenizer(path: Path, mark: str) -> None:
+    source = PROJECT_ROOT / "checkpoints" / "pico-instruct"
+    backend = Backend.from_file(str(source / "tokenizer.json"))
+    backend.add_special_tokens(MARKS)
+    backend.save(str(path / "tokenizer.json"))
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    config["chat_template"] = TEMPLATE.replace("MARK", mark)
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def picture(width: int, height: int, seed: int = 0) -> bytes:
+    """A PNG of blocks of colour, which are not all alike to an encoder."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (5, 5, 3), generator=generator, dtype=torch.uint8).numpy()
+    out = BytesIO()
+    Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST).save(out, "PNG")
+    return out.getvalue()
+
+
+class Truth:
+    """transformers' own way from files and token ids to an answer."""
+
+    def __init__(self, path: Path) -> None:
+        self.model: Any = AutoModelForImageTextToText.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+        self.processor = AutoImageProcessor.from_pretrained(path, backend="pil")
+        self.merged = 8 if self.model.config.model_type == "mistral3" else 0
+
+    def seen(self, files: list[bytes]) -> dict[str, Any]:
+        """What the processor makes of the pictures of one prompt."""
+        more = {"patch_size": {"height": self.merged, "width": self.merged}} if self.merged else {}
+        images = [Image.open(BytesIO(file)).convert("RGB") for file in files]
+        found = self.processor(images=images, return_tensors="pt", **more)
+        return {name: found[name] for name in ("pixel_values", "image_sizes") if name in found}
+
+    def __call__(self, ids: list[int], files: list[bytes], count: int) -> list[int]:
+        """The first ``count`` tokens of the answer, greedily."""
+        given = torch.tensor([ids])
+        more = self.seen(files) if files else {}
+        if self.model.config.model_type == "gemma3":
+            more["token_type_ids"] = (given == self.model.config.image_token_id).long()
+        with torch.inference_mode():
+            out = self.model.generate(
+                input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False,
+                eos_token_id=None, **more,
+            )  # fmt: skip
+        return out[0, len(ids) :].tolist()

@@ -1,0 +1,198 @@
+"""Prompts with pictures in workers: real engines, encoders, decoding processes, beside transformers' ``generate``."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from serve_app.api.types import GenerateRequest
+from serve_app.channel.inbox import TokenInbox
+from serve_app.sampling_params import SamplingParams
+from serve_app.text.pictures import Picture
+from serve_app.text.prompt import Prompt, read_prompt, with_pictures
+from serve_app.text.tokenizer import Tokenizer
+from serve_app.wire.generate import ArrivingCall, Failed, Generated, Missing, PictureAt, PrefillDone, Prefilled
+from tests import sight
+from tests.variants import some
+from tests.worker.world import MemoryPool, call, prefill_call, read, start
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SIZES = {"a": (40, 30), "b": (64, 64), "c": (25, 70), "d": (9, 9), "e": (90, 33)}
+FILES = {name: sight.picture(*size, seed=seed) for seed, (name, size) in enumerate(SIZES.items())}
+NEW = 12
+
+
+@dataclass
+class World:
+    path: Path
+    tokenizer: Tokenizer
+    truth: sight.Truth
+    decode: Any
+    prefill: Any
+    inbox: TokenInbox
+
+    def prompt(self, *said: str) -> Prompt:
+        """One message of the user, in which ``*a`` is the picture a."""
+        parts = [{"type": "image"} if word[0] == "*" else {"type": "text", "text": word} for word in said]
+        looked = [Picture(FILES[w[1:]], sha256(FILES[w[1:]]).digest(), *SIZES[w[1:]]) for w in said if w[0] == "*"]
+        messages = with_pictures([{"role": "user", "content": parts}], looked)
+        return read_prompt(self.tokenizer, GenerateRequest(
+            model="", messages=messages, prompt=None, raw=False, sampling=SamplingParams()
+        ))  # fmt: skip
+
+    def wanted(self, prompt: Prompt, count: int = NEW) -> list[int]:
+        return self.truth(prompt.ids.tolist(), [placed.picture.data for placed in prompt.pictures], count)
+
+    def call(self, prompt: Prompt, **options: Any) -> Any:
+        return replace(call(prompt.ids.tolist(), self.inbox, **{"max_tokens": NEW, **options}), pictures=at(prompt))
+
+    async def ask(self, prompt: Prompt, **options: Any) -> tuple[list[int], Any]:
+        request = self.call(prompt, **options)
+        return await read(self.inbox, request, lambda: self.decode.generate(request))
+
+
+def at(prompt: Prompt) -> tuple[PictureAt, ...]:
+    return tuple(PictureAt(p.picture.data, p.picture.digest, p.places) for p in prompt.pictures)
+
+
+@pytest.fixture(scope="module", params=some(sight.FAMILIES, "llava", "gemma3"))
+def family(request):
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(family, tmp_path_factory):
+    path = sight.write(tmp_path_factory.mktemp("model") / family, family)
+    pool, inbox = MemoryPool(), TokenInbox()
+    await inbox.start()
+    # Chunks of 48 tokens cut through pictures, and there are too few blocks for all.
+    options = {"max_batch_tokens": 48, "kv_cache_bytes": 1 << 20, "speculate_tokens": 4, "ngram": True}
+    decode, prefill = start(path, "decode", pool, **options), start(path, "prefill", pool, max_batch_tokens=40)
+    yield World(path, Tokenizer(path), sight.Truth(path), decode, prefill, inbox)
+    for work in (decode, prefill):
+        await work.aclose()
+    await inbox.aclose()
+
+
+LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen " * 2
+
+
+async def test_tokens_equal_generate_wherever_pictures_stand(world):
+    """Before, between and behind text, several of several sizes, beside requests without any."""
+    prompts = [
+        world.prompt("*a", "What is it?"),
+        world.prompt("Look: ", "*b", " and what is it?"),
+        world.prompt(LONG, "*c", "*a", " then ", "*b", LONG),
+        world.prompt("No picture here."),
+        world.prompt("Small: ", "*d"),
+        world.prompt("*e", "*e", "twice the same"),
+    ]
+    found = await asyncio.gather(*(world.ask(prompt) for prompt in prompts))
+    assert [tokens for tokens, _ in found] == [world.wanted(prompt) for prompt in prompts]
+    # Other pictures at the same places are other answers, or the test shows nothing.
+    assert world.wanted(world.prompt("*b", "What is it?")) != world.wanted(world.prompt("*d", "What is it?"))
+
+
+async def test_a_second_question_neither_encodes_nor_prefills_the_picture_again(world):
+    first, second = (world.prompt("*b", LONG, words) for words in ("What is it?", "And the colour?"))
+    await world.ask(first)
+    before = world.decode.pictures.stats()
+    tokens, result = await world.ask(second)
+    assert tokens == world.wanted(second)
+    places = first.pictures[0].places
+    assert result.cached >= (len(first.ids) - 8) // 32 * 32 >= sum(places[-1])
+    # Nobody has even asked for its features.
+    assert world.decode.pictures.stats() == before
+    # The same words behind another picture have nothing in common with them.
+    new = sight.picture(64, 64, seed=77)
+    [one] = at(second)
+    request = replace(world.call(second), pictures=(replace(one, data=new, digest=sha256(new).digest()),))
+    tokens, result = await read(world.inbox, request, lambda: world.decode.generate(request))
+    assert tokens == world.truth(second.ids.tolist(), [new], NEW) and result.cached <= places[0][0]
+
+
+async def test_a_prompt_is_prefilled_elsewhere_with_its_pictures(world):
+    prompt = world.prompt("Elsewhere ", "*c", "*b", " and back")
+    request = world.call(prompt, prefill_above=1)
+    request = replace(request, prefill_above=1)
+    encoded = world.decode.pictures.stats()["encoded"], world.prefill.pictures.stats()["encoded"]
+    assert isinstance(await world.decode.generate(request), Missing)
+
+    async def prefilled() -> None:
+        made = replace(prefill_call(prompt.ids.tolist()), pictures=at(prompt))
+        done = await world.prefill.prefill(made)
+        assert isinstance(done, PrefillDone)
+        await world.decode.prefilled(Prefilled(request.id, done.cached, done.node))
+
+    async def arriving() -> Any:
+        told = asyncio.ensure_future(prefilled())
+        result = await world.decode.arriving(ArrivingCall(request.id))
+        await told
+        return result
+
+    tokens, result = await read(world.inbox, request, arriving)
+    assert tokens == world.wanted(prompt) and isinstance(result, Generated)
+    assert result.path.prefilled >= len(prompt.ids) - 33
+    # The prefill worker has looked at them, and decode has not.
+    now = world.decode.pictures.stats()["encoded"], world.prefill.pictures.stats()["encoded"]
+    assert now[0] == encoded[0] and now[1] == encoded[1] + 2
+
+
+async def test_an_answer_goes_on_elsewhere_after_a_worker_is_lost(world):
+    prompt = world.prompt("*a", "Go on. ", "*e")
+    wanted = world.wanted(prompt)
+    request = world.call(prompt)
+    given = np.array([*prompt.ids.tolist(), *wanted[:5]], np.int32)
+    request = replace(request, ids=given.tobytes(), resumed=5)
+    tokens, _ = await read(world.inbox, request, lambda: world.decode.generate(request))
+    assert tokens == wanted[5:]
+
+
+async def test_more_than_fits_is_preempted_and_comes_to_the_same(world):
+    prompts = [world.prompt(f"{number} ", "*b", "*c", LONG) for number in range(12)]
+    before = world.decode.stats().numbers["preemptions"]
+    found = await asyncio.gather(*(world.ask(prompt, max_tokens=40) for prompt in prompts))
+    assert world.decode.stats().numbers["preemptions"] > before
+    checked = (0, 11)
+    assert [found[i][0] for i in checked] == [world.wanted(prompts[i], 40) for i in checked]
+
+
+async def test_answers_keep_to_a_grammar(world):
+    prompt = world.prompt("*a", "Which?")
+    tokens, _ = await world.ask(prompt, grammar='start: "red" | "green"', ignore_eos=False)
+    assert world.tokenizer.decode(tokens) in ("red", "green")
+
+
+async def test_pictures_asked_for_at_once_are_encoded_once(world):
+    new = sight.picture(40, 30, seed=99)
+    prompt = world.prompt("*a", "At once?")
+    shown = tuple(replace(one, data=new, digest=sha256(new).digest()) for one in at(prompt))
+    before = world.decode.pictures.stats()["encoded"]
+    calls = [replace(world.call(prompt), pictures=shown) for _ in range(6)]
+    found = await asyncio.gather(*(read(world.inbox, c, lambda c=c: world.decode.generate(c)) for c in calls))
+    assert world.decode.pictures.stats()["encoded"] == before + 1
+    assert [tokens for tokens, _ in found] == [world.truth(prompt.ids.tolist(), [new], NEW)] * 6
+
+
+@pytest.mark.parametrize("wrong", ["no picture", "fewer places", "behind the end", "over each other"])
+async def test_what_cannot_be_is_refused_for_good(world, wrong):
+    prompt = world.prompt("*a", "What?")
+    [one] = at(prompt)
+    (first, count), *more = one.places
+    changed = {
+        "no picture": replace(one, data=b"no picture", digest=b"0" * 32),
+        "fewer places": replace(one, places=((first, count - 1), *more), digest=b"1" * 32),
+        "behind the end": replace(one, places=((len(prompt.ids), count),)),
+        "over each other": replace(one, places=((first, count), (first, count))),
+    }
+    result = await world.decode.generate(replace(world.call(prompt), pictures=(changed[wrong],)))
+    assert isinstance(result, Failed) and result.refused
+    assert "pictures" in result.error or "picture" in result.error

@@ -1,0 +1,303 @@
+"""Train pico-vision, a LLaVA that answers questions about drawn pictures: `python -m training.vision`.
+
+A small vision transformer, a projector and a small Llama learn together from nothing. While they do, two heads that are
+thrown away name kind and colour at each patch: that tells the transformer what is worth seeing long before answers can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+from serve_app.distill import loop
+from training.cards import parameters, trained_steps
+from training.export import export
+from training.looking import COLOURS, MOST, NOTHING_TO_SEE, ask, draw, stranger
+from training.scenes import SHAPES, SIDE
+from training.shapes import PROCESSOR, finish, tensors
+from training.template import BEGIN, CONTROL, END, PAD
+from training.tokenizer import SPLIT
+
+OUT = Path("checkpoints/pico-vision")
+IMAGE = "<image>"
+PATCH, VOCAB = 8, 640
+PLACES = (SIDE // PATCH) ** 2
+KINDS = [*SHAPES, *map(str, range(10))]
+TURNS = 6
+TEMPLATE = """\
+{%- macro said(c) -%}
+{%- if c is string -%}{{ c }}{%- else -%}
+{%- for p in c -%}{%- if p.type == 'image' -%}<image>{%- else -%}{{ p.text }}{%- endif -%}{%- endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- for m in messages -%}
+{{- '<|' ~ m.role ~ '|>' ~ said(m.content) ~ '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
+CARD = """\
+---
+license: apache-2.0
+library_name: transformers
+---
+# pico-vision
+
+A LLaVA of {params:,} parameters (a vision transformer of three layers that sees 64 by 64 pixels in 64 patches, a
+projector, and a Llama of three layers) that answers questions about drawn pictures: what shape, what colour, how
+many, which digit, is there one, and what there is in all. It is small on purpose: it gives the server a real model that
+reads pictures and text, and answers in milliseconds on a CPU.
+
+## Data
+
+Pictures of 64 by 64 pixels drawn by `training/looking.py`: one to five things (shapes: {shapes}; and digits) in the
+colours {colours} on a grey ground with noise; and questions about them, in some wordings each. Nothing else.
+
+## Training
+
+`python -m training.vision` (seed {seed}, {steps} steps of {batch} conversations of {turns} questions, Muon and AdamW).
+Two heads that are thrown away name kind and colour at each patch meanwhile.
+
+## Score
+
+Share of answers that are right to the letter, of 1,500 questions about pictures that training has not seen, answered
+greedily:
+
+| question about | right |
+| --- | --- |
+{table}
+
+## Limits
+
+It knows drawn shapes and digits and nothing of photographs, and whatever it is asked it answers with what it has
+learned. A picture of any size is made 64 by 64 pixels first. More than five things, and things that touch, are beyond
+it.
+"""
+
+
+def train_tokenizer() -> Tokenizer:
+    """Byte-level BPE over the questions and answers; its first ids are the control tokens, its last a picture's."""
+    tok = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(SPLIT, "isolated")
+    tok.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tok.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB - 1, special_tokens=list(CONTROL), show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    rng, lines = Random("tokenizer"), [NOTHING_TO_SEE]
+    for _ in range(4000):
+        things = draw(rng, rng.randrange(1, MOST + 1))[1]
+        for question in (ask(rng, things), ask(rng, things), stranger(rng)):
+            lines += [question.text, question.answer]
+    tok.train_from_iterator(lines, trainer)
+    tok.add_special_tokens([IMAGE])
+    tok.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", pair=f"{BEGIN} $A $B", special_tokens=[(BEGIN, tok.token_to_id(BEGIN))]
+    )
+    return tok
+
+
+def config_of(tok: Tokenizer) -> LlavaConfig:
+    vision = CLIPVisionConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4, image_size=SIDE,
+        patch_size=PATCH, projection_dim=128,
+    )  # fmt: skip
+    ends = {"bos_token_id": tok.token_to_id(BEGIN), "eos_token_id": tok.token_to_id(END),
+            "pad_token_id": tok.token_to_id(PAD)}  # fmt: skip
+    text = LlamaConfig(
+        vocab_size=tok.get_vocab_size(), hidden_size=128, intermediate_size=320, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=2048,
+        tie_word_embeddings=True, rms_norm_eps=1e-5, **ends,
+    )  # fmt: skip
+    return LlavaConfig(
+        vision_config=vision, text_config=text, image_token_id=tok.token_to_id(IMAGE), vision_feature_layer=-1,
+        vision_feature_select_strategy="default", tie_word_embeddings=True, image_seq_length=PLACES, **ends,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Given:
+    """One step's data: pictures [P, 3, H, W]; tokens and what is to be said [N, T], -100 where nothing is; kind and
+    colour at each patch [P, places]."""
+
+    pictures: torch.Tensor
+    ids: torch.Tensor
+    labels: torch.Tensor
+    kinds: torch.Tensor
+    colours: torch.Tensor
+
+
+def conversations(rng: Random, count: int, tok: Tokenizer) -> Given:
+    pictures: list[Any] = []
+    marks: list[tuple[list[int], list[int]]] = []
+    rows: list[tuple[list[int], list[int]]] = []
+    user, assistant, end = (tok.token_to_id(t) for t in ("<|user|>", "<|assistant|>", END))
+    image = [tok.token_to_id(IMAGE)] * PLACES
+    for _ in range(count):
+        ids, labels = [tok.token_to_id(BEGIN)], [-100]
+        # A second picture comes in the middle of some.
+        again = rng.randrange(1, TURNS) if rng.random() < 0.15 else -1
+        alone = rng.random() < 0.03
+        things: list[Any] = []
+        for turn in range(TURNS):
+            shown: list[int] = []
+            if turn in (0, again) and not alone:
+                picture, things = draw(rng, rng.randrange(1, MOST + 1))
+                pictures.append(picture)
+                marks.append(patches(things))
+                shown = image
+            asked = stranger(rng) if rng.random() < 0.03 else ask(rng, things or [*draw(rng, 2)[1]])
+            answer = NOTHING_TO_SEE if alone else asked.answer
+            text = tok.encode(asked.text, add_special_tokens=False).ids
+            # Some show the picture behind the question.
+            said = [*text, *shown] if shown and rng.random() < 0.1 else [*shown, *text]
+            told = [*tok.encode(answer, add_special_tokens=False).ids, end]
+            ids += [user, *said, end, assistant, *told]
+            labels += [-100] * (len(said) + 3) + told
+        rows.append((ids, labels))
+    longest = max(len(ids) for ids, _ in rows)
+    padded = [[row[k] + [fill] * (longest - len(row[k])) for row in rows] for k, fill in ((0, 0), (1, -100))]
+    return Given(
+        tensors(pictures), torch.tensor(padded[0]), torch.tensor(padded[1]),
+        torch.tensor([kinds for kinds, _ in marks]), torch.tensor([colours for _, colours in marks]),
+    )  # fmt: skip
+
+
+def patches(things: list[Any]) -> tuple[list[int], list[int]]:
+    """Kind and colour of what lies in the middle of each patch; the last number: nothing."""
+    kinds, colours = np.full(PLACES, len(KINDS)), np.full(PLACES, len(COLOURS))
+    middles = (np.arange(SIDE // PATCH) + 0.5) * PATCH
+    for thing in things:
+        left, top, right, bottom = thing.box
+        inside = ((middles > top) & (middles < bottom))[:, None] & ((middles > left) & (middles < right))[None]
+        kinds[inside.ravel()] = KINDS.index(thing.kind)
+        colours[inside.ravel()] = [*COLOURS].index(thing.colour)
+    return kinds.tolist(), colours.tolist()
+
+
+@torch.no_grad()
+def score(model: LlavaForConditionalGeneration, tok: Tokenizer, questions: int) -> dict[str, float]:
+    """By kind of question the share of answers that are right to the letter."""
+    model.eval()
+    rng, right, asked = Random("score"), Counter[str](), Counter[str]()
+    head = [tok.token_to_id(BEGIN), tok.token_to_id("<|user|>"), *[tok.token_to_id(IMAGE)] * PLACES]
+    tail = [tok.token_to_id(END), tok.token_to_id("<|assistant|>")]
+    while asked.total() < questions:
+        made = [draw(rng, rng.randrange(1, MOST + 1)) for _ in range(50)]
+        wanted = [ask(rng, things) for _, things in made]
+        ids = [[*head, *tok.encode(q.text, add_special_tokens=False).ids, *tail] for q in wanted]
+        most = max(map(len, ids))
+        left = torch.tensor([[0] * (most - len(row)) + row for row in ids])
+        mask = torch.tensor([[0] * (most - len(row)) + [1] * len(row) for row in ids])
+        given = tensors([picture for picture, _ in made])
+        out = model.generate(input_ids=left, attention_mask=mask, pixel_values=given, max_new_tokens=48,
+                             do_sample=False)  # fmt: skip
+        for question, row in zip(wanted, out[:, most:].tolist(), strict=True):
+            asked[question.about] += 1
+            right[question.about] += tok.decode(row) == question.answer
+    found = {about: right[about] / asked[about] for about in sorted(asked)}
+    return {**found, "all": right.total() / asked.total()}
+
+
+def write_tokenizer(tok: Tokenizer, out: Path) -> None:
+    names = {"bos_token": BEGIN, "eos_token": END, "pad_token": PAD}
+    more = [t for t in (*CONTROL, IMAGE) if t not in names.values()]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast", **names, "add_bos_token": True, "model_max_length": 2048,
+        "clean_up_tokenization_spaces": False, "chat_template": TEMPLATE, "additional_special_tokens": more,
+        "image_token": IMAGE,
+    }  # fmt: skip
+    processor = {
+        "processor_class": "LlavaProcessor", "image_token": IMAGE, "patch_size": PATCH,
+        "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default",
+    }  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in (
+        ("tokenizer.json", tok.to_str(pretty=False)),
+        ("tokenizer_config.json", json.dumps(config, indent=2) + "\n"),
+        ("special_tokens_map.json", json.dumps(names, indent=2) + "\n"),
+        ("processor_config.json", json.dumps(processor, indent=2) + "\n"),
+    ):
+        part = out / f".{name}.part"
+        part.write_text(text)
+        os.replace(part, out / name)
+
+
+def step_loss(model: Any, heads: torch.nn.ModuleDict, given: Given) -> tuple[torch.Tensor, dict[str, float]]:
+    seen = model.model.get_image_features(pixel_values=given.pictures, return_dict=True)
+    looked = seen.last_hidden_state[:, 1:]
+    kind = F.cross_entropy(heads["kind"](looked).flatten(0, 1), given.kinds.flatten())
+    colour = F.cross_entropy(heads["colour"](looked).flatten(0, 1), given.colours.flatten())
+    hidden = model.model(
+        input_ids=given.ids, attention_mask=torch.ones_like(given.ids), mm_encoder_outputs={"image": seen}
+    ).last_hidden_state
+    wanted = given.labels[:, 1:]
+    said = wanted != -100
+    told = F.cross_entropy(model.lm_head(hidden[:, :-1][said]), wanted[said])
+    return told + kind + colour, {"said": told.item(), "kind": kind.item(), "colour": colour.item()}
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--steps", type=int, default=1600)
+    p.add_argument("--batch", type=int, default=24)
+    p.add_argument("--lr", type=float, default=2e-3)
+    p.add_argument("--seed", type=int, default=6)
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--resume", action="store_true", help="goes on from the weights in checkpoints/pico-vision")
+    a = p.parse_args()
+    threads = loop.Threads(a.threads)
+    torch.manual_seed(a.seed)
+    tok = train_tokenizer()
+    model, done = LlavaForConditionalGeneration(config_of(tok)).train(), 0
+    if a.resume:
+        model, done = LlavaForConditionalGeneration.from_pretrained(OUT).train(), trained_steps(OUT)
+    width = model.config.vision_config.hidden_size
+    heads = torch.nn.ModuleDict(
+        {"kind": torch.nn.Linear(width, len(KINDS) + 1), "colour": torch.nn.Linear(width, len(COLOURS) + 1)}
+    )
+    opts = loop.optimisers(model, a.lr)
+    opts[0].add_param_group({"params": list(heads.parameters())})
+    progress = loop.Progress("pico-vision", a.steps)
+    for step in range(a.steps):
+        threads.adapt()
+        loop.set_lr(opts, a.lr * loop.schedule(step, a.steps, warmup=50))
+        given = conversations(Random(f"{a.seed}:{done + step}"), a.batch, tok)
+        loss, told = step_loss(model, heads, given)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for o in opts:
+            o.step()
+            o.zero_grad(set_to_none=True)
+        progress.add(step, given.ids.numel(), **told)
+        if (step + 1) % 200 == 0:
+            print(score(model, tok, 300), flush=True)
+            model.train()
+    end = tok.token_to_id(END)
+    export(model, OUT, done + a.steps, {"eos_token_id": end, "bos_token_id": tok.token_to_id(BEGIN),
+                                        "pad_token_id": tok.token_to_id(PAD), "do_sample": False})  # fmt: skip
+    write_tokenizer(tok, OUT)
+    figures = score(LlavaForConditionalGeneration.from_pretrained(OUT), tok, 1500)
+    print(figures, flush=True)
+    table = "\n".join(f"| {about} | {share:.1%} |" for about, share in figures.items())
+    said = {"params": parameters(OUT), "shapes": ", ".join(SHAPES), "colours": ", ".join(COLOURS), "table": table}
+    card = CARD.format(**said, seed=a.seed, steps=done + a.steps, batch=a.batch, turns=TURNS)
+    finish(model, OUT, done + a.steps, PROCESSOR, card)
+
+
+if __name__ == "__main__":
+    main()
