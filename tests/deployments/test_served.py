@@ -37,7 +37,9 @@ async def test_two_gateways_hear_the_same_of_one_tenant(ray_cluster, tmp_path):
             for caller in (one, two):
                 await until(lambda caller=caller: wish in [(r.role, r.planner) for r in caller.reports])
 
-        first, second = sorted((one, two), key=lambda caller: gateway_name(caller.address))
+        # Which of the two counts is drawn from the model's name and theirs.
+        both = await until(lambda: next((r for r in reversed(two.reports) if r.gateways == 2), None))
+        first, second = (one, two) if both.planner == gateway_name(one.address) else (two, one)
         await told("decode", first)
         for caller, wish in ((second, "mixed"), (first, "prefill")):
             await worker.subscribe(Listen(caller.address, 600, "r", "decode", wish))

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from serve_app.api.errors import RateLimited
+from serve_app.api.errors import NotFound, RateLimited
 from serve_app.state.callers.accounts import Caller, hash_key
 from serve_app.state.errors import StateError
 from serve_app.state.store.sql import SqlStore
@@ -144,11 +144,12 @@ async def test_the_store_goes_away_and_comes_back(gateways, open_store):
         await one.allowance.request(Caller("team-a"), "t")
     bodies = [{"id": f"resp_{n}", "previous_response_id": None} for n in range(20)]
     # Each waits a second for the store.
-    await asyncio.gather(*(one.responses.put("team-a", body, []) for body in bodies))
+    await asyncio.gather(*(one.responses.put("team-b", body, []) for body in bodies))
     for n in range(20):
-        one.traces.end(one.traces.begin(f"r{n}", "team-a", "m"), "done")
+        one.traces.end(one.traces.begin(f"r{n}", "team-b", "m"), "done")
     told = one.counters()
     assert told["waiting"] == 40 and told["lost"] == 0
+    await one.responses.put("team-a", {"id": "resp_a", "previous_response_id": None}, [])
     # What is away is the test's doing: the command line changes the store meanwhile.
     store.accounts.remove("team-a")
     assert one.accounts.find(key) is not None
@@ -156,8 +157,11 @@ async def test_the_store_goes_away_and_comes_back(gateways, open_store):
     await gateways.settled()
     await until(lambda: one.accounts.find(key) is None and two.accounts.find(key) is None)
     for n in range(20):
-        assert (await two.responses.get("team-a", f"resp_{n}"))["id"] == f"resp_{n}"
-        assert (await two.traces.get("team-a", f"r{n}"))["status"] == "done"
+        assert (await two.responses.get("team-b", f"resp_{n}"))["id"] == f"resp_{n}"
+        assert (await two.traces.get("team-b", f"r{n}"))["status"] == "done"
+    # What waited for an account that has been removed is not written.
+    with pytest.raises(NotFound):
+        await two.responses.get("team-a", "resp_a")
     assert one.counters()["journal_bytes"] == 0 and one.health() == {"status": "ready"}
 
 

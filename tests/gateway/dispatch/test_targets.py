@@ -18,6 +18,7 @@ from serve_app.routing.types import RouteRequest
 from serve_app.sampling_params import SamplingParams
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.backend import Prepared
+from serve_app.text.prompt import Prompt
 from serve_app.wire.generate import HERE
 from tests.gateway.dispatch.waiting import CHAT, IDLE, Clock, drain, entered, slow_worker, ticket
 
@@ -162,7 +163,7 @@ async def test_what_another_tenant_has_sent_changes_nothing_about_where_one_goes
     asked = GenerateRequest(CHAT, None, "", True, SamplingParams(max_tokens=16), session="talk")
 
     def sent(account: str, salt: bytes) -> RouteRequest:
-        return _route_request(dispatcher, Prepared(asked, len(ids), ids), salt, Caller(account))
+        return _route_request(dispatcher, Prepared(asked, len(ids), Prompt(ids)), salt, Caller(account))
 
     def choice(request: RouteRequest) -> tuple:
         found = dispatcher.policy.router.choose(request, Clock.now)
