@@ -350,9 +350,9 @@ class Gateway:
         """Says what a request waits for while its model starts: see :func:`streams.streamed`."""
         return partial(self.backend(model).waiting, model)
 
-    async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
+    async def count_tokens(self, model: ServedModel, request: GenerateRequest, caller: Caller) -> int:
         """How many tokens the request's prompt has, whether or not the context window would take it."""
-        return await self.backend(model).count_tokens(model, request)
+        return await self.backend(model).count_tokens(model, request, self.runtime.salt(caller.account))
 
     async def run_handle(self, name: str, inputs: dict[str, Any], own_id: str = "") -> dict[str, Any]:
         """:meth:`run` for the Python handle: the envelope, errors included (with their ``status``). ``own_id``: what a

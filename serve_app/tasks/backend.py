@@ -40,8 +40,10 @@ class Backend(Protocol):
     def limits(self, model: ServedModel) -> ModelLimits:
         """Bounds and defaults that bodies are read with."""
 
-    async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
-        """Checks all that can be checked before the request waits. Raises `ApiError`."""
+    async def prepare(self, model: ServedModel, request: GenerateRequest, salt: bytes) -> Prepared:
+        """Checks all that can be checked before the request waits. ``salt``: that of its account's caches. Raises
+        `ApiError`.
+        """
 
     def events(self, prepared: Prepared, work: Work) -> AsyncIterator[Event]:
         """The request's events but the last, its usage: that is in ``work.usage`` once the iterator ends or is closed.
@@ -58,7 +60,7 @@ class Backend(Protocol):
     async def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
         """What would become of the request if it came now; ``salt`` is that of its account's caches."""
 
-    async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
+    async def count_tokens(self, model: ServedModel, request: GenerateRequest, salt: bytes) -> int:
         """How many tokens the prompt has, whether or not the context window would take it."""
 
     def waiting(self, model: ServedModel) -> str:

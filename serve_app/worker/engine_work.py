@@ -284,7 +284,7 @@ class EngineWork:
     def _read(self, call: GenerateCall | PrefillCall) -> tuple[Request, list[Look]]:
         """The call's request and its pictures. Raises :class:`BadPictures`."""
         request = request_of(call, self.root_of(call.salt, call.adapter.digest if call.adapter else ""))
-        return request, put_into(request, call.pictures, self.pictures)
+        return request, put_into(request, call.pictures, self.pictures, call.salt)
 
     def _register(self, request: Request, call: GenerateCall | None, looks: Sequence[Look]) -> Running:
         self._loop = self._publisher.loop = asyncio.get_running_loop()

@@ -4,8 +4,9 @@
 
     file -> pixels (another process) -> tensors (a thread) -> features (batches over requests) -> spans of prompts
 
-Features are remembered by the file's digest, and one picture that several requests ask for at the same time is encoded
-once. A prompt whose K/V are stored asks for none: then nobody reads its spans.
+Features are remembered by tenant and the file's digest, and one picture that several requests of a tenant ask for at
+the same time is encoded once: whether another tenant has sent a picture can't be told by the clock. A prompt whose K/V
+are stored asks for none: then nobody reads its spans.
 """
 
 from __future__ import annotations
@@ -57,26 +58,27 @@ class PictureWork:
         self._batcher = _Encoding(encoder)
         self._threads = ThreadPoolExecutor(PREPARED, "pictures")
         self._lock = threading.Lock()
-        self._coming: dict[bytes, Future[Tensor]] = {}
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._coming: dict[tuple[bytes, bytes], Future[Tensor]] = {}
+        self._kept: OrderedDict[tuple[bytes, bytes], Tensor] = OrderedDict()
         self._left = kept_bytes
         self.encoded = self.remembered = 0
 
-    def features(self, data: bytes, digest: bytes) -> Future[Tensor]:
-        """The features [places, hidden] of a file. Raises :class:`~serve_app.predict.predictor.BadInput` for one that
-        can't be decoded.
+    def features(self, data: bytes, digest: bytes, salt: bytes) -> Future[Tensor]:
+        """The features [places, hidden] of a file of the tenant that ``salt`` stands for. Raises
+        :class:`~serve_app.predict.predictor.BadInput` for one that can't be decoded.
         """
+        key = (salt, digest)
         with self._lock:
-            if (known := self._kept.get(digest)) is not None:
-                self._kept.move_to_end(digest)
+            if (known := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
                 self.remembered += 1
                 found: Future[Tensor] = Future()
                 found.set_result(known)
                 return found
-            if (coming := self._coming.get(digest)) is not None:
+            if (coming := self._coming.get(key)) is not None:
                 return coming
-            found = self._coming[digest] = Future()
-        self._threads.submit(self._encode, data, digest, found)
+            found = self._coming[key] = Future()
+        self._threads.submit(self._encode, data, key, found)
         return found
 
     def stats(self) -> dict[str, int]:
@@ -90,21 +92,21 @@ class PictureWork:
         self._batcher.close()
         self._files.close()
 
-    def _encode(self, data: bytes, digest: bytes, found: Future[Tensor]) -> None:
+    def _encode(self, data: bytes, key: tuple[bytes, bytes], found: Future[Tensor]) -> None:
         try:
             [features] = self._batcher.enqueue(_call(self._files.item(data))).result()
             with self._lock:
                 self.encoded += 1
-                self._keep(digest, features)
-                del self._coming[digest]
+                self._keep(key, features)
+                del self._coming[key]
             found.set_result(features)
         except BaseException as error:
             with self._lock:
-                self._coming.pop(digest, None)
+                self._coming.pop(key, None)
             found.set_exception(error)
 
-    def _keep(self, digest: bytes, features: Tensor) -> None:
-        self._kept[digest] = features
+    def _keep(self, key: tuple[bytes, bytes], features: Tensor) -> None:
+        self._kept[key] = features
         self._left -= _size(features)
         while self._left < 0 and self._kept:
             self._left += _size(self._kept.popitem(last=False)[1])
@@ -133,8 +135,9 @@ def _size(features: Tensor) -> int:
 class Look:
     """One picture of one request: its features, once somebody has asked for them."""
 
-    def __init__(self, work: PictureWork, at: PictureAt) -> None:
+    def __init__(self, work: PictureWork, at: PictureAt, salt: bytes) -> None:
         self.at = at
+        self._salt = salt
         self._work = work
         self._features: Tensor | None = None
 
@@ -145,7 +148,7 @@ class Look:
         return first + count
 
     def ask(self) -> Future[Tensor]:
-        return self._work.features(self.at.data, self.at.digest)
+        return self._work.features(self.at.data, self.at.digest, self._salt)
 
     def take(self, features: Tensor) -> None:
         """Raises :class:`BadPictures` where they are not as many as the gateway has made room for."""
@@ -170,15 +173,17 @@ class Look:
         return found
 
 
-def put_into(request: Request, pictures: Sequence[PictureAt], work: PictureWork | None) -> list[Look]:
-    """Gives a request its spans. Raises :class:`BadPictures` where they can't be its prompt's, or no model's."""
+def put_into(request: Request, pictures: Sequence[PictureAt], work: PictureWork | None, salt: bytes) -> list[Look]:
+    """Gives a request its spans; ``salt`` stands for its tenant. Raises :class:`BadPictures` where they can't be its
+    prompt's, or no model's.
+    """
     if not pictures:
         return []
     if work is None:
         raise BadPictures("the model takes no pictures")
     if not all(at.places for at in pictures):
         raise BadPictures("a picture has no place in its prompt")
-    looks = [Look(work, at) for at in pictures]
+    looks = [Look(work, at, salt) for at in pictures]
     spans = [span for look in looks for span in look.spans()]
     borders = [0, *(border for span in spans for border in (span.start, span.end)), len(request.tokens)]
     if borders != sorted(borders) or any(span.count < 1 for span in spans):

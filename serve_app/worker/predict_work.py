@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from serve_app.catalog.tasks import folder_of
+from serve_app.media.preparing import Full, Preparing
 from serve_app.predict.batcher import PredictBatcher
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor
-from serve_app.predict.preparing import Full, Preparing
 from serve_app.wire.generate import Failed
 from serve_app.wire.predict import PredictCall, Predicted, PredictResult
 from serve_app.wire.replicas import Counters, Pulse

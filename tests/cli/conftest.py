@@ -42,9 +42,9 @@ class Remembering(EchoBackend):
         super().__init__()
         self.asked: list = []
 
-    async def prepare(self, model: ServedModel, request) -> Prepared:
+    async def prepare(self, model: ServedModel, request, salt: bytes) -> Prepared:
         self.asked.append(request)
-        return await super().prepare(model, request)
+        return await super().prepare(model, request, salt)
 
 
 def connected(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class EchoBackend:
     def limits(self, model: ServedModel) -> ModelLimits:
         return ModelLimits(default_max_tokens=64, takes=self.takes)
 
-    async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
+    async def prepare(self, model: ServedModel, request: GenerateRequest, salt: bytes) -> Prepared:
         content = (request.messages or [{"content": request.prompt}])[-1]["content"]
         if not isinstance(content, str):
             self.seen += content
@@ -58,8 +58,8 @@ class EchoBackend:
     async def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
         return Foreseen(cached_tokens=1, output_tokens=3, wait_s=0.5, ttft_s=0.75)
 
-    async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
-        return (await self.prepare(model, request)).prompt_tokens
+    async def count_tokens(self, model: ServedModel, request: GenerateRequest, salt: bytes) -> int:
+        return (await self.prepare(model, request, salt)).prompt_tokens
 
     def waiting(self, model: ServedModel) -> str:
         return ""

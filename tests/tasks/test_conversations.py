@@ -30,7 +30,7 @@ class Noting(EchoBackend):
         super().__init__()
         self.asked: list[GenerateRequest] = []
 
-    async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
+    async def prepare(self, model: ServedModel, request: GenerateRequest, salt: bytes) -> Prepared:
         self.asked.append(request)
         said = request.messages[-1]["content"] if request.messages else request.prompt
         words = content_text(said).split()

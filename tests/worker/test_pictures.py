@@ -22,7 +22,7 @@ from serve_app.text.tokenizer import Tokenizer
 from serve_app.wire.generate import ArrivingCall, Failed, Generated, Missing, PictureAt, PrefillDone, Prefilled
 from tests import sight
 from tests.variants import some
-from tests.worker.world import MemoryPool, call, prefill_call, read, start
+from tests.worker.world import SALT, MemoryPool, call, prefill_call, read, start
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SIZES = {"a": (40, 30), "b": (64, 64), "c": (25, 70), "d": (9, 9), "e": (90, 33)}
@@ -180,6 +180,18 @@ async def test_pictures_asked_for_at_once_are_encoded_once(world):
     found = await asyncio.gather(*(read(world.inbox, c, lambda c=c: world.decode.generate(c)) for c in calls))
     assert world.decode.pictures.stats()["encoded"] == before + 1
     assert [tokens for tokens, _ in found] == [world.truth(prompt.ids.tolist(), [new], NEW)] * 6
+
+
+async def test_no_tenant_learns_what_another_has_sent(world):
+    """Neither from the pictures that are remembered nor from the K/V."""
+    prompt = world.prompt("*b", "Whose is it? " * 12)
+    first, _ = await world.ask(prompt)
+    for salt, more in ((SALT, 0), (b"another tenant's salt", 1), (b"another tenant's salt", 0)):
+        before = world.decode.pictures.stats()["encoded"]
+        request = replace(world.call(prompt), salt=salt)
+        again, result = await read(world.inbox, request, lambda r=request: world.decode.generate(r))
+        assert again == first and world.decode.pictures.stats()["encoded"] == before + more
+        assert bool(result.cached) != bool(more)
 
 
 @pytest.mark.parametrize("wrong", ["no picture", "fewer places", "behind the end", "over each other"])

@@ -93,13 +93,13 @@ class EngineBackend:
     def waiting(self, model: ServedModel) -> str:
         return self.dispatcher(model).waiting()
 
-    async def count_tokens(self, model: ServedModel, request: GenerateRequest) -> int:
-        request = await self._looker.look(model, request)
+    async def count_tokens(self, model: ServedModel, request: GenerateRequest, salt: bytes) -> int:
+        request = await self._looker.look(model, request, salt)
         return len((await asyncio.to_thread(read_prompt, model.tokenizer, request)).ids)
 
-    async def prepare(self, model: ServedModel, request: GenerateRequest) -> Prepared:
+    async def prepare(self, model: ServedModel, request: GenerateRequest, salt: bytes) -> Prepared:
         """The request with limits that fit, and its prompt. Raises what the client should see."""
-        request = await self._looker.look(model, request)
+        request = await self._looker.look(model, request, salt)
         window = model.context_window
         prompt = None
         if sum(map(len, strings([request.prompt, request.messages, request.tools]))) <= INLINE_CHARS:

@@ -61,7 +61,7 @@ async def _prepare(
     """The request, checked, with the adapter that it names."""
     if request.lora:
         request = replace(request, adapter=await runtime.adapter(model, caller, request.lora))
-    return await backend.prepare(model, request)
+    return await backend.prepare(model, request, runtime.salt(caller.account))
 
 
 def _adapter(request: GenerateRequest) -> str:

@@ -205,9 +205,9 @@ async def test_the_tokenizers_copy_is_made_beside_the_event_loop(fields, monkeyp
     monkeypatch.setattr(
         tokenizer.control, "_renamed_copy", lambda: made.append(threading.current_thread().name) or copying()
     )
-    first = await backend.prepare(model, _asks(**fields))
+    first = await backend.prepare(model, _asks(**fields), b"salt")
     assert len(made) == 1 and made[0] != threading.main_thread().name
-    assert (await backend.prepare(model, _asks(**fields))).prompt.ids.tolist() == first.prompt.ids.tolist()
+    assert (await backend.prepare(model, _asks(**fields), b"salt")).prompt.ids.tolist() == first.prompt.ids.tolist()
     assert first.prompt.ids.tolist() == prompt_ids(tokenizer, _asks(**fields)).tolist() and len(made) == 1
 
 

@@ -20,6 +20,8 @@ from serve_app.tasks.model import ServedModel
 from tests import sight
 from tests.media.files import bad_pictures
 
+SALT, OTHER = b"one account's", b"another's"
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -50,10 +52,12 @@ def asks(*files: bytes) -> GenerateRequest:
 async def test_pictures_count_as_tokens_of_the_prompt(backend, model):
     assert model.sees and "image" in model.limits.takes
     one, two = sight.picture(40, 30), sight.picture(64, 10, seed=1)
-    plain = await backend.prepare(model, asks())
-    prepared = await backend.prepare(model, asks(one, two, one))
+    plain = await backend.prepare(model, asks(), SALT)
+    prepared = await backend.prepare(model, asks(one, two, one), SALT)
     assert (
-        prepared.prompt_tokens == plain.prompt_tokens + 3 * 16 == await backend.count_tokens(model, asks(one, two, one))
+        prepared.prompt_tokens
+        == plain.prompt_tokens + 3 * 16
+        == await backend.count_tokens(model, asks(one, two, one), SALT)
     )
     first, _, third = prepared.prompt.pictures
     assert (first.picture.width, first.picture.height) == (40, 30) and first.picture.digest == third.picture.digest
@@ -61,12 +65,12 @@ async def test_pictures_count_as_tokens_of_the_prompt(backend, model):
 
 
 async def test_bad_files_are_refused_at_once(backend, model):
-    await backend.prepare(model, asks(sight.picture(8, 8)))  # the process is up
+    await backend.prepare(model, asks(sight.picture(8, 8)), SALT)  # the process is up
     slowest = 0.0
     for name, file in bad_pictures().items():
         began = time.process_time()
         with pytest.raises(InvalidInput, match=r"messages\[0\]\.content"):
-            await backend.prepare(model, asks(file))
+            await backend.prepare(model, asks(file), SALT)
         slowest = max(slowest, time.process_time() - began)
         assert name
     # The time of this process: the other one may be slowed down by anybody.
@@ -74,12 +78,26 @@ async def test_bad_files_are_refused_at_once(backend, model):
     with pytest.raises(InvalidInput, match="must be base64"):
         request = asks(b"x")
         request.messages[0]["content"][0]["source"]["data"] = "!"
-        await backend.prepare(model, request)
+        await backend.prepare(model, request, SALT)
+
+
+async def test_what_one_account_has_sent_is_unknown_to_another(backend, model, monkeypatch):
+    """Or it could be told by the clock."""
+    looked = []
+    request = asks(sight.picture(31, 17))
+    await backend.prepare(model, request, SALT)
+    decoder = backend._looker._decoder
+    size = decoder.size
+    monkeypatch.setattr(decoder, "size", lambda data: looked.append(data) or size(data))
+    await backend.prepare(model, request, SALT)
+    assert not looked
+    await backend.prepare(model, request, OTHER)
+    assert len(looked) == 1
 
 
 async def test_there_is_a_most_of_pictures(backend, model):
     with pytest.raises(InvalidInput, match=f"at most {MAX_PICTURES} are taken"):
-        await backend.prepare(model, asks(*[sight.picture(8, 8)] * (MAX_PICTURES + 1)))
+        await backend.prepare(model, asks(*[sight.picture(8, 8)] * (MAX_PICTURES + 1)), SALT)
 
 
 async def test_a_family_that_is_not_known_is_named(backend, model, tmp_path):
@@ -89,5 +107,5 @@ async def test_a_family_that_is_not_known_is_named(backend, model, tmp_path):
     record = model.record.model_copy(update={"weights": model.record.weights.model_copy(update={"path": str(path)})})
     other = ServedModel(record, model.profile, path, Path("/nonexistent"))
     with pytest.raises(InvalidInput, match="takes no pictures: the way of qwen2_5_vl"):
-        await backend.prepare(other, asks(sight.picture(8, 8)))
-    assert (await backend.prepare(other, asks())).prompt_tokens > 0
+        await backend.prepare(other, asks(sight.picture(8, 8)), SALT)
+    assert (await backend.prepare(other, asks(), SALT)).prompt_tokens > 0

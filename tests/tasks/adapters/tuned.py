@@ -32,9 +32,9 @@ class AdaptingBackend(EchoBackend):
     def limits(self, model: Any) -> ModelLimits:
         return ModelLimits(default_max_tokens=64, lora=model.record.adapters is not None)
 
-    async def prepare(self, model: Any, request: Any) -> Prepared:
+    async def prepare(self, model: Any, request: Any, salt: bytes) -> Prepared:
         self.adapters.append(request.adapter)
-        return await super().prepare(model, request)
+        return await super().prepare(model, request, salt)
 
 
 async def created(served: Served, name: str = "mine", **more: Any) -> httpx.Response:

@@ -66,4 +66,5 @@ class AnthropicRoutes:
         name, body = openai.model_of(await self._exchange.body(request, GenerateRequest))
         model = await self._exchange.model(request, name, GenerateRequest)
         parsed = anthropic.parse_count(body, self._exchange.gateway.limits(model))
-        return json_answer(anthropic_answers.render_count(await self._exchange.gateway.count_tokens(model, parsed)))
+        count = await self._exchange.gateway.count_tokens(model, parsed, request.state.caller)
+        return json_answer(anthropic_answers.render_count(count))

@@ -176,7 +176,7 @@ class ResponsesRoutes:
 
     async def count(self, request: Request) -> Response:
         model, parsed, _ = await self._read(request, may_be_empty=True)
-        count = await self._exchange.gateway.count_tokens(model, parsed.generate)
+        count = await self._exchange.gateway.count_tokens(model, parsed.generate, request.state.caller)
         return json_answer({"object": "response.input_tokens", "input_tokens": count})
 
     async def compact(self, request: Request) -> Response:

@@ -107,6 +107,10 @@ class Preparing:
         self._bytes: Counter[bytes] = Counter()
         self._threads = ThreadPoolExecutor(QUICK + LONG, thread_name_prefix="prepare")
 
+    def close(self) -> None:
+        """Nothing new begins; what is being decoded ends with its decoder."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     async def run(self, account: bytes, size: int, prepare: Callable[[], _Made]) -> _Made:
         """``prepare()`` in a thread, at its account's turn; ``size``: bytes of its input. It may be called twice. Where
         nobody waits for it any more it is stopped, if it decodes a file. Raises :class:`Full` and what it raises.

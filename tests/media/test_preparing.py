@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from serve_app.media.decoder import Interrupted, interrupted
-from serve_app.predict.preparing import LONG, QUICK, Full, Lane, Preparing
+from serve_app.media.preparing import LONG, QUICK, Full, Lane, Preparing
 from tests.waiting import until
 
 A, B, C = b"a", b"b", b"c"
