@@ -1,13 +1,15 @@
 """The schema's version, brought to this program's before anything else is done with a database.
 
+An empty database gets the tables as they are declared, others the migrations that they lack: both lead to the same.
 Programs that start at the same time do it one after another, under a lock: PostgreSQL's advisory one, or a file beside
-SQLite's. Alembic is imported only where there is something to do.
+SQLite's. Alembic is imported only where there is something to migrate.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from serve_app.state import migrations
 from serve_app.state.errors import StateError
 from serve_app.state.migrations import HEAD
 from serve_app.state.store.database import Database
+from serve_app.state.store.tables import ledger_closed, metadata
 
 _VERSION_TABLE = "alembic_version"
 # Any number that nobody else locks in the same database.
@@ -43,8 +46,12 @@ def upgrade(database: Database) -> bool:
         found = version(database)
         if found == HEAD:
             return False
+        if found is None:
+            with database.unprepared() as connection:
+                _make(connection)
+            return True
         config = _config()
-        if found is not None and found not in _known(config):
+        if found not in _known(config):
             raise StateError(
                 f"{database.name} has schema {found}, which is newer than this program's {HEAD}. Start the newer "
                 "program again, or restore the backup that was made before its upgrade."
@@ -74,6 +81,22 @@ def locked(database: Database) -> Iterator[None]:
             yield
         finally:
             connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK)))
+
+
+def _make(connection: Connection) -> None:
+    """All tables, as the newest migration leaves them in a database that was empty before the first."""
+    from serve_app.state.store import sql  # noqa: F401 - its rooms declare the tables
+
+    version_table = sa.Table(
+        _VERSION_TABLE,
+        sa.MetaData(),
+        sa.Column("version_num", sa.String(32), nullable=False),
+        sa.PrimaryKeyConstraint("version_num", name=f"{_VERSION_TABLE}_pkc"),
+    )
+    metadata.create_all(connection)
+    version_table.create(connection)
+    connection.execute(sa.insert(ledger_closed).values(until=int(time.time() // 86_400)))
+    connection.execute(sa.insert(version_table).values(version_num=HEAD))
 
 
 def _version(connection: Connection) -> str | None:
