@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from typing import Any
@@ -360,10 +361,18 @@ async def test_a_batch_tells_what_it_would_cost_at_every_door(echo):
     answers = [
         (await echo.http.post(run, json={**single, "options": {"estimate": True}})).json()["result"],
         (await echo.http.post(f"{ACCOUNT}/estimate/{echo.model}", json=single)).json()["result"],
+        (
+            await echo.http.post(
+                f"{ACCOUNT}/batches",
+                params={"model": echo.model},
+                content="\n".join(json.dumps(one) for one in single["requests"]),
+                headers={"x-estimate": "true"},
+            )
+        ).json()["result"],
         (await echo.http.post("/v1/messages/batches", json=anthropic, headers={"x-estimate": "true"})).json(),
         (await echo.http.post("/v1/batches", json=openai, headers={"x-estimate": "true"})).json(),
     ]
-    for told, words in zip(answers, (3, 3, 3, 2), strict=True):
+    for told, words in zip(answers, (3, 3, 3, 3, 2), strict=True):
         assert told["object"] == "batch.estimate" and told["requests"] == told["estimated_from"] == 3, told
         expected = {"input_tokens": 3 * words, "cached_tokens": 3, "output_tokens": 9}
         assert told["units"]["expected"] == expected and told["units"]["most"]["output_tokens"] == 3 * 64

@@ -16,6 +16,8 @@ PAGES = [
     f"playground?model={RERANK}",
     "playground?model=@cf/pico/pico-detector",
     "playground?model=@cf/pico/pico-sentiment",
+    f"playground?model={CHAT}&run=decisions",
+    "playground?model=documents",
     "models",
     f"models/{CHAT}",
     f"models/{CHAT}?tab=code",
@@ -74,6 +76,11 @@ def test_axe_finds_nothing_serious(new_tab, signed_in, pages):
     tab.page.get_by_role("button", name="New key").click()
     tab.page.get_by_role("dialog").wait_for()
     found += findings(tab.page)
+    tab.page.keyboard.press("Escape")
+    show(tab, "models")
+    tab.page.get_by_role("button", name="Add a model").click()
+    tab.page.get_by_role("dialog").wait_for()
+    found += findings(tab.page, "'dialog'")
     assert found == []
 
 

@@ -35,8 +35,10 @@ export function kind(model) {
   if (isChat(model)) return "chat";
   if (model.task === "Text Embeddings") return "embeddings";
   if (/rank/i.test(model.id) || /rerank/i.test(model.description)) return "rerank";
-  return "form";
+  return model.task === "Text-to-Speech" ? "speech" : "form";
 }
+/** Whether what a kind of model is asked is known without its schema. */
+export const special = (name) => ["chat", "embeddings", "rerank"].includes(name);
 
 export const yes = (value) => value === true || value === "true";
 

@@ -7,19 +7,21 @@ import { session } from "../core/session.js";
 import { Button, Select, TextField } from "../ui/controls.js";
 import { Card, Figure, Loaded, Meter } from "../ui/states.js";
 import { toast } from "../ui/toast.js";
+import { add, costs } from "../usage/sums.js";
 import { asForm, fromForm, LimitFields } from "./limits.js";
 
 const today = () => new Date().toISOString().slice(0, 10);
 const month = () => `${today().slice(0, 8)}01`;
 
-/** What an account used since midnight and since the month's first day (UTC). */
+/**
+ * What an account used since midnight and since the month's first day (UTC).
+ * @returns {Promise<{neurons: number, units: Object<string, number>, today: Object[], money: Object[]}>} `today`, `money`: the money of the day and of the month
+ */
 export async function spent(account, signal) {
   const query = (since) => ({ since, interval: "none", ...(account.id === session().account ? {} : { account: account.id }) });
   const [day, all] = await Promise.all([get(ai("/usage"), query(today()), { signal }), get(ai("/usage"), query(month()), { signal })]);
-  return {
-    neurons: day.reduce((sum, row) => sum + Number(row.neurons), 0),
-    money: all.filter((row) => row.cost).map((row) => row.cost),
-  };
+  const { neurons: used, units } = add(day);
+  return { neurons: used, units, today: costs(day), money: costs(all) };
 }
 
 export function Budgets({ account, reload }) {

@@ -10,6 +10,7 @@ import { Code, CopyButton } from "../ui/code.js";
 import { Button, Tabs } from "../ui/controls.js";
 import { Badge, Card, Loaded, Notice } from "../ui/states.js";
 import { Actions } from "./operate.js";
+import { Limits } from "./limits.js";
 import { Prices } from "./price.js";
 import { Samples } from "./samples_view.js";
 import { marks } from "./state.js";
@@ -39,7 +40,7 @@ const About = ({ model }) => html`<div class="grid-2">
     ${Object.entries(model.properties).filter(([name]) => name !== "price").map(([name, value]) => html`<dt key=${name}>${name.replaceAll("_", " ")}</dt><dd>${String(value)}</dd>`)}
     <dt>since</dt><dd>${date(model.created.replace(" ", "T"))}</dd>
     ${marks(model).length > 0 && html`<dt>can</dt><dd class="row">${marks(model).map((one) => html`<${Badge} key=${one}>${one}<//>`)}</dd>`}
-  </dl><//></div>`;
+  </dl><//></div><${Limits} model=${model} />`;
 
 function Schemas({ model }) {
   const told = useResource((signal) => schema(model.id, signal), [model.id]);

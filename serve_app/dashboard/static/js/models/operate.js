@@ -1,9 +1,9 @@
-// What an operator does with models by hand: start, stop, scale, and add a record with its checks.
+// What an operator does with models by hand: start, stop, scale, remove a record that was added.
 import { ai, get, post, remove } from "../core/api.js";
 import { shortModel } from "../core/format.js";
 import { html, useState } from "../core/lib.js";
 import { session } from "../core/session.js";
-import { Button, Select, TextArea, TextField } from "../ui/controls.js";
+import { Button, Select, TextField } from "../ui/controls.js";
 import { confirm, Dialog } from "../ui/dialog.js";
 import { Badge, Card, Notice } from "../ui/states.js";
 import { Table } from "../ui/table.js";
@@ -13,17 +13,6 @@ import { toast } from "../ui/toast.js";
 export const records = async (signal) => (session().operator ? get(ai("/models/records"), {}, { signal }) : []);
 
 const act = (model, action, more = {}) => post(ai("/models/actions"), { model, action, ...more });
-
-const EXAMPLE = `id: "@cf/me/mine"
-task: text-generation
-description: What it is good for.
-created_at: "2026-01-31"
-weights: {repo: me/mine, revision: 0123abc}
-properties: {context_window: 8192}
-serving:
-  local:
-    decode: {num_cpus: 1, kv_cache_bytes: 1GiB}
-`;
 
 /** Buttons for one model. @param {{record: Object, reload: () => Promise<void>, small?: boolean}} props */
 export function Actions({ record, reload, small }) {
@@ -74,26 +63,6 @@ function Scale({ record, onClose, onDone }) {
     <${Select} label="Stage" value=${stage} onInput=${setStage} options=${stages} />
     <${TextField} label="At least" type="number" min="0" value=${value("min_replicas")} onInput=${set("min_replicas")} />
     <${TextField} label="At most" type="number" min="1" value=${value("max_replicas")} onInput=${set("max_replicas")} /><//>`;
-}
-
-export function AddRecord({ onClose, onDone }) {
-  const [text, setText] = useState(EXAMPLE);
-  const [told, setTold] = useState(null);
-  const send = async (check) => {
-    try {
-      const found = await post(ai("/models/records"), { record: text, check });
-      setTold({ kind: "good", text: `${found.model} is a good record.` });
-      if (!check) {
-        toast(`${found.model} is added; start it when you like`);
-        await onDone();
-      }
-    } catch (failure) {
-      setTold({ kind: "bad", text: failure.message });
-    }
-  };
-  return html`<${Dialog} wide title="Add a model" onClose=${onClose} foot=${html`<${Button} onClick=${() => send(true)}>Check<//><${Button} main disabled=${!text.trim()} onClick=${() => send(false)}>Add<//>`}>
-    ${told && html`<${Notice} kind=${told.kind} role="alert">${told.text}<//>`}
-    <${TextArea} label="Record" code rows="16" value=${text} onInput=${(value) => { setText(value); setTold(null); }} hint="YAML, with the fields and checks of a file in the state directory's folder models" /><//>`;
 }
 
 /** Models that do not run. */

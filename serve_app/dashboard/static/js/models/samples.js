@@ -1,6 +1,11 @@
 // Code that runs a model at this server, to paste. KEY comes from the environment, so that none is pasted into a file.
 import { isChat, kind } from "../core/catalog.js";
 import { example, fields } from "../playground/fields.js";
+import { chats } from "./samples_chat.js";
+import { NEEDS, python, quoted } from "./samples_parts.js";
+import { speech, transcripts, vectors } from "./samples_tasks.js";
+
+export const LANGUAGES = ["curl", "Python", "JavaScript"];
 
 const ASKED = {
   chat: { messages: [{ role: "user", content: "What does math.sqrt do?" }] },
@@ -8,48 +13,47 @@ const ASKED = {
   rerank: { query: "How is a square root computed?", contexts: [{ text: "Close a file." }, { text: "Return the square root of x." }] },
 };
 
-/** JSON in a shell's single quotes. */
-const quoted = (value) => `'${JSON.stringify(value).replaceAll("'", "'\\''")}'`;
-const python = (value) => JSON.stringify(value).replace(/\btrue\b/g, "True").replace(/\bfalse\b/g, "False").replace(/\bnull\b/g, "None").replaceAll('":', '": ').replaceAll(',"', ', "');
-
 // Names of files that stand for one's own, by field.
 const FILES = { image: "picture.png", audio: "sound.wav" };
+
+/**
+ * @typedef {Object} Sample
+ * @property {string} language  one of LANGUAGES
+ * @property {string} client    what it calls the server with
+ * @property {string} text
+ * @property {string} [needs]   what has to be installed
+ */
 
 /**
  * @param {Object} model
  * @param {{origin: string, account: string}} where
  * @param {Object} [input]  the schema of the model's input, of a task that has no form of its own
- * @returns {{name: string, title: string, text: string}[]}
+ * @returns {Sample[]}
  */
 export function samples(model, { origin, account }, input) {
+  const at = { origin, account, api: `${origin}/client/v4/accounts/${account}/ai` };
   const list = input ? fields(input) : [];
   const sent = list.find((one) => one.shape === "file");
   const asked = ASKED[kind(model)] ?? example(input, list);
-  const api = `${origin}/client/v4/accounts/${account}/ai`;
-  const native = sent ? sendsFile(model, api, FILES[sent.name] ?? "file") : sendsJson(model, api, asked);
-  const found = [...native, { name: "cloudflare", title: "Cloudflare SDK", text: cloudflare(model, sent, asked, origin, account) }];
-  if (isChat(model)) found.push(...chats(model, origin));
-  if (kind(model) === "embeddings") found.push({ name: "openai", title: "OpenAI SDK", text: `import os
-
-from openai import OpenAI
-
-client = OpenAI(api_key=os.environ["KEY"], base_url="${origin}/v1")
-vectors = client.embeddings.create(model="${model.id}", input=${python(asked.text)})
-print(len(vectors.data[0].embedding))
-` });
+  if (kind(model) === "speech") return speech(model, at, asked.prompt);
+  const file = sent && (FILES[sent.name] ?? "file");
+  const found = [...(sent ? sendsFile(model, at, file) : sendsJson(model, at, asked)), ...cloudflare(model, at, sent, file, asked)];
+  if (isChat(model)) found.push(...chats(model, at));
+  if (kind(model) === "embeddings") found.push(...vectors(model, at, asked.text));
+  if (sent?.name === "audio") found.push(...transcripts(model, at, file));
   return found;
 }
 
-const sendsJson = (model, api, asked) => [
-  { name: "curl", title: "curl", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted(asked)}\n` },
-  { name: "python", title: "Python", text: inPython(model, api, "", `json=${python(asked)}`) },
-  { name: "javascript", title: "JavaScript", text: inJavaScript(model, api, "", `JSON.stringify(${JSON.stringify(asked)})`) },
+const sendsJson = (model, { api }, asked) => [
+  { language: "curl", client: "Workers AI", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted(asked)}\n` },
+  { language: "Python", client: "httpx", needs: NEEDS.httpx, text: inPython(model, api, "", `json=${python(asked)}`) },
+  { language: "JavaScript", client: "fetch", text: inJavaScript(model, api, "", `JSON.stringify(${JSON.stringify(asked)})`) },
 ];
 
-const sendsFile = (model, api, file) => [
-  { name: "curl", title: "curl", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -H "Content-Type: application/octet-stream" \\\n  --data-binary @${file}\n` },
-  { name: "python", title: "Python", text: inPython(model, api, "from pathlib import Path\n", `content=Path("${file}").read_bytes()`) },
-  { name: "javascript", title: "JavaScript", text: inJavaScript(model, api, 'import { readFile } from "node:fs/promises";\n\n', `await readFile("${file}")`) },
+const sendsFile = (model, { api }, file) => [
+  { language: "curl", client: "Workers AI", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -H "Content-Type: application/octet-stream" \\\n  --data-binary @${file}\n` },
+  { language: "Python", client: "httpx", needs: NEEDS.httpx, text: inPython(model, api, "from pathlib import Path\n", `content=Path("${file}").read_bytes()`) },
+  { language: "JavaScript", client: "fetch", text: inJavaScript(model, api, 'import { readFile } from "node:fs/promises";\n\n', `await readFile("${file}")`) },
 ];
 
 const inPython = (model, api, imports, given) => `import os
@@ -71,68 +75,29 @@ const inJavaScript = (model, api, imports, given) => `${imports}const answer = a
   headers: { Authorization: \`Bearer \${process.env.KEY}\` },
   body: ${given},
 });
-console.log((await answer.json()).result);
+const { result, errors } = await answer.json();
+if (!answer.ok) throw new Error(errors[0].message);
+console.log(result);
 `;
 
-function cloudflare(model, sent, asked, origin, account) {
-  const file = sent && `list(Path("${FILES[sent.name] ?? "file"}").read_bytes())`;
-  // The client knows rerankers by the text of its other classifiers.
+/** Cloudflare's own clients, which know rerankers by the text of their other classifiers. */
+function cloudflare(model, { origin, account }, sent, file, asked) {
   const rerank = kind(model) === "rerank";
-  const native = sent ? `${sent.name}=${file}` : rerank ? `text="", extra_body=${python(asked)}` : Object.entries(asked).map(([name, value]) => `${name}=${python(value)}`).join(", ");
-  return `import os
+  const given = sent ? `${sent.name}=list(Path("${file}").read_bytes())`
+    : rerank ? `text="", extra_body=${python(asked)}` : Object.entries(asked).map(([name, value]) => `${name}=${python(value)}`).join(", ");
+  const given_js = sent ? `${sent.name}: [...await readFile("${file}")]` : `${rerank ? 'text: "", ' : ""}...${JSON.stringify(asked)}`;
+  return [
+    { language: "Python", client: "Cloudflare", needs: NEEDS.cloudflare, text: `import os
 ${sent ? "from pathlib import Path\n" : ""}
 from cloudflare import Cloudflare
 
 client = Cloudflare(api_token=os.environ["KEY"], base_url="${origin}/client/v4")
-print(client.ai.run("${model.id}", account_id="${account}", ${native}))
-`;
-}
-
-function chats(model, origin) {
-  const question = '[{"role": "user", "content": "What does math.sqrt do?"}]';
-  return [
-    { name: "openai", title: "OpenAI SDK", text: `import os
-
-from openai import OpenAI
-
-client = OpenAI(api_key=os.environ["KEY"], base_url="${origin}/v1")
-stream = client.chat.completions.create(model="${model.id}", messages=${question}, stream=True)
-for chunk in stream:
-    print(chunk.choices[0].delta.content or "", end="", flush=True)
-print()
+print(client.ai.run("${model.id}", account_id="${account}", ${given}))
 ` },
-    { name: "openai-js", title: "OpenAI SDK, JavaScript", text: `import OpenAI from "openai";
+    { language: "JavaScript", client: "Cloudflare", needs: NEEDS.cloudflare_js, text: `${sent ? 'import { readFile } from "node:fs/promises";\n' : ""}import Cloudflare from "cloudflare";
 
-const client = new OpenAI({ apiKey: process.env.KEY, baseURL: "${origin}/v1" });
-const stream = await client.chat.completions.create({
-  model: "${model.id}",
-  messages: [{ role: "user", content: "What does math.sqrt do?" }],
-  stream: true,
-});
-for await (const chunk of stream) process.stdout.write(chunk.choices[0]?.delta?.content ?? "");
-` },
-    { name: "anthropic", title: "Anthropic SDK", text: `import os
-
-from anthropic import Anthropic
-
-client = Anthropic(api_key=os.environ["KEY"], base_url="${origin}")
-with client.messages.stream(model="${model.id}", max_tokens=200, messages=${question}) as stream:
-    for text in stream.text_stream:
-        print(text, end="", flush=True)
-print()
-` },
-    { name: "langchain", title: "LangChain", text: `import os
-
-from langchain_openai import ChatOpenAI
-
-chat = ChatOpenAI(model="${model.id}", api_key=os.environ["KEY"], base_url="${origin}/v1")
-print(chat.invoke("What does math.sqrt do?").content)
-` },
-    { name: "ollama", title: "Ollama", text: `curl ${origin}/api/chat \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted({ model: model.id, messages: [{ role: "user", content: "What does math.sqrt do?" }], stream: false })}\n` },
-    { name: "binding", title: "Python, on the cluster", text: `from serve_app import AI
-
-ai = AI()
-print(ai.run("${model.id}", {"prompt": "What does math.sqrt do?"})["response"])
+const client = new Cloudflare({ apiToken: process.env.KEY, baseURL: "${origin}/client/v4" });
+console.log(await client.ai.run("${model.id}", { account_id: "${account}", ${given_js} }));
 ` },
   ];
 }

@@ -1,25 +1,30 @@
-// The code of a model's page.
-import { kind, schema } from "../core/catalog.js";
+// The code of a model's page: first the language, then what calls the server.
+import { kind, schema, special } from "../core/catalog.js";
 import { html, useState } from "../core/lib.js";
 import { useResource } from "../core/resource.js";
 import { session } from "../core/session.js";
 import { Code } from "../ui/code.js";
-import { Tabs } from "../ui/controls.js";
+import { Segments, Tabs } from "../ui/controls.js";
 import { Loaded } from "../ui/states.js";
-import { samples } from "./samples.js";
+import { LANGUAGES, samples } from "./samples.js";
 
 export function Samples({ model }) {
   // What other tasks are asked stands in their schemas.
-  const told = useResource(async (signal) => (kind(model) === "form" ? (await schema(model.id, signal)).input : null), [model.id]);
+  const told = useResource(async (signal) => (special(kind(model)) ? null : (await schema(model.id, signal)).input), [model.id]);
   return html`<${Loaded} of=${told} tall>${(input) => html`<${List} model=${model} input=${input} />`}<//>`;
 }
 
 function List({ model, input }) {
   const list = samples(model, { origin: location.origin, account: session().account }, input ?? undefined);
-  const [name, setName] = useState(list[0].name);
-  const chosen = list.find((one) => one.name === name);
+  const [language, setLanguage] = useState(LANGUAGES[0]);
+  const [client, setClient] = useState("");
+  const inside = list.filter((one) => one.language === language);
+  // The same client in another language, where there is one.
+  const chosen = inside.find((one) => one.client === client) ?? inside[0];
   return html`<div class="stack">
-    <${Tabs} label="Language" value=${name} options=${list.map((one) => ({ value: one.name, label: one.title }))} onInput=${setName} />
-    ${name === "binding" ? html`<p class="hint">Runs where Ray can be reached; needs no key.</p>` : html`<p class="hint">Before it runs: <code>export KEY=…</code> with a key of this account that has the scope inference.</p>`}
-    <${Code} text=${chosen.text} label=${chosen.title} /></div>`;
+    <${Tabs} label="Language" value=${language} options=${LANGUAGES.map((one) => ({ value: one, label: one }))} onInput=${setLanguage} />
+    ${inside.length > 1 && html`<${Segments} label="Client" value=${chosen.client} onInput=${setClient} options=${inside.map((one) => ({ value: one.client, label: one.client }))} />`}
+    ${chosen.client === "On the cluster" ? html`<p class="hint">Runs where Ray can be reached; needs no key.</p>`
+      : html`<p class="hint">Before it runs: <code>export KEY=…</code> with a key of this account that has the scope inference${chosen.needs && html`, and <code>${chosen.needs}</code>`}.${language === "JavaScript" && html` It is a module: save it as <code>sample.mjs</code>.`}</p>`}
+    <${Code} text=${chosen.text} label="Code" /></div>`;
 }

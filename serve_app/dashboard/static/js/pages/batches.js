@@ -1,6 +1,6 @@
 // Batches of every door: sent, watched, cancelled, run again, and their results.
 import { ai, download, get, post, remove } from "../core/api.js";
-import { dateTime, money, neurons, rate, shortModel, span } from "../core/format.js";
+import { count, dateTime, money, neurons, rate, shortModel, span } from "../core/format.js";
 import { html, useState } from "../core/lib.js";
 import { useResource } from "../core/resource.js";
 import { can } from "../core/session.js";
@@ -12,7 +12,7 @@ import { Badge, Card, Empty, Loaded, Meter, PageHead } from "../ui/states.js";
 import { Table } from "../ui/table.js";
 import { toast } from "../ui/toast.js";
 
-const KINDS = { completed: "good", failed: "bad", cancelled: "", cancelling: "warn", expired: "warn", in_progress: "accent", validating: "accent", queued: "accent" };
+const KINDS = { completed: "good", failed: "bad", cancelled: "", cancelling: "warn", expired: "warn", running: "accent", finalizing: "accent", validating: "accent", queued: "accent" };
 const over = (batch) => Boolean(batch.ended_at);
 
 export default function Batches() {
@@ -59,8 +59,10 @@ export default function Batches() {
 }
 
 function Progress({ batch }) {
-  const { total, succeeded, failed } = batch.requests;
-  const { done, seconds_left: left, requests_per_second: pace } = batch.progress;
-  return html`<div class="stack-s" style=${{ minWidth: "9rem" }}><${Meter} plain share=${total ? done / total : 0} label="Share done" />
-    <span class="small muted num">${done} of ${total}${failed ? html`, <span class="bad">${failed} failed</span>` : ""}${!over(batch) && left ? `, ${span(left)} left` : ""}${!over(batch) && pace ? `, ${rate(pace)}/s` : ""}</span></div>`;
+  const { total, succeeded, failed, cancelled, expired } = batch.requests;
+  // What was never run is none of what is done.
+  const run = batch.progress.done - (cancelled ?? 0) - (expired ?? 0);
+  const { seconds_left: left, requests_per_second: pace } = batch.progress;
+  return html`<div class="stack-s" style=${{ minWidth: "9rem" }}><${Meter} plain share=${total ? run / total : 0} label="Share done" />
+    <span class="small muted num">${count(run)} of ${count(total)}${failed ? html`, <span class="bad">${failed} failed</span>` : ""}${!over(batch) && left ? `, ${span(left)} left` : ""}${!over(batch) && pace ? `, ${rate(pace)}/s` : ""}</span></div>`;
 }

@@ -47,10 +47,13 @@ const total = (waiting = {}) => Object.values(waiting).reduce((sum, one) => sum 
 function Model({ id, told }) {
   const routing = told.routing;
   const detailed = (told.workers ?? []).some((one) => one.stage);
+  // A model that may have none is not asked while it is idle, since asking would start one.
+  const none = !session().operator ? "Its workers are shown to the operator of this server."
+    : told.workers ? "No worker answers now." : "Scales to zero: workers are shown while requests run.";
   return html`<${Card} title=${html`<a href=${link("models", id)}>${shortModel(id)}</a>`} bare
     note=${routing?.plan ? `Planner: ${routing.plan.why}` : ""}
     action=${html`<span class="row"><${Badge} dot kind=${told.ready ? "good" : "warn"}>${told.ready ? "ready" : "not ready"}<//>${(told.silent ?? []).map((stage) => html`<${Badge} key=${stage} kind="warn">${stage} is being replaced<//>`)}</span>`}>
-    <div class="table-top">${detailed ? html`<${Workers} told=${told} />` : html`<${Empty} icon="cluster" title="Details are for the operator">Sign in with an admin key of the settings' account to see workers.<//>`}</div>
+    ${detailed ? html`<div class="table-top"><${Workers} told=${told} /></div>` : html`<p class="card-body muted">${none}</p>`}
     ${routing && html`<div class="card-body grid-2">
       <${Waiting} waiting=${routing.waiting ?? {}} />
       <${Reasons} title="Why requests went where" counts=${routing.why ?? {}} empty="No request was placed yet." />

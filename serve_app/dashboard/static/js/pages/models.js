@@ -5,8 +5,9 @@ import { html, useState } from "../core/lib.js";
 import { useResource } from "../core/resource.js";
 import { link } from "../core/router.js";
 import { session } from "../core/session.js";
+import { AddRecord } from "../models/add_record.js";
 import { ModelPage } from "../models/model_page.js";
-import { AddRecord, records, Resting } from "../models/operate.js";
+import { records, Resting } from "../models/operate.js";
 import { priceLine } from "../models/price.js";
 import { marks, states } from "../models/state.js";
 import { Button, Select, TextField } from "../ui/controls.js";
@@ -46,7 +47,7 @@ function Catalogue({ list, state, known, reload }) {
       ? html`<ul class="grid-cards">${shown.map((one) => html`<li class="card" key=${one.id}><${ModelCard} model=${one} state=${state[one.id]} /></li>`)}</ul>`
       : html`<${Empty} icon="search" title="No model fits">Try fewer words, or another task.<//>`}
     <${Resting} list=${known} reload=${reload} />
-    ${adding && html`<${AddRecord} onClose=${() => setAdding(false)} onDone=${async () => { setAdding(false); await reload(); }} />`}`;
+    ${adding && html`<${AddRecord} known=${known} onClose=${() => setAdding(false)} onDone=${async () => { setAdding(false); await reload(); }} />`}`;
 }
 
 const ModelCard = ({ model, state }) => html`<a class="card-link" href=${link("models", model.id)}>

@@ -10,6 +10,7 @@ import { series } from "../overview/history.js";
 import { Chart } from "../ui/chart.js";
 import { Button, Segments } from "../ui/controls.js";
 import { Card, Empty, Figure, Loaded, Notice, PageHead } from "../ui/states.js";
+import { unitWords } from "../usage/units.js";
 
 // Seconds back, and the length of a step.
 const RANGES = { "1h": ["Hour", 3600, 60], "24h": ["Day", 86_400, 900], "30d": ["Month", 30 * 86_400, 86_400] };
@@ -46,7 +47,9 @@ function Spend() {
     return { sums, account: accounts.find((one) => one.id === session().account) };
   }, [], { every: 15 });
   return html`<${Loaded} of=${used} lines=${2}>${({ sums, account }) => html`<section class="grid-figures" aria-label="Spend of this account">
+    <${Figure} label="Tokens today" value=${count((sums.units.input_tokens ?? 0) + (sums.units.output_tokens ?? 0))} note=${unitWords(sums.units).join(", ") || "nothing was used yet"} />
     <${Budget} label="Neurons today" used=${sums.neurons} of=${account?.limits?.neurons_per_day} show=${neurons} />
+    ${(sums.today.length ? sums.today : [{ amount: "0", currency: "USD" }]).map((cost) => html`<${Figure} key=${cost.currency} label="Money today" value=${money(cost)} note="since 00:00 UTC" />`)}
     ${(sums.money.length ? sums.money : [{ amount: "0", currency: "USD" }]).map((cost) => html`<${Budget} key=${cost.currency} label="Money this month" used=${Number(cost.amount)} of=${account?.limits?.money_per_month}
       show=${(value) => money(typeof value === "number" ? cost : { amount: value, currency: cost.currency })} />`)}
   </section>`}<//>`;

@@ -34,7 +34,7 @@ function List({ query }) {
     { key: "id", label: "Request", cell: (one) => html`<a class="mono" href=${link("requests", one.id)}>${one.id.slice(0, 12)}…</a>` },
     { key: "status", label: "Status", by: (one) => one.status, cell: (one) => html`<${Status} status=${one.status} />` },
     { key: "model", label: "Model", by: (one) => one.model, cell: (one) => html`<span class="nowrap">${shortModel(one.model)}</span>` },
-    ...(operator ? [{ key: "account", label: "Account", by: (one) => one.account ?? "", cell: (one) => html`<span class="wrap">${one.account ?? "–"}</span>` }] : []),
+    ...(operator && accounts.data?.length > 1 ? [{ key: "account", label: "Account", by: (one) => one.account ?? "", cell: (one) => html`<span class="wrap">${one.account ?? "–"}</span>` }] : []),
     { key: "ttft", label: "First token", right: true, by: (one) => one.ttft_ms ?? 0, cell: (one) => ms(one.ttft_ms) },
     { key: "total", label: "Total", right: true, by: (one) => one.total_ms ?? 0, cell: (one) => ms(one.total_ms) },
     { key: "prompt", label: "Prompt", right: true, by: (one) => one.prompt_tokens ?? 0, cell: (one) => count(one.prompt_tokens) },

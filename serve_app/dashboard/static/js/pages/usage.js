@@ -11,6 +11,7 @@ import { Card, Empty, Figure, Loaded, PageHead } from "../ui/states.js";
 import { Table } from "../ui/table.js";
 import { Outliers } from "../usage/outliers.js";
 import { add, byTime, costs, groups, starts } from "../usage/sums.js";
+import { otherUnits } from "../usage/units.js";
 
 const RANGES = { "24h": ["24 hours", "hour"], "7d": ["7 days", "day"], "30d": ["30 days", "day"], "365d": ["12 months", "month"] };
 const MEASURES = {
@@ -52,20 +53,22 @@ function Sums({ rows, info, group, measure, interval }) {
   const rest = by.slice(SERIES - 1);
   if (rest.length) series.push({ name: `${rest.length} more`, values: byTime(rest.flatMap((one) => one.rows), times, value) });
   const total = add(rows);
+  const other = otherUnits(total.units);
   return html`<div class="stack">
     <div class="grid-figures">
       <${Figure} label="Requests" value=${count(total.requests)} />
       <${Figure} label="Neurons" value=${neurons(total.neurons)} />
       ${costs(rows).map((cost) => html`<${Figure} key=${cost.currency} label="Money" value=${money(cost)} />`)}
-      <${Figure} label="Tokens" value=${compact((total.units.input_tokens ?? 0) + (total.units.output_tokens ?? 0))} note=${`${count(total.units.cached_tokens ?? 0)} of them cached`} />
+      <${Figure} label="Tokens" value=${compact((total.units.input_tokens ?? 0) + (total.units.output_tokens ?? 0))} note=${[`${count(total.units.cached_tokens ?? 0)} of them cached`, ...other].join(", ")} />
     </div>
     <${Card} title=${`${label} by ${group}`}><${Chart} label=${`${label} by ${group}`} times=${times} series=${series} show=${show} bars /><//>
     <${Card} title="Sums" bare><div class="table-top"><${Table} label=${`Usage by ${group}`} sort="-neurons" rows=${by} id=${(one) => one.name} columns=${[
-      { key: "name", label: group[0].toUpperCase() + group.slice(1), by: (one) => one.name, cell: (one) => html`<span class="wrap">${nameOf(one.name, group)}</span>` },
+      { key: "name", label: group[0].toUpperCase() + group.slice(1), by: (one) => one.name, cell: (one) => html`<span class="wrap table-name">${nameOf(one.name, group)}</span>` },
       { key: "requests", label: "Requests", right: true, by: (one) => one.sum.requests, cell: (one) => count(one.sum.requests) },
       { key: "input", label: "Input tokens", right: true, by: (one) => one.sum.units.input_tokens ?? 0, cell: (one) => count(one.sum.units.input_tokens ?? 0) },
       { key: "cached", label: "Cached", right: true, by: (one) => one.sum.units.cached_tokens ?? 0, cell: (one) => count(one.sum.units.cached_tokens ?? 0) },
       { key: "output", label: "Output tokens", right: true, by: (one) => one.sum.units.output_tokens ?? 0, cell: (one) => count(one.sum.units.output_tokens ?? 0) },
+      ...(other.length ? [{ key: "units", label: "Other units", cell: (one) => html`<span class="wrap">${otherUnits(one.sum.units).join(", ")}</span>` }] : []),
       { key: "seconds", label: "Time", right: true, by: (one) => one.sum.seconds, cell: (one) => seconds(one.sum.seconds) },
       { key: "neurons", label: "Neurons", right: true, by: (one) => one.sum.neurons, cell: (one) => neurons(one.sum.neurons) },
       { key: "cost", label: "Money", right: true, by: (one) => Number(costs(one.rows)[0]?.amount ?? 0), cell: (one) => costs(one.rows).map((cost) => html`<div key=${cost.currency}>${money(cost)}</div>`) },

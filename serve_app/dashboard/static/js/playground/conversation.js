@@ -4,7 +4,7 @@ import { asOptions, yes } from "../core/catalog.js";
 import { Button, Segments, Select, TextArea } from "../ui/controls.js";
 import { toastError } from "../ui/toast.js";
 import { Icon } from "../ui/icons.js";
-import { answer } from "./chat.js";
+import { answer, body } from "./chat.js";
 import { busy, state } from "./lanes.js";
 import { AnswerView } from "./answer_view.js";
 import { Picture } from "./picture.js";
@@ -23,6 +23,13 @@ export function Chat({ list, choose, changed }) {
   const run = (lane) => answer(lane, soon).catch(toastError);
   const ask = (text) => {
     if (!text.trim() || busy()) return;
+    try {
+      state.lanes.forEach(body);
+    } catch (error) {
+      // What is typed stays until the settings are mended.
+      toastError(error);
+      return;
+    }
     const picture = sees ? state.picture : "";
     state.draft = state.picture = "";
     for (const lane of state.lanes) {

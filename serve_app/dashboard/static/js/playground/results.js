@@ -1,16 +1,21 @@
 // Answers of tasks, by what they are made of: labels with scores, boxes on a picture, a transcript, texts; and as JSON.
 import { saveAs } from "../core/api.js";
-import { html, useRef, useState } from "../core/lib.js";
+import { count } from "../core/format.js";
+import { html, useEffect, useRef, useState } from "../core/lib.js";
 import { Code, CopyButton } from "../ui/code.js";
 import { Button } from "../ui/controls.js";
 import { Meter } from "../ui/states.js";
 
 /** @typedef {{url: string, type: string, name?: string}} Media */
 
+// What is longer than anybody reads is shown in part.
+const LONG = 2000;
+const short = (name, value) => (typeof value === "string" && value.length > LONG ? `${value.slice(0, 80)}… (${count(value.length)} characters)` : value);
+
 /** @param {{result: any, files: Object<string, Media>}} props  `files`: what was sent, by field */
 export function Result({ result, files }) {
   const shown = view(result, files);
-  const json = html`<${Code} label="Answer as JSON" text=${JSON.stringify(result, null, 2)} />`;
+  const json = html`<${Code} label="Answer as JSON" text=${JSON.stringify(result, short, 2)} />`;
   return shown ? html`${shown}<details class="folded"><summary>As JSON</summary>${json}</details>` : json;
 }
 
@@ -19,6 +24,7 @@ function view(result, files) {
   if (labelled && files.image && result.every((one) => one.box)) return html`<${Boxes} list=${result} picture=${files.image} />`;
   if (labelled && result.length) return html`<${Labels} list=${result} />`;
   if (typeof result?.text === "string" && result.vtt !== undefined) return html`<${Transcript} told=${result} sound=${files.audio} />`;
+  if (typeof result?.audio === "string") return html`<${Sound} coded=${result.audio} />`;
   if (typeof result?.image === "string") return html`<img src=${`data:image/png;base64,${result.image}`} alt="The model's picture" />`;
   const texts = result?.translations ?? [result?.translated_text ?? result?.summary ?? result?.description].filter((one) => typeof one === "string");
   return texts.length ? html`<${Texts} texts=${texts} />` : null;
@@ -46,6 +52,23 @@ function Boxes({ list, picture }) {
       <rect x=${box.xmin} y=${box.ymin} width=${box.xmax - box.xmin} height=${box.ymax - box.ymin} />
       <text x=${box.xmin + letter / 5} y=${box.ymin + letter} font-size=${letter}>${at + 1}</text></g>`)}</svg>`}</div>
     ${list.length ? html`<${Labels} list=${list} kinds=${kinds} />` : html`<p>Nothing was found that is likely enough.</p>`}`;
+}
+
+// Formats of sound by their first bytes.
+const SOUNDS = [["RIFF", "audio/wav", "wav"], ["fLaC", "audio/flac", "flac"], ["OggS", "audio/ogg", "ogg"], ["ID3", "audio/mpeg", "mp3"], ["\xff\xf1", "audio/aac", "aac"], ["\xff", "audio/mpeg", "mp3"]];
+
+/** A sound that came as base64. */
+function Sound({ coded }) {
+  const [made, setMade] = useState(null);
+  useEffect(() => {
+    const raw = atob(coded);
+    const [, type, ending] = SOUNDS.find(([begins]) => raw.startsWith(begins)) ?? ["", "application/octet-stream", "pcm"];
+    const blob = new Blob([Uint8Array.from(raw, (one) => one.charCodeAt(0))], { type });
+    const url = URL.createObjectURL(blob);
+    setMade({ blob, url, type, ending, name: "The sound that was made" });
+    return () => URL.revokeObjectURL(url);
+  }, [coded]);
+  return made && html`<${Media} media=${made} /><div><${Button} small icon="download" onClick=${() => saveAs(made.blob, `speech.${made.ending}`)}>Save the sound<//></div>`;
 }
 
 function Transcript({ told, sound }) {

@@ -10,12 +10,14 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from serve_app.api.envelopes import success
 from serve_app.api.errors import InvalidInput, KeyReused
 from serve_app.api.schema.openapi import Operation
 from serve_app.batch.doors import native_door
 from serve_app.batch.sheet import Sheet, batch_id
 from serve_app.batch.split import lines
-from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange
+from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
+from serve_app.gateway.http.exchange import ACCOUNT, Endpoint, Exchange, json_answer
 from serve_app.gateway.http.idempotent import check_key
 from serve_app.gateway.http.pour import begin, pour
 from serve_app.gateway.http.routes.deferred.batches import BATCH, shown_answer
@@ -53,6 +55,12 @@ class LineRoutes:
         named = batch_id(caller, _DOOR, key)
         there = None if key is None else await batches.find(caller.account, named)
         begun = await begin(request, INLINE_BYTES)
+        if asks_estimate(request):
+            if not begun.whole:
+                raise InvalidInput(f"An estimate looks at {INLINE_BYTES} bytes; send the first lines alone.")
+            items = await batches.aside(lambda: list(_items([begun.data], batches.known.longest)))
+            door = native_door(caller.account, model.id)
+            return json_answer(success(await estimate_batch(self._exchange.gateway, door, caller, items)))
         digest, about = hashlib.sha256(model.id.encode()), {"id": named, "model": model.id}
         if begun.whole:
             digest.update(begun.data)
