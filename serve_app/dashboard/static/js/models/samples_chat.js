@@ -4,6 +4,7 @@ import { NEEDS, quoted } from "./samples_parts.js";
 const QUESTION = "What does math.sqrt do?";
 const MESSAGES = `[{"role": "user", "content": "${QUESTION}"}]`;
 const MESSAGES_JS = `[{ role: "user", content: "${QUESTION}" }]`;
+const AI_SDK = 'import { createOpenAICompatible } from "@ai-sdk/openai-compatible";\nimport { streamText } from "ai";';
 const DECIDED = { state: "My invoice is wrong!", questions: { urgent: { type: "noul", instructions: "Does it have to be answered today?" } } };
 
 const curl = (client, url, body) => ({ language: "curl", client, text: `curl ${url} \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted(body)}\n` });
@@ -67,8 +68,7 @@ console.log();
 const chat = new ChatOpenAI({ model: "${model.id}", apiKey: process.env.KEY, configuration: { baseURL: "${origin}/v1" } });
 console.log((await chat.invoke("${QUESTION}")).content);
 ` },
-    { language: "JavaScript", client: "AI SDK", needs: NEEDS.ai, text: `import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { streamText } from "ai";
+    { language: "JavaScript", client: "AI SDK", needs: NEEDS.ai, text: `${AI_SDK}
 
 const provider = createOpenAICompatible({ name: "serve-app", apiKey: process.env.KEY, baseURL: "${origin}/v1" });
 const { textStream } = streamText({ model: provider("${model.id}"), prompt: "${QUESTION}" });
