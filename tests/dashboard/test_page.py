@@ -28,7 +28,7 @@ def name(path: Path) -> str:
 def imports(path: Path) -> tuple[set[Path], set[Path]]:
     """The modules that a module imports at once, and those that it fetches when they are asked for."""
     text = path.read_text()
-    at_once = re.findall(r'(?m)^(?:import|export)\b[^;]*?from "([^"]+)"|^import "([^"]+)"', text)
+    at_once = re.findall(r'(?m)^(?:import|export)\b[^;=]*?from "([^"]+)"|^import "([^"]+)"', text)
     later = re.findall(r'\bimport\("([^"]+)"\)', text)
     return {(path.parent / (one or other)).resolve() for one, other in at_once}, {
         (path.parent / one).resolve() for one in later

@@ -7,16 +7,16 @@ const MESSAGES_JS = `[{ role: "user", content: "${QUESTION}" }]`;
 const AI_SDK = 'import { createOpenAICompatible } from "@ai-sdk/openai-compatible";\nimport { streamText } from "ai";';
 const DECIDED = { state: "My invoice is wrong!", questions: { urgent: { type: "noul", instructions: "Does it have to be answered today?" } } };
 
-const curl = (client, url, body) => ({ language: "curl", client, text: `curl ${url} \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted(body)}\n` });
+const shell = (client, url, body) => ({ language: "curl", client, text: `curl ${url} \\\n  -H "Authorization: Bearer $KEY" \\\n  -d ${quoted(body)}\n` });
 
 /** @returns {import("./samples.js").Sample[]} */
 export function chats(model, { origin, api }) {
   const messages = [{ role: "user", content: QUESTION }];
   return [
-    curl("OpenAI", `${origin}/v1/chat/completions`, { model: model.id, messages }),
-    curl("Anthropic", `${origin}/v1/messages`, { model: model.id, max_tokens: 200, messages }),
-    curl("Ollama", `${origin}/api/chat`, { model: model.id, messages, stream: false }),
-    curl("Decisions", `${api}/run/${model.id}`, DECIDED),
+    shell("OpenAI", `${origin}/v1/chat/completions`, { model: model.id, messages }),
+    shell("Anthropic", `${origin}/v1/messages`, { model: model.id, max_tokens: 200, messages }),
+    shell("Ollama", `${origin}/api/chat`, { model: model.id, messages, stream: false }),
+    shell("Decisions", `${api}/run/${model.id}`, DECIDED),
     { language: "Python", client: "OpenAI", needs: NEEDS.openai, text: `import os
 
 from openai import OpenAI
