@@ -44,6 +44,12 @@ class Ask:
     streams: bool = True
     alike: str = ""
 
+    @property
+    def model(self) -> str:
+        """The one that does it, without an adapter."""
+        named = str(self.body.get("model") or self.path.partition("/ai/run/")[2])
+        return "@".join(named.split("@")[:2])
+
 
 def asks() -> list[Ask]:
     """All of them; the first ones are short and stand for the rest in probes."""

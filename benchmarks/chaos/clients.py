@@ -19,7 +19,7 @@ from benchmarks.chaos.asks import ADAPTERS, Ask, asks, probes
 from benchmarks.chaos.batches import Batches
 from benchmarks.chaos.books import Books
 from benchmarks.chaos.dialects import Seen
-from benchmarks.chaos.ledger import Receipts
+from benchmarks.chaos.ledger import Receipts, Told
 from benchmarks.chaos.weather import BROKEN, REFUSED, UNSTORED, Weather
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Clients:
                 if way.unmodified:
                     await self._unmodified(ask, way, seen)
                 elif resumes:
-                    self._begun(ask, seen)
+                    self._begun(ask, seen, True)
                     lost = await resuming.resumed(self.http, ask, seen, leaves)
                     self.counts["resumed"] += bool(lost)
                 elif way.stream:
@@ -168,7 +168,8 @@ class Clients:
             self._note(f"no end after {patience:.0f} s", "hangs", ask, since, "hung")
             return False
         except httpx.HTTPStatusError as error:
-            honest = UNSTORED if resumes and "store cannot be reached" in error.response.text else REFUSED
+            kept = resumes or way.key  # in the store
+            honest = UNSTORED if kept and "store cannot be reached" in error.response.text else REFUSED
             kind = honest if _honest(error.response) else "dishonest"
             self._note(_refusal(error.response), kind, ask, since, f"status {error.response.status_code}")
             return False
@@ -207,16 +208,17 @@ class Clients:
         self.counts[count] += 1
         self._weather.saw(what, kind, ask.name, since)
 
-    def _begun(self, ask: Ask, seen: Seen | None) -> Seen:
+    def _begun(self, ask: Ask, seen: Seen | None, resumes: bool = False) -> Seen:
         """What will be seen of a request, which is held against the ledger in the end."""
         seen = Seen() if seen is None else seen
         learned = self._wanted.get((self._asks.index(ask), False)) if ask in self._asks else None
-        self.receipts.note(ask.name, seen, None if learned is None else learned.usage)
+        most = None if learned is None else learned.usage
+        self.receipts.note(Told(ask.name, seen, most, ask.model, resuming.KEEP_S if resumes else 0.0))
         return seen
 
     async def _unmodified(self, ask: Ask, way: Way, seen: Seen) -> None:
         assert self._sdks is not None
-        self._begun(ask, seen)
+        self._begun(ask, seen, way.resumes)
         if way.resumes:
             self.counts["resumed"] += bool(await self._sdks.background(ask, seen, way.leaves))
         elif way.stream:

@@ -103,7 +103,7 @@ def by_hand(model: str) -> Inject:
         yield model
         _insist(lambda: _refused(target, model, asked))
         _insist(lambda: target.ask("POST", actions, {"model": model, "action": "start"}))
-        _insist(lambda: target.ask("POST", f"{TOP}/ai/run/{model}", asked))
+        _insist(lambda: target.run(model, asked))
 
     return inject
 
@@ -111,7 +111,7 @@ def by_hand(model: str) -> Inject:
 def _refused(target: Target, model: str, asked: object) -> None:
     """Raises :class:`OSError` unless the model is said not to run."""
     try:
-        target.ask("POST", f"{TOP}/ai/run/{model}", asked)
+        target.run(model, asked)
     except urllib.error.HTTPError as error:
         if error.code in (400, 404):
             return

@@ -20,17 +20,21 @@ from serve_app.state.store.tables import ledger, ledger_days
 LATE_S = 20.0
 # Until a request whose connection broke has been begun with; a library sends it again for some time.
 NAMELESS_S = 60.0
+SHOWN = 3  # of the requests that an unknown entry was compared with
 
 
 @dataclass(slots=True, frozen=True)
 class Told:
-    """One request: what its client saw of it. ``most``: tokens of the whole answer, in and out. ``began``: unix
-    seconds.
+    """One request: what its client saw of it. ``most``: tokens of the whole answer, in and out. ``model``: that it was
+    for, "" if that is not known. ``keep_s``: how long it goes on without a client, and may be begun with again by
+    another gateway. ``began``: unix seconds.
     """
 
     ask: str
     seen: Seen
     most: tuple[int, int] | None
+    model: str = ""
+    keep_s: float = 0.0
     began: float = field(default_factory=time.time)
 
     @property
@@ -42,8 +46,10 @@ class Told:
 
     def made(self, entries: list[Entry]) -> bool:
         """Whether such entries may be this request's."""
-        begun = min(entry.at - entry.seconds for entry in entries)
-        if not self.began - 1.0 <= begun <= self.began + NAMELESS_S:
+        begun = _begun(entries)
+        if not self.began - 1.0 <= begun <= self.began + NAMELESS_S + self.keep_s:
+            return False
+        if self.model and any(entry.model != self.model for entry in entries):
             return False
         if self.most is None:
             return True
@@ -57,8 +63,8 @@ class Receipts:
     def __init__(self) -> None:
         self._told: list[Told] = []
 
-    def note(self, ask: str, seen: Seen, most: tuple[int, int] | None) -> None:
-        self._told.append(Told(ask, seen, most))
+    def note(self, told: Told) -> None:
+        self._told.append(told)
 
     def check(self, store: SqlStore, weather: Weather, batches: Batches | None = None, *, alone: bool) -> int:
         """Compares all of them, and ``batches``, with the ledger; how many entries there are. ``alone``: nobody else
@@ -89,13 +95,36 @@ class Receipts:
                 yield told, problem
         # Each of the entries whose id nobody knows belongs to a request of its own.
         nameless = [told for told in self._told if told.nameless]
-        for made in found.values() if alone else ():
-            told = next((told for told in nameless if told.made(made)), None)
-            if told is None:
-                first = made[0]
-                yield Told("any", Seen(request=first.id), None), f"nobody has asked for {first}"
-            else:
-                nameless.remove(told)
+        for made in unmatched(list(found.values()), nameless) if alone else ():
+            found_at = _begun(made)
+            near = sorted(nameless, key=lambda told: abs(found_at - told.began))[:SHOWN]
+            others = ", ".join(
+                f"{told.ask} {found_at - told.began:+.1f} s before it, at most {told.most}" for told in near
+            )
+            problem = f"nobody has asked for {made[0]}; of {len(nameless)} requests without an id the nearest: {others}"
+            yield Told("any", Seen(request=made[0].id), None), problem
+
+
+def unmatched(entries: list[list[Entry]], nameless: list[Told]) -> list[list[Entry]]:
+    """Entries, by request, that are left over when as many as possible have a request of their own."""
+    fits = [[n for n, told in enumerate(nameless) if told.made(made)] for made in entries]
+    has: dict[int, int] = {}
+
+    def place(number: int, tried: set[int]) -> bool:
+        """Whether it gets a request, from another one that then takes another."""
+        for n in fits[number]:
+            if n not in tried:
+                tried.add(n)
+                if n not in has or place(has[n], tried):
+                    has[n] = number
+                    return True
+        return False
+
+    return [made for number, made in enumerate(entries) if not place(number, set())]
+
+
+def _begun(entries: list[Entry]) -> float:
+    return min(entry.at - entry.seconds for entry in entries)
 
 
 def _problem(told: Told, entries: list[Entry]) -> str | None:

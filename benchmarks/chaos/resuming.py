@@ -36,7 +36,10 @@ async def resumed(http: httpx.AsyncClient, ask: Ask, seen: Seen, leaves: int | N
                 if answer.is_error:
                     await answer.aread()
                     # No gateway is there, or the store is away: the stream is not lost for that.
-                    if not (seen.request and answer.status_code in (429, 503)):
+                    if not seen.request:
+                        seen.request, seen.refused = answer.headers.get("cf-ray", ""), True
+                        answer.raise_for_status()
+                    if answer.status_code not in (429, 503):
                         answer.raise_for_status()
                 else:
                     seen.request = seen.request or answer.headers["cf-ray"]

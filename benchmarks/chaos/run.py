@@ -146,6 +146,8 @@ class Chaos:
 
     def _check_ledger(self) -> int:
         target = self.target
+        for told in target.told:
+            self.clients.receipts.note(told)
         with SqlStore(target.home, self._options.database) as store:
             alone = target.server is not None
             return self.clients.receipts.check(store, self.weather, self.batches, alone=alone)

@@ -8,11 +8,15 @@ import os
 import signal
 import sys
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.chaos.asks import TOP
+from benchmarks.chaos.dialects import Seen
+from benchmarks.chaos.ledger import Told
 from benchmarks.chaos.network import Proxy, listener
 from benchmarks.serving.postgresql import Server as Postgresql
 from benchmarks.serving.processes import born, descendants, name_of
@@ -23,7 +27,9 @@ GATEWAY = "ray::ServeReplica:gateway:Gateway"
 RUNNER = "ray::ServeReplica:gateway:Batch"
 REPLICA = "ray::ServeReplica:cf--"
 WORKERS = ("ray::EngineWorker", "ray::EncoderWorker", "ray::DraftWorker", "ray::PredictorWorker")
-DECODERS = tuple(f"{python} -m serve_app.media.program" for python in ("python", "python3", Path(sys.executable).name))
+DECODERS = tuple(
+    f"{python} -P -m serve_app.media.program" for python in ("python", "python3", Path(sys.executable).name)
+)
 END_S = 10.0  # a server that has lost its Ray says so and ends
 ENDING_S = 60.0  # a machine that is busy with other things may keep it from that for so long
 GONE_S = 10.0  # what a server leaves, until its keeper has ended it
@@ -33,7 +39,7 @@ GONE_S = 10.0  # what a server leaves, until its keeper has ended it
 class Target:
     """``server`` is None for one that runs already, which cannot be started again. ``seen``: every process that was
     below it, with when it was started, so that no other of the same number is taken for it; ``folders``: its
-    sockets'. ``postgresql``: one that was started for this run.
+    sockets'. ``postgresql``: one that was started for this run. ``told``: what was asked by hand.
     """
 
     url: str
@@ -47,6 +53,7 @@ class Target:
     temporary: Path | None = None
     postgresql: Postgresql | None = None
     gateways: int = 1
+    told: list[Told] = field(default_factory=list)
 
     def named(self, *prefixes: str) -> list[int]:
         """Its processes whose names begin so."""
@@ -63,13 +70,29 @@ class Target:
         found = listener(self.named(GATEWAY), int(told.rpartition(":")[2]))
         return [] if found is None else [found]
 
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Raises :class:`OSError`, of which the error of an HTTP status is one."""
+    def run(self, model: str, body: Any) -> Any:
+        """Asks a model as its operator does; the ledger is held against that as well. Raises :class:`OSError`."""
+        seen = Seen()
+        self.told.append(Told("by hand", seen, None, model))
+        return self.ask("POST", f"{TOP}/ai/run/{model}", body, seen)
+
+    def ask(self, method: str, path: str, body: Any = None, seen: Seen | None = None) -> Any:
+        """``seen`` gets what is told of the request. Raises :class:`OSError`, of which the error of an HTTP status is
+        one.
+        """
+        seen = Seen() if seen is None else seen
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                seen.request = answer.headers.get("cf-ray", "")
+                found = json.load(answer)
+        except urllib.error.HTTPError as error:
+            seen.request, seen.refused = error.headers.get("cf-ray", ""), True
+            raise
+        seen.finished = True
+        return found
 
     def look(self) -> None:
         """Remembers which processes and folders there are."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from serve_app.state.callers.accounts import Account, Key, Member, Scope
 from serve_app.state.callers.audit import Actor, Change
 from serve_app.state.deferred.events import Delivery, Subscription
-from serve_app.state.kept.streams import Claim, Known, Part, Running, Shown, Taken
+from serve_app.state.kept.streams import Claim, Head, Known, Part, Running, Shown, Taken
 from serve_app.state.spending.quotas import Granted, Quota, Want
 
 if TYPE_CHECKING:
@@ -248,6 +248,8 @@ class StreamStore(Protocol):
     def take(self, owner: str, stream_id: str, now: float) -> Taken | None: ...
 
     def release(self, owner: str) -> None: ...
+
+    def refuse(self, owner: str, heads: Sequence[Head], now: float) -> None: ...
 
     def shown(self, account: str, stream_id: str, after: int) -> Shown | None: ...
 

@@ -184,8 +184,12 @@ class StreamLog:
         news = self._taken < len(self.frames) or (self.ending is not None and not self._ending_taken)
         if not news and self.begun:
             return None
-        before, self._taken = self._taken, len(self.frames)
         self._parts += 1
+        if self.ending is not None and not self.begun:
+            # Its client may yet be refused, so the end and what it costs come once the store knows of the stream.
+            nothing = msgspec.msgpack.encode(([], b""))
+            return Part(self.id, self.epoch, self._parts, self._taken, b"", nothing, self.head)
+        before, self._taken = self._taken, len(self.frames)
         trail = msgspec.msgpack.encode((self._trail, bytes(self._ordered)))
         self.size += len(trail)
         self._trail, self._ordered = [], bytearray()

@@ -21,6 +21,7 @@ from serve_app.api import sse
 from serve_app.api.envelopes import openai_body
 from serve_app.api.errors import ApiError, Gone, Internal, NotFound, OutOfCapacity, Stopped, StoreAway, as_api_error
 from serve_app.gateway.resume.log import NotNow, StreamLog, number_of, split
+from serve_app.gateway.resume.refused import Refused
 from serve_app.state.errors import Away
 from serve_app.state.kept.streams import CANCELLING, EXPIRED, LOST, RUNNING, Ending, Part, Running, Taken
 from serve_app.state.protocols import StreamStore
@@ -59,6 +60,7 @@ class Streams:
         self._running: dict[str, StreamLog] = {}
         self._retried: set[str] = set()
         self._watched: Counter[str] = Counter()
+        self._refused = Refused(store, self.owner)
         # How many need this gateway to say that it lives.
         self._needed = 0
         # One thread: what is asked of the store is answered in order.
@@ -82,13 +84,14 @@ class Streams:
         self.close()
 
     def close(self) -> None:
-        if self._running:
+        if self._running or self._refused:
             self._thread.submit(self._release)
         self._thread.shutdown(wait=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def _release(self) -> None:
         try:
+            self._refused.tell()
             self._store.release(self.owner)
         except Away:
             log.info("the store is away: other gateways take streams over in %g s", LEASE_S)
@@ -129,6 +132,8 @@ class Streams:
         except TimeoutError:
             stream.lose()
             self._running.pop(stream.id, None)
+            self._refused.add(stream.head)
+            self._dirty.set()
             # Whoever closes its events must find nobody in them.
             await asyncio.wait({stream.task})
             raise StoreAway from None
@@ -170,6 +175,10 @@ class Streams:
             taken = [(one, part) for one in list(self._running.values()) if (part := self._take(one)) is not None]
             if taken:
                 await self._write(taken)
+            if self._refused and not await self._ask(self._thread, self._refused.tell):
+                await asyncio.sleep(0.25)
+                self._dirty.set()
+            if taken:
                 await asyncio.sleep(GROUP_S)
 
     def _take(self, stream: StreamLog) -> Part | None:
@@ -201,6 +210,8 @@ class Streams:
             except Exception as error:
                 # What one stream has to settle holds up no other.
                 log.error("stream %s cannot be settled", stream.id, exc_info=error)
+            if part.head is not None:
+                self._dirty.set()  # its end may have waited for this
 
     def _lose(self, stream: StreamLog) -> None:
         log.warning("stream %s goes on in another gateway", stream.id)
@@ -222,9 +233,8 @@ class Streams:
     async def _beat(self) -> None:
         now = time.time()
         known = [stream for stream in self._running.values() if stream.begun]
-        if self._running or self._watched or self._retried or self._needed:
-            watched = list(self._watched)
-            told = await self._ask(self._thread, self._store.beat, self.owner, now + LEASE_S, watched, now)
+        if self._running or self._watched or self._retried or self._needed or self._refused:
+            told = await self._ask(self._thread, self._store.beat, self.owner, now + LEASE_S, list(self._watched), now)
             mine = {one.id: one for one in told}
             for stream in known:
                 row = mine.get(stream.id)

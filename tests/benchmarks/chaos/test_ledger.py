@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from benchmarks.chaos import ledger
 from benchmarks.chaos.dialects import Seen
-from benchmarks.chaos.ledger import Receipts
+from benchmarks.chaos.ledger import Receipts, Told, unmatched
 from benchmarks.chaos.weather import Weather
 from serve_app.state.spending.ledger import Entry
 from serve_app.state.store.sql import SqlStore
@@ -19,14 +19,14 @@ USED = {"input_tokens": 3, "output_tokens": 4}
 
 
 def entry(request: str, **changes: object) -> Entry:
-    fields = {"status": "done", "units": {"input_tokens": 3, "output_tokens": 4}, "neurons": 700, **changes}
-    return Entry(request, "a", "k", time.time(), 0.1, "m", "t", money=5, currency="USD", **fields)
+    fields = {"status": "done", "units": USED, "neurons": 700, "at": time.time(), "seconds": 0.1, **changes}
+    return Entry(request, "a", "k", model="m", task="t", money=5, currency="USD", **fields)
 
 
 def wrong(store: SqlStore, *told: Seen, alone: bool = True) -> list[str]:
     receipts, weather = Receipts(), Weather()
     for one in told:
-        receipts.note("chat", one, (3, 4))
+        receipts.note(Told("chat", one, (3, 4)))
     receipts.check(store, weather, alone=alone)
     return [found["what"] for found in weather.broke]
 
@@ -68,3 +68,22 @@ def test_the_ledger_is_held_against_what_clients_were_told(tmp_path, monkeypatch
         assert (
             "the day's sum of neurons" in wrong(store, told(usage=(6, 8), neurons=1400), told("r2", finished=False))[0]
         )
+
+
+def test_as_many_entries_as_possible_have_a_request():
+    """Whoever comes first takes none that another needs."""
+    now = time.time()
+
+    def told(model: str = "", began: float = 0.0, keep_s: float = 0.0) -> Told:
+        return Told("ask", Seen(), None, model, keep_s, now + began)
+
+    one, other = [[entry(name, at=now, seconds=0.0)] for name in ("one", "other")]
+    late = [entry("late", at=now + 50.0, seconds=0.0)]
+    # The late one fits one of the two requests alone.
+    assert unmatched([one, late], [told(), told(began=-55.0)]) == []
+    assert unmatched([one, late], [told(began=-55.0), told()]) == []
+    assert unmatched([one, other, late], [told(), told(began=-55.0)]) in ([other], [late])
+    assert unmatched([one], [told("another model")]) == [one] and unmatched([one], [told("m")]) == []
+    # What goes on without its client may be begun with again by another gateway.
+    late = [entry("late", at=now + 200.0, seconds=0.0)]
+    assert unmatched([late], [told()]) == [late] and unmatched([late], [told(keep_s=300.0)]) == []

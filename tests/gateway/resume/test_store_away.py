@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
+import pytest
+
 from serve_app.gateway.resume import streams
+from serve_app.gateway.resume.log import StreamLog
 from serve_app.state.errors import Away
-from tests.gateway.resume.conftest import CHAT, TEXT, Worker
+from serve_app.state.kept.streams import Head
+from tests.gateway.resume.conftest import CHAT, TEXT, Worker, looks
+from tests.gateway.resume.test_ledger import charged
 from tests.state.gateways import until
 
 BODY = {"model": CHAT, "messages": [{"role": "user", "content": "Hi"}], "seed": 0, "stream": True}
@@ -32,6 +38,52 @@ async def test_a_stream_that_cannot_be_kept_is_refused_and_frees_its_place(start
     assert int(answer.headers["retry-after"]) > 0
     await until(lambda: not any(model.inflight for model in gateway.models))
     assert [settled.status for settled in gateway.settled] == ["left"]
+
+
+@pytest.mark.parametrize("let", [5, 10_000])
+async def test_what_was_refused_is_run_by_nobody_though_the_store_takes_it(start, monkeypatch, let):
+    """The write was under way when its client was refused, and comes to the store then. ``let``: has it ended?"""
+    monkeypatch.setattr(streams, "AWAY_S", 0.1)
+    monkeypatch.setattr(streams, "LEASE_S", 0.05)
+    worker, through = Worker(let=let), threading.Event()
+    one, other = await start(worker), await start(worker)
+    write, asked, wrote = one.state.streams.write, [], []
+
+    def late(owner: str, parts: Any, *more: Any) -> Any:
+        asked.extend(parts)
+        through.wait(60)
+        refused = write(owner, parts, *more)
+        wrote.extend(parts)
+        return refused
+
+    monkeypatch.setattr(one.state.streams, "write", late)
+    answer = await one.http.post("/v1/chat/completions", json=RESUMES)
+    assert answer.status_code == 503 and asked[0].id == answer.headers["cf-ray"]
+    through.set()
+    await until(lambda: wrote)
+    for gateway in (one, other):
+        await looks(gateway, 3, monkeypatch)
+    worker.on.set()
+    await until(lambda: one.state.streams.shown("local", asked[0].id, 0).status == "expired")
+    assert len(worker.calls) == 1 and charged(one, other) == []
+
+
+def test_the_end_of_a_stream_comes_behind_what_it_was_begun_with():
+    """Until the store knows of it its client may be refused, and is not to be charged."""
+    stream = StreamLog(Head("s", "a", 1.0, 60.0, b"request"))
+    stream.append(b"data: 1\n\n")
+    stream.entries.append({"id": "s"})
+    stream.end("done")
+    first = stream.take(9.0)
+    assert first.head is not None and (first.frames, first.upto, first.ending, first.entries) == (b"", 0, None, ())
+    stream.stored(first)
+    assert not stream.safe and not stream.complete
+    last = stream.take(9.0)
+    assert (last.head, last.number, last.upto, last.ending, last.entries) == (None, 2, 1, "done", ({"id": "s"},))
+    stream.stored(last)
+    assert stream.safe == 1 and stream.complete and stream.take(9.0) is None
+    # Another gateway could go on from the first part as well.
+    assert StreamLog(stream.head, 2, [(first.frames, first.trail)]).frames == []
 
 
 async def test_who_reads_a_stream_of_another_gateway_waits_for_the_store(start, monkeypatch):

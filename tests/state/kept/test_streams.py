@@ -46,6 +46,24 @@ def test_only_one_gateway_has_a_stream(store, open_store):
     assert elsewhere.orphans(6.0, 9) == ["t"]
 
 
+def test_what_was_refused_is_over_wherever_it_is(store):
+    streams = store.streams
+    # It comes to the store behind its refusal, is there before, has another gateway, or has come to its end there.
+    streams.refuse("one", [head("late")], 2.0)
+    assert streams.write("one", [part("late", 1)], 2.0, 5.0) == {"late"}
+    streams.write("one", [part("there", 1), part("taken", 1), part("done", 1)], 2.0, 5.0)
+    streams.beat("two", 90.0, (), 6.0)
+    assert streams.take("two", "taken", 6.0).epoch == streams.take("two", "done", 6.0).epoch == 2
+    assert streams.write("two", [part("done", 2, 2, ending="done", expires=70.0)], 6.0, 9.0) == set()
+    streams.refuse("one", [head("there"), head("taken"), head("done")], 7.0)
+    assert streams.orphans(50.0, 9) == [] and streams.beat("two", 90.0, (), 7.0) == []
+    assert streams.write("one", [part("there", 2)], 7.0, 9.0) == {"there"}
+    assert streams.write("two", [part("taken", 2, 2)], 7.0, 9.0) == {"taken"}
+    for name in ("late", "there", "taken"):
+        assert (streams.shown("a", name, 0).status, streams.shown("a", name, 0).parts) == ("expired", [])
+    assert streams.shown("a", "done", 0).status == "done" and len(streams.shown("a", "done", 0).parts) == 2
+
+
 def test_a_stream_that_ends_its_gateways_is_given_up(store):
     streams = store.streams
     streams.write("0", [part("s", 1)], 1.0, 2.0)

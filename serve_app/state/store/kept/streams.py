@@ -122,6 +122,21 @@ class StreamTable:
         with self._database.writing() as connection:
             connection.execute(sa.delete(stream_owners).where(stream_owners.c.owner == owner))
 
+    def refuse(self, owner: str, heads: Sequence[Head], now: float) -> None:
+        """These were refused to their clients before the store had answered. They are over, whether it has them, takes
+        them yet, or another gateway has begun with one: whose epoch that is can add nothing.
+        """
+        over = {"owner": owner, "status": EXPIRED, "expires": now, "request": b"", "size": 0}
+        with self._database.writing() as connection:
+            for head in heads:
+                row = {name: getattr(head, name) for name in ("id", "account", "created", "keep_s")}
+                made = self._database.insert(streams).values(**row, **over, epoch=2, seen=now, frames=0)
+                known = {**over, "epoch": streams.c.epoch + 1}
+                running = streams.c.expires.is_(None)
+                connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=known, where=running))
+            gone = sa.select(streams.c.id).where(streams.c.id.in_([h.id for h in heads]), streams.c.status == EXPIRED)
+            connection.execute(sa.delete(stream_parts).where(stream_parts.c.id.in_(gone)))
+
     def shown(self, account: str, stream_id: str, after: int) -> Shown | None:
         """What there is beyond the first ``after`` frames; None: no such stream of this account."""
         query = sa.select(streams.c.status).where(streams.c.id == stream_id, streams.c.account == account)

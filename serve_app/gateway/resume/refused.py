@@ -1,0 +1,45 @@
+"""Streams that were refused since the store did not answer in time: it may have taken them all the same."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from serve_app.state.errors import Away
+from serve_app.state.kept.streams import Head
+from serve_app.state.protocols import StreamStore
+
+log = logging.getLogger("ray.serve")
+
+
+class Refused:
+    """Those of the gateway ``owner`` of which the store has not been told."""
+
+    def __init__(self, store: StreamStore, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+        self._heads: dict[str, Head] = {}
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def add(self, head: Head) -> None:
+        self._heads[head.id] = replace(head, request=b"")
+
+    def tell(self) -> bool:
+        """Nobody goes on with them: they would be charged, and their clients send them again. False: the store does not
+        know of it yet. Blocks.
+        """
+        heads = list(self._heads.values())
+        try:
+            if heads:
+                self._store.refuse(self._owner, heads, time.time())
+        except Away:
+            return False
+        except Exception as error:
+            log.error("the store cannot be told of refused streams", exc_info=error)
+            return False
+        for head in heads:
+            del self._heads[head.id]
+        return True
