@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.wire": {"msgspec", "serve_app.sampling_params"},
     # Files of strangers: nothing of ours but this is in the process that reads them.
     "serve_app.media": {"av", "numpy", "PIL"},
-    "serve_app.documents": {"markitdown"},
+    "serve_app.documents": {"markitdown", "serve_app.media.preparing"},
     "serve_app.predict": {
         "numpy", "PIL", "torch", "transformers", "serve_app.engine.batching", "serve_app.media",
     },
@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.sampling_params",
         "msgspec", "numpy", "torch", "serve_app.adapters", "serve_app.catalog", "serve_app.channel",
         "serve_app.engine", "serve_app.grammar", "serve_app.state.blobs.adapters", "serve_app.state.blobs.files",
-        "serve_app.kv", "serve_app.logs", "serve_app.models", "serve_app.parallel", "serve_app.predict",
+        "serve_app.kv", "serve_app.logs", "serve_app.media.preparing", "serve_app.models", "serve_app.parallel",
+        "serve_app.predict",
         "serve_app.progress", "serve_app.wire",
     },
     "serve_app.worker.spec": set(),

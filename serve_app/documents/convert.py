@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from serve_app.documents.formats import FORMATS, MEMORY_BYTES, SECONDS
+from serve_app.documents.formats import ERROR, FORMATS, MEMORY_BYTES, SECONDS, TEXT, format_of
+from serve_app.media.preparing import Full, Lane
 
 ROOT = Path(__file__).resolve().parents[2]
 # Documents that are converted at the same time, and those that may wait.
@@ -18,10 +19,6 @@ PROCESSES = 2
 WAITING = 64
 # Of this process's environment, which holds keys and the database's password.
 KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
-
-
-class Crowded(RuntimeError):
-    """Too many documents wait already."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,31 +40,44 @@ def supported() -> list[tuple[str, str]]:
 
 
 class Converter:
-    """``convert`` documents one after the other in each of `PROCESSES` places."""
+    """``convert`` documents one after the other in each of `PROCESSES` places, of which an account has one."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._places = asyncio.Semaphore(PROCESSES)
-        self._here = 0
+        self._places = Lane(PROCESSES, 1)
+        self._here: Counter[bytes] = Counter()
 
-    async def convert(self, name: str, media_type: str, data: bytes) -> Converted:
-        """Raises :class:`Crowded`."""
-        if self._here >= PROCESSES + WAITING:
-            raise Crowded
-        self._here += 1
+    async def convert(self, account: str, name: str, media_type: str, data: bytes) -> Converted:
+        """Raises `preparing.Full`; an account has its share of what may wait whatever others send."""
+        whose, most = account.encode(), PROCESSES + WAITING
+        if self._here.total() >= most and self._here[whose] >= most // len({*self._here, whose}):
+            raise Full
+        self._here[whose] += 1
         try:
-            async with self._places:
+            await self._places.enter(whose)
+            try:
                 return await self._converted(name, media_type, data)
+            finally:
+                self._places.leave(whose)
         finally:
-            self._here -= 1
+            self._here[whose] -= 1
+            if not self._here[whose]:
+                del self._here[whose]
 
     async def _converted(self, name: str, media_type: str, data: bytes) -> Converted:
+        known = format_of(name, media_type)
+        if known is None:
+            endings = ", ".join(known.extension for known in FORMATS)
+            return Converted(error=f"its format is not known; send one of {endings}")
         environment = {key: os.environ[key] for key in KEPT if key in os.environ}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
+        # Nothing of the folder it is started in, which may be anybody's; and what libraries say of a document is for no
+        # log.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "serve_app.documents.program", name[-200:], media_type[:200],
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=environment,
+            sys.executable, "-P", "-m", "serve_app.documents.program", known.extension,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env=environment,
         )  # fmt: skip
         try:
             out, _ = await asyncio.wait_for(process.communicate(data), self._seconds)
@@ -77,7 +87,9 @@ class Converter:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        try:
-            return Converted(**json.loads(out))
-        except ValueError:
-            return Converted(error=f"it can't be converted within {MEMORY_BYTES >> 20} MiB of memory, or is damaged")
+        kind, text = out[:1], out[1:].decode(errors="replace")
+        if kind == TEXT:
+            return Converted(text)
+        if kind == ERROR:
+            return Converted(error=text)
+        return Converted(error=f"it can't be converted within {MEMORY_BYTES >> 20} MiB of memory, or is damaged")

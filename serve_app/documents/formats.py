@@ -34,8 +34,10 @@ FORMATS = (
 MAX_UNPACKED = 256 << 20
 MAX_ENTRIES = 10_000
 MAX_RATIO = 200
-# Characters of what comes out.
+# Characters of what comes out of a document, and of all documents of a request.
 MAX_CHARS = 10_000_000
+# What the process writes first: whether Markdown follows, or why there is none.
+TEXT, ERROR = b"T", b"E"
 # Of the process: bytes of its address space, of files that it writes, seconds of a processor, and seconds in all.
 MEMORY_BYTES = 3 << 30
 FILE_BYTES = 64 << 20

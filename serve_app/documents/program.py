@@ -1,22 +1,24 @@
-"""The process that converts one document: reads it from its standard input, writes JSON to its standard output.
+"""The process that converts one document: reads it from its standard input, writes to its standard output what it says.
 
-``python -m serve_app.documents.program NAME MEDIA_TYPE``. What it reads was written by strangers, so it first gives up
+``python -m serve_app.documents.program EXTENSION``. What it reads was written by strangers, so it first gives up
 memory, time and the network, and ends with the document.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import socket
 import sys
 import zipfile
+from contextlib import suppress
+from functools import cache
 from io import BytesIO
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 from serve_app.documents.formats import (
     CPU_S,
+    ERROR,
     FILE_BYTES,
     FORMATS,
     MAX_CHARS,
@@ -24,14 +26,18 @@ from serve_app.documents.formats import (
     MAX_RATIO,
     MAX_UNPACKED,
     MEMORY_BYTES,
+    TEXT,
     Format,
-    format_of,
 )
 
 MISSING = (
     "documents are converted by markitdown, which is not installed here; have the operator install it "
     '(pip install "serve-app[documents]") and start the server again'
 )
+
+
+# Streams of others are read on the same processors.
+NICE = 10
 
 
 class Refused(ValueError):
@@ -49,13 +55,32 @@ def restrict() -> None:
         hard = resource.getrlimit(what)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
+    with suppress(OSError):
+        # Where the machine runs out of memory, this process is the first to go.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    os.nice(NICE)
+    sys.addaudithook(_refuse)
 
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+
+def _refuse(event: str, args: tuple[Any, ...]) -> None:
+    """What Python asks before it does something: whatever a document names, its reader goes nowhere and opens nothing
+    but what it consists of itself.
+    """
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto", "socket.bind"):
         raise OSError("documents fetch nothing")
+    if event == "open" and isinstance(args[0], str | bytes):
+        path = os.path.realpath(os.fsdecode(args[0]))
+        if not path.startswith(_own()):
+            raise PermissionError("documents open no files")
 
-    for name in ("connect", "connect_ex", "sendto"):
-        setattr(socket.socket, name, refuse)
-    socket.getaddrinfo = refuse
+
+@cache
+def _own() -> tuple[str, ...]:
+    """Folders of Python, of its packages and of the system; of other processes nothing."""
+    packages = (sys.prefix, sys.base_prefix, *filter(None, sys.path))
+    places = {os.path.realpath(place) for place in (*packages, "/usr", "/lib", "/lib64", "/dev", "/proc/self", "/sys")}
+    files = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/etc/mime.types", "/etc/localtime", "/etc/os-release")
+    return tuple(f"{place}/" for place in places - {"/"}) + files
 
 
 def check_archive(data: bytes) -> None:
@@ -74,13 +99,13 @@ def check_archive(data: bytes) -> None:
             for entry in entries:
                 if entry.filename.lower().endswith((".xml", ".rels", ".xhtml", ".opf", ".ncx", ".vml")):
                     with archive.open(entry) as file:
-                        _check_xml(file.read(1 << 16), entry.filename)
+                        _check_xml(file.read(), entry.filename)
     except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, OSError) as error:
         raise Refused(f"it is damaged or encrypted ({type(error).__name__})") from None
 
 
-def _check_xml(head: bytes, name: str) -> None:
-    plain = head.replace(b"\0", b"").lower()
+def _check_xml(text: bytes, name: str) -> None:
+    plain = text.replace(b"\0", b"").lower()
     if b"<!entity" in plain or (b"<!doctype" in plain and b"[" in plain.partition(b"<!doctype")[2].partition(b">")[0]):
         raise Refused(f"{name[:80]} declares entities, which are not read")
 
@@ -125,17 +150,16 @@ def main() -> None:
     os.dup2(2, 1)
     data = sys.stdin.buffer.read()
     restrict()
+    known = next(known for known in FORMATS if known.extension == sys.argv[1])
     try:
-        known = format_of(sys.argv[1], sys.argv[2])
-        if known is None:
-            raise Refused(f"its format is not known; send one of {', '.join(f.extension for f in FORMATS)}")
-        answer = {"text": convert(data, known)}
+        kind, answer = TEXT, convert(data, known)
     except Refused as refused:
-        answer = {"error": str(refused)}
+        kind, answer = ERROR, str(refused)
     except MemoryError:
-        answer = {"error": "it takes too much memory to convert"}
+        kind, answer = ERROR, "it takes too much memory to convert"
+    # Some readers make halves of characters, which no answer can hold.
     with told:
-        told.write(json.dumps(answer).encode())
+        told.write(kind + answer.encode(errors="replace"))
 
 
 if __name__ == "__main__":

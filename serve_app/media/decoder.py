@@ -152,7 +152,7 @@ class _Process:
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
         environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = "1"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "serve_app.media.program"],
+            [sys.executable, "-P", "-m", "serve_app.media.program"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,

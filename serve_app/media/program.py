@@ -12,6 +12,8 @@ import json
 import os
 import resource
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from serve_app.media.audio import decode_audio
@@ -32,6 +34,9 @@ def restrict() -> None:
         hard = resource.getrlimit(what)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(what, (most, most))
+    with suppress(OSError):
+        # Where the machine runs out of memory, this process is the first to go.
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def answer(kind: str, data: bytes, out: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import zipfile
@@ -10,9 +11,12 @@ from io import BytesIO
 import pytest
 
 from serve_app.documents import program
-from serve_app.documents.convert import Converter, installed, supported
+from serve_app.documents.convert import PROCESSES, WAITING, Converted, Converter, installed, supported
 from serve_app.documents.formats import FORMATS, format_of
 from serve_app.documents.program import Refused, check_archive, convert
+from serve_app.media.decoder import Decoder
+from serve_app.media.errors import BadFile
+from serve_app.media.preparing import Full
 
 WORDS = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
@@ -89,24 +93,84 @@ def test_hostile_archives_are_refused_before_anything_reads_them(data, words):
     check_archive(docx("a good one"))
 
 
-def test_the_process_has_no_network_and_bounds():
+def test_the_process_has_no_network_no_files_and_bounds(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("x")
     code = (
-        "import socket, resource\nfrom serve_app.documents.program import restrict\nrestrict()\n"
+        "import socket, resource, sys\nfrom serve_app.documents.program import restrict\nrestrict()\n"
         "for attempt in (lambda: socket.create_connection(('127.0.0.1', 9)), lambda: socket.getaddrinfo('x', 80),\n"
         "                lambda: socket.socket().connect(('127.0.0.1', 9))):\n"
         "    try:\n        attempt()\n    except OSError as error:\n        assert 'fetch nothing' in str(error)\n"
         "    else:\n        raise SystemExit('connected')\n"
+        "for attempt in (lambda: open(sys.argv[1]), lambda: open(sys.argv[1], 'w'), lambda: open('/new', 'wb')):\n"
+        "    try:\n        attempt()\n    except PermissionError as error:\n        assert 'no files' in str(error)\n"
+        "    else:\n        raise SystemExit('opened')\n"
+        "import plistlib\n"
         "assert resource.getrlimit(resource.RLIMIT_AS)[0] <= 3 << 30\nprint('held')"
     )
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "held\n"
+    assert subprocess.check_output([sys.executable, "-c", code, str(secret)], text=True) == "held\n"
+    assert secret.read_text() == "x"
 
 
 async def test_what_cannot_be_converted():
     converter = Converter()
-    unknown = await converter.convert("a.exe", "application/octet-stream", b"MZ")
-    assert "format is not known" in unknown.error and ".docx" in unknown.error
-    slow = await Converter(seconds=0.0).convert("a.txt", "text/plain", b"x")
+    for name in ("a.exe", "a\0.exe", "\ud800", "-c", ""):
+        unknown = await converter.convert("a", name, "application/octet-stream", b"MZ")
+        assert "format is not known" in unknown.error and ".docx" in unknown.error
+    slow = await Converter(seconds=0.0).convert("a", "a\0\ud800.txt", "text/plain\0", b"x")
     assert "within 0 seconds" in slow.error
+
+
+class Held(Converter):
+    """Each document takes until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = asyncio.Event()
+        self.begun: list[str] = []
+
+    async def _converted(self, name: str, media_type: str, data: bytes) -> Converted:
+        self.begun.append(name)
+        await self.on.wait()
+        return Converted(name)
+
+
+async def test_accounts_take_turns_and_each_has_its_share_of_what_waits():
+    converter = Held()
+    flood = [asyncio.ensure_future(converter.convert("flood", f"f{n}", "", b"")) for n in range(PROCESSES + WAITING)]
+    await asyncio.sleep(0)
+    assert converter.begun == ["f0"]
+    with pytest.raises(Full):
+        await converter.convert("flood", "more", "", b"")
+    other = [asyncio.ensure_future(converter.convert("other", f"o{n}", "", b"")) for n in range(2)]
+    await asyncio.sleep(0)
+    assert converter.begun == ["f0", "o0"]
+    # Who leaves waits no more, and whoever is next begins.
+    other[0].cancel()
+    await asyncio.gather(other[0], return_exceptions=True)
+    await asyncio.sleep(0)
+    assert converter.begun == ["f0", "o0", "o1"]
+    converter.on.set()
+    assert [one.text for one in await asyncio.gather(*flood, other[1])][-2:] == [f"f{PROCESSES + WAITING - 1}", "o1"]
+    assert not converter._here
+
+
+def test_nothing_is_loaded_from_the_folder_that_it_is_started_in(tmp_path, monkeypatch):
+    """Which may be one where others write, as the folder of all users' temporary files is."""
+    for name in ("json", "zipfile", "markitdown"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'taken')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    asyncio.run(Converter().convert("a", "a.docx", "", b"no archive"))
+    with pytest.raises(BadFile):
+        Decoder().size(b"no picture")
+    assert not (tmp_path / "taken").exists()
+
+
+def test_entities_are_found_wherever_they_are_declared():
+    padding = b"<!--" + b"x" * (1 << 17) + b"-->"
+    with pytest.raises(Refused, match="declares entities"):
+        check_archive(archive(a_xml=padding + b'<!DOCTYPE x [<!ENTITY e "e">]><x>&e;</x>'))
 
 
 def test_without_markitdown_the_error_names_the_remedy(monkeypatch):
@@ -128,3 +192,4 @@ def test_without_markitdown_the_error_names_the_remedy(monkeypatch):
 )
 def test_documents_become_markdown(name, data, wanted):
     assert program.convert(data, format_of(name, "")).strip() == wanted
+    assert asyncio.run(Converter().convert("a", name, "", data)).text.strip() == wanted

@@ -15,9 +15,10 @@ from serve_app.api.multipart import Part
 from serve_app.api.schema import dialects as schemas
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.schema.parts import Schema, field, object_
-from serve_app.documents.convert import Converter, Crowded, supported
-from serve_app.documents.formats import format_of
+from serve_app.documents.convert import Converter, supported
+from serve_app.documents.formats import MAX_CHARS, format_of
 from serve_app.gateway.http.exchange import ACCOUNT, USE, Endpoint, Exchange, json_answer
+from serve_app.media.preparing import Full
 
 MAX_FILES = 20
 # A usual text has so many characters a token; no model is asked.
@@ -81,19 +82,32 @@ class DocumentRoutes:
             raise InvalidInput("files is missing; send the documents as parts of the form.", param="files")
         if len(files) > MAX_FILES:
             raise InvalidInput(f"files: at most {MAX_FILES} at once, got {len(files)}.", param="files")
-        found = await asyncio.gather(*(self._one(number, part) for number, part in enumerate(files)))
+        account = request.state.account
+        tasks = [asyncio.ensure_future(self._one(account, number, part)) for number, part in enumerate(files)]
+        try:
+            found, left = await asyncio.gather(*tasks), MAX_CHARS
+        finally:
+            # Who leaves, or is refused for one of them, has none of the others converted.
+            for task in tasks:
+                task.cancel()
+        for told in found:
+            left -= len(told.get("data", ""))
+            if left < 0 and told.pop("data", None) is not None:
+                del told["tokens"]
+                told |= {"format": "error", "error": f"All documents together have more than {MAX_CHARS} characters."}
         return json_answer(success(found))
 
-    async def _one(self, number: int, part: Part) -> dict[str, Any]:
+    async def _one(self, account: str, number: int, part: Part) -> dict[str, Any]:
         known = format_of(part.filename, part.media_type)
         told = {
             "id": str(number),
-            "name": part.filename,
+            # Whatever bytes it was sent in.
+            "name": part.filename.encode(errors="replace").decode(),
             "mimeType": part.media_type if known is None else known.media_type,
         }
         try:
-            found = await self._converter.convert(part.filename, part.media_type, part.data)
-        except Crowded:
+            found = await self._converter.convert(account, part.filename, part.media_type, part.data)
+        except Full:
             raise OutOfCapacity("Too many documents wait to be converted, please try again.", retry_after=5.0) from None
         if found.error:
             return {**told, "format": "error", "error": f"{found.error[0].upper()}{found.error[1:]}."}
