@@ -27,7 +27,7 @@ from serve_app.ray_private import environment as ray_environment
 from serve_app.ray_private.controller import controller_is_there
 from serve_app.ray_private.fork_server import TORCH_FORKS, ForkServer
 from serve_app.ray_private.haproxy import haproxy_environment, haproxy_files
-from serve_app.ray_private.head import ended_daemons, one_machine
+from serve_app.ray_private.head import ended_daemons, job_config, one_machine
 from serve_app.run_directory import RunDirectory
 from serve_app.state.check import read_operated
 
@@ -128,6 +128,7 @@ class LocalCluster:
                 log_to_driver=False,
                 logging_level=logging.WARNING,
                 _temp_dir=str(self._folder.ray),
+                job_config=job_config(),
             )
         self._started = True
 
@@ -307,12 +308,14 @@ def attach(home: Path) -> Any:
 
     if not ray.is_initialized():
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR,
+                     job_config=job_config())  # fmt: skip
             return ray
         found = read_attachment(home)
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN_PATH"] = found.token_path
-        ray.init(address=found.address, namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=found.address, namespace="serve_app", log_to_driver=False, logging_level=logging.ERROR,
+                 job_config=job_config())  # fmt: skip
     from ray import serve  # noqa: F401 - sets its logger's level when it is imported
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)

