@@ -5,11 +5,17 @@ Every rank calls the same ones in the same order; torch.distributed takes the wa
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +27,24 @@ from serve_app.parallel.place import Place
 # A rank waits so long for others in a collective. One that is gone is noticed at once; this is for one that hangs.
 # Weights of a large model may be read from a disk by one rank while another has them in memory.
 TIMEOUT = timedelta(minutes=30)
+# Until a rank has said who it is, once it is connected.
+GREET = timedelta(seconds=60)
 LOOPBACK = "127.0.0.1"
+
+
+_DIGEST = hashlib.sha256().digest_size
+
+
+class NotARank(RuntimeError):
+    """Somebody else is connected, or nobody."""
+
+
+def _digest(token: str, sender: int, receiver: int) -> bytes:
+    return hashlib.sha256(f"{token} {sender} {receiver}".encode()).digest()
+
+
+def _shown(token: str, sender: int, receiver: int) -> Tensor:
+    return torch.tensor(list(_digest(token, sender, receiver)), dtype=torch.uint8)
 
 
 class Group:
@@ -137,6 +160,25 @@ class Group:
         dist.all_reduce(told, dist.ReduceOp.MAX)
         return float(told)
 
+    def greet(self, token: str) -> None:
+        """Every two ranks that are connected show each other that they know the ``token``: gloo takes whoever connects
+        first for the rank that it awaits, and any process of the machine can do that. Raises `NotARank`.
+        """
+        for group in [None, self._parts][: 1 + (self.place.tensor > 1)]:
+            others = [rank for rank in dist.get_process_group_ranks(group) if rank != self.place.rank]
+            heard = {rank: torch.zeros(_DIGEST, dtype=torch.uint8) for rank in others}
+            waiting: list[Any] = [dist.irecv(heard[rank], rank, group=group) for rank in others]
+            said: list[Any] = [dist.isend(_shown(token, self.place.rank, rank), rank, group=group) for rank in others]
+            for rank, work in zip(others, waiting, strict=True):
+                try:
+                    work.wait(GREET)
+                except RuntimeError as error:
+                    raise NotARank(f"rank {rank} has not shown that it is one: {error}") from error
+                if not secrets.compare_digest(bytes(heard[rank].tolist()), _digest(token, rank, self.place.rank)):
+                    raise NotARank(f"who is connected as rank {rank} is another")
+            for work in said:
+                work.wait(GREET)
+
     @contextmanager
     def _timed(self) -> Iterator[None]:
         began = time.perf_counter()
@@ -146,25 +188,55 @@ class Group:
             self.together_s += time.perf_counter() - began
 
 
-def host_store(host: str, ranks: int) -> Any:
-    """The store where the ranks meet; its ``port`` is for the others to know. For rank 0."""
-    return dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False)
+@dataclass(slots=True)
+class Meeting:
+    """Where the ranks meet. On one machine that is a file of this user's alone; between machines a ``port`` of rank 0,
+    whose ``store`` only rank 0 has.
+    """
+
+    host: str
+    port: int = 0
+    file: str = ""
+    store: Any = None
 
 
-def join(place: Place, device: torch.device, host: str, port: int = 0, store: Any = None) -> Group:
-    """Meets the other ranks at ``host`` and returns once all of them have come; rank 0 brings its ``store``."""
+def host_meeting(host: str, ranks: int) -> Meeting:
+    """For rank 0."""
     if host == LOOPBACK:
+        # Below the server's own folder, which ends with it. Elsewhere the variable is not set.
+        kept = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/nowhere")).parent
+        folder = tempfile.mkdtemp(prefix="ranks-", dir=kept if kept.is_dir() else None)
+        return Meeting(host, file=str(Path(folder) / "meeting"))
+    store = dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False)
+    return Meeting(host, store.port, store=store)
+
+
+def join(place: Place, device: torch.device, meeting: Meeting, token: str) -> Group:
+    """Meets the other ranks and returns once all of them have come and shown the ``token``. Raises `NotARank`."""
+    if meeting.host == LOOPBACK:
         os.environ.setdefault(
             "GLOO_SOCKET_IFNAME", "lo"
         )  # else gloo asks for this machine's name, which may have no address
-    if store is None:
-        store = dist.TCPStore(host, port, place.ranks, is_master=False)
+    store: Any
+    if meeting.file:
+        store = dist.FileStore(meeting.file, place.ranks)
+    else:
+        store = meeting.store or dist.TCPStore(meeting.host, meeting.port, place.ranks, is_master=False)
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=TIMEOUT)
-    return Group(place, device)
+    group = Group(place, device)
+    group.greet(token)
+    if meeting.file and not place.rank:
+        _left_behind.append(Path(meeting.file).parent)
+    return group
+
+
+_left_behind: list[Path] = []
 
 
 def leave() -> None:
     """Ends this process's part of its group."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    while _left_behind:
+        shutil.rmtree(_left_behind.pop(), ignore_errors=True)

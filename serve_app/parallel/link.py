@@ -42,6 +42,10 @@ STATE_PERIOD_S = 5.0
 # What a rank says when it fails comes before the end of its line is acted upon.
 LAST_WORD_S = 1.0
 MOST_BYTES = 1 << 30
+# Of who has not shown the token yet, and how long it may take to.
+HELLO_BYTES, HELLO_S = 4096, 10.0
+# Others of the machine may connect, too.
+BACKLOG = 128
 
 
 class RankLost(RuntimeError):
@@ -62,13 +66,13 @@ def send(line: socket.socket, message: Message) -> None:
     line.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive(line: socket.socket) -> memoryview | None:
+def receive(line: socket.socket, most: int = MOST_BYTES) -> memoryview | None:
     """None: the other side has gone."""
     head = _exactly(line, _LENGTH.size)
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
-    if length > MOST_BYTES:
+    if length > most:
         raise BadMessage(f"a message of {length} bytes; the other side is no rank")
     return _exactly(line, length)
 
@@ -101,7 +105,7 @@ class Leader:
     def __init__(self, ranks: int, *, host: str = "127.0.0.1", on_lost: Callable[[str], None]) -> None:
         self.ranks = ranks
         self._on_lost = on_lost
-        self._listener = socket.create_server((host, 0), backlog=ranks)
+        self._listener = socket.create_server((host, 0), backlog=BACKLOG)
         self.address = LinkAddress(host, self._listener.getsockname()[1], secrets.token_hex(16))
         self._peers: dict[int, _Peer] = {}
         self._changed = threading.Condition()
@@ -117,7 +121,7 @@ class Leader:
             except TimeoutError:
                 missing = sorted(set(range(1, self.ranks)) - set(self._peers))
                 raise RankLost(f"rank {missing[0]} of {self.ranks} has not come within {wait_s:g} s") from None
-            line.settimeout(10.0)
+            line.settimeout(HELLO_S)
             said = self._hello(line)
             if said is None:
                 line.close()
@@ -186,7 +190,7 @@ class Leader:
 
     def _hello(self, line: socket.socket) -> RankHello | None:
         try:
-            data = receive(line)
+            data = receive(line, HELLO_BYTES)
             said = read_from_rank(data) if data is not None else None
         except BadMessage:
             return None

@@ -18,11 +18,12 @@ class RankHello(Message, tag="rank-hello:1", frozen=True):
     pid: int
 
 
-class RankMeeting(Message, tag="rank-meeting:1", frozen=True):
-    """Rank 0 -> ranks: where the store of the collectives is."""
+class RankMeeting(Message, tag="rank-meeting:2", frozen=True):
+    """Rank 0 -> ranks: where the store of the collectives is. ``file``: on one machine, else ""."""
 
     host: str
     port: int
+    file: str
 
 
 class RankLayer(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -104,7 +104,7 @@ def begin_ranks(
     """
     import torch
 
-    from serve_app.parallel.group import host_store, join
+    from serve_app.parallel.group import host_meeting, join
 
     def lost(reason: str) -> None:
         if ranks is None or ranks.forward is None:
@@ -116,9 +116,9 @@ def begin_ranks(
     leader = Leader(place.ranks, host=host, on_lost=lost)
     handles = [start(rank, leader.address) for rank in range(1, place.ranks)]
     progress(f"awaiting {place.ranks - 1} other ranks")
-    store = host_store(host, place.ranks)
-    leader.await_all(RankMeeting(host, store.port))
-    group = join(place, torch.device(spec.device), host, store=store)
+    meeting = host_meeting(host, place.ranks)
+    leader.await_all(RankMeeting(host, meeting.port, meeting.file))
+    group = join(place, torch.device(spec.device), meeting, leader.address.token)
     ranks = Ranks(leader, group, handles, end)
     return ranks
 
@@ -143,7 +143,7 @@ def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progre
     """What another rank does until rank 0 goes: loads its part, and computes it in each step."""
     link = Follower.connect(rank, address, end=lambda: os._exit(0))
     try:
-        _follow(spec, rank, link, progress)
+        _follow(spec, rank, link, address.token, progress)
     except BaseException as error:
         log.exception("rank %d ends", rank)
         with contextlib.suppress(OSError):
@@ -151,11 +151,11 @@ def run_rank(spec: WorkerSpec, rank: int, address: LinkAddress, progress: Progre
         raise
 
 
-def _follow(spec: WorkerSpec, rank: int, link: Follower, progress: Progress) -> None:
+def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: Progress) -> None:
     import torch
 
     from serve_app.parallel.cache import Part
-    from serve_app.parallel.group import join
+    from serve_app.parallel.group import Meeting, join
     from serve_app.parallel.steps import SharedForward, follow
     from serve_app.worker.loading import load_model, prepare_torch, resolve_weights
 
@@ -164,7 +164,8 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, progress: Progress) -> 
     if not isinstance(meeting, RankMeeting):
         return
     place = Place(spec.tensor_parallel, spec.pipeline_parallel, rank)
-    group = join(place, torch.device(spec.device), meeting.host, meeting.port)
+    where = Meeting(meeting.host, meeting.port, meeting.file)
+    group = join(place, torch.device(spec.device), where, token)
     began = time.perf_counter()
     model = load_model(spec, resolve_weights(spec, progress), progress, group)
     shared = model.forward

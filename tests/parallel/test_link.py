@@ -12,7 +12,7 @@ from serve_app.parallel.link import Follower, Leader, LinkAddress, RankLost, sen
 from serve_app.wire.ranks import RankAllocate, RankFailed, RankHello, RankMeeting, RankState
 from tests.parallel.groups import until
 
-MEETING = RankMeeting("127.0.0.1", 1)
+MEETING = RankMeeting("127.0.0.1", 1, "")
 
 
 def meet(ranks: int):
@@ -90,4 +90,15 @@ def test_a_rank_that_does_not_come_is_named():
     leader = Leader(3, on_lost=lambda reason: None)
     with pytest.raises(RankLost, match=r"rank 1 of 3 has not come within 0\.1 s"):
         leader.await_all(MEETING, wait_s=0.1)
+    leader.close()
+
+
+def test_a_stranger_has_no_memory_taken():
+    """Nobody says who it is in more than a few bytes."""
+    leader = Leader(2, on_lost=lambda reason: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((1 << 29).to_bytes(4, "little"))
+        ours.settimeout(60)
+        assert leader._hello(ours) is None
     leader.close()

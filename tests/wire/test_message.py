@@ -93,7 +93,7 @@ FIELDS = {
     "rank-failed:1": "rank reason",
     "rank-hello:1": "rank token pid",
     "rank-loaded:1": "rank layers read_bytes seconds",
-    "rank-meeting:1": "host port",
+    "rank-meeting:2": "host port file",
     "rank-state:1": "rank pid memory_bytes seconds together_s",
     "rank-step:1": "input_ids positions slots query_start seq_lens block_tables sample_rows max_query_len max_seq_len "
     "total_seq_len decodes extended embedded_rows embedded_values",
