@@ -18,22 +18,38 @@ running() {
     echo "${entry#/proc/}"
   done
 }
+# Of numbers, with or without a start, those of living processes, each with when it was started: another process may
+# have the number by now.
 alive() {
-  for pid in $1; do
+  seen=' '
+  for one in $1; do
     said=
-    read -r said <"/proc/$pid/stat"
-    case ${said##*) } in "" | Z* | X*) ;; *) echo "$pid" ;; esac
+    read -r said <"/proc/${one%%:*}/stat"
+    case ${said##*) } in "" | Z* | X*) continue ;; esac
+    set -- ${said##*) }
+    id="${one%%:*}:${20}"
+    case $one in *:*) [ "$one" = "$id" ] || continue ;; esac
+    case $seen in *" $id "*) continue ;; esac
+    seen="$seen$id "
+    echo "$id"
   done
 }
+clock() { read -r now _ </proc/uptime; now=${now%.*}; }
 known=
-for number in TERM KILL; do
-  left=20
-  known=$(alive "$known $(running)")
-  for pid in $known; do kill -$number "$pid" 2>/dev/null; done
-  while [ -n "$known" ] && [ $left -gt 0 ]; do
+# By the clock and not by looks, of which each takes long where the machine is busy.
+for step in TERM:2 KILL:5; do
+  clock
+  until=$((now + ${step#*:}))
+  told=' '
+  while known=$(alive "$known $(running)") && [ -n "$known" ]; do
+    for one in $known; do
+      case $told in *" $one "*) ;; *) kill "-${step%:*}" "${one%%:*}" 2>/dev/null ;; esac
+    done
+    set -- $known
+    told=" $* "
+    clock
+    [ "$now" -lt "$until" ] || break
     sleep 0.1
-    left=$((left - 1))
-    known=$(alive "$known $(running)")
   done
 done
 rm -rf "$FOLDER"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -101,6 +102,33 @@ def test_a_killed_owner_leaves_nothing_behind(source: str) -> None:
     assert until(lambda: processes_in(path) == [daemon])  # once it is executed
     end(process)
     assert until(lambda: gone(daemon) and not path.exists())
+
+
+# One that does not end when it is asked to.
+STAYS = """
+import subprocess, sys, time
+from serve_app.run_directory import RunDirectory
+made = RunDirectory()
+source = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+daemon = subprocess.Popen([sys.executable, "-c", source, f"{made.path}/daemon"], start_new_session=True,
+                          stdout=subprocess.PIPE)
+daemon.stdout.readline()
+print(made.path, daemon.pid, made._keeper.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_who_stays_is_ended_in_time_however_long_a_look_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, where each program takes a second to start."""
+    real = shutil.which("grep")
+    slow = tmp_path / "grep"
+    slow.write_text(f'#!/bin/sh\necho >>"{tmp_path}/looks"\nsleep 0.7\nexec {real} "$@"\n')
+    slow.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    process, path, daemon, _ = owner(STAYS)
+    end(process)
+    assert until(lambda: gone(daemon) and not path.exists())
+    assert len((tmp_path / "looks").read_text()) <= 8
 
 
 def test_without_its_keeper_the_next_start_removes_it() -> None:
