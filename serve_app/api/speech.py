@@ -55,6 +55,10 @@ class Spoken:
     samples: bytes
     rate: int
 
+    @property
+    def milliseconds(self) -> int:
+        return -(-len(self.samples) // 2 * 1000 // self.rate)
+
 
 def check_text(text: str | None, param: str) -> str:
     """What is to be said. Raises `InvalidInput`."""

@@ -91,7 +91,8 @@ class Work:
 
     ``sent``: output tokens whose text has been taken by whoever sends it; None: all that are in ``usage``. ``look()``
     brings both up to date, for who looks while it runs. ``units``: what was used beside tokens, by the names of
-    `catalog.pricing.UNITS`. ``adapter``, ``batch``: of the entry. ``first_at``: when its first token came, on the
+    `catalog.pricing.UNITS`; ``sent_units``: of a stream that does not consist of tokens, what has been sent of it.
+    ``adapter``, ``batch``: of the entry. ``first_at``: when its first token came, on the
     monotonic clock.
     """
 
@@ -105,6 +106,7 @@ class Work:
     sent: int | None = None
     look: Callable[[], None] = lambda: None
     units: dict[str, int] = field(default_factory=dict)
+    sent_units: dict[str, int] = field(default_factory=dict)
     adapter: str = ""
     batch: str = ""
     first_at: float | None = None
@@ -296,15 +298,16 @@ def _entry(work: Work, quote: Quote, status: Status, entry_id: str, seconds: flo
     """What is charged: all that was used for an answer that is complete; of a stream that broke its prompt and the
     tokens that were sent; nothing where the client has seen nothing.
     """
-    usage = work.usage
+    usage, more = work.usage, work.units
     if status == "done":
         written = usage.completion_tokens
     else:
         written = usage.completion_tokens if work.sent is None else work.sent
-        if not (shown and written):
+        if not (shown and (written or work.sent_units)):
             return None
+        more = work.sent_units or more
     units = {
-        **work.units,
+        **more,
         "input_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "output_tokens": written,

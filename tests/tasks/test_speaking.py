@@ -100,6 +100,24 @@ async def test_it_is_sent_while_it_is_made(served):
     await pieces.aclose()
     await spoken.aclose()
     assert len(worker.asked) == 3 and found.endings == [("text-to-speech", "left")]
+    assert found.settled[0].entry is None
+
+
+async def test_who_leaves_is_charged_for_the_sentences_that_were_sent(served):
+    found, worker, model = served
+    request = SpeakRequest(TEXT, form="pcm", stream=True)
+    spoken = await found.gateway.perform(found.gateway.models.find(model), request, found.gateway.own())
+    pieces = encoded(request, spoken)
+    for _ in range(4):  # two sentences with the silence behind each of them
+        await anext(pieces)
+    assert len(worker.asked) == 3
+    await pieces.aclose()
+    await spoken.aclose()
+    entry = found.settled[0].entry
+    assert entry.status == "left" and entry.units == {
+        "characters": len("The first sentence is here.The second sentence is here."), "audio_ms": 1000,
+        "input_tokens": 0, "cached_tokens": 0, "output_tokens": 0,
+    }  # fmt: skip
 
 
 async def test_what_is_refused(served):

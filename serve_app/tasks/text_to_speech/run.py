@@ -39,17 +39,17 @@ async def speak(runtime: Runtime, model: ServedModel, request: SpeakRequest, cal
         model, caller, reject_if_busy=request.reject_if_busy, facts=facts, worst=most(request), shown=request.stream
     ) as work:
 
-        async def one(number: int) -> Spoken:
+        async def one(number: int) -> tuple[int, Spoken]:
             options = {"speed": request.speed, "voice": request.voice, "seed": request.seed + number}
             [found] = await predict(runtime, work, [parts[number].encode()], options)
-            return Spoken(base64.b64decode(found["samples"]), found["rate"])
+            return number, Spoken(base64.b64decode(found["samples"]), found["rate"])
 
         numbers = iter(range(len(parts)))
         making = deque(asyncio.ensure_future(one(number)) for number in islice(numbers, AHEAD))
         said = False
         try:
             while making:
-                found = await making.popleft()
+                sentence, found = await making.popleft()
                 if (number := next(numbers, None)) is not None:
                     making.append(asyncio.ensure_future(one(number)))
                 if not found.samples:
@@ -58,6 +58,9 @@ async def speak(runtime: Runtime, model: ServedModel, request: SpeakRequest, cal
                     yield Spoken(bytes(2 * (found.rate * PAUSE_MS // 1000)), found.rate)
                 said = True
                 yield found
+                # Somebody has taken it: a stream that breaks is charged for so much.
+                for unit, count in (("characters", len(parts[sentence])), ("audio_ms", found.milliseconds)):
+                    work.sent_units[unit] = work.sent_units.get(unit, 0) + count
         finally:
             for task in making:
                 task.cancel()
