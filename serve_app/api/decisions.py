@@ -22,7 +22,9 @@ Kind = Literal["noul", "choice", "score"]
 # As clients name them.
 KINDS: Mapping[str, Kind] = {"noul": "noul", "boolean": "noul", "choice": "choice", "score": "score"}
 MAX_QUESTIONS = 64
+# Of one text, and of all questions together.
 MAX_CHARS = 20_000
+MAX_ALL_CHARS = 1_000_000
 # One letter each, and one digit each: a label is one token in every vocabulary.
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DIGITS = "0123456789"
@@ -97,6 +99,12 @@ def parse_decide(body: dict[str, Any], model: str, limits: ModelLimits | None = 
     if not 1 <= len(found) <= MAX_QUESTIONS:
         raise InvalidInput(f"questions must hold 1 to {MAX_QUESTIONS}, got {len(found)}.", param="questions")
     questions = tuple(_question(name, value) for name, value in found.items())
+    chars = sum(len(one.instructions) + sum(len(o.key) + len(o.about) for o in one.options) for one in questions)
+    if chars > MAX_ALL_CHARS:
+        raise InvalidInput(
+            f"questions have {chars} characters together; at most {MAX_ALL_CHARS} are taken. Ask in several requests.",
+            param="questions",
+        )
     calibrate = boolean(body, "calibrate") or False
     return DecideRequest(model, _text(state), questions, calibrate, parse_lora(body, model, limits), **asked)
 

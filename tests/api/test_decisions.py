@@ -35,6 +35,8 @@ def test_what_is_read():
         ({"questions": []}, "questions"),
         ({"questions": {}}, "questions"),
         ({"questions": {str(i): QUESTIONS["urgent"] for i in range(65)}}, "questions"),
+        ({"questions": {str(i): {"type": "noul", "instructions": "x" * 19_000} for i in range(60)}}, "questions"),
+        ({"questions": {"a": {"type": "choice", "instructions": "?", "criteria": ["x" * 10**6, "y"]}}}, "questions"),
         ({"questions": {"a": "why"}}, "questions.a"),
         ({"questions": {"a": {"type": "essay", "instructions": "x"}}}, "questions.a.type"),
         ({"questions": {"a": {"type": "noul"}}}, "questions.a"),

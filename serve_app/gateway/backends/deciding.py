@@ -24,7 +24,7 @@ from serve_app.tasks.calls import Call
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import MAX_ATTEMPTS, Work, WorkerGone
 from serve_app.text.prompt import Prompt
-from serve_app.text.questions import NOTHING, QuestionPrompts, question_prompts
+from serve_app.text.questions import NOTHING, QuestionPrompts, asking, question_prompts
 from serve_app.wire.decide import Branch, DecideCall, Decided
 from serve_app.wire.generate import AdapterAt, Failed
 from serve_app.wire.methods import DECIDE
@@ -42,8 +42,12 @@ async def prepare(model: ServedModel, request: DecideRequest) -> PreparedQuestio
         return tuple(question_prompts(model.tokenizer, state, request.questions) for state in states)
 
     window = model.context_window
-    if window is not None and (least := model.tokenizer.min_tokens(request.state)) >= window:
-        raise ContextTooLong(least, 1, window, at_least=True)
+    if window is not None:
+        least = model.tokenizer.min_tokens(request.state)
+        # Before anything is tokenised, which takes its time.
+        least += max(model.tokenizer.min_tokens(asking(question)) for question in request.questions)
+        if least >= window:
+            raise ContextTooLong(least, 1, window, at_least=True)
     prompts = await asyncio.to_thread(tokenised)
     if window is not None and prompts[0].longest >= window:
         raise ContextTooLong(prompts[0].longest, 1, window)

@@ -33,7 +33,7 @@ from serve_app.tasks.work import Work
 from serve_app.text.chat_template import strings
 from serve_app.text.control import NoCopy
 from serve_app.text.output import open_output
-from serve_app.text.prompt import Prompt, fit_context, read_prompt
+from serve_app.text.prompt import Prompt, fit_context, picture_parts, read_prompt
 from serve_app.text.prompt_tokens import prompt_tokens
 from serve_app.wire.generate import AdapterAt, GenerateCall, PictureAt
 from serve_app.wire.load import ADAPTER_BYTES
@@ -102,7 +102,9 @@ class EngineBackend:
         request = await self._looker.look(model, request, salt)
         window = model.context_window
         prompt = None
-        if sum(map(len, strings([request.prompt, request.messages, request.tools]))) <= INLINE_CHARS:
+        # What stands for pictures is longer than anything that was sent.
+        seen = any(map(picture_parts, request.messages or ()))
+        if not seen and sum(map(len, strings([request.prompt, request.messages, request.tools]))) <= INLINE_CHARS:
             with contextlib.suppress(NoCopy):
                 prompt = read_prompt(model.tokenizer, request, context_window=window, at_once=True)
         if prompt is None:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from serve_app.gateway.backends import deciding
 from serve_app.tasks.work import WorkerGone
 from serve_app.wire.decide import DecideCall, Decided
 from serve_app.wire.generate import Failed
@@ -67,3 +68,13 @@ async def test_decisions_over_http(serve):  # noqa: F811
         assert refused.status_code == 400 and "too long" in refused.text
         assert found.endings == [("text-generation", "done")] * 2 + [("text-generation", "failed")]
         assert found.settled[0].entry.units["input_tokens"] == tokens
+
+
+async def test_a_huge_question_is_refused_before_it_is_tokenised(serve, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(deciding, "question_prompts", None)
+    async with serve(models=(CHAT,)) as found:
+        about = {f"option {n}": "word " * 3900 for n in range(26)}
+        question = {"type": "choice", "instructions": "Which?", "criteria": about}
+        body = {"state": "My invoice is wrong!", "questions": {"q": question}}
+        refused = await found.http.post(f"{ACCOUNT}/run/{CHAT}", json=body)
+        assert refused.status_code == 413 and refused.json()["errors"][0]["code"] == 5021, refused.text

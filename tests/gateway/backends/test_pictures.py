@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from serve_app.api.fields.pictures import MAX_PICTURES, picture_part
 from serve_app.api.types import GenerateRequest
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
+from serve_app.gateway.backends import engine
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.sampling_params import SamplingParams
 from serve_app.tasks.model import ServedModel
@@ -109,3 +112,15 @@ async def test_a_family_that_is_not_known_is_named(backend, model, tmp_path):
     with pytest.raises(InvalidInput, match="takes no pictures: the way of qwen2_5_vl"):
         await backend.prepare(other, asks(sight.picture(8, 8)), SALT)
     assert (await backend.prepare(other, asks(), SALT)).prompt_tokens > 0
+
+
+async def test_placeholders_of_pictures_are_not_tokenised_on_the_loop(backend, model, monkeypatch):
+    read, on_loop = engine.read_prompt, []
+
+    def seen(*args: Any, **more: Any) -> Any:
+        on_loop.append(threading.current_thread() is threading.main_thread())
+        return read(*args, **more)
+
+    monkeypatch.setattr(engine, "read_prompt", seen)
+    await backend.prepare(model, asks(sight.picture(8, 8)), SALT)
+    assert on_loop == [False]
