@@ -100,7 +100,8 @@ def application(model: Blueprint) -> Application:
     if "prefill" in workers:
         prefill = model.routed(Prefill, "prefill").bind(workers["prefill"], stages["prefill"].num_gpus)
     if "draft" in stages and (drafting := _drafting(model.record)) is not None:
-        spec = model.spec("draft", weights=drafting.weights.model_dump())
+        own = _draft_lora(model.record)
+        spec = model.spec("draft", weights=drafting.weights.model_dump(), draft_lora=own, adapters=len(own))
         draft = model.sized(Draft, "draft").bind(spec, stages["draft"].num_gpus)
     decode = model.routed(Decode, "decode").bind(
         workers["decode"], prefill, draft, stages["decode"].num_gpus, model.profile.min_remote_prefill_tokens
@@ -153,4 +154,12 @@ def _own_draft(record: ModelRecord, stage: str) -> dict[str, Any]:
     method = "eagle3" if record.draft.method == "eagle3" else "colocated"
     if stage == "prefill" and method != "eagle3":
         return {}
-    return {"draft_method": method, "draft_weights": record.draft.weights.model_dump()}
+    weights = record.draft.weights.model_dump()
+    return {"draft_method": method, "draft_weights": weights, "draft_lora": _draft_lora(record)}
+
+
+def _draft_lora(record: ModelRecord) -> dict[str, str]:
+    """The directory of the draft's adapter for each of the model's own that has one."""
+    if record.draft is None or record.adapters is None:
+        return {}
+    return {record.adapters.public[name]: path for name, path in record.draft.lora.items()}

@@ -177,7 +177,10 @@ def _check_module(
     shape = base.size(target.name)
     if shape is None:
         if kind := base.others.get(name):
-            raise AdapterRefused(f"{name} is a {kind}; only linear layers are served: take it out of target_modules")
+            raise AdapterRefused(
+                f"{name} is a {kind}; only linear layers that text goes through are served: take it out of "
+                "target_modules, or put it into exclude_modules"
+            )
         raise AdapterRefused(
             f"the base model has no {_short(name)}; the adapter was trained for another base, or on a class other than "
             "AutoModelForCausalLM"

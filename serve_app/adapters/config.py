@@ -27,7 +27,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     ),
 }  # fmt: skip
 # These initialisations change the base model's own weights, which others share.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "mica", "lora_ga")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 # A pattern is a regular expression of somebody's: what takes long to match is refused.
 _LONGEST_PATTERN, _MOST_PATTERNS, _MOST_REPEATS = 200, 1000, 3
 
@@ -49,9 +49,9 @@ class AdapterConfig:
     excluded: list[str] | str | None = None
     # Names of weights that PEFT adapts as they are, without a linear around them: those of experts and routers.
     parameters: tuple[str, ...] = ()
-    # Numbers of layers, None: all; and a name that they stand behind, None: an expression.
+    # Numbers of layers, None: all; and names that they stand behind, (): any, None: an expression.
     layers: frozenset[int] | None = None
-    layer_name: str | None = r"[^.]*"
+    layer_names: tuple[str, ...] | None = ()
     base: str = ""
     kind: str = ""
     rank_pattern: dict[str, int] = field(default_factory=dict)
@@ -79,11 +79,12 @@ class AdapterConfig:
         if self.targets is None or self.targets == "all-linear":
             return None
         found = _matches(self.targets, module)
-        if not found or isinstance(self.targets, str) or self.layers is None:
+        if not found or isinstance(self.targets, str) or self.layers is None or module in self.targets:
             return found
-        if self.layer_name is None:
+        if self.layer_names is None:
             return None
-        at = re.match(rf"(?:^|.*?\.){self.layer_name}\.(\d+)\.", module)
+        places = [rf"(?:^|.*?\.){name}" for name in self.layer_names] or [r".*?\.[^.]*"]
+        at = next((found for place in places if (found := re.match(rf"{place}\.(\d+)\.", module))), None)
         return at is not None and int(at[1]) in self.layers
 
     def names_parameter(self, name: str) -> bool:
@@ -140,7 +141,7 @@ def read_config(data: bytes) -> AdapterConfig:
         excluded=found.get("exclude_modules"),
         parameters=tuple(found.get("target_parameters") or ()),
         layers=_layers(found.get("layers_to_transform")),
-        layer_name=_layer_name(found.get("layers_pattern")),
+        layer_names=_layer_names(found.get("layers_pattern")),
         base=_text(found, "base_model_name_or_path"),
         kind=_text(found, "model_type"),
         rank_pattern={k: _rank(f"rank_pattern.{k}", v) for k, v in _pattern(found, "rank_pattern").items()},
@@ -174,11 +175,9 @@ def _layers(value: Any) -> frozenset[int] | None:
     return frozenset(listed)
 
 
-def _layer_name(value: Any) -> str | None:
-    if not value:
-        return r"[^.]*"
-    names = [value] if isinstance(value, str) else value
-    return f"(?:{'|'.join(names)})" if all(re.fullmatch(r"\w+", name) for name in names) else None
+def _layer_names(value: Any) -> tuple[str, ...] | None:
+    names = [value] if isinstance(value, str) else value or []
+    return tuple(filter(None, names)) if all(re.fullmatch(r"\w*", name) for name in names) else None
 
 
 def _text(found: dict[str, Any], name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 # Building a model of hundreds of layers without weights takes seconds; importing what builds it takes more.
 TIMEOUT_S = 300.0
-_FORM = 2
+_FORM = 3
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -108,6 +108,8 @@ class Catalog:
         weights_directory(record.weights, source)
         if record.draft is not None:
             weights_directory(record.draft.weights, source, "draft.weights.path")
+            for name, path in record.draft.lora.items():
+                weights_directory(Weights(path=path), source, f"draft.lora.{name}")
         for name, path in (record.adapters.public if record.adapters is not None else {}).items():
             weights_directory(Weights(path=path), source, f"lora.public.{name}")
         chosen, said = record.serving[profile], self.operated.get(model)

@@ -159,6 +159,8 @@ class DraftModel(Record):
     weights: Weights
     tokens: int = Field(default=4, ge=1, le=16)  # proposed per step
     colocated: bool = False  # a draft model in each decode worker's own process, instead of a Draft deployment
+    # Adapters of a draft model, by the name of the one in `lora.public` that each goes with: name -> directory.
+    lora: dict[str, str] = {}
 
     @property
     def in_worker(self) -> bool:
@@ -295,6 +297,19 @@ class ModelRecord(Record):
                     f"serving.{name}.draft is a deployment, and {said} drafts in the decode worker"
                     f" | Remove serving.{name}.draft."
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _draft_adapters_fit(self) -> ModelRecord:
+        given = self.draft.lora if self.draft is not None else {}
+        if given and self.draft is not None and self.draft.method == "eagle3":
+            raise ValueError("draft.lora is for draft models, and this draft is an EAGLE-3 head | Remove draft.lora.")
+        public = self.adapters.public if self.adapters is not None else {}
+        if unknown := [name for name in given if name not in public]:
+            raise ValueError(
+                f"draft.lora names {unknown[0]}, which is not in lora.public"
+                " | Add it there: a draft's adapter goes with one of the model's."
+            )
         return self
 
     @model_validator(mode="after")

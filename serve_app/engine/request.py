@@ -109,6 +109,8 @@ class Request:
     share: float | None = None
     # Which of the loaded adapters its tokens pass through, from 1 on; 0: none. ``root`` names it in cache keys.
     adapter: int = 0
+    # Its digest, by which a draft model knows its own; "": none.
+    adapter_digest: str = ""
     # In order, none over another, all within the prompt.
     embedded: list[EmbeddedSpan] = field(default_factory=list)
     # Tokens that it has in common with others that come with it: the one that is nothing else computes them.

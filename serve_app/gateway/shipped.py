@@ -18,7 +18,7 @@ from serve_app.adapters.config import AdapterRefused, read_config
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import weights_directory
 from serve_app.catalog.records import Weights
-from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, Adapter, AdapterStore, AdapterTaken, blob, content_digest
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, Adapter, AdapterStore, AdapterTaken, blob, digest_of
 from serve_app.state.blobs.files import Files
 from serve_app.state.errors import Away
 from serve_app.state.state import State
@@ -77,9 +77,7 @@ def put(store: AdapterStore, files: Files, model: str, name: str, folder: Path, 
     :class:`AdapterTaken` where another model has brought one of this name.
     """
     config, weights = (folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes()
-    digest = content_digest(config, len(weights))
-    digest.update(weights)
-    named = digest.hexdigest()
+    named = digest_of(config, weights)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"{OWNER} {model} {name}"))
     found = store.find(OWNER, own_id)
     if found is not None and found.digest == named:

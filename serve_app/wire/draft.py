@@ -13,9 +13,10 @@ class Query(msgspec.Struct, array_like=True, frozen=True, gc=False):
     id: str
     agreed: int
     suffix: list[int]
+    adapter: str = ""
 
 
-class ProposeCall(Message, tag="propose:1", frozen=True):
+class ProposeCall(Message, tag="propose:2", frozen=True):
     """``count`` tokens for each of ``queries``; the sequences ``over`` are forgotten. Answered by
     :class:`Proposals`.
     """

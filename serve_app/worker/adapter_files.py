@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.adapters.config import AdapterRefused
-from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, content_digest
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, digest_of
 from serve_app.state.blobs.files import Files, NoFile, open_files
 from serve_app.wire.generate import AdapterAt
 from serve_app.worker.adapters import Adapters
@@ -54,9 +54,7 @@ def load_adapter(files: Files, bank: AdapterBank, packed: PackedFiles | None, at
         weights = files.get(blob(at.digest, WEIGHTS))
     except NoFile:
         raise AdapterRefused("its files are gone; upload the adapter again") from None
-    digest = content_digest(config, len(weights))
-    digest.update(weights)
-    if digest.hexdigest() != at.digest:
+    if digest_of(config, weights) != at.digest:
         raise AdapterRefused("its files are damaged; upload the adapter again")
     prepared = bank.read(config, weights)
     if packed is not None:

@@ -33,7 +33,7 @@ class DraftLink:
         if ask is None:
             raise ConnectionError("no draft worker is connected")
         try:
-            call = ProposeCall(tuple(Query(q.id, q.agreed, q.suffix) for q in queries), count, tuple(over))
+            call = ProposeCall(tuple(Query(q.id, q.agreed, q.suffix, q.adapter) for q in queries), count, tuple(over))
             return ask(call).drafts
         except Exception:
             self._ask = None

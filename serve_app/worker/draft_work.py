@@ -11,6 +11,7 @@ from serve_app.engine.speculation.draft_engine import DraftEngine
 from serve_app.engine.speculation.draft_proposer import DraftQuery
 from serve_app.wire.draft import Proposals, ProposeCall
 from serve_app.wire.replicas import Counters, Pulse
+from serve_app.worker.draft_adapters import put_draft_adapters
 from serve_app.worker.loading import Progress, limits_of, load_model, prepare_torch, resolve_weights
 from serve_app.worker.spec import WorkerSpec
 
@@ -28,6 +29,7 @@ class DraftWork:
             BlockPool(blocks),
             max_batch_tokens=spec.max_batch_tokens,
             max_model_len=min(limits.max_model_len, model.max_model_len),
+            places=put_draft_adapters(spec.draft_lora, spec.source, model),
         )
         self._proposals = 0
         progress("ready")
@@ -35,7 +37,7 @@ class DraftWork:
     def propose(self, call: ProposeCall) -> Proposals:
         """See :meth:`serve_app.engine.speculation.draft_engine.DraftEngine.propose`."""
         self._proposals += 1
-        queries = [DraftQuery(q.id, q.agreed, q.suffix) for q in call.queries]
+        queries = [DraftQuery(q.id, q.agreed, q.suffix, q.adapter) for q in call.queries]
         return Proposals(self._engine.propose(queries, call.count, list(call.over)))
 
     def pulse(self) -> Pulse:

@@ -18,6 +18,7 @@ from serve_app.engine.speculation.draft_proposer import DraftProposer
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.engine.speculation.proposer import Proposer
 from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.worker.draft_adapters import put_draft_adapters
 from serve_app.worker.draft_link import DraftLink
 
 if TYPE_CHECKING:
@@ -72,7 +73,13 @@ def eagle_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter
 
 def model_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter:
     """The draft model in ``folder``, on the target's device with a cache of its own; no call leaves the process."""
-    draft = load_causal_lm(folder, dtype=spec.dtype, device=str(model.device), max_model_len=model.max_model_len)
+    draft = load_causal_lm(
+        folder,
+        dtype=spec.dtype,
+        device=str(model.device),
+        max_model_len=model.max_model_len,
+        adapters=len(spec.draft_lora),
+    )
     limits = EngineLimits(0, spec.max_batch_tokens, spec.max_num_seqs, draft.max_model_len)
     blocks = num_blocks(limits, draft.kv_shape.block_bytes)
     engine = DraftEngine(
@@ -80,5 +87,6 @@ def model_drafter(model: CausalModel, folder: Path, spec: WorkerSpec) -> Drafter
         BlockPool(blocks),
         max_batch_tokens=spec.max_batch_tokens,
         max_model_len=draft.max_model_len,
+        places=put_draft_adapters(spec.draft_lora, spec.source, draft),
     )
     return Drafter(lambda _: DraftProposer(engine.propose, limit=spec.draft_tokens))

@@ -33,7 +33,11 @@ def request_of(call: GenerateCall | PrefillCall, root: bytes) -> Request:
     shared: dict[str, Any] = {"tenant": tenant_id(call.salt), "share": share, "weight": call.weight}
     if isinstance(call, PrefillCall):
         return Request(call.id, ids, len(ids), SamplingParams(), root, prefill_only=True, **shared)
-    return Request(call.id, ids, len(ids) - call.resumed, call.sampling, root, resumed=call.resumed, **shared)
+    named = call.adapter.digest if call.adapter is not None else ""
+    length = len(ids) - call.resumed
+    return Request(
+        call.id, ids, length, call.sampling, root, resumed=call.resumed, adapter_digest=named, **shared
+    )  # fmt: skip
 
 
 @dataclass(slots=True)

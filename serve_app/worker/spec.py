@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -39,6 +39,8 @@ class WorkerSpec:
     # Who drafts: the Draft `deployment`, a `colocated` draft model, or an `eagle3` head; the last two with weights.
     draft_method: str = "deployment"
     draft_weights: dict[str, Any] | None = None
+    # Adapters of a draft model: directories of the model's own, and of the draft's that go with them.
+    draft_lora: dict[str, str] = field(default_factory=dict)
     always_draft: bool = False
     # Adapters that requests use at the same time (0: the model takes none), bytes of them in memory, and where all of
     # them lie.

@@ -19,7 +19,7 @@ LAYERS = 3
 BASE = Base(
     {f"model.layers.{i}.self_attn.{name}": (16, 8) for i in range(LAYERS) for name in ("q_proj", "v_proj")}
     | {"lm_head": (32, 8)},
-    {"model.embed_tokens": "Embedding", "model.norm": "LlamaRMSNorm"},
+    {"model.embed_tokens": "Embedding", "model.norm": "LlamaRMSNorm", "model.vision_tower.fc1": "linear of pictures"},
     "llama",
 )
 CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
@@ -68,6 +68,14 @@ GOOD: dict[str, tuple[Tensors, dict[str, Any]]] = {
     "rank-stabilised": (weights(), {"use_rslora": True}),
     "of some layers": (weights(layers=1), {"layers_to_transform": [0], "layers_pattern": "layers"}),
     "of one layer": (weights(layers=1), {"layers_to_transform": 0}),
+    "of one layer, by the first of two names": (
+        weights(layers=1), {"layers_to_transform": 0, "layers_pattern": ["self_attn", "layers"]}
+    ),
+    "of layers that have whole names": (
+        weights(layers=1),
+        {"layers_to_transform": [7], "target_modules": [f"model.layers.0.self_attn.{x}_proj" for x in "qv"]},
+    ),
+    "begun by what the base has least of": (weights(), {"init_lora_weights": "mica"}),
     "by an expression": (weights(), {"target_modules": r".*\.(q|v)_proj"}),
     "all linears": (weights(), {"target_modules": "all-linear"}),
     "by the architecture": (weights(), {"target_modules": None}),
@@ -174,6 +182,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "another method": (packed(named(f"{Q0}.hada_w1_a")), "LoraConfig"),
     "a prompt": (packed(named("prompt_embeddings")), "LoraConfig"),
     "an adapter's name in the names": (packed(named(f"{Q0}.lora_A.default.weight")), "save_pretrained"),
+    "a linear that sees": (packed(named(f"{PREFIX}model.vision_tower.fc1.lora_A.weight")), "exclude_modules"),
     "names of another kind": (packed(named("lora_unet_down_blocks_0.alpha")), "no A or B"),
     "names without PEFT's beginning": (packed(named("model.layers.0.mlp.up.lora_A.weight")), "does not begin"),
     "not a number": (packed(filled(float("nan"))), "infinite or no numbers"),

@@ -65,6 +65,12 @@ def test_a_short_record_gets_the_defaults(tmp_path: Path) -> None:
             "",
             "Remove serving.local.draft",
         ),
+        (("serving:", "draft: {weights: {path: x}, lora: {a: b}}\nlora: true\nserving:"), "", "not in lora.public"),
+        (
+            ("serving:", "draft: {method: eagle3, weights: {path: x}, lora: {a: b}}\nlora: {public: {a: b}}\nserving:"),
+            "",
+            "Remove draft.lora",
+        ),
         (("text-generation", "text-to-video"), "task", "'text-embeddings'"),
         (("@cf/me/mine", "mine"), "id", "@cf/author/name"),
         (('"@cf/me/mine"', "7"), "id", "not text"),

@@ -83,7 +83,7 @@ FIELDS = {
     "prefill:6": "id ids salt priority share adapter weight origin pictures",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
-    "propose:1": "queries count over",
+    "propose:2": "queries count over",
     "publish:1": "chunks",
     "pulse:1": "pid step_s",
     "queued:1": "id ahead",
@@ -116,7 +116,7 @@ INSIDE = {
     "PrefillAt": "stage replica",
     "PromptPath": "own node disk remote prefilled computed bytes early_bytes handover_s handover_share ttft_s "
     "handover_at_s drafted_tokens accepted_tokens",
-    "Query": "id agreed suffix",
+    "Query": "id agreed suffix adapter",
     "RankLayer": "layer heads first_head all_heads head_dim shared",
     "TokenItem": "stream_id offset ids finish logprobs cached",
     "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "

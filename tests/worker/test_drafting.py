@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
 
 from serve_app.engine.request import Request
 from serve_app.engine.speculation.eagle import EagleProposer
 from serve_app.kv.export import ExportBuffer
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.sampling_params import SamplingParams
+from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, digest_of
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_publish import Publisher
 from serve_app.worker.loading import load_engine
 from serve_app.worker.spec import WorkerSpec
 from tests import tiny
+from tests.adapters import made
 from tests.models.decoders.heads import write_head
 
 PROMPT = [(5 * i + 2) % 256 for i in range(70)]
@@ -36,9 +40,23 @@ def load(target: Path, tmp_path: Path, *, method: str = "deployment", weights: P
     return load_engine(spec, lambda stage: None, publish=lambda layout: publisher, draft=DraftLink())
 
 
-def answer(engine) -> list[int]:
-    engine.add(Request("x", list(PROMPT), len(PROMPT), SamplingParams(max_tokens=30, temperature=0.0), b"root"))
+def answer(engine, **adapter: Any) -> list[int]:
+    sampling = SamplingParams(max_tokens=30, temperature=0.0)
+    root = adapter.get("adapter_digest", "").encode() or b"root"
+    engine.add(Request("x", list(PROMPT), len(PROMPT), sampling, root, **adapter))
     return tiny.run_all(engine)["x"]
+
+
+def tuned(target: Path, folder: Path, seed: int) -> Path:
+    """An adapter of the model in ``target``, of whose answers it leaves little."""
+    model = tiny.load_reference(target)
+    linears = ("q_proj", "v_proj", "o_proj", "down_proj")
+    shapes = {name: tuple(m.weight.shape) for name, m in model.named_modules() if name.endswith(linears)}
+    folder.mkdir()
+    (folder / CONFIG).write_bytes(made.config(target_modules=list(linears)))
+    tensors = {name: 3 * tensor for name, tensor in safetensors.load(made.weights(shapes, seed=seed)).items()}
+    (folder / WEIGHTS).write_bytes(safetensors.save(tensors))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +102,41 @@ def test_a_draft_model_in_the_worker(same, target, plain, tmp_path):
     assert answer(engine) == plain
     stats = engine.speculation.stats()
     assert stats["acceptance_rate"] > 0.99 if same else stats["acceptance_rate"] < 0.5
+
+
+def test_a_draft_model_has_adapters_of_its_own(target, tmp_path):
+    """The draft is the model itself, so that what it drafts stands if it has the request's adapter, and seldom if
+    not.
+    """
+    folders = [tuned(target, tmp_path / name, seed) for seed, name in enumerate(("mine", "other"))]
+    digests = [digest_of((f / CONFIG).read_bytes(), (f / WEIGHTS).read_bytes()) for f in folders]
+    options = {"draft_tokens": 4, "always_draft": True, "draft_lora": {str(folders[0]): str(folders[0])}}
+    loaded = load(target, tmp_path, method="colocated", weights=target, adapters=2, **options)
+    plain = load(target, tmp_path, adapters=2)
+    for engine_of in (loaded, plain):
+        bank = engine_of.model.adapters
+        for place, folder in enumerate(folders, start=1):
+            bank.put(place, bank.read((folder / CONFIG).read_bytes(), folder / WEIGHTS))
+    drafted = {}
+    for place, digest in enumerate(["", *digests]):
+        before = loaded.engine.speculation.stats()
+        adapter = {"adapter": place, "adapter_digest": digest}
+        assert answer(loaded.engine, **adapter) == answer(plain.engine, **adapter)
+        after = loaded.engine.speculation.stats()
+        tokens = [after[name] - before[name] for name in ("accepted_tokens", "proposed_tokens")]
+        drafted[place] = tokens[0] / tokens[1]
+    assert drafted[0] > 0.99 and drafted[1] > 0.99 and drafted[2] < 0.6
+
+
+def test_an_adapter_that_a_draft_cannot_have_is_left_out(target, plain, tmp_path, caplog):
+    mine = tuned(target, tmp_path / "mine", 1)
+    (tmp_path / "bad").mkdir()
+    for path in ("bad", "gone"):
+        pairs = {str(mine): str(tmp_path / path)}
+        options = {"draft_tokens": 4, "always_draft": True, "draft_lora": pairs}
+        assert answer(load(target, tmp_path, method="colocated", weights=target, **options).engine) == plain
+        assert "drafted for without one" in caplog.text
+        caplog.clear()
 
 
 def test_a_head_of_another_model_is_refused_when_the_worker_starts(target, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,8 +32,18 @@ class DraftEngine:
     (see :func:`serve_app.engine.drafts.accept`).
     """
 
-    def __init__(self, runner: Runner, blocks: BlockPool, *, max_batch_tokens: int = 2048, max_model_len: int = 4096):
+    def __init__(
+        self,
+        runner: Runner,
+        blocks: BlockPool,
+        *,
+        max_batch_tokens: int = 2048,
+        max_model_len: int = 4096,
+        places: Mapping[str, int] | None = None,
+    ) -> None:
+        """``places``: of the draft model's own adapters, by the digest of the target's that each goes with."""
         self._runner = runner
+        self._places = places or {}
         self._blocks = blocks
         self._max_batch_tokens = max_batch_tokens
         self._max_model_len = max_model_len
@@ -84,7 +94,7 @@ class DraftEngine:
         if sequence is None:
             if query.agreed:
                 return None
-            sequence = _Sequence(Request(query.id, [], 0, _GREEDY, root=b""))
+            sequence = _Sequence(Request(query.id, [], 0, _GREEDY, b"", adapter=self._places.get(query.adapter, 0)))
             self._sequences[query.id] = sequence
         self._sequences.move_to_end(query.id)
         request = sequence.request

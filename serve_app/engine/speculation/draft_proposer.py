@@ -15,12 +15,13 @@ class DraftQuery:
     """What a draft model needs to continue one sequence.
 
     ``agreed`` tokens from the last query still stand; ``suffix`` follows them. ``agreed == 0`` sends the whole
-    sequence.
+    sequence, and the digest of its adapter ("": none).
     """
 
     id: str
     agreed: int
     suffix: list[int]
+    adapter: str = ""
 
 
 class DraftTransport(Protocol):
@@ -59,7 +60,8 @@ class DraftProposer:
             tokens = known[request.id] = request.tokens + request.draft
             # What the draft model holds is what was sent and what it added itself; both may have been overruled.
             agreed = _common_prefix(sent, tokens) if sent is not None else 0
-            queries.append(DraftQuery(request.id, agreed, tokens[agreed:]))
+            adapter = "" if agreed else request.adapter_digest
+            queries.append(DraftQuery(request.id, agreed, tokens[agreed:], adapter))
         over, self._over = self._over, []
         answers = self._transport(queries, count, over)
         proposals = {}

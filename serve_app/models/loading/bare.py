@@ -15,7 +15,11 @@ from torch import nn
 from serve_app.adapters.shapes import keep, kept_at
 from serve_app.models.loading.folder import read_config
 from serve_app.models.loading.load import class_of
+from serve_app.models.linears import is_linear
 from serve_app.models.mixtures.mixture import own_weights
+
+# What an adapter would have to be trained without.
+SEES = "linear that pictures or sounds go through, and no text"
 
 
 def publish(folder: Path, home: Path) -> None:
@@ -32,8 +36,12 @@ def describe(folder: Path) -> dict[str, Any]:
     with torch.device("meta"):
         module = class_of(read_config(folder), folder)._from_config(config)
     linears, others = {}, {}
+    read = _reads_text(module)
     for name, each in module.named_modules():
-        if isinstance(each, nn.Linear):
+        if not name.startswith(read):
+            if is_linear(each) or isinstance(each, nn.Linear):
+                others[name] = SEES
+        elif isinstance(each, nn.Linear):
             linears[name] = [each.out_features, each.in_features]
         elif type(each).__name__ == "Conv1D":  # of GPT-2: a linear whose weight is [in, out]
             into, out = each.weight.shape
@@ -42,6 +50,14 @@ def describe(folder: Path) -> dict[str, Any]:
             others[name] = type(each).__name__
     weights = own_weights(module)
     return {"linears": linears, "others": others, "kind": config.model_type, "weights": weights}
+
+
+def _reads_text(module: Any) -> tuple[str, ...]:
+    """How names of modules begin that text goes through: all of them, but in a model that sees or hears."""
+    if module.config.get_text_config() is module.config:
+        return ("",)
+    parts = {id(part) for part in (module.get_decoder(), module.get_output_embeddings()) if part is not None}
+    return tuple(name for name, each in module.named_modules() if id(each) in parts) or ("",)
 
 
 if __name__ == "__main__":

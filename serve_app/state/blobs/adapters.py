@@ -89,6 +89,13 @@ def content_digest(config: bytes, weights_size: int) -> hashlib._Hash:
     return digest
 
 
+def digest_of(config: bytes, weights: bytes) -> str:
+    """What names the content of both files."""
+    digest = content_digest(config, len(weights))
+    digest.update(weights)
+    return digest.hexdigest()
+
+
 class AdapterStore(Protocol):
     """All calls block and raise `Away`. Every change of what is served bumps the revision :attr:`NAME`."""
 
