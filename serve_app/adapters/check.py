@@ -32,6 +32,10 @@ _DTYPES: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
 }
 _AGAIN = "save the adapter again with save_pretrained, and upload the whole file"
 _PARTS = (".lora_A.weight", ".lora_B.weight")
+# What PEFT writes beside an adapter and that changes nothing: the base's own weights of an output layer that has one,
+# and what VeLoRA (arXiv 2405.17991) has compressed activations with in training.
+_OWN = ".base_layer.weight"
+UNUSED = (_OWN, ".lora_velora_embed")
 # Of a key, what it belongs to.
 _OTHERS = (
     (r"lora_magnitude_vector", "DoRA, which is not served; train with use_dora=False"),
@@ -59,7 +63,9 @@ def check_weights(config: AdapterConfig, file: BinaryIO, base: Base, *, max_rank
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     tensors = read_header(file, size)
-    modules = {_module(key) for key in tensors if not _unused(key)}
+    for key, tensor in tensors.items():
+        _check_own(key, tensor, base)
+    modules = {_module(key) for key in tensors if not key.endswith(UNUSED)}
     if not modules:
         raise AdapterRefused(f"the adapter has no weights; {_AGAIN}")
     targets = {name: target_of(name, config, base.weights) for name in sorted(modules)}
@@ -153,9 +159,14 @@ def _sizes(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 40 for item in value)
 
 
-def _unused(key: str) -> bool:
-    """Weights of the base that PEFT writes beside an adapter of the output layer."""
-    return key.endswith(".base_layer.weight")
+def _check_own(key: str, tensor: Stored, base: Base) -> None:
+    """Refuses weights of the base's own in another size: PEFT puts them into the place of the base's."""
+    name = key[len(PREFIX) : -len(_OWN)]
+    if key.endswith(_OWN) and (size := base.linears.get(name)) is not None and tensor.shape != size:
+        raise AdapterRefused(
+            f"the base model's {name} is {list(size)}, and the adapter was trained beside one of {list(tensor.shape)}; "
+            "train without adding tokens to the vocabulary"
+        )
 
 
 def _module(key: str) -> str:

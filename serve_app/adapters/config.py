@@ -118,7 +118,10 @@ def read_config(data: bytes) -> AdapterConfig:
         raise AdapterRefused("adapter_config.json is no JSON object; upload the one that save_pretrained wrote")
     for name, allowed in _ONLY.items():
         if name in found and found[name] not in allowed:
-            raise AdapterRefused(f"adapter_config.json has {name}: {_short(found[name])}, which is not served here")
+            how = "LoraConfig" if name == "peft_type" else f"{name} left as PEFT has it"
+            raise AdapterRefused(
+                f"adapter_config.json has {name}: {_short(found[name])}, which is not served here; train with {how}"
+            )
     if "peft_type" not in found:
         raise AdapterRefused('adapter_config.json has no peft_type; it must be "LORA"')
     start = found.get("init_lora_weights")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from serve_app.adapters.check import read_header
+from serve_app.adapters.check import UNUSED, read_header
 from serve_app.adapters.config import AdapterConfig, AdapterRefused, read_config
 from serve_app.adapters.mixture import JOINED, Owners, Target, require_all, target_of
 
@@ -65,7 +65,6 @@ def read_adapter(
     """
     told = read_config(config)
     tensors = _tensors(weights.read_bytes() if isinstance(weights, Path) else weights)
-    # PEFT puts the base's own weight beside the adapter of an output head.
     adapted = sorted({name for key in tensors if (name := _module(key))})
     targets = {name: target_of(name, told, owners or {}) for name in adapted}
     require_all(targets.values(), {target.name: experts for target in targets.values()})
@@ -143,11 +142,11 @@ def _finite(numbers: Tensor) -> bool:
 
 
 def _module(key: str) -> str:
-    """The module that an A or B belongs to, "" for a copy of the base's own weight. Refuses everything else."""
+    """The module that an A or B belongs to, "" for what is not used. Refuses everything else."""
     for part in (".lora_A.weight", ".lora_B.weight"):
         if key.startswith(PREFIX) and key.endswith(part):
             return key[len(PREFIX) : -len(part)]
-    if key.endswith(".base_layer.weight"):
+    if key.endswith(UNUSED):
         return ""
     for mark, what in (
         ("lora_magnitude_vector", "DoRA"),

@@ -94,6 +94,10 @@ GOOD: dict[str, tuple[Tensors, dict[str, Any]]] = {
         },
         {"target_modules": ["q_proj", "v_proj", "lm_head"]},
     ),
+    "with what VeLoRA was trained by": (
+        weights() | {f"{Q0}.lora_velora_embed": np.ones(2, np.float32)},
+        {"velora_config": {"num_groups": 4}},
+    ),
 }  # fmt: skip
 
 
@@ -183,6 +187,7 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a prompt": (packed(named("prompt_embeddings")), "LoraConfig"),
     "an adapter's name in the names": (packed(named(f"{Q0}.lora_A.default.weight")), "save_pretrained"),
     "a linear that sees": (packed(named(f"{PREFIX}model.vision_tower.fc1.lora_A.weight")), "exclude_modules"),
+    "a larger vocabulary": (packed(named(f"{PREFIX}lm_head.base_layer.weight")), "adding tokens"),
     "names of another kind": (packed(named("lora_unet_down_blocks_0.alpha")), "no A or B"),
     "names without PEFT's beginning": (packed(named("model.layers.0.mlp.up.lora_A.weight")), "does not begin"),
     "not a number": (packed(filled(float("nan"))), "infinite or no numbers"),

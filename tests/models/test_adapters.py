@@ -195,3 +195,19 @@ def test_the_layers_for_gpus_have_places(path):
     fill(other)
     for place, truth in enumerate(wanted, start=1):
         torch.testing.assert_close(probe(other, with_places(forward, place)), truth, atol=2e-3, rtol=2e-3)
+
+
+def test_layers_in_float8_have_places(path):
+    model, plain = (
+        tiny.load(path, dtype="float32", optimise=True, quantization="fp8", adapters=places) for places in (PLACES, 0)
+    )
+    assert "float8" in model.report["fused_decoder"]
+    fill(model)
+    reference = tiny.load(path, adapters=PLACES)
+    fill(reference)
+    base = probe(plain, plain.forward)
+    for place in (1, 2, 3):
+        wanted = probe(reference, with_places(reference.forward, place))
+        found = probe(model, with_places(model.forward, place))
+        assert difference(found, wanted) < 0.15 and difference(found, base) > 0.2
+    assert torch.equal(probe(model, with_places(model.forward, 0)), base)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -203,6 +205,43 @@ async def test_another_worker_may_reach_files_that_this_one_cannot(decode, prefi
     monkeypatch.setattr(decode.adapters, "_load", loads)
     asked = call(ids, inbox, adapter=at)
     assert isinstance((await read(inbox, asked, lambda: decode.generate(asked)))[1], Generated)
+
+
+async def test_64_streams_have_a_token_of_every_step_while_an_adapter_is_loaded(model, pool, store, inbox):
+    """The load ends only when so many steps have been made beside it: were one to wait for it, nothing would end."""
+    work = start(model, "decode", pool, adapters=2, files=store.where, max_num_seqs=66, kv_cache_bytes=64 << 20)
+    loop, load, steps = work._engine_loop, work.adapters._load, 40
+    known: list[list[int]] = []
+
+    def told() -> list[int]:
+        running = work._engine.scheduler.running
+        return [loop.steps, *(len(r.tokens) for r in sorted(running, key=lambda r: r.id) if r.adapter == 0)]
+
+    def slow(at: AdapterAt) -> Any:
+        known.append(loop.call(lambda engine: told()).result())
+        while loop.steps < known[0][0] + steps:
+            time.sleep(0.001)
+        known.append(loop.call(lambda engine: told()).result())
+        return load(at)
+
+    work.adapters._load = slow
+    streams = [call(prompt(100 + number, 8), inbox, max_tokens=900) for number in range(64)]
+    try:
+        running = [asyncio.ensure_future(read(inbox, each, lambda each=each: work.generate(each))) for each in streams]
+        await until(lambda: sum(r.output_len > 0 for r in list(work._engine.scheduler.running)) == 64)
+        ids = prompt(8, 40)
+        through = call(ids, inbox, adapter=store.at[4])
+        tokens, _ = await read(inbox, through, lambda: work.generate(through))
+        assert tokens == store.expected(4, ids)
+        before, after = known
+        assert len(before) == len(after) == 65
+        grown = [now - then for then, now in zip(before, after, strict=True)]
+        assert set(grown) == {grown[0]} and grown[0] >= steps
+        for each in streams:
+            await work.abort(each.id)
+        await asyncio.gather(*running)
+    finally:
+        await work.aclose()
 
 
 async def test_a_worker_tells_which_adapters_it_has_and_what_loading_took(model, pool, store):
