@@ -84,7 +84,7 @@ class AdapterConfig:
         if self.layer_names is None:
             return None
         places = [rf"(?:^|.*?\.){name}" for name in self.layer_names] or [r".*?\.[^.]*"]
-        at = next((found for place in places if (found := re.match(rf"{place}\.(\d+)\.", module))), None)
+        at = next((hit for place in places if (hit := re.match(rf"{place}\.(\d+)\.", module))), None)
         return at is not None and int(at[1]) in self.layers
 
     def names_parameter(self, name: str) -> bool:

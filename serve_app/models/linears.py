@@ -94,9 +94,9 @@ class ModuleLinear(Linear):
 class BatchLinear(nn.Module):
     """Stands where an ``nn.Linear`` stood and gives ``linear`` the batch."""
 
-    def __init__(self, original: Any, linear: Linear, current: Current, *, head: bool) -> None:
+    def __init__(self, original: Any, linear: Linear, current: Current) -> None:
         super().__init__()
-        self.original, self.linear, self.current, self.head = original, linear, current, head
+        self.original, self.linear, self.current = original, linear, current
 
     @property
     def weight(self) -> Tensor:
@@ -114,9 +114,9 @@ class BatchLinear(nn.Module):
         if self.linear.idle(batch):
             return self.original(x)
         flat = x.reshape(-1, x.shape[-1])
-        # Some heads get all rows, others those that are sampled.
-        rows = batch.sample_rows if self.head and len(flat) != len(batch.input_ids) else None
-        if len(flat) != len(batch.input_ids if rows is None else rows):
+        # Some heads get all rows, others those that are sampled; BERT's is several linears.
+        rows = None if len(flat) == len(batch.input_ids) else batch.sample_rows
+        if rows is not None and len(flat) != len(rows):
             raise ValueError(
                 f"a linear gets {len(flat)} rows of a batch of {len(batch.input_ids)} tokens, as in an expert; leave it"
                 " as it is"
@@ -173,8 +173,7 @@ def plug_modules(model: nn.Module, plug: Plug, current: Current, only: set[str] 
     """Puts what ``plug`` gives into the places of the model's linears, or of ``only`` some; returns how many it
     replaced.
     """
-    find_head: Any = getattr(model, "get_output_embeddings", lambda: None)
-    head, replaced = find_head(), 0
+    replaced = 0
     for name, module in list(model.named_modules()):
         if not is_linear(module) or not name or (only is not None and name not in only):
             continue
@@ -182,6 +181,6 @@ def plug_modules(model: nn.Module, plug: Plug, current: Current, only: set[str] 
         linear = plug(Place((name,), (outputs,), inputs), own)
         if linear is not own:
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, BatchLinear(module, linear, current, head=module is head))
+            setattr(model.get_submodule(parent), last, BatchLinear(module, linear, current))
             replaced += 1
     return replaced

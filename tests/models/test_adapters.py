@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import BertConfig, BertLMHeadModel
 
 from serve_app.adapters.config import AdapterRefused
 from serve_app.adapters.weights import read_adapter
@@ -13,6 +14,7 @@ from serve_app.kernels.linear.panels import panel_library
 from serve_app.kernels.reference.operators import TORCH
 from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
+from serve_app.models.loading.miniature import randomise
 from serve_app.models.loading.optimise import difference, probe
 from serve_app.sampling_params import SamplingParams
 from tests import tiny
@@ -211,3 +213,24 @@ def test_layers_in_float8_have_places(path):
         found = probe(model, with_places(model.forward, place))
         assert difference(found, wanted) < 0.15 and difference(found, base) > 0.2
     assert torch.equal(probe(model, with_places(model.forward, 0)), base)
+
+
+def test_a_head_of_several_linears_has_places(tmp_path):
+    """BERT's gets the rows that are sampled, and not its last linear alone."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    made = BertLMHeadModel(BertConfig(**sizes, intermediate_size=128, max_position_embeddings=256, is_decoder=True))
+    randomise(made)
+    made.save_pretrained(tmp_path / "bert")
+    model, truth = tiny.load(tmp_path / "bert", adapters=1), tiny.load_reference(tmp_path / "bert")
+    given = adapter(model, "dense", "query", "decoder", rank=4)
+    assert "cls.predictions.transform.dense" in given.deltas
+    model.adapters.put(1, model.adapters.prepare(given))
+    with torch.no_grad():
+        for name, delta in given.deltas.items():
+            truth.get_submodule(name).weight.add_(delta.scale * delta.b @ delta.a)
+    request = tiny.make_request("a", list(range(3, 40)), max_tokens=6, ignore_eos=True)
+    request.adapter = 1
+    engine = tiny.make_engine(model)
+    engine.add(request)
+    assert tiny.run_all(engine)["a"] == tiny.reference_tokens(truth, list(range(3, 40)), 6)
