@@ -8,7 +8,6 @@ same cores is not in it. Each round has two sides without a batch: what one of t
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from dataclasses import dataclass, field
 from threading import Event
@@ -188,17 +187,17 @@ def _rate(rig: Rig) -> float:
 
 
 def _grown(name: str, sides: list[list[list[float]]]) -> dict[str, Any]:
-    """p50 and p99 over all rounds of two sides, ms, and how many times as long they are beside a batch, and without one
-    once more (``noise``); the ratio of p99 is the median of the rounds', ``range`` their least and largest.
+    """p50 and p99 over all rounds of each side, ms, and how many times as long they are beside a batch, and without one
+    once more (``noise``); ``range``: least and largest ratio of p99 of a single round.
     """
     without, beside_it, again = sides
+    pooled = [[value for one in side for value in one] for side in sides]
     found: dict[str, Any] = {}
-    for label, side in (("", without), ("_beside", beside_it)):
-        values = [value for one in side for value in one]
+    for label, values in zip(("", "_beside", "_again"), pooled, strict=True):
         for q in (0.5, 0.99):
             found[f"{name}_p{round(100 * q)}{label}_ms"] = round(1e3 * quantile(values, q), 2)
-    for label, side in (("growth", beside_it), ("noise", again)):
+    for label, side, values in (("growth", beside_it, pooled[1]), ("noise", again, pooled[2])):
         ratios = [quantile(b, 0.99) / quantile(a, 0.99) for a, b in zip(without, side, strict=True)]
-        found[f"{name}_p99_{label}"] = round(statistics.median(ratios), 3)
+        found[f"{name}_p99_{label}"] = round(quantile(values, 0.99) / quantile(pooled[0], 0.99), 3)
         found[f"{name}_p99_{label}_range"] = f"{min(ratios):.3f}..{max(ratios):.3f}"
     return found

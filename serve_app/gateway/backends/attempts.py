@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextvars import Context
 from dataclasses import dataclass
 
@@ -114,8 +114,9 @@ class Attempts:
             sent = replace(call, id=request_id, ids=resumed.tobytes(), resumed=len(produced))
             waiting: list[TokenItem] = []
             chosen = job.ticket.decision
+            items = self._attempt(job, sent, told)
             try:
-                async for item in self._attempt(job, sent, told):
+                async for item in items:
                     if not job.ticket.started:
                         job.dispatcher.start(job.ticket)
                         job.work.first_at = time.monotonic()
@@ -131,6 +132,8 @@ class Attempts:
                         kept.add(item)
                     yield item
                     if item.finish is not None:
+                        # Nothing is left to wait for; left open, another task would be started to close it.
+                        await items.aclose()
                         return
                 if whole:
                     for item in waiting:
@@ -145,7 +148,9 @@ class Attempts:
                 await job.dispatcher.move(job.ticket, chosen)
         raise WorkersLost
 
-    async def _attempt(self, job: Job, sent: GenerateCall, told: list[PromptLogprobs]) -> AsyncIterator[TokenItem]:
+    async def _attempt(
+        self, job: Job, sent: GenerateCall, told: list[PromptLogprobs]
+    ) -> AsyncGenerator[TokenItem, None]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
         stream = self._inbox.open_stream(sent.id, sent.resumed)
         one = self._running[sent.id] = _Attempt(job, stream, time.monotonic())
