@@ -20,6 +20,8 @@ COMPLETED: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1, "token_dropout": True,
+            "position_embedding_type": "rotary"},
     "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -29,6 +31,7 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "reformer": {"is_decoder": True},
+    "t5gemma": {"is_encoder_decoder": False},
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
 
@@ -120,6 +123,9 @@ def _of(task: str) -> Iterator[Architecture]:
         reads = {**auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, **auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES}
         decoders = ("gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "gemma2", "modernbert-decoder")
         names = {t: auto.MODEL_MAPPING_NAMES[t] for t in (*reads, *decoders) if t in auto.MODEL_MAPPING_NAMES}
+        # Of an encoder-decoder the encoder embeds.
+        encoding = auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
+        names |= {t: name for t, name in encoding.items() if t in names and name.endswith("EncoderModel")}
     seen = set()
     # Several types may share a class; the class has the name of the shortest.
     for model_type, name in sorted(names.items(), key=lambda item: len(item[0])):

@@ -68,6 +68,15 @@ def reads_lengths_on_device(device: torch.device) -> bool:
     return operators(device).name != "torch"
 
 
+def known_tokens(model: CausalModel) -> int:
+    """How many tokens ``model`` has embeddings of; where it does not tell, those that it has logits of."""
+    try:
+        table = model.module.get_input_embeddings()  # type: ignore[operator]
+    except (AttributeError, NotImplementedError):
+        return model.vocab_size
+    return getattr(table, "num_embeddings", model.vocab_size)
+
+
 def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engine], None] | None = None) -> Engine:
     """An engine over ``model`` with its cache allocated; ``wire`` may plug features in."""
     count = num_blocks(limits, model.kv_shape.block_bytes)
@@ -92,6 +101,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         runner.between_steps = graphs.prepare_when_due
     engine = OverlapEngine(runner, scheduler) if limits.overlap and fixed else Engine(runner, scheduler)
     engine.rules = model.rules
+    engine.vocab_size = known_tokens(model)
     if wire is not None:
         wire(engine)
     return engine

@@ -44,6 +44,8 @@ class Engine:
         self.exporter = exporter
         # What the model's folder asks of each answer, where it asks anything.
         self.rules: Rules | None = None
+        # Tokens that the model has embeddings of; None: not known.
+        self.vocab_size: int | None = None
         self.stats = EngineStats()
         self.meter = StepMeter()
 
@@ -55,11 +57,24 @@ class Engine:
         """Queues a request; ``held`` (tokens the pool has already) turns on exporting what is computed beyond them."""
         if request.sampling.grammar is not None and request.constraint is None:
             raise ValueError("its grammar is not compiled")
+        self._refuse_unknown(request)
         if self.rules is not None:
             self.rules.rule(request)
         self.scheduler.add(request, prefix)
         if self.exporter is not None and held is not None:
             self.exporter.begin(request.id, held)
+
+    def _refuse_unknown(self, request: Request) -> None:
+        """A step that looks one up fails for every request in it."""
+        ids, known = (*request.tokens, *request.asked), self.vocab_size
+        if known is None or not ids:
+            return
+        least, most = min(ids), max(ids)
+        if least < 0 or most >= known:
+            raise ValueError(
+                f"token {least if least < 0 else most} is unknown to the model, which has {known}: its tokenizer has "
+                "more; take the one that it was trained with"
+            )
 
     def export_from(self, request_id: str, held: int) -> None:
         """The pool holds only the first ``held`` tokens of a request that :meth:`add` was told more about."""

@@ -54,12 +54,13 @@ def _quantize_experts(module: Any, bits: int) -> int:
     if not hasattr(module, "_apply_gate") or not hasattr(module, "is_transposed"):
         return 0
     names = [name for name, weight in module.named_parameters(recurse=False) if weight.ndim == 3]
+    own = {name: getattr(module, name).data for name in names}
+    if module.is_transposed:
+        own = {name: weights.transpose(1, 2) for name, weights in own.items()}
+    if any(obstacle(experts[0]) is not None for experts in own.values()):
+        return 0  # before any of them is rounded
     found: dict[str, list[Quantized]] = {}
-    for name in names:
-        weights = getattr(module, name).data
-        experts = weights.transpose(1, 2) if module.is_transposed else weights
-        if obstacle(experts[0]) is not None:
-            return 0
+    for name, experts in own.items():
         found[name] = []
         for expert in experts:
             codes = quantize(expert, bits)

@@ -8,10 +8,11 @@ import os
 
 import numpy as np
 import pytest
+import transformers
 from transformers import BertConfig, BertModel
 
-from benchmarks.families import encoding
-from benchmarks.families.architectures import architectures
+from benchmarks.families import DOCS, encoding
+from benchmarks.families.architectures import TASKS, architectures
 from benchmarks.families.generation import LENGTHS, lengths_of
 from benchmarks.families.run import run_all
 from benchmarks.families.table import page, summary
@@ -144,6 +145,16 @@ def test_lengths_are_a_seeds_own():
     found = {lengths_of(seed) for seed in range(30)}
     assert len(found) == 30 and LENGTHS in found
     assert all(list(n) == sorted(set(n)) and n[0] <= 4 and 200 <= n[-1] <= 240 for n in found)
+
+
+def test_the_page_has_every_architecture_of_this_release():
+    """Another release of transformers is one run of `python -m benchmarks families --write` away from its page."""
+    text = DOCS.read_text()
+    assert f"architecture of transformers {transformers.__version__} that" in text
+    parts = text.split("## ")[1:]
+    for task, part in zip(TASKS, parts, strict=True):
+        told = [line.split(" | ")[0].removeprefix("| ") for line in part.splitlines() if line.startswith("| ")][2:]
+        assert told == [a.name + (f", {a.variant}" if a.variant else "") for a in architectures((task,))]
 
 
 @pytest.mark.slow

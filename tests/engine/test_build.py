@@ -64,3 +64,17 @@ def test_wire_may_plug_features_in(model):
     seen = []
     engine = build_engine(model, EngineLimits(max_num_seqs=1, max_model_len=64), seen.append)
     assert seen == [engine]
+
+
+def test_a_token_that_the_model_does_not_have_is_refused_alone(model):
+    """Its tokenizer may have more of them, and a step with one of them ends all requests in it."""
+    engine = build_engine(model, EngineLimits(max_model_len=128))
+    engine.add(tiny.make_request("known", [5, 255], ignore_eos=True))
+    for index, tokens in enumerate(([5, 256], [300] * 40, [-1, 5])):
+        with pytest.raises(ValueError, match="unknown to the model, which has 256"):
+            engine.add(tiny.make_request(str(index), tokens))
+    request = tiny.make_request("asked", [5])
+    request.asked = (7, 1000)
+    with pytest.raises(ValueError, match="token 1000"):
+        engine.add(request)
+    assert [len(tokens) for tokens in tiny.run_all(engine).values()] == [16]

@@ -10,7 +10,7 @@ from serve_app.engine.step import Scheduled, build_batch
 from serve_app.kernels.decoder import decoder_library
 from serve_app.models.loading.load import load_causal_lm
 from serve_app.models.loading.optimise import difference, probe
-from serve_app.models.quantization import codes_of
+from serve_app.models.quantization import codes_of, codes_of_experts
 from serve_app.sampling_params import SamplingParams
 from tests import tiny
 
@@ -93,3 +93,13 @@ def test_mixed_widths_run_in_cpp(tmp_path):
     plain, fast = load(path, "int8", optimise=False), load(path, "int8")
     assert "quantised" in fast.report["fused_decoder"]
     assert difference(probe(fast, fast.forward), probe(plain, plain.forward)) < 0.05
+
+
+@pytest.mark.parametrize("width", [96, 128])
+def test_experts_are_rounded_altogether_or_not_at_all(tmp_path, width):
+    """Of some sizes one weight alone has columns that fall into groups."""
+    path = tiny.write_checkpoint(tmp_path, "mixtral", **WIDE | {"intermediate_size": width})
+    own, rounded = (load(path, name, optimise=False).module.model.layers[0].mlp.experts for name in ("none", "int4"))
+    for name in ("gate_up_proj", "down_proj"):
+        assert torch.equal(getattr(own, name), getattr(rounded, name)) == (width == 96)
+        assert bool(codes_of_experts(rounded, name)) == (width == 128)

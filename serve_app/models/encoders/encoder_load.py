@@ -69,7 +69,8 @@ def load_encoder(
             f"{path}: {type(config).__name__} names no vocabulary; only models of tokens are supported"
         )
     first = _first_position(base)
-    positions = getattr(config, "max_position_embeddings", None) or 1 << 20
+    positions = getattr(config, "max_position_embeddings", None) or -1
+    positions = positions if positions > 0 else 1 << 20  # -1 stands for any number
     usual: Pooling = "last" if "CausalLM" in "".join(config.architectures or []) else "mean"
     chosen: Pooling = "score" if task == "reranker" else pooling or defaults.pooling or usual
     model = EncoderModel(
@@ -156,7 +157,8 @@ def _auto_class(path: Path, task: Task) -> Any:
     config = read_config(path)
     if task == "embeddings":
         # Of an encoder-decoder only the encoder reads a text by itself.
-        whole = config.get("is_encoder_decoder") or config.get("model_type") in ("t5", "mt5", "umt5")
+        own = transformers.models.auto.modeling_auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(config.get("model_type"))
+        whole = config.get("is_encoder_decoder") or (own or "").endswith("EncoderModel")
         return transformers.AutoModelForTextEncoding if whole else transformers.AutoModel
     if any(name.endswith("ForCausalLM") for name in config.get("architectures") or ()):
         return transformers.AutoModelForCausalLM
@@ -254,6 +256,8 @@ def _try_flat(model: EncoderModel) -> str:
     Models differ in what they pass to attention (windows, biases) and in where positions start, so this is
     tried.
     """
+    if reason := _beyond_probes(model):
+        return reason
     batch = _probe_batch(model)
     expected = model.forward(batch)
     usual = model.module.config._attn_implementation
@@ -274,6 +278,23 @@ def _try_flat(model: EncoderModel) -> str:
         model.flat = False
         model.module.set_attn_implementation(usual)
     return reason
+
+
+def _beyond_probes(model: EncoderModel) -> str:
+    """What longer texts than those that are tried need of masks, or of positions that are counted along a batch; "" if
+    there is nothing."""
+    config: Any = model.module.config.get_text_config()
+    kinds, longest = getattr(config, "layer_types", None), model.max_length
+    for name, kind in (("sliding_window", "sliding_attention"), ("attention_chunk_size", "chunked_attention")):
+        try:
+            size = getattr(config, name, None)
+        except RuntimeError:  # which transformers raises where layers differ in it
+            return f"layers differ in {name}"
+        if isinstance(size, int) and 0 < size < longest and (not kinds or kind in kinds):
+            return f"texts of more than {size} tokens see less than all of them ({name})"
+    if getattr(config, "attn_temperature_tuning", False) and (getattr(config, "floor_scale", None) or 1) < longest:
+        return "queries are scaled by their place in the batch (attn_temperature_tuning)"
+    return ""
 
 
 def _pack(model: EncoderModel) -> tuple[str, str]:

@@ -37,7 +37,7 @@ MAX_LAYERS = 14
 _HIDDEN = {
     "hidden_size", "n_embd", "d_model", "emb_dim", "embedding_dim", "attention_hidden_size", "word_embed_proj_dim",
     "embedding_size", "input_embedding_size", "output_embedding_size", "lru_width", "pronunciation_embed_dim",
-    "shape_embed_dim", "projection_dim", "d_embed",
+    "shape_embed_dim", "projection_dim", "d_embed", "pooler_hidden_size",
 }  # fmt: skip
 _LAYERS = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers", "num_blocks",
@@ -160,10 +160,14 @@ def _scaled(config: Any, sizes: Sizes) -> dict[str, Any]:
         else:
             values[name] = _value(name, value, original, sizes, total, kept)
     if "qk_rope_head_dim" in values:
+        whole = values["qk_rope_head_dim"] + (values.get("qk_nope_head_dim") or 0)
+        part = _rotates_a_part(original)
         if values.get("head_dim"):
-            values["head_dim"] = values["qk_rope_head_dim"]
+            values["head_dim"] = whole if part else values["qk_rope_head_dim"]
+        if part:
+            values["rope_parameters"]["partial_rotary_factor"] = values["qk_rope_head_dim"] / whole
         if values.get("qk_head_dim"):
-            values["qk_head_dim"] = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
+            values["qk_head_dim"] = whole
     if config.__class__.__name__.startswith("Gemma4"):  # which makes its own from what it says of global layers
         values.pop("per_layer_config", None)
     if getattr(config, "num_labels", 2) != 2:
@@ -218,6 +222,8 @@ def _number(name: str, value: int, values: dict[str, Any], sizes: Sizes, kept: l
         return 1 if value == 1 else sizes.heads if value in heads else sizes.kv_heads
     if name in ("max_window_layers", "num_nextn_predict_layers"):
         return min(value, len(kept))
+    if name in _WINDOW | _CHUNK and value >= _longest(values):
+        return sizes.context  # it ends no text's sight, and need not be a window that the model's masks alone know
     for names, small in (
         (_HIDDEN, sizes.hidden), (_HEADS, sizes.heads), (_HEAD_DIM, sizes.head_dim), (_INNER, sizes.inner),
         (_EXPERTS, sizes.experts), (_WINDOW, sizes.window), (_CHUNK, sizes.chunk), (_ORIGINAL, sizes.original),
@@ -228,11 +234,25 @@ def _number(name: str, value: int, values: dict[str, Any], sizes: Sizes, kept: l
     return min(value, sizes.vocab) if "vocab_size" in name else value
 
 
+def _longest(values: dict[str, Any]) -> float:
+    """Positions that a text may have."""
+    return max((v for n in _CONTEXT if type(v := values.get(n)) is int), default=float("inf"))
+
+
 def _rotated(values: dict[str, Any], sizes: Sizes) -> int:
     """Columns of a head that the small copy rotates, before a partial factor of the rotary parameters."""
     if type(values.get("qk_rope_head_dim")) is int:
         return _FIXED["qk_rope_head_dim"]
     return sizes.head_dim if values.get("head_dim") else sizes.hidden // sizes.heads
+
+
+def _rotates_a_part(values: dict[str, Any]) -> bool:
+    """Whether a factor says how much of a head is rotated, of which latent attention has a size as well: Mistral 4."""
+    rotated, rest = values.get("qk_rope_head_dim") or 0, values.get("qk_nope_head_dim") or 0
+    whole, rope = rotated + rest, values.get("rope_parameters")
+    if not whole or values.get("head_dim") != whole or not isinstance(rope, dict):
+        return False
+    return bool(rope.get("partial_rotary_factor") == rotated / whole)
 
 
 def _tokens(value: Any, sizes: Sizes) -> Any:

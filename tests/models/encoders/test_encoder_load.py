@@ -14,8 +14,16 @@ from transformers import (
     BigBirdConfig,
     BigBirdForSequenceClassification,
     BigBirdModel,
+    Llama4TextConfig,
+    Llama4TextModel,
+    NeoMMEConfig,
+    NeoMMEModel,
+    Qwen2MoeConfig,
+    Qwen2MoeModel,
     ReformerConfig,
     ReformerModel,
+    XLNetConfig,
+    XLNetForSequenceClassification,
 )
 
 from serve_app.engine.encoder.types import EncodeBatch
@@ -124,3 +132,45 @@ def test_linears_stay_as_they_are_where_packed_ones_change_the_model(tmp_path, m
     [text] = random_texts(40)
     wanted = alone(own, text)
     np.testing.assert_allclose(means(model, [text])[0], wanted, atol=1e-5)
+
+
+LONG = SIZES | {"num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0}
+# Borders that no text passes which is tried at load, and of which attention is told nothing.
+IN_MASKS = {
+    "a window": (Qwen2MoeModel, Qwen2MoeConfig, {
+        "use_sliding_window": True, "sliding_window": 110, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
+    "chunks": (Llama4TextModel, Llama4TextConfig, {
+        "attention_chunk_size": 110, "num_local_experts": 2, "intermediate_size_mlp": 48, "head_dim": 16,
+        "no_rope_layers": [1, 0], "floor_scale": 4096}),
+    "a scale by position": (Llama4TextModel, Llama4TextConfig, {
+        "attention_chunk_size": 4096, "num_local_experts": 2, "head_dim": 16,
+        "intermediate_size_mlp": 48, "no_rope_layers": [1, 0], "floor_scale": 110}),
+    "a window for each layer": (NeoMMEModel, NeoMMEConfig, {
+        "sliding_window": 110, "per_layer_config": {1: {"sliding_window": None}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", IN_MASKS)
+def test_borders_that_stand_in_masks_are_kept(tmp_path, kind):
+    model_class, config_class, fields = IN_MASKS[kind]
+    own = build(model_class, config_class(**LONG | fields))
+    own.save_pretrained(tmp_path)
+    model = load_encoder(tmp_path, "embeddings", optimise=False)
+    assert not model.flat
+    texts = random_texts(40, 100, 180, 240)
+    np.testing.assert_allclose(means(model, texts), np.stack([alone(own, ids) for ids in texts]), atol=1e-4)
+
+
+def test_a_reranker_of_texts_of_any_length(tmp_path):
+    """XLNet has no limit of positions, and reads its score off the last place of a batch."""
+    config = XLNetConfig(vocab_size=200, d_model=32, n_layer=2, n_head=2, d_inner=48, num_labels=1, pad_token_id=0)
+    own = build(XLNetForSequenceClassification, config)
+    own.save_pretrained(tmp_path)
+    model = load_encoder(tmp_path, "reranker", optimise=False)
+    texts = random_texts(5, 40, 41)
+    ids = np.concatenate(texts)
+    found = model.forward(EncodeBatch(ids, np.zeros_like(ids), np.array([len(t) for t in texts]), ["score"] * 3))
+    with torch.inference_mode():
+        wanted = [float(own(input_ids=torch.from_numpy(text[None]).long()).logits) for text in texts]
+    np.testing.assert_allclose(np.stack(list(found))[:, 0], wanted, atol=1e-5)

@@ -5,8 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
-from transformers import FalconH1Config, FalconH1ForCausalLM, LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+)
 
 from serve_app.models import attention
 from serve_app.models.loading import check
@@ -62,6 +74,16 @@ def test_a_wrong_mask_is_seen_and_the_model_refused(monkeypatch):
     assert "differs by" in verdict.differs
 
 
+def test_a_scale_by_the_place_in_the_batch_is_seen(monkeypatch):
+    """Llama 4's queries without rotation are scaled by their position, which is each request's own."""
+    from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+    assert check.compare(Llama4ForCausalLM, Llama4TextConfig()).differs == ""
+    own = attention._temperature
+    monkeypatch.setattr(attention, "_temperature", lambda places, *more: own(torch.arange(len(places)), *more))
+    assert "differs by" in check.compare(Llama4ForCausalLM, Llama4TextConfig()).differs
+
+
 def test_a_wrong_rotation_is_seen(monkeypatch):
     monkeypatch.setattr("serve_app.models.longrope.coded", lambda positions, extended: positions * 2)
     rope = {
@@ -83,6 +105,24 @@ def test_scaling_down_keeps_kinds_of_layers_and_thresholds():
     small = scale_down(Gemma3TextConfig(), Sizes(window=24))
     assert set(small.layer_types) == {"sliding_attention", "full_attention"} and small.sliding_window == 24
     assert small.hidden_size == 128 and small.vocab_size == 260
+
+
+@pytest.mark.parametrize(("window", "small"), [(4096, 24), (131072, 256), (262144, 256)])
+def test_a_window_as_long_as_the_context_stays_that_long(window, small):
+    """Phi-3.5-MoE has one, in its masks alone."""
+    config = PhimoeConfig(sliding_window=window, max_position_embeddings=131072)
+    assert scale_down(config, Sizes(window=24, context=256)).sliding_window == small
+
+
+def test_a_model_whose_masks_alone_have_a_window_is_served_where_it_ends_beyond_every_text():
+    wide, narrow = (PhimoeConfig(sliding_window=n, max_position_embeddings=131072) for n in (131072, 4096))
+    assert check.compare(PhimoeForCausalLM, wide).differs == ""
+    assert "differs by" in check.compare(PhimoeForCausalLM, narrow).differs
+
+
+def test_a_part_of_the_head_is_rotated_in_the_small_copy_as_well():
+    """Mistral 4's configuration says how large it is by a factor of sizes that change."""
+    assert check.compare(Mistral4ForCausalLM, Mistral4Config()).differs == ""
 
 
 @pytest.fixture
