@@ -56,8 +56,8 @@ library_name: transformers
 
 A LLaVA of {params:,} parameters (a vision transformer of three layers that sees 64 by 64 pixels in 64 patches, a
 projector, and a Llama of three layers) that answers questions about drawn pictures: what shape, what colour, how
-many, which digit, is there one, and what there is in all. It is small on purpose: it gives the server a real model that
-reads pictures and text, and answers in milliseconds on a CPU.
+many, is there one, and what there is in all (and, badly, which digit). It is small on purpose: it gives the server a
+real model that reads pictures and text, and answers in milliseconds on a CPU.
 
 ## Data
 

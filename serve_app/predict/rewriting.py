@@ -51,7 +51,9 @@ class Rewriter(Predictor):
         out = self.model.generate(
             input_ids=torch.from_numpy(ids).to(device), attention_mask=torch.from_numpy(mask).to(device), **options
         )
-        texts = self.tokenizer.batch_decode(out, skip_special_tokens=True)
+        # The language's name follows the first token, and a tokenizer that is read again may hold it for text.
+        said = out[:, 2:] if "forced_bos_token_id" in options else out
+        texts = self.tokenizer.batch_decode(said, skip_special_tokens=True)
         written = (out != self._pad).sum(-1).tolist()
         return list(zip(texts, written, strict=True))
 

@@ -59,7 +59,8 @@ async def test_translations_are_transformers(work, tmp_path, beams):
         given = tokenizer(text, return_tensors="pt")
         out = model.generate(**given, forced_bos_token_id=tokenizer.get_lang_id(code))
         [said] = map(json.loads, found.results)
-        assert said == tokenizer.decode(out[0], skip_special_tokens=True)
+        # After the first token and the language, which a tokenizer that is read again may hold for text.
+        assert said == tokenizer.decode(out[0, 2:], skip_special_tokens=True)
         assert found.units["input_tokens"] == given["input_ids"].shape[1] and found.units["output_tokens"] > 1
         written.add(said)
     assert len(written) > 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from io import BytesIO
+from itertools import permutations
 from random import Random
 
 import pytest
@@ -18,10 +19,12 @@ from serve_app.worker.spec import WorkerSpec
 from tests.media.files import bad_pictures, picture
 from tests.tasks.conftest import ACCOUNT
 from training.rewriting.reports import make as make_report
+from training.rewriting.sentences import LANGUAGES
+from training.rewriting.sentences import make as make_sentence
 from training.scenes import SHAPES, draw, draw_one
 
 SENTIMENT, SHAPE, DETECTOR = "@cf/pico/pico-sentiment", "@cf/pico/pico-shapes", "@cf/pico/pico-detector"
-SUMMARY = "@cf/pico/pico-summary"
+SUMMARY, TRANSLATOR, HEARING = "@cf/pico/pico-summary", "@cf/pico/pico-translator", "@cf/pico/pico-hearing"
 
 
 @pytest.fixture(scope="module")
@@ -169,9 +172,38 @@ async def test_reports_are_summed_up_as_transformers_does(serve, workers) -> Non
         assert long.status_code == 400 and long.json()["errors"][0]["code"] in (5006, 5021)
 
 
+async def test_travellers_are_understood_in_three_languages(serve, workers) -> None:
+    said = make_sentence(Random("served"), held_out=True)
+    folder = PROJECT_ROOT / "checkpoints" / "pico-translator"
+    words, model = tf.M2M100Tokenizer.from_pretrained(folder), tf.M2M100ForConditionalGeneration.from_pretrained(folder)
+    async with serve(workers, models=(TRANSLATOR,)) as served:
+        for (source, text), (target, wanted) in permutations(zip(LANGUAGES, said, strict=True), 2):
+            body = {"text": text, "source_lang": source, "target_lang": target}
+            answer = (await served.http.post(f"{ACCOUNT}/run/{TRANSLATOR}", json=body)).json()["result"]
+            words.src_lang = source
+            given = words(text, return_tensors="pt")
+            [ids] = model.eval().generate(**given, forced_bos_token_id=words.get_lang_id(target))
+            assert answer["translated_text"] == words.decode(ids[2:], skip_special_tokens=True) == wanted
+            assert served.settled[-1].entry.units["input_tokens"] == given["input_ids"].shape[1]
+
+
+async def test_a_spoken_command_is_written_down(serve, workers) -> None:
+    """By a voice that the model has not been trained with."""
+    sound = (PROJECT_ROOT / "checkpoints" / "pico-hearing" / "example.wav").read_bytes()
+    async with serve(workers, models=(HEARING,)) as served:
+        answer = (await served.http.post(f"{ACCOUNT}/run/{HEARING}", content=sound)).json()["result"]
+        assert answer["text"].strip() == "Turn off the radio in the kitchen."
+        assert answer["word_count"] == 7 and answer["vtt"].startswith("WEBVTT")
+        form = {"model": HEARING, "response_format": "verbose_json"}
+        spoken = await served.http.post("/v1/audio/transcriptions", data=form, files={"file": ("talk.wav", sound)})
+        [segment] = spoken.json()["segments"]
+        assert spoken.json()["text"] == answer["text"]
+        assert 0 <= segment["start"] < 0.3 and segment["end"] == pytest.approx(spoken.json()["duration"], abs=0.3)
+
+
 def test_shipped_models_say_how_they_were_made() -> None:
-    for name in ("pico-sentiment", "pico-shapes", "pico-detector", "pico-summary"):
-        folder = PROJECT_ROOT / "checkpoints" / name
+    for name in ("sentiment", "shapes", "detector", "summary", "translator", "hearing", "vision"):
+        folder = PROJECT_ROOT / "checkpoints" / f"pico-{name}"
         card = " ".join((folder / "README.md").read_text().split())
         assert "## Data" in card and "## Training" in card and "## Score" in card and "python -m training." in card
         assert sum(file.stat().st_size for file in folder.iterdir()) < 3 << 20

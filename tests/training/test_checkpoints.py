@@ -36,7 +36,7 @@ def test_parameter_counts_and_size():
     assert 10_000_000 <= big <= 25_000_000
     assert draft * 8 <= big
     assert parameters(CHECKPOINTS / "pico-reranker") < 5_000_000
-    assert sum(f.stat().st_size for f in CHECKPOINTS.rglob("*") if f.is_file()) <= 45 * 2**20
+    assert sum(f.stat().st_size for f in CHECKPOINTS.rglob("*") if f.is_file()) <= 50 * 2**20
 
 
 @pytest.mark.parametrize("name", NAMES)
