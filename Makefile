@@ -20,7 +20,7 @@ define step
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-node test-asan lint format audit models figures bench lock clean
+.PHONY: help install install-dev serve test test-node test-images test-asan lint format audit models figures bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ test: $(DEV)  ## run the tests (ARGS="tests/engine -k draft" narrows them)
 test-node: $(DEV)  ## fetch the JavaScript clients (needs npm) and run their tests, which `make test` then runs too
 	$(call step,fetching JavaScript clients,npm ci --prefix tests/clients/node)
 	@$(PY) -m pytest -q tests/clients/test_node.py $(ARGS)
+
+test-images: $(DEV)  ## install diffusers and run the tests of models that draw (minutes)
+	$(call step,installing diffusers,$(PIP) --no-deps --require-hashes -r requirements/images.txt)
+	@$(PY) -m pytest -q -m "slow or not slow" tests/predict/test_drawing.py $(ARGS)
 
 test-asan: $(DEV)  ## tests of the CPU kernels, compiled with AddressSanitizer (needs the compiler's libasan; minutes)
 	@$(PY) -m pytest -q -m slow tests/kernels/library/test_sanitized.py $(ARGS)

@@ -30,6 +30,7 @@ from serve_app.api.responses.conversation import parse_create
 from serve_app.api.responses.read import parse_responses
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import ModelLimits
+from serve_app.catalog.records import Drawing
 from serve_app.gateway.http.app import endpoints
 from serve_app.tasks.automatic_speech_recognition.read import parse_transcribe
 from serve_app.tasks.image_classification.task import parse_classify
@@ -41,6 +42,7 @@ from serve_app.tasks.task import Body
 from serve_app.tasks.text_classification.task import parse_text
 from serve_app.tasks.text_embeddings.read import parse_embed
 from serve_app.tasks.text_generation.read import parse_generate
+from serve_app.tasks.text_to_image.read import parse_draw
 from serve_app.tasks.text_to_speech.read import parse_speak
 from serve_app.tasks.translation.task import parse_translate
 
@@ -163,6 +165,8 @@ DIALECTS = (
             tests=("tests/tasks/test_transcripts.py",), task="automatic-speech-recognition", generates=False),
     Dialect("Workers AI, speech from text", RUN, {"prompt": "x"}, parse_speak,
             tests=("tests/tasks/test_speaking.py",), task="text-to-speech", generates=False),
+    Dialect("Workers AI, drawing", RUN, {"prompt": "x", "image": [1]}, lambda b: parse_draw(b, Drawing()),
+            tests=("tests/tasks/test_drawing.py",), task="text-to-image", generates=False),
     Dialect("Workers AI, translation", RUN, {"text": "x", "target_lang": "fr"}, parse_translate,
             tests=("tests/tasks/test_rewritten.py",), task="translation", generates=False),
     Dialect("Workers AI, summaries", RUN, {"input_text": "x"}, parse_summarise,

@@ -24,6 +24,10 @@ class Predictor(SingleStage):
         """See :class:`serve_app.wire.predict.PredictCall`."""
         return await self._supervisor.call(lambda worker: worker.predict.remote(call))
 
+    async def progress(self, call: bytes) -> bytes:
+        """See :class:`serve_app.wire.predict.ProgressCall`."""
+        return await self._supervisor.call(lambda worker: worker.progress.remote(call))
+
 
 def application(model: Blueprint) -> Application:
     """The only deployment of such a model."""

@@ -6,7 +6,7 @@ import os
 
 import ray
 
-from serve_app.wire.predict import read_predict_call
+from serve_app.wire.predict import read_predict_call, read_progress_call
 from serve_app.worker.birth import begin
 from serve_app.worker.spec import WorkerSpec
 
@@ -24,6 +24,9 @@ class PredictorWorker:
 
     async def predict(self, call: bytes) -> bytes:
         return (await self._work.predict(read_predict_call(call))).encode()
+
+    async def progress(self, call: bytes) -> bytes:
+        return self._work.progress(read_progress_call(call)).encode()
 
     async def ready(self) -> int:
         """Ends once the model is loaded; this process's id."""

@@ -4,7 +4,7 @@ gateway works on these."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from serve_app.api.fields.content import TEXT_ONLY, PartKind
 from serve_app.api.multi_vector import WEIGHTS, ScoreMode
@@ -49,14 +49,18 @@ class Asked:
     seconds from arrival in which the answer must have begun. ``reject_if_busy``: refuse at once rather than wait.
     ``resumable_s``: seconds for which a stream goes on without a client, and is kept after its end. ``estimate``: tell
     what the request would cost, and do not run it.
-    ``service_tier`` and ``metadata`` are what the client wrote.
+    ``service_tier`` and ``metadata`` are what the client wrote. ``answers``: media types of which the client may choose
+    one by ``accept``, its header; of requests that have one form of answer that is not looked at.
     """
+
+    answers: ClassVar[tuple[str, ...]] = ()
 
     session: str | None = None
     reject_if_busy: bool = False
     deadline_s: float | None = None
     resumable_s: float | None = None
     estimate: bool = False
+    accept: str = ""
     service_tier: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from serve_app.catalog.tasks import TaskDeclaration, declared, stage_names
 
 ProfileName = Literal["local", "gpu"]
 # Fields of a record that only some tasks have; a task's declaration names those that its models may set.
-TASK_FIELDS = ("quantization", "draft", "lora")
+TASK_FIELDS = ("quantization", "draft", "lora", "drawing")
 _UNITS = {
     "": 1,
     "KIB": 2**10,
@@ -195,6 +195,24 @@ class Lora(Record):
     price: Price | None = None  # of tokens that go through an adapter; None: as the model's
 
 
+class Drawing(Record):
+    """How a model draws where a request does not say, and what it may ask for."""
+
+    side: int = Field(default=1024, ge=256, le=2048)  # pixels of the width and of the height
+    steps: int = Field(default=20, ge=1, le=100)
+    most_steps: int = Field(default=20, ge=1, le=100)
+    guidance: float = Field(default=7.5, ge=0, le=50)
+    # The native answer to who has no wish: the file itself, or JSON with its base64.
+    answer: Literal["file", "json"] = "file"
+    form: Literal["png", "jpeg"] = "png"
+
+    @model_validator(mode="after")
+    def _steps_fit(self) -> Drawing:
+        if self.steps > self.most_steps:
+            raise ValueError(f"steps {self.steps} is above most_steps {self.most_steps} | Raise most_steps.")
+        return self
+
+
 class Profile(Record):
     """How one profile (`local`, `gpu`) serves the model: beside the fields, one key per stage that is started, by the
     names that tasks declare.
@@ -247,6 +265,7 @@ class ModelRecord(Record):
     draft: DraftModel | None = None
     speculation: Speculation = Speculation()
     lora: bool | Lora = False
+    drawing: Drawing = Drawing()
     serving: dict[ProfileName, Profile] = {}
     tags: tuple[str, ...] = ()
 

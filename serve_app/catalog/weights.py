@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,10 @@ TOKENIZER_FILES = ("tokenizer*", "*config.json", "special_tokens_map.json", "*.j
 # Weights that a program, not a table, unpacks; code; and alternative copies of the weights in other folders.
 REFUSED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.py", "*.onnx", "*.msgpack", "*.h5", "consolidated*",
            "original/*", "onnx/*", "openvino/*")  # fmt: skip
+# Lists the parts of a pipeline of diffusers, each with a folder of its name.
+PIPELINE = "model_index.json"
+# Of such a folder: rounded copies of weights, and those of another kind of training.
+_COPIES = re.compile(r"\.(fp16|bf16|non_ema)[.-]")
 _DATA_SUFFIXES = {".safetensors", ".json", ".txt", ".jinja", ".model", ".md"}
 
 
@@ -68,10 +73,13 @@ def tokenizer_directory(weights: Weights, home: Path, source: Path | str = "weig
 
 
 def _check_loadable(folder: Path, source: Path | str) -> None:
-    if not (folder / "config.json").is_file():
-        raise CatalogError(source, "weights", f"{folder} has no config.json", "Point at a transformers checkpoint.")
-    if not any(folder.glob("*.safetensors")):
-        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    # A pipeline of diffusers has its models in folders of their own.
+    inner = "*/" if (folder / PIPELINE).is_file() else ""
+    if not inner and not (folder / "config.json").is_file():
+        remedy = f"Point at a transformers checkpoint, or at a pipeline of diffusers, with {PIPELINE}."
+        raise CatalogError(source, "weights", f"{folder} has no config.json", remedy)
+    if not any(folder.glob(f"{inner}*.safetensors")):
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(inner + pattern))
         reason = f"{folder} has no *.safetensors" + (f", only pickles ({', '.join(pickled)})" if pickled else "")
         raise CatalogError(source, "weights", reason, "Convert the weights to safetensors: a pickle can run code.")
 
@@ -102,7 +110,10 @@ def _from_hub(weights: Weights, report: Progress, source: Path | str, patterns: 
                 f"{repo} at {revision} has no safetensors, only formats that can run code",
                 "Choose a repository or revision with *.safetensors files.",
             )  # fmt: skip
-        total = sum(sibling.size or 0 for sibling in info.siblings or [] if sibling.rfilename.endswith(".safetensors"))
+        if PIPELINE in names:
+            wanted["allow_patterns"] = names = files_of_pipeline(names)
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or []}
+        total = sum(sizes[name] for name in names if name.endswith(".safetensors"))
         # The commit that was looked at, not the branch: it may move between the two calls.
         wanted["revision"] = info.sha or revision
         report(repo, 0, total)
@@ -131,6 +142,23 @@ def _from_hub(weights: Weights, report: Progress, source: Path | str, patterns: 
             source, "weights.repo", f"{repo} at {revision} could not be fetched ({type(error).__name__})",
             "Check the network, HF_HOME and HF_ENDPOINT, or give a local directory with weights.path.",
         ) from error  # fmt: skip
+
+
+def files_of_pipeline(names: list[str]) -> list[str]:
+    """Of a repository with a pipeline of diffusers what is needed: no copies of all its models in one file, which lie
+    beside the folders, and none that are rounded where others are there.
+    """
+    data = [name for name in names if PurePosixPath(name).suffix in _DATA_SUFFIXES and "/" in name]
+    whole = {PurePosixPath(name).parent for name in data if name.endswith(".safetensors") and not _COPIES.search(name)}
+    kept = [name for name in data if not (_COPIES.search(name) and PurePosixPath(name).parent in whole)]
+    # A rounded copy is there in several kinds; the first is enough.
+    chosen: dict[PurePosixPath, str] = {}
+    found = []
+    for name in kept:
+        if (copy := _COPIES.search(name)) and chosen.setdefault(PurePosixPath(name).parent, copy[1]) != copy[1]:
+            continue
+        found.append(name)
+    return [PIPELINE, *(name for name in names if name in ("README.md",) or name.startswith("LICENSE")), *found]
 
 
 # ---- a wheel read as data

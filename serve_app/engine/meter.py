@@ -31,6 +31,11 @@ class StepClock:
     def __exit__(self, *_: object) -> None:
         self._began = None
 
+    def restart(self) -> None:
+        """The step in hand has come on: it counts as a new one."""
+        if self._began is not None:
+            self._began = time.monotonic()
+
     @property
     def seconds(self) -> float:
         """0 between two steps."""

@@ -69,6 +69,9 @@ from serve_app.wire.replicas import Nothing
 
 log = logging.getLogger("ray.serve")
 
+# Who calls the handle gets objects, and no files.
+_JSON = {"accept": "application/json"}
+
 
 class Gateway:
     """``call`` reaches a model's application, ``ask_all`` every replica of it; the gateway knows nothing else of Ray.
@@ -136,6 +139,7 @@ class Gateway:
             keep=booking.keep,
             allowance=self.state.allowance,
             adapter=self.adapters.choose,
+            ask_all=ask_all,
         )
         self.tracing = tracing()
         self.state.traces.ended = self.tracing.ended
@@ -361,7 +365,8 @@ class Gateway:
         own_id = own_id or secrets.token_hex(16)
         request_id.current.set(own_id)
         try:
-            result = await self.run(name, Body({**check_object(inputs), "stream": False}), self.own())
+            body = Body({**check_object(inputs), "stream": False})
+            result = await self.run(name, body, self.own(), headers=_JSON)
         except Estimated as asked:
             return success(asked.estimate.shown())
         except Exception as error:
@@ -374,7 +379,8 @@ class Gateway:
         own_id = secrets.token_hex(16)
         request_id.current.set(own_id)
         try:
-            result = await self.run(name, Body({**check_object(inputs), "stream": True}), self.own())
+            body = Body({**check_object(inputs), "stream": True})
+            result = await self.run(name, body, self.own(), headers=_JSON)
             if isinstance(result, Answer):
                 yield result.body["result"]
                 return

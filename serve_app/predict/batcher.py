@@ -16,6 +16,7 @@ class PredictBatcher(Batcher):
     def __init__(self, predictor: Predictor, *, budget: int, name: str) -> None:
         self._predictor = predictor
         super().__init__(budget=budget, name=name)
+        predictor.beat = self.clock.restart
 
     def submit(self, items: Sequence[Item], *, batch: bool = False) -> Future[list[Any]]:
         """``items`` of one kind; the future gives their results in order."""

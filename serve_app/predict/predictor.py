@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,6 +59,13 @@ class Predictor(ABC):
     @abstractmethod
     def example(self) -> bytes:
         """An input to warm up with."""
+
+    # Says that a long forward pass goes on; set by who watches over it.
+    beat: Callable[[], None] = staticmethod(lambda: None)
+
+    def progress(self, watch: str) -> tuple[int, int]:
+        """Steps that are done of an input, and all; of models that know."""
+        return 0, 0
 
     async def answer(self, item: Item, run: Run) -> tuple[Any, Units]:
         """What becomes of one input: by default one item, one result. Others need several steps."""

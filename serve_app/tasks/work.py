@@ -25,7 +25,7 @@ from serve_app.state.spending.leases import Reservation
 from serve_app.state.spending.ledger import Entry
 from serve_app.state.spending.quotas import MONEY, NEURONS, TOKENS
 from serve_app.tasks.backend import Backend
-from serve_app.tasks.calls import Call
+from serve_app.tasks.calls import AskAll, Call
 from serve_app.tasks.model import ServedModel
 from serve_app.wire.methods import C, Method, R
 
@@ -134,6 +134,7 @@ class Runtime:
     its result, if any, is there when the client may be told of the end. ``keep(id, look)`` has an entry kept as
     ``look()`` makes it, for work that this process may not live to settle. ``allowance``: limits of callers, if any.
     ``adapter(model, caller, name)`` looks an adapter up by id or name, and raises what the client should see.
+    ``ask_all`` reaches every replica of a model.
     """
 
     call: Call
@@ -149,6 +150,7 @@ class Runtime:
     keep: Callable[[str, Callable[[], Entry | None]], None] | None = None
     allowance: Allowance | None = None
     adapter: Callable[[ServedModel, Caller, str], Awaitable[AdapterRef]] = no_adapters
+    ask_all: AskAll | None = None
     # Work under way, by its id.
     running: dict[int, Work] = field(default_factory=dict)
 

@@ -32,4 +32,5 @@ WAKE = Method("wake", replicas.Nothing, replicas.read_nothing)
 
 COLLECT = Method("collect", generate.CollectCall, generate.read_collected)
 SUBSCRIBE = Method("subscribe", replicas.Subscribe, replicas.read_subscribed)
+PROGRESS = Method("progress", predict.ProgressCall, predict.read_progress_told)
 ALL_STATS = Method("all_stats", replicas.Nothing, replicas.read_all_counters)

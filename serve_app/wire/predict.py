@@ -28,6 +28,21 @@ class Predicted(Message, tag="predicted:1", frozen=True):
     units: dict[str, int] = {}
 
 
+class ProgressCall(Message, tag="progress:1", frozen=True):
+    """How far an input has come whose ``watch`` the gateway has chosen."""
+
+    watch: str
+
+
+class ProgressTold(Message, tag="progress-told:1", frozen=True):
+    """``done`` of ``steps``; 0 of 0 where nothing of that name is being computed."""
+
+    done: int = 0
+    steps: int = 0
+
+
 PredictResult = Predicted | Failed
 read_predict_call: Reader[PredictCall] = Reader(PredictCall)
 read_predict_result: Reader[PredictResult] = Reader(PredictResult)
+read_progress_call: Reader[ProgressCall] = Reader(ProgressCall)
+read_progress_told: Reader[ProgressTold] = Reader(ProgressTold)

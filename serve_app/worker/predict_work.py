@@ -19,7 +19,7 @@ from serve_app.media.preparing import Full, Preparing
 from serve_app.predict.batcher import PredictBatcher
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor
 from serve_app.wire.generate import Failed
-from serve_app.wire.predict import PredictCall, Predicted, PredictResult
+from serve_app.wire.predict import PredictCall, Predicted, PredictResult, ProgressCall, ProgressTold
 from serve_app.wire.replicas import Counters, Pulse
 from serve_app.worker.loading import Progress, prepare_torch, resolve_weights
 from serve_app.worker.spec import WorkerSpec
@@ -80,6 +80,10 @@ class PredictWork:
             for name, count in used.items():
                 units[name] = units.get(name, 0) + count
         return Predicted(tuple(result for result, _ in found), units)
+
+    def progress(self, call: ProgressCall) -> ProgressTold:
+        """How far an input has come that is watched."""
+        return ProgressTold(*self._predictor.progress(call.watch))
 
     def pulse(self) -> Pulse:
         """That this process is there, and how long its step has lasted."""

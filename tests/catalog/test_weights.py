@@ -16,7 +16,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from serve_app.catalog import CatalogError, Weights, load_catalog
 from serve_app.catalog.records import Wheel
-from serve_app.catalog.weights import ALLOWED, REFUSED, TOKENIZER_FILES, resolve, tokenizer_directory
+from serve_app.catalog.weights import ALLOWED, REFUSED, TOKENIZER_FILES, files_of_pipeline, resolve, tokenizer_directory
 
 
 @pytest.fixture
@@ -96,6 +96,31 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(CatalogError, match="no config.json"):
         resolve(Weights(path=str(tmp_path)), tmp_path / "home")
+
+
+def test_a_pipeline_has_its_models_in_folders(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / "diffusion_pytorch_model.bin").touch()
+    with pytest.raises(CatalogError, match=r"only pickles \(diffusion_pytorch_model.bin\)"):
+        resolve(Weights(path=str(tmp_path)), tmp_path / "home")
+    (tmp_path / "unet" / "diffusion_pytorch_model.safetensors").touch()
+    assert resolve(Weights(path=str(tmp_path)), tmp_path / "home") == tmp_path
+
+
+def test_of_a_pipeline_s_repository_no_copies_are_fetched() -> None:
+    names = [
+        "model_index.json", "README.md", "LICENSE.md", "all_in_one.safetensors", "all_in_one_fp16.safetensors",
+        "unet/config.json", "unet/model.safetensors", "unet/model.fp16.safetensors", "unet/model.bin",
+        "vae/config.json", "vae/model.fp16.safetensors", "vae/model.non_ema.safetensors", "tokenizer/vocab.json",
+        "text/model-00001-of-00002.safetensors", "text/model.safetensors.index.json", "unet/code.py",
+        "text/model.fp16-00001-of-00002.safetensors", "text/model.safetensors.index.fp16.json", "scheduler/x.json",
+    ]  # fmt: skip
+    assert files_of_pipeline(names) == [
+        "model_index.json", "README.md", "LICENSE.md", "unet/config.json", "unet/model.safetensors", "vae/config.json",
+        "vae/model.fp16.safetensors", "tokenizer/vocab.json", "text/model-00001-of-00002.safetensors",
+        "text/model.safetensors.index.json", "scheduler/x.json",
+    ]  # fmt: skip
 
 
 def ask_hub(endpoint: str, home: Path) -> str:

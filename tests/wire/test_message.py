@@ -80,6 +80,8 @@ FIELDS = {
     "prefill-done:1": "cached node",
     "predict:2": "inputs options priority salt",
     "predicted:1": "results units",
+    "progress-told:1": "done steps",
+    "progress:1": "watch",
     "prefill:6": "id ids salt priority share adapter weight origin pictures",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",

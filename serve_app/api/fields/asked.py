@@ -59,6 +59,8 @@ def with_headers(request: _Request, headers: Mapping[str, str]) -> _Request:
     resumable = headers.get("x-resumable", "").strip()
     if request.resumable_s is None and resumable.isascii() and resumable.isdigit():
         changes["resumable_s"] = min(float(resumable[:12]), RESUMABLE_S.high) or None
+    if request.answers:
+        changes["accept"] = headers.get("accept", "")[:256].lower()
     if headers.get(ESTIMATE, "").strip().lower() in ("true", "1"):
         changes["estimate"] = True
     return replace(request, **changes) if changes else request

@@ -25,7 +25,8 @@ from serve_app.tasks.estimate import Estimated
 
 log = logging.getLogger("ray.serve")
 
-_JSON = [(b"content-type", b"application/json")]
+# Results of batches are lines of JSON.
+_JSON = [(b"content-type", b"application/json"), (b"accept", b"application/json")]
 # What a batch has no use for: its answers are whole, and are waited for by nobody.
 _ALONE = ("stream", "stream_options", "background")
 # Before another try of what failed for no reason of its own.

@@ -33,7 +33,8 @@ const FILES = { image: "picture.png", audio: "sound.wav" };
 export function samples(model, { origin, account }, input) {
   const at = { origin, account, api: `${origin}/client/v4/accounts/${account}/ai` };
   const list = input ? fields(input) : [];
-  const sent = list.find((one) => one.shape === "file");
+  // A body can be the file alone where nothing else is needed.
+  const sent = list.find((one) => one.shape === "file" && (one.needed || !list.some((other) => other.needed)));
   const asked = ASKED[kind(model)] ?? example(input, list);
   if (kind(model) === "speech") return speech(model, at, asked.prompt);
   const file = sent && (FILES[sent.name] ?? "file");

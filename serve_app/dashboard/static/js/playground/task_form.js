@@ -63,7 +63,7 @@ function Input({ field, value, set }) {
 // Characters of what is written in one line.
 const SHORT = 256;
 const rows = (text) => Math.max(2, Math.min(12, Math.ceil(String(text).length / 60)));
-const ACCEPTED = { image: "image/*", audio: "audio/*,video/webm,video/mp4" };
+const ACCEPTED = { image: "image/*", mask: "image/*", audio: "audio/*,video/webm,video/mp4" };
 
 function FileInput({ name, label, hint, value, set }) {
   const made = useRef([]);
