@@ -14,6 +14,7 @@ from typing import Any
 from anthropic.types import message_create_params as anthropic_messages
 from openai.types import completion_create_params as openai_completions
 from openai.types import embedding_create_params as openai_embeddings
+from openai.types import image_generate_params as openai_images
 from openai.types.audio import speech_create_params as openai_speech
 from openai.types.chat import completion_create_params as openai_chat
 from openai.types.conversations import conversation_create_params
@@ -23,6 +24,7 @@ from serve_app.api.anthropic.read import parse_messages_request
 from serve_app.api.decisions import parse_decide
 from serve_app.api.errors import ApiError
 from serve_app.api.ollama.read import parse_ollama_chat, parse_ollama_generate
+from serve_app.api.openai.drawing import parse_generation
 from serve_app.api.openai.read import parse_chat, parse_completions, parse_embeddings
 from serve_app.api.openai.speech import parse_speech
 from serve_app.api.rerank.read import parse_rerank as parse_rerank_elsewhere
@@ -182,6 +184,10 @@ DIALECTS = (
             (openai_embeddings.EmbeddingCreateParams,), ("tests/e2e/test_clients.py",), generates=False),
     Dialect("OpenAI speech", "/v1/audio/speech", {"model": "m", "input": "x"}, parse_speech,
             (openai_speech.SpeechCreateParams,), ("tests/tasks/test_speaking.py",), generates=False),
+    Dialect("OpenAI images", "/v1/images/generations", {"model": "m", "prompt": "x"},
+            lambda b: parse_generation(b, Drawing()),
+            (openai_images.ImageGenerateParamsBase, openai_images.ImageGenerateParamsStreaming),
+            ("tests/tasks/test_drawing_elsewhere.py",), generates=False),
     Dialect("OpenAI Responses", "/v1/responses", {"model": "m", "input": "x"}, parse_responses,
             (openai_responses.ResponseCreateParamsBase, openai_responses.ResponseCreateParamsStreaming),
             ("tests/api/test_responses.py", "tests/e2e/test_dialects.py")),

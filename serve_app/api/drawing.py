@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import secrets
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
 
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.ranges import SEED, Range
-from serve_app.api.types import Asked
+from serve_app.api.types import Asked, Usage
 
 PictureForm = Literal["png", "jpeg", "webp"]
 MEDIA_TYPES: dict[PictureForm, str] = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp"}
@@ -82,6 +82,19 @@ class DrawRequest(Asked):
         return json.dumps(asked).encode() + b"\n" + self.image + self.mask
 
 
+class Defaults(Protocol):
+    """What a model's record says where a request does not."""
+
+    @property
+    def side(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def most_steps(self) -> int: ...
+    @property
+    def guidance(self) -> float: ...
+
+
 @dataclass(slots=True, frozen=True)
 class Progress:
     """``done`` of ``steps`` are computed, of the picture that is furthest behind."""
@@ -92,20 +105,17 @@ class Progress:
 
 @dataclass(slots=True, frozen=True)
 class Drawn:
-    """All pictures: base64 of each file, and the seed that it was drawn with."""
+    """All pictures: base64 of each file, and the seed that it was drawn with; the units and what they cost."""
 
     images: tuple[str, ...]
     seeds: tuple[int, ...]
+    units: Mapping[str, int] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
 
 
 def tiles(width: int, height: int) -> int:
     """What pictures are priced in."""
     return -(-width // TILE) * -(-height // TILE)
-
-
-def any_seed() -> int:
-    """For who has given none; small enough for every client's numbers."""
-    return secrets.randbelow(1 << 32)
 
 
 def check_prompt(prompt: str | None, param: str = "prompt") -> str:
@@ -117,3 +127,10 @@ def check_prompt(prompt: str | None, param: str = "prompt") -> str:
     if len(prompt) > MAX_CHARS:
         raise InvalidInput(f"{param} must have at most {MAX_CHARS} characters, got {len(prompt)}.", param=param)
     return prompt
+
+
+def read_steps(body: dict[str, Any], defaults: Defaults) -> int:
+    """``num_steps``, which some models call ``steps``."""
+    name = "num_steps" if body.get("num_steps") is not None else "steps"
+    found: int | None = Range(1, defaults.most_steps).read(body, name)
+    return defaults.steps if found is None else found

@@ -25,6 +25,7 @@ examples:
   serve-app run @cf/openai/whisper --audio talk.wav        what is said in a file; --json for its times
   serve-app run @cf/pico/pico-shapes --image x.png
   serve-app run @cf/facebook/mms-tts-eng "Good morning." --out morning.mp3
+  serve-app run @cf/black-forest-labs/flux-1-schnell "A lighthouse at dawn" --seed 7 --out lighthouse.jpg
   serve-app run @cf/pico/pico-instruct@my-adapter --stats  with an adapter; tokens per second and cost after the answer
 """
 
@@ -35,7 +36,8 @@ def add_parser(commands: Any) -> None:
     run.add_argument("prompt", nargs="?", help="the prompt, or - to read it from standard input; none: a chat")
     run.add_argument("--audio", type=Path, help="a file with sound, for models that hear")
     run.add_argument("--image", type=Path, help="a file with a picture, for models that see")
-    run.add_argument("--out", type=Path, help="where the sound goes that a model makes of the prompt")
+    run.add_argument("--mask", type=Path, help="a file whose white parts are drawn anew in the picture")
+    run.add_argument("--out", type=Path, help="where the sound or picture goes that a model makes of the prompt")
     run.add_argument("--system", help="the system prompt: what the model is to be")
     run.add_argument("--max-tokens", type=int, help="most tokens to generate")
     run.add_argument("--temperature", type=float, help="0 for the most likely answer")
@@ -48,7 +50,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace, server: Server) -> int:
-    if arguments.audio or arguments.image or arguments.out:
+    if arguments.audio or arguments.image or arguments.mask or arguments.out:
         return _run_files(arguments, server)
     names = ("max_tokens", "temperature", "top_p", "seed")
     options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
@@ -82,7 +84,7 @@ def _run(arguments: argparse.Namespace, server: Server) -> int:
 
 def _run_files(arguments: argparse.Namespace, server: Server) -> int:
     """Files go along with the prompt, and come back in its place."""
-    given = {name: getattr(arguments, name) for name in ("audio", "image") if getattr(arguments, name)}
+    given = {name: getattr(arguments, name) for name in ("audio", "image", "mask") if getattr(arguments, name)}
     try:
         inputs: dict[str, Any] = {name: base64.b64encode(path.read_bytes()).decode() for name, path in given.items()}
     except OSError as error:
@@ -90,12 +92,17 @@ def _run_files(arguments: argparse.Namespace, server: Server) -> int:
         return 2
     if arguments.prompt is not None:
         inputs["prompt"] = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    result = server.result("POST", f"{server.ai}/run/{arguments.model}", json=inputs, timeout=None)
+    if arguments.seed is not None:
+        inputs["seed"] = arguments.seed
+    sent = {"json": inputs, "headers": {"Accept": "application/json"}}
+    result = server.result("POST", f"{server.ai}/run/{arguments.model}", **sent, timeout=None)
     if arguments.out is not None:
-        if not isinstance(result, dict) or "audio" not in result:
-            print("serve-app: the model answers without sound; leave --out out", file=sys.stderr)
+        made = [result.get(name) for name in ("audio", "image")] if isinstance(result, dict) else []
+        file = next((one for one in made if isinstance(one, str)), None)
+        if file is None:
+            print("serve-app: the model answers without sound or a picture; leave --out out", file=sys.stderr)
             return 1
-        arguments.out.write_bytes(base64.b64decode(result["audio"]))
+        arguments.out.write_bytes(base64.b64decode(file))
         return 0
     said = [] if arguments.json or not isinstance(result, dict) else [result.get(n) for n in ("text", "response")]
     text = next((text for text in said if isinstance(text, str)), None)

@@ -63,7 +63,7 @@ class Decoder:
     """
 
     def __init__(self, image_s: float = IMAGE_S, audio_s: float = AUDIO_S) -> None:
-        self._seconds = {"image": image_s, "size": image_s, "audio": audio_s}
+        self._seconds = {"image": image_s, "mask": image_s, "size": image_s, "audio": audio_s}
         self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(PROCESSES):
             self._idle.put(None)
@@ -72,6 +72,13 @@ class Decoder:
         """RGB pixels [height, width, 3]. Raises :class:`BadFile`."""
         told, raw = self._decode("image", data)
         return raw.view(np.uint8)[: told["height"] * told["width"] * 3].reshape(told["height"], told["width"], 3)
+
+    def mask(self, data: bytes) -> npt.NDArray[np.uint8]:
+        """Pixels [height, width]: 255 for those that are transparent, or white where none is. Raises
+        :class:`BadFile`.
+        """
+        told, raw = self._decode("mask", data)
+        return raw.view(np.uint8)[: told["height"] * told["width"]].reshape(told["height"], told["width"])
 
     def size(self, data: bytes) -> tuple[int, int]:
         """Width and height of a picture that can be decoded. Raises :class:`BadFile`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from io import BytesIO
 
 from PIL import Image, ImageOps
@@ -17,6 +18,23 @@ TAKEN = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 
 def decode_image(data: bytes) -> tuple[int, int, bytes]:
     """(width, height, RGB bytes) of the first frame, turned as its EXIF orientation says. Raises :class:`BadFile`."""
+    return _decoded(data, lambda opened: opened.convert("RGB"))
+
+
+def decode_mask(data: bytes) -> tuple[int, int, bytes]:
+    """The same with one byte a pixel: how transparent it is, or how bright where nothing is transparent."""
+    return _decoded(data, _mask)
+
+
+def _mask(opened: Image.Image) -> Image.Image:
+    if opened.mode in ("RGBA", "LA", "PA") or "transparency" in opened.info:
+        alpha = opened.convert("RGBA").getchannel("A")
+        if alpha.histogram()[255] < alpha.width * alpha.height:
+            return ImageOps.invert(alpha)
+    return opened.convert("L")
+
+
+def _decoded(data: bytes, convert: Callable[[Image.Image], Image.Image]) -> tuple[int, int, bytes]:
     # The sizes that a header tells are checked here; Pillow's own bound would only warn.
     Image.MAX_IMAGE_PIXELS = None
     try:
@@ -33,7 +51,7 @@ def decode_image(data: bytes) -> tuple[int, int, bytes]:
                     raise BadFile(
                         f"the picture has {width} by {height} pixels; a side may be {MAX_RATIO} times the other. Cut it"
                     )
-                picture = ImageOps.exif_transpose(opened).convert("RGB")
+                picture = convert(ImageOps.exif_transpose(opened))
     except BadFile:
         raise
     except MemoryError:

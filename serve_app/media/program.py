@@ -18,8 +18,10 @@ from typing import Any
 
 from serve_app.media.audio import decode_audio
 from serve_app.media.errors import BadFile
-from serve_app.media.images import decode_image
+from serve_app.media.images import decode_image, decode_mask
 from serve_app.media.limits import CPU_S, FILE_BYTES, MEMORY_BYTES
+
+DECODED = {"image": decode_image, "mask": decode_mask}
 
 
 def restrict() -> None:
@@ -46,8 +48,8 @@ def answer(kind: str, data: bytes, out: str) -> dict[str, Any]:
             width, height, _ = decode_image(data)
             return {"width": width, "height": height}
         with open(out, "wb") as file:
-            if kind == "image":
-                width, height, pixels = decode_image(data)
+            if kind in DECODED:
+                width, height, pixels = DECODED[kind](data)
                 file.write(pixels)
                 return {"width": width, "height": height}
             written = 0

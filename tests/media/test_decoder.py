@@ -48,6 +48,21 @@ def test_orientation_and_transparency_as_transformers_load_them(decoder):
     assert decoder.image(picture(mode="P")).shape == (30, 40, 3)
 
 
+def test_masks_are_what_is_transparent_or_else_bright(decoder):
+    grey = picture(mode="L")
+    assert np.array_equal(decoder.mask(grey), np.asarray(Image.open(BytesIO(grey))))
+    shown = Image.open(BytesIO(picture(mode="RGBA")))
+    opaque, out = BytesIO(), BytesIO()
+    shown.save(opaque, "PNG")
+    assert np.array_equal(decoder.mask(opaque.getvalue()), np.asarray(shown.convert("L")))
+    alpha = Image.fromarray(np.arange(30 * 40, dtype=np.uint16).reshape(30, 40).astype(np.uint8))
+    shown.putalpha(alpha)
+    shown.save(out, "PNG")
+    assert np.array_equal(decoder.mask(out.getvalue()), 255 - np.asarray(alpha))
+    with pytest.raises(BadFile):
+        decoder.mask(b"no picture")
+
+
 @pytest.mark.parametrize("name", bad_pictures())
 def test_bad_pictures_are_refused(decoder, name):
     with pytest.raises(BadFile) as refused:

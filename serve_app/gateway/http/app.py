@@ -36,6 +36,7 @@ from serve_app.gateway.http.routes.dialects import anthropic as routes_anthropic
 from serve_app.gateway.http.routes.dialects import audio as routes_audio
 from serve_app.gateway.http.routes.dialects import conversations as routes_conversations
 from serve_app.gateway.http.routes.dialects import documents as routes_documents
+from serve_app.gateway.http.routes.dialects import drawing as routes_drawing
 from serve_app.gateway.http.routes.dialects import estimate as routes_estimate
 from serve_app.gateway.http.routes.dialects import native as routes_native
 from serve_app.gateway.http.routes.dialects import ollama as routes_ollama
@@ -65,6 +66,7 @@ DIALECTS = (
     routes_rerank.endpoints,
     routes_ollama.endpoints,
     routes_audio.endpoints,
+    routes_drawing.endpoints,
 )
 OTHERS = (
     routes_finetunes.endpoints,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -74,9 +74,9 @@ class Painter(Predictor):
             raise BadInput(self._refusal(mode))
         sketch = Sketch(mode, asked)
         if picture:
-            sketch.image = self._decoded(picture, "image")
+            sketch.image = _decoded(self._decoder.image, picture, "image")
             if mask:
-                sketch.mask = self._decoded(mask, "mask").convert("L")
+                sketch.mask = _decoded(self._decoder.mask, mask, "mask")
             self._fit(sketch, asked["width"] is not None)
         for name in ("width", "height"):
             if asked[name] % self._ways.grid:
@@ -94,12 +94,6 @@ class Painter(Predictor):
         if "draw" not in self._ways.by_mode:
             return "image, mask: this model fills in parts of pictures; send a picture and its mask."
         return f"{'mask' if mode == 'fill' else 'image'}: this model does not take one; leave it out."
-
-    def _decoded(self, data: bytes, name: str) -> Image.Image:
-        try:
-            return Image.fromarray(self._decoder.image(data))
-        except BadFile as refused:
-            raise BadInput(f"{name}: {refused}.") from None
 
     def _fit(self, sketch: Sketch, given: bool) -> None:
         """Picture and mask in the size that was asked for, or in the picture's own, on the model's grid."""
@@ -219,6 +213,13 @@ def encode(picture: Image.Image, form: str, quality: int | None) -> bytes:
     out = BytesIO()
     picture.save(out, form.upper(), **({"quality": quality or 90} if form != "png" else {}))
     return out.getvalue()
+
+
+def _decoded(decode: Callable[[bytes], Any], data: bytes, name: str) -> Image.Image:
+    try:
+        return Image.fromarray(decode(data))
+    except BadFile as refused:
+        raise BadInput(f"{name}: {refused}.") from None
 
 
 def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.api.drawing import GUIDANCE, MAX_CHARS, SIDE, STRENGTH, DrawRequest, any_seed, check_prompt
+from serve_app.api import identity
+from serve_app.api.drawing import GUIDANCE, MAX_CHARS, SIDE, STRENGTH, DrawRequest, check_prompt, read_steps
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.files import decoded
-from serve_app.api.fields.ranges import SEED, Range
+from serve_app.api.fields.ranges import SEED
 from serve_app.api.fields.values import boolean, string
 from serve_app.api.workers_ai.read import open_native
 from serve_app.catalog.records import Drawing
@@ -29,7 +30,7 @@ def parse_draw(body: dict[str, Any], drawing: Drawing) -> DrawRequest:
         height,
         read_steps(body, drawing),
         drawing.guidance if guidance is None else guidance,
-        any_seed() if seed is None else seed,
+        identity.seed() if seed is None else seed,
         string(body, "negative_prompt", limit=MAX_CHARS) or None,
         image,
         mask,
@@ -46,13 +47,6 @@ def sides(width: int | None, height: int | None, image: bytes, drawing: Drawing)
     if width is None and height is None:
         return (None, None) if image else (drawing.side, drawing.side)
     return width or height, height or width
-
-
-def read_steps(body: dict[str, Any], drawing: Drawing) -> int:
-    """``num_steps``, which some models call ``steps``."""
-    name = "num_steps" if body.get("num_steps") is not None else "steps"
-    found: int | None = Range(1, drawing.most_steps).read(body, name)
-    return drawing.steps if found is None else found
 
 
 def _file(body: dict[str, Any], name: str, coded: str) -> bytes:

@@ -64,7 +64,8 @@ async def draw(
             if not drawing.done():
                 drawing.cancel()
                 await asyncio.wait({drawing})
-    yield Drawn(tuple(one["image"] for one in found), tuple(one["seed"] for one in found))
+    images, seeds = tuple(one["image"] for one in found), tuple(one["seed"] for one in found)
+    yield Drawn(images, seeds, work.units, work.usage)
 
 
 async def _progress(runtime: Runtime, model: ServedModel, watch: str) -> Progress | None:
