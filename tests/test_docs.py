@@ -198,7 +198,7 @@ ACCOUNT = "/client/v4/accounts/{account}"
 # The same routes under several prefixes are documented once, under the account.
 ALIASES = re.compile(
     r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/client/v4/accounts/\{account\}/ai(/v1)*|/v1)"
-    r"(?=/(audio|chat/completions|completions|embeddings|models|responses|conversations|messages)(/|$))(?!/models/(search|schema|records|actions))"
+    r"(?=/(audio|chat/completions|completions|embeddings|images|models|responses|conversations|messages)(/|$))(?!/models/(search|schema|records|actions))"
 )
 # Files and batches of OpenAI's have one of their own beside our own batches.
 BATCHES = re.compile(r"^(/v1/\{account\}/\{gateway\}/(workers-ai/v1|compat)|/v1)(?=/(files|batches)(/|$))")

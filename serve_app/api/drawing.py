@@ -19,6 +19,8 @@ STRENGTH = Range(0, 1, whole=False)
 GUIDANCE = Range(0, 50, whole=False)
 COPIES = Range(1, 10)
 QUALITY = Range(1, 100)
+# Of all pictures of one request: their files are in memory together.
+MAX_PIXELS = 16 << 20
 # A tile has so many pixels a side.
 TILE = 512
 
@@ -61,9 +63,9 @@ class DrawRequest(Asked):
         """The one that the client accepts, if it names one."""
         return next((form for form, kind in MEDIA_TYPES.items() if kind in self.accept), self.form)
 
-    def parcel(self, number: int, watch: str = "") -> bytes:
-        """Picture ``number`` as workers read it: a line of JSON, then picture and mask, whose sizes it tells.
-        ``watch``: by which its progress is asked for.
+    def parcel(self, watch: str = "") -> bytes:
+        """As workers read it: a line of JSON, then picture and mask, whose sizes it tells. ``watch``: by which the
+        progress is asked for.
         """
         asked = {
             "prompt": self.prompt,
@@ -73,7 +75,7 @@ class DrawRequest(Asked):
             "steps": self.steps,
             "guidance": self.guidance,
             "strength": self.strength,
-            "seed": (self.seed + number) % (int(SEED.high) + 1),
+            "seeds": [(self.seed + number) % (int(SEED.high) + 1) for number in range(self.copies)],
             "form": self.sent_form,
             "quality": self.quality,
             "watch": watch,
@@ -97,7 +99,7 @@ class Defaults(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Progress:
-    """``done`` of ``steps`` are computed, of the picture that is furthest behind."""
+    """``done`` of ``steps`` are computed; of several pictures on average."""
 
     done: int
     steps: int

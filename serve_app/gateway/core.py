@@ -69,8 +69,7 @@ from serve_app.wire.replicas import Nothing
 
 log = logging.getLogger("ray.serve")
 
-# Who calls the handle gets objects, and no files.
-_JSON = {"accept": "application/json"}
+_JSON = {"accept": "application/json"}  # who calls the handle gets objects, and no files
 
 
 class Gateway:
@@ -365,8 +364,7 @@ class Gateway:
         own_id = own_id or secrets.token_hex(16)
         request_id.current.set(own_id)
         try:
-            body = Body({**check_object(inputs), "stream": False})
-            result = await self.run(name, body, self.own(), headers=_JSON)
+            result = await self.run(name, Body({**check_object(inputs), "stream": False}), self.own(), headers=_JSON)
         except Estimated as asked:
             return success(asked.estimate.shown())
         except Exception as error:
@@ -379,8 +377,7 @@ class Gateway:
         own_id = secrets.token_hex(16)
         request_id.current.set(own_id)
         try:
-            body = Body({**check_object(inputs), "stream": True})
-            result = await self.run(name, body, self.own(), headers=_JSON)
+            result = await self.run(name, Body({**check_object(inputs), "stream": True}), self.own(), headers=_JSON)
             if isinstance(result, Answer):
                 yield result.body["result"]
                 return

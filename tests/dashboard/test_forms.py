@@ -6,6 +6,7 @@ import asyncio
 import base64
 import re
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -24,6 +25,8 @@ from tests.e2e.dashboard.conftest import ARGUMENTS, CHROMIUM, PATIENCE_MS
 from tests.e2e.dashboard.test_accessible import AXE
 from tests.e2e.dashboard.test_samples import run, runs_here
 from tests.media.files import sound
+from tests.predict.pipelines import diffusion
+from tests.predict.test_drawing import needs_diffusers
 from tests.predict.test_rewriting import bart, m2m100
 from tests.predict.test_speech import whisper
 from tests.predict.test_vits import vits
@@ -32,11 +35,13 @@ from tests.tasks.test_small_tasks import DETECTOR, SENTIMENT, SHAPE, png
 from training.scenes import SHAPES, draw, draw_one
 
 SPEECH, TRANSLATION, SUMMARY, VOICE = (f"@cf/test/{name}" for name in ("speech", "translation", "summary", "voice"))
+PAINTER = "@cf/test/painter"
 MADE = {
     SPEECH: ("automatic-speech-recognition", lambda folder: whisper(folder, 3)),
     TRANSLATION: ("translation", lambda folder: m2m100(folder, 1)),
     SUMMARY: ("summarization", bart),
     VOICE: ("text-to-speech", vits),
+    PAINTER: ("text-to-image", lambda folder: diffusion(folder, blocks=4)),
 }
 RECORD = """\
 id: "{model}"
@@ -47,6 +52,8 @@ weights: {{path: {path}}}
 price: {{input: 11.0, output: 11.0, audio_minute: 0.1}}
 serving: {{local: {{predictor: {{}}}}}}
 """
+LIGHTHOUSE = "A lighthouse at dawn, oil on canvas"
+DRAWING = "drawing: {side: 256, steps: 2}\n"
 
 
 class Page:
@@ -57,6 +64,7 @@ class Page:
     def __init__(self, tab: Any, served: Served, url: str) -> None:
         self.tab, self.served, self.url = tab, served, url
         self.problems: list[str] = []
+        self.workers: dict[str, PredictWork] = {}
         tab.set_default_timeout(PATIENCE_MS)
         tab.on("pageerror", lambda error: self.problems.append(str(error)))
         refused = "Failed to load resource"
@@ -137,7 +145,7 @@ async def page(serve, tmp_path: Path) -> AsyncIterator[Page]:  # noqa: F811
     (tmp_path / "models").mkdir()
     for model, (task, _) in MADE.items():
         text = RECORD.format(model=model, task=task, path=tmp_path / task)
-        (tmp_path / "models" / f"{task}.yaml").write_text(text)
+        (tmp_path / "models" / f"{task}.yaml").write_text(text + (DRAWING if model == PAINTER else ""))
         (tmp_path / task).mkdir()
     catalog, workers = load_catalog(tmp_path), {}
     threads = torch.get_num_threads()
@@ -151,9 +159,13 @@ async def page(serve, tmp_path: Path) -> AsyncIterator[Page]:  # noqa: F811
             spec = WorkerSpec(model.id, "predictor", record.weights.model_dump(), source, str(tmp_path),
                               task=record.task, dtype="float32", cpu_threads=1)  # fmt: skip
             workers[model.id] = PredictWork(spec, lambda step: None)
-        return await workers[model.id].predict(wire)
+        return await getattr(workers[model.id], method.name)(wire)
+
+    async def ask_all(model: Any, method: Any, wire: Any) -> Any:
+        return [workers[model.id].progress(wire)] if model.id in workers else []
 
     async with serve(call, models=(SENTIMENT, SHAPE, DETECTOR, *MADE)) as served:
+        served.gateway.runtime.ask_all = ask_all
         await served.gateway.state.start()
         config = uvicorn.Config(build_http(served.gateway), "127.0.0.1", 0, log_level="error", lifespan="off")
         server = uvicorn.Server(config)
@@ -164,6 +176,7 @@ async def page(serve, tmp_path: Path) -> AsyncIterator[Page]:  # noqa: F811
         async with api.async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
             made = Page(await browser.new_page(viewport={"width": 1280, "height": 900}), served, url)
+            made.workers = workers
             await made.tab.goto(f"{url}/dashboard#/playground?model={SENTIMENT}")
             await made.tab.get_by_label("API key").fill(KEY)
             await made.tab.keyboard.press("Enter")
@@ -263,6 +276,46 @@ async def test_every_other_form(page: Page, tmp_path: Path) -> None:
     told = await page.receipt((href or "").rpartition("/")[2])
     assert await answer.locator("dt:text-is('Neurons') + dd").inner_text() == f"{told['neurons']:.6f}".rstrip("0")
     assert await page.accessible() == []
+
+
+@needs_diffusers
+@pytest.mark.slow  # diffusers is imported
+async def test_a_picture_is_drawn(page: Page, tmp_path: Path) -> None:
+    """Step by step, until it is there or somebody has it stopped; and by the code of its page."""
+    drawn = await page.served.http.post(f"{ACCOUNT}/run/{PAINTER}", json={"prompt": LIGHTHOUSE, "seed": 7})
+    await page.open(PAINTER)
+    assert not await page.tab.get_by_label("stream").count()
+    await page.tab.get_by_label("seed").fill("7")
+    answer = await page.run()
+    picture = answer.get_by_role("img", name="The model's picture")
+    assert await picture.evaluate("async (one) => { await one.decode(); return one.naturalWidth; }") == 256
+    assert "Seed 7" in await answer.inner_text()
+    async with page.tab.expect_download() as saved:
+        await answer.get_by_role("button", name="Save the picture").click()
+    kept = Path(await (await saved.value).path()).read_bytes()
+    assert kept == drawn.content
+    # The first step lasts until it has been stopped.
+    stopped = threading.Event()
+    page.workers[PAINTER]._predictor.beat = stopped.wait
+    await page.tab.get_by_label("num_steps").fill("20")
+    await page.tab.get_by_role("button", name="Run").click()
+    await page.tab.get_by_text(re.compile("^Step [01] of 20$")).wait_for()
+    assert await page.accessible() == []
+    await page.tab.get_by_role("button", name="Stop").click()
+    while page.served.endings[-1] != ("text-to-image", "left"):
+        await asyncio.sleep(0.02)
+    stopped.set()
+
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "node_modules").symlink_to(HERE / "node_modules")
+    for (language, client), code in (await page.code(PAINTER)).items():
+        if language == "JavaScript" and not runs_here(client):
+            continue
+        done = await asyncio.to_thread(run, language, code, folder, {"KEY": KEY})
+        assert done.returncode == 0, (language, client, done.stdout, done.stderr)
+        assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG"), (language, client)
+        (folder / "picture.png").unlink()
 
 
 @pytest.mark.slow  # some thirty programs

@@ -30,12 +30,14 @@ def clip_config(**more: Any) -> tf.CLIPTextConfig:
     )  # fmt: skip
 
 
-def vae(latents: int = 4, scale: float = 0.18) -> Any:
+def vae(latents: int = 4, scale: float = 0.18, blocks: int = 2) -> Any:
+    """A latent has 2 by 2 pixels with two ``blocks``, and twice the side with each further one."""
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(
-        block_out_channels=[8, 8], in_channels=3, out_channels=3, norm_num_groups=4, latent_channels=latents,
-        down_block_types=["DownEncoderBlock2D"] * 2, up_block_types=["UpDecoderBlock2D"] * 2, scaling_factor=scale,
+        block_out_channels=[8] * blocks, in_channels=3, out_channels=3, norm_num_groups=4, latent_channels=latents,
+        down_block_types=["DownEncoderBlock2D"] * blocks, up_block_types=["UpDecoderBlock2D"] * blocks,
+        scaling_factor=scale,
         **({"shift_factor": 0.1, "use_quant_conv": False, "use_post_quant_conv": False} if latents != 4 else {}),
     )  # fmt: skip
 
@@ -50,7 +52,7 @@ def unet(channels: int = 4, width: int = HIDDEN, **more: Any) -> Any:
     )  # fmt: skip
 
 
-def diffusion(folder: Path, *, channels: int = 4, lcm: bool = False) -> Any:
+def diffusion(folder: Path, *, channels: int = 4, lcm: bool = False, blocks: int = 2) -> Any:
     """Like Stable Diffusion 1.5; with 9 ``channels`` one that fills in masks; with ``lcm`` one of few steps."""
     import diffusers
 
@@ -58,7 +60,7 @@ def diffusion(folder: Path, *, channels: int = 4, lcm: bool = False) -> Any:
     scheduler = diffusers.LCMScheduler() if lcm else diffusers.PNDMScheduler(skip_prk_steps=True, steps_offset=1)
     fills = diffusers.StableDiffusionInpaintPipeline
     made = (fills if channels == 9 else diffusers.StableDiffusionPipeline)(
-        vae=vae(), text_encoder=tf.CLIPTextModel(clip_config()), tokenizer=clip_tokenizer(folder / "made"),
+        vae=vae(blocks=blocks), text_encoder=tf.CLIPTextModel(clip_config()), tokenizer=clip_tokenizer(folder / "made"),
         unet=unet(channels), scheduler=scheduler, safety_checker=None, feature_extractor=None,
         requires_safety_checker=False,
     )  # fmt: skip

@@ -24,12 +24,12 @@ def opened(parcel: bytes) -> tuple[dict, bytes]:
     return json.loads(head), files
 
 
-def drawn(asked: dict) -> bytes:
+def drawn(asked: dict, seed: int) -> str:
     """A picture of one colour, which the seed says."""
     size = (asked["width"] or 300, asked["height"] or 200)
     out = BytesIO()
-    Image.new("RGB", size, (asked["seed"] % 256, 0, 0)).save(out, asked["form"].upper())
-    return out.getvalue()
+    Image.new("RGB", size, (seed % 256, 0, 0)).save(out, asked["form"].upper())
+    return base64.b64encode(out.getvalue()).decode()
 
 
 class Worker:
@@ -42,20 +42,22 @@ class Worker:
         self.left = 0
 
     async def __call__(self, model, method, call: PredictCall):
-        parcels = [opened(data) for data in call.inputs]
-        self.asked += parcels
+        [parcel] = call.inputs
+        asked, files = opened(parcel)
+        self.asked.append((asked, files))
         if self.gate is not None:
             try:
                 await self.gate.wait()
             except asyncio.CancelledError:
                 self.left += 1
                 raise
-        if "refuse" in parcels[0][0]["prompt"]:
+        if "refuse" in asked["prompt"]:
             return Failed("image: this model does not take one; leave it out.", refused=True)
-        told = [{"image": base64.b64encode(drawn(asked)).decode(), "seed": asked["seed"]} for asked, _ in parcels]
-        steps = sum(asked["steps"] for asked, _ in parcels)
-        units = {"image_tiles": 4 * len(parcels), "image_steps": steps, "image_tile_steps": 4 * steps}
-        return Predicted(tuple(json.dumps(one).encode() for one in told), units)
+        told = {"images": [drawn(asked, seed) for seed in asked["seeds"]], "seeds": asked["seeds"]}
+        count = len(asked["seeds"])
+        units = {"image_tiles": 4 * count, "image_steps": asked["steps"] * count}
+        units["image_tile_steps"] = 4 * units["image_steps"]
+        return Predicted((json.dumps(told).encode(),), units)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ async def test_the_answer_is_what_the_model_and_the_client_say(served):
     asked, files = worker.asked[0]
     assert files == b"" and asked == {
         "prompt": PROMPT, "negative_prompt": None, "width": 1024, "height": 1024, "steps": 20, "guidance": 7.5,
-        "strength": 1.0, "seed": 7, "form": "png", "quality": None, "watch": "", "files": [0, 0],
+        "strength": 1.0, "seeds": [7], "form": "png", "quality": None, "watch": "", "files": [0, 0],
     }  # fmt: skip
     coded = await found.http.post(run(CODED), json={"prompt": PROMPT, "steps": 8, "height": 512, "width": 768})
     picture = Image.open(BytesIO(base64.b64decode(coded.json()["result"]["image"])))
@@ -121,7 +123,7 @@ async def test_fields(served):
     asked, files = worker.asked.pop()
     assert files == image + mask and asked["files"] == [len(image), len(mask)]
     assert (asked["negative_prompt"], asked["strength"], asked["steps"]) == ("dog", 0.5, 5)
-    assert (asked["width"], asked["height"], asked["seed"]) == (None, None, 2**63 - 1)
+    assert (asked["width"], asked["height"], asked["seeds"]) == (None, None, [2**63 - 1])
     for named in ({"image_b64": base64.b64encode(image).decode()},
                   {"image": "data:image/png;base64," + base64.b64encode(image).decode()}):  # fmt: skip
         await found.http.post(run(MODEL), json={"prompt": PROMPT, "width": 256, **named})
@@ -130,7 +132,7 @@ async def test_fields(served):
     seeds = set()
     for _ in range(3):
         await found.http.post(run(MODEL), json={"prompt": PROMPT})
-        seeds.add(worker.asked.pop()[0]["seed"])
+        seeds.add(worker.asked.pop()[0]["seeds"][0])
     assert len(seeds) == 3
 
 
@@ -181,6 +183,7 @@ async def test_progress_is_told(served, monkeypatch):
         return [ProgressTold(), told]
 
     monkeypatch.setattr("serve_app.tasks.text_to_image.run.LOOK_S", 0.01)
+    monkeypatch.setattr("serve_app.tasks.text_to_image.run.REFUSED_S", 0.01)
     found.gateway.runtime.ask_all = ask_all
     events = await found.http.post(run(CODED), json={"prompt": PROMPT, "stream": True, "seed": 3})
     assert events.headers["content-type"].startswith("text/event-stream")
@@ -189,6 +192,30 @@ async def test_progress_is_told(served, monkeypatch):
     assert data[-1] == "[DONE]" and told[:-1] == [{"step": done, "steps": 4} for done in (0, 2, 3)]
     assert told[-1]["seed"] == 3 and Image.open(BytesIO(base64.b64decode(told[-1]["image"]))).format == "JPEG"
     assert set(watched) == {worker.asked[0][0]["watch"]} and found.endings == [("text-to-image", "done")]
+
+
+async def test_streams_that_are_refused(served, monkeypatch):
+    """With a status where the worker says so at once, and otherwise by their last event."""
+    found, worker = served
+    native, elsewhere = {"prompt": "refuse this", "stream": True}, "/v1/images/generations"
+    told = await found.http.post(run(MODEL), json=native)
+    assert told.status_code == 400 and "leave it out" in told.json()["errors"][0]["message"]
+    assert (await found.http.post(elsewhere, json={"model": MODEL, **native})).status_code == 400
+
+    async def ask_all(model, method, call):
+        worker.gate.set()  # the stream has begun
+        return []
+
+    for name in ("REFUSED_S", "LOOK_S"):
+        monkeypatch.setattr(f"serve_app.tasks.text_to_image.run.{name}", 0.01)
+    found.gateway.runtime.ask_all = ask_all
+    for route, body in ((run(MODEL), native), (elsewhere, {"model": MODEL, **native})):
+        worker.gate = asyncio.Event()
+        told = await found.http.post(route, json=body)
+        assert told.status_code == 200
+        last = json.loads(told.text.splitlines()[-2].removeprefix("data: "))
+        assert "leave it out" in json.dumps(last.get("errors") or last["error"])
+    assert found.endings == [("text-to-image", "failed")] * 4
 
 
 async def test_who_leaves_ends_the_work(served):

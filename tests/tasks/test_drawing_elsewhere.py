@@ -34,7 +34,7 @@ async def test_generations(served, prefix):  # noqa: F811
     pictures = [Image.open(BytesIO(base64.b64decode(one.b64_json))) for one in answer.data]
     assert [one.format for one in pictures] == ["WEBP"] * 3 and pictures[0].size == (512, 768)
     assert (answer.size, answer.output_format) == ("512x768", "webp")
-    assert [asked["seed"] for asked, _ in worker.asked] == [5, 6, 7]
+    assert [asked["seeds"] for asked, _ in worker.asked] == [[5, 6, 7]]
     asked = worker.asked[0][0]
     assert (asked["steps"], asked["guidance"], asked["negative_prompt"], asked["quality"]) == (2, 1.5, "dog", 80)
     usage = answer.usage.model_dump()
@@ -66,7 +66,7 @@ async def test_edits(served):  # noqa: F811
     assert answer.size is None and answer.data[0].b64_json
     asked, files = worker.asked.pop()
     assert (files, asked["files"], asked["width"]) == (b"picturemask", [7, 4], None)
-    assert (asked["strength"], asked["seed"], asked["steps"]) == (0.5, 9, 3)
+    assert (asked["strength"], asked["seeds"], asked["steps"]) == (0.5, [9], 3)
     events = await images.edit(model=MODEL, image=b"picture", prompt=PROMPT, size="512x512", stream=True)
     assert [event.type async for event in events] == ["image_edit.completed"]
     assert worker.asked.pop()[0]["width"] == 512
@@ -87,6 +87,7 @@ async def test_what_is_refused(served):  # noqa: F811
     images = client(found).images
     for more in (
         {"size": "big"}, {"size": "128x128"}, {"size": "4096x512"}, {"n": 11}, {"n": 0}, {"output_format": "gif"},
+        {"n": 5, "size": "2048x2048"},
         {"background": "transparent"}, {"response_format": "url"}, {"extra_body": {"steps": 9}}, {"prompt": ""},
     ):  # fmt: skip
         with pytest.raises(openai.BadRequestError) as refused:

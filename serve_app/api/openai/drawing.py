@@ -11,6 +11,7 @@ from serve_app.api.drawing import (
     COPIES,
     GUIDANCE,
     MAX_CHARS,
+    MAX_PIXELS,
     QUALITY,
     SIDE,
     STRENGTH,
@@ -27,6 +28,7 @@ from serve_app.api.fields.asked import parse_asked
 from serve_app.api.fields.ranges import SEED
 from serve_app.api.fields.values import boolean, choice, string
 from serve_app.api.multipart import Part
+from serve_app.api.openai.write import error_frame
 from serve_app.api.receipt import receipt
 
 FORMS: tuple[PictureForm, ...] = ("png", "jpeg", "webp")
@@ -47,6 +49,10 @@ def parse_generation(body: dict[str, Any], defaults: Defaults) -> DrawRequest:
     if choice(body, "background", ("auto", "opaque", "transparent")) == "transparent":
         raise InvalidInput("background transparent is not supported; leave it out.", param="background")
     width, height = read_size(string(body, "size", limit=32), defaults)
+    copies = COPIES.read(body, "n") or 1
+    if copies * width * height > MAX_PIXELS:
+        most = MAX_PIXELS // (width * height)
+        raise InvalidInput(f"n: of that size at most {most} pictures are drawn together; ask for fewer.", param="n")
     guidance, seed, strength = GUIDANCE.read(body, "guidance"), SEED.read(body, "seed"), STRENGTH.read(body, "strength")
     return DrawRequest(
         check_prompt(string(body, "prompt")),
@@ -57,7 +63,7 @@ def parse_generation(body: dict[str, Any], defaults: Defaults) -> DrawRequest:
         identity.seed() if seed is None else seed,
         string(body, "negative_prompt", limit=MAX_CHARS) or None,
         strength=1.0 if strength is None else strength,
-        copies=COPIES.read(body, "n") or 1,
+        copies=copies,
         form=choice(body, "output_format", FORMS) or "png",  # type: ignore[arg-type]
         quality=QUALITY.read(body, "output_compression") or None,
         stream=bool(boolean(body, "stream")),
@@ -125,23 +131,26 @@ async def events(request: DrawRequest, told: AsyncIterator[Progress | Drawn], ki
     """An event for each picture when all are drawn, and comments with the progress before. ``kind``: as OpenAI calls
     what was asked for.
     """
-    async for event in told:
-        if isinstance(event, Progress):
-            yield sse.comment(f"step {event.done} of {event.steps}")
-            continue
-        for image in event.images:
-            name = f"{kind}.completed"
-            body = {
-                "type": name,
-                "b64_json": image,
-                "created_at": identity.created(),
-                "output_format": request.form,
-                "background": "opaque",
-                "quality": "auto",
-                **_size(request),
-                "usage": _usage(event),
-            }
-            yield sse.event(name, body)
+    try:
+        async for event in told:
+            if isinstance(event, Progress):
+                yield sse.comment(f"step {event.done} of {event.steps}")
+                continue
+            for image in event.images:
+                name = f"{kind}.completed"
+                body = {
+                    "type": name,
+                    "b64_json": image,
+                    "created_at": identity.created(),
+                    "output_format": request.form,
+                    "background": "opaque",
+                    "quality": "auto",
+                    **_size(request),
+                    "usage": _usage(event),
+                }
+                yield sse.event(name, body)
+    except Exception as error:
+        yield error_frame(error)
 
 
 def _size(request: DrawRequest) -> dict[str, str]:

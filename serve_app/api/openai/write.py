@@ -196,7 +196,7 @@ async def stream_chat(request: GenerateRequest, events: AsyncIterator[Event]) ->
                 yield sse.frame({**head, "choices": [], "usage": usage_json(event)})
         yield sse.DONE
     except Exception as error:
-        yield _error_frame(error)
+        yield error_frame(error)
     finally:
         await close(events)
 
@@ -249,12 +249,13 @@ async def stream_completion(requests: Sequence[GenerateRequest], events: AsyncIt
                 yield sse.frame({**head, "choices": [], "usage": usage_json(event)})
         yield sse.DONE
     except Exception as error:
-        yield _error_frame(error)
+        yield error_frame(error)
     finally:
         await close(events)
 
 
-def _error_frame(error: Exception) -> bytes:
+def error_frame(error: Exception) -> bytes:
+    """The last event of a stream that broke."""
     shown = as_api_error(error)
     if not isinstance(error, ApiError):
         log.error("a stream failed: %s", shown.message, exc_info=error)

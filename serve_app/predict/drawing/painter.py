@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
 
@@ -19,11 +19,13 @@ from PIL import Image
 
 from serve_app.media.decoder import Decoder
 from serve_app.media.errors import BadFile
-from serve_app.predict.drawing.pipelines import REMEDY, Mode, installed, load_ways
+from serve_app.predict.drawing.pipelines import REMEDY, Mode, load_ways
 from serve_app.predict.pictures import PATCH
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor, Run, Units
 
 MAX_SIDE = 2048
+# Of all pictures of one request.
+MAX_PIXELS = 16 << 20
 ALIKE = ("width", "height", "steps", "strength", "guidance")
 TILE = 512
 HELD_BACK = "The picture was held back by the model's safety checker; change the prompt, or the seed."
@@ -32,12 +34,15 @@ TOO_LARGE = "The picture takes more memory than this model's worker has; ask for
 
 @dataclass(slots=True, eq=False)
 class Sketch:
-    """One picture to draw. ``left``: nobody wants it any more."""
+    """One picture to draw, with ``seed``. ``done`` of ``steps`` are computed. ``left``: nobody wants it any more."""
 
     mode: Mode
     asked: dict[str, Any]
+    seed: int = 0
     image: Image.Image | None = None
     mask: Image.Image | None = None
+    done: int = 0
+    steps: int = 0
     left: threading.Event = field(default_factory=threading.Event)
 
 
@@ -58,8 +63,8 @@ class Painter(Predictor):
     def __init__(self, place: Place) -> None:
         self._ways = load_ways(place)
         self._decoder = Decoder()
-        # Steps that are done and all, by the name that a gateway asks with.
-        self._progress: dict[str, tuple[int, int]] = {}
+        # The pictures of a request, by the name that a gateway asks with.
+        self._watched: dict[str, list[Sketch]] = {}
 
     def prepare(self, data: bytes, options: dict[str, Any]) -> Item:
         """``data``: a line of JSON, a picture and a mask; see `serve_app.api.drawing`."""
@@ -72,7 +77,7 @@ class Painter(Predictor):
         mode: Mode = "fill" if mask else "change" if picture else "draw"
         if mode not in self._ways.by_mode:
             raise BadInput(self._refusal(mode))
-        sketch = Sketch(mode, asked)
+        sketch = Sketch(mode, asked, steps=asked["steps"])
         if picture:
             sketch.image = _decoded(self._decoder.image, picture, "image")
             if mask:
@@ -85,10 +90,12 @@ class Painter(Predictor):
         steps, strength = asked["steps"], asked["strength"]
         if picture and "strength" in self._ways.takes(mode) and int(steps * strength) < 1:
             raise BadInput(f"strength: {strength:g} of {steps} steps is less than one; raise strength or num_steps.")
-        size = max(1, asked["width"] * asked["height"] // PATCH)
+        pixels, copies = asked["width"] * asked["height"], len(asked["seeds"])
+        if copies * pixels > MAX_PIXELS:
+            raise BadInput(f"n: at most {MAX_PIXELS // pixels} pictures of that size are drawn together.")
         # One call has one value of these for all pictures.
         alike = (*(asked[name] for name in ALIKE), mode, asked["negative_prompt"] is None)
-        return Item(sketch, size, kind=alike)
+        return Item(sketch, max(1, pixels // PATCH), kind=alike)
 
     def _refusal(self, mode: Mode) -> str:
         if "draw" not in self._ways.by_mode:
@@ -119,8 +126,7 @@ class Painter(Predictor):
             done = min(index + 1, first["steps"])
             self.beat()
             for sketch in sketches:
-                if watch := sketch.asked["watch"]:
-                    self._progress[watch] = (done, max(done, min(pipeline.num_timesteps, first["steps"])))
+                sketch.done, sketch.steps = done, max(done, min(pipeline.num_timesteps, first["steps"]))
             if all(sketch.left.is_set() for sketch in sketches):
                 raise _NobodyWants
             return {}
@@ -134,7 +140,7 @@ class Painter(Predictor):
             "strength": first["strength"],
             "image": [sketch.image for sketch in sketches],
             "mask_image": [sketch.mask for sketch in sketches],
-            "generator": [torch.Generator("cpu").manual_seed(sketch.asked["seed"]) for sketch in sketches],
+            "generator": [torch.Generator("cpu").manual_seed(sketch.seed) for sketch in sketches],
             "callback_on_step_end": after,
         }
         if first["negative_prompt"] is not None:
@@ -154,25 +160,34 @@ class Painter(Predictor):
         return [Painted(one, done, HELD_BACK if held else "") for one, held in zip(made.images, flags, strict=True)]
 
     async def answer(self, item: Item, run: Run) -> tuple[Any, Units]:
-        sketch: Sketch = item.value
-        asked = sketch.asked
+        first: Sketch = item.value
+        asked = first.asked
+        # One picture and one mask for all, which leave together.
+        sketches = [replace(first, seed=seed) for seed in asked["seeds"]]
+        if watch := asked["watch"]:
+            self._watched[watch] = sketches
         try:
-            [painted] = await run([item])
+            painted: list[Painted] = await run([replace(item, value=sketch) for sketch in sketches])
         finally:
-            sketch.left.set()
-            self._progress.pop(asked["watch"], None)
-        if painted.refused:
-            raise BadInput(painted.refused)
-        coded = await asyncio.to_thread(encode, painted.picture, asked["form"], asked["quality"])
-        width, height = painted.picture.size
-        count = -(-width // TILE) * -(-height // TILE)
-        units = {"image_tiles": count, "image_steps": painted.steps, "image_tile_steps": count * painted.steps}
-        if sketch.image is not None:
-            units |= {"input_tiles": count, "input_tile_steps": count * painted.steps}
-        return {"image": coded, "seed": asked["seed"], "width": width, "height": height}, units
+            first.left.set()
+            self._watched.pop(watch, None)
+        for one in painted:
+            if one.refused:
+                raise BadInput(one.refused)
+        form, quality = asked["form"], asked["quality"]
+        files = [await asyncio.to_thread(encode, one.picture, form, quality) for one in painted]
+        count = -(-asked["width"] // TILE) * -(-asked["height"] // TILE)
+        steps = sum(one.steps for one in painted)
+        units = {"image_tiles": count * len(painted), "image_steps": steps, "image_tile_steps": count * steps}
+        if first.image is not None:
+            units |= {"input_tiles": units["image_tiles"], "input_tile_steps": count * steps}
+        return {"images": files, "seeds": asked["seeds"]}, units
 
     def progress(self, watch: str) -> tuple[int, int]:
-        return self._progress.get(watch, (0, 0))
+        sketches = self._watched.get(watch, [])
+        if not sketches:
+            return 0, 0
+        return sum(sketch.done for sketch in sketches) // len(sketches), max(sketch.steps for sketch in sketches)
 
     def example(self) -> bytes:
         return b""
@@ -181,7 +196,7 @@ class Painter(Predictor):
         """A small picture to warm up with, in whatever way the model draws."""
         mode, side = next(iter(self._ways.by_mode)), 8 * self._ways.grid
         asked = {"prompt": "a", "negative_prompt": None, "width": side, "height": side, "steps": 2, "guidance": 2.0}
-        asked |= {"strength": 1.0, "seed": 0, "watch": "", "form": "png", "quality": None}
+        asked |= {"strength": 1.0, "seeds": [0], "watch": "", "form": "png", "quality": None}
         sketch = Sketch(mode, asked)
         if mode != "draw":
             sketch.image, sketch.mask = Image.new("RGB", (side, side)), Image.new("L", (side, side), 255)
@@ -189,7 +204,7 @@ class Painter(Predictor):
 
 
 class Missing(Predictor):
-    """Stands in where diffusers is not installed: whoever asks is told of it."""
+    """Stands in where diffusers is not installed, without weights: whoever asks is told of it."""
 
     def prepare(self, data: bytes, options: dict[str, Any]) -> Item:
         if data:
@@ -201,11 +216,6 @@ class Missing(Predictor):
 
     def example(self) -> bytes:
         return b""
-
-
-def load_painter(place: Place) -> Predictor:
-    """Raises :class:`serve_app.predict.drawing.pipelines.UnsupportedPipeline`."""
-    return Painter(place) if installed() else Missing()
 
 
 def encode(picture: Image.Image, form: str, quality: int | None) -> bytes:

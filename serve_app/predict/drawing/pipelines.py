@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +29,13 @@ FAMILIES = (
     ("FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"),
     ("LatentConsistencyModelPipeline", "LatentConsistencyModelImg2ImgPipeline", ""),
 )
-# Where classes of a pipeline's parts may come from: those installed here, and never files of the folder.
+# Where classes of a pipeline's parts may come from, which are installed here and never files of the folder; and how
+# such classes are called: models, and what reads tables. Others of those libraries may read pickles.
 LIBRARIES = ("diffusers", "transformers", "stable_diffusion")
+PART = re.compile(
+    r"[A-Za-z0-9]+(Model|ModelWithProjection|Tokenizer|TokenizerFast|Scheduler|ImageProcessor|FeatureExtractor"
+    r"|SafetyChecker)|TokenizersBackend|Autoencoder(KL|Tiny)"
+)
 
 
 class UnsupportedPipeline(ValueError):
@@ -97,10 +103,12 @@ def read_index(folder: Path) -> tuple[tuple[str, str, str], str]:
     for part, value in index.items():
         if part.startswith("_") or not isinstance(value, list):
             continue
-        library = value[0] if value else None
-        if library is not None and library not in LIBRARIES:
-            said = f"{INDEX} takes {part} from {str(library)[:80]!r}"
-            raise UnsupportedPipeline(f"{said}; only diffusers and transformers are read")
+        if not any(value):
+            continue
+        library, kind = (*value, None)[:2]
+        if library not in LIBRARIES or not isinstance(kind, str) or not PART.fullmatch(kind):
+            said = f"{INDEX} takes {part} from {str(value)[:120]}"
+            raise UnsupportedPipeline(f"{said}; only models, tokenizers and schedulers of known libraries are read")
     if code := sorted(path.name for path in folder.rglob("*.py")):
         raise UnsupportedPipeline(f"{folder} holds code ({code[0]}), which is not run; remove it")
     return family, named

@@ -17,6 +17,8 @@ from serve_app.wire.predict import ProgressCall
 # Seconds between two questions about the progress, and for an answer.
 LOOK_S = 0.5
 ANSWER_S = 5.0
+# So long a refusal of the worker is waited for before an answer that streams begins.
+REFUSED_S = 1.0
 
 
 def units_of(request: DrawRequest, width: int, height: int) -> dict[str, int]:
@@ -47,11 +49,12 @@ async def draw(
     async with runtime.work(
         model, caller, reject_if_busy=request.reject_if_busy, facts=facts, worst=most(request)
     ) as work:
-        parcels = [request.parcel(number, watch) for number in range(request.copies)]
-        drawing = asyncio.ensure_future(predict(runtime, work, parcels, {}))
+        drawing = asyncio.ensure_future(predict(runtime, work, [request.parcel(watch)], {}))
         try:
             if watch:
-                # The answer begins, whatever it waits for.
+                # What is refused is refused with an HTTP status; then the answer begins, whatever it waits for.
+                if (await asyncio.wait({drawing}, timeout=REFUSED_S))[0]:
+                    drawing.result()
                 told = Progress(0, request.steps)
                 yield told
             while watch and not (await asyncio.wait({drawing}, timeout=LOOK_S))[0]:
@@ -59,13 +62,12 @@ async def draw(
                 if now is not None and now.done > told.done:
                     told = now
                     yield told
-            found = await drawing
+            [found] = await drawing
         finally:
             if not drawing.done():
                 drawing.cancel()
                 await asyncio.wait({drawing})
-    images, seeds = tuple(one["image"] for one in found), tuple(one["seed"] for one in found)
-    yield Drawn(images, seeds, work.units, work.usage)
+    yield Drawn(tuple(found["images"]), tuple(found["seeds"]), work.units, work.usage)
 
 
 async def _progress(runtime: Runtime, model: ServedModel, watch: str) -> Progress | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, ClassVar
 
 from serve_app.api import sse
 from serve_app.api.drawing import MEDIA_TYPES, Drawn, DrawRequest, Progress
-from serve_app.api.envelopes import success
+from serve_app.api.envelopes import envelope, success
+from serve_app.api.errors import as_api_error
 from serve_app.api.types import ModelLimits
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.estimate import Estimate, Foreseen, estimate_of
@@ -20,6 +22,8 @@ from serve_app.tasks.text_to_image.read import parse_draw
 from serve_app.tasks.text_to_image.run import draw, most, units_of
 from serve_app.tasks.text_to_image.schema import input_schema, output_schema
 from serve_app.tasks.work import Runtime
+
+log = logging.getLogger("ray.serve")
 
 Events = AsyncIterator[Progress | Drawn]
 
@@ -77,9 +81,16 @@ async def _values(events: Events) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _frames(events: Events) -> AsyncIterator[bytes]:
-    async for value in _values(events):
-        yield sse.frame(value)
-    yield sse.DONE
+    """An error is the last frame; no `[DONE]` follows."""
+    try:
+        async for value in _values(events):
+            yield sse.frame(value)
+        yield sse.DONE
+    except Exception as error:
+        shown = as_api_error(error)
+        if shown is not error:
+            log.error("a stream failed: %s", shown.message, exc_info=error)
+        yield sse.frame(envelope(shown))
 
 
 TASK = TextToImage()

@@ -35,7 +35,7 @@ export function kind(model) {
   if (isChat(model)) return "chat";
   if (model.task === "Text Embeddings") return "embeddings";
   if (/rank/i.test(model.id) || /rerank/i.test(model.description)) return "rerank";
-  return model.task === "Text-to-Speech" ? "speech" : "form";
+  return { "Text-to-Speech": "speech", "Text-to-Image": "pictures" }[model.task] ?? "form";
 }
 /** Whether what a kind of model is asked is known without its schema. */
 export const special = (name) => ["chat", "embeddings", "rerank"].includes(name);

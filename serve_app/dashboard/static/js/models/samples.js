@@ -3,7 +3,7 @@ import { isChat, kind } from "../core/catalog.js";
 import { example, fields } from "../playground/fields.js";
 import { chats } from "./samples_chat.js";
 import { NEEDS, python, quoted } from "./samples_parts.js";
-import { speech, transcripts, vectors } from "./samples_tasks.js";
+import { pictures, speech, transcripts, vectors } from "./samples_tasks.js";
 
 export const LANGUAGES = ["curl", "Python", "JavaScript"];
 
@@ -37,6 +37,7 @@ export function samples(model, { origin, account }, input) {
   const sent = list.find((one) => one.shape === "file" && (one.needed || !list.some((other) => other.needed)));
   const asked = ASKED[kind(model)] ?? example(input, list);
   if (kind(model) === "speech") return speech(model, at, asked.prompt);
+  if (kind(model) === "pictures") return pictures(model, at, asked.prompt);
   const file = sent && (FILES[sent.name] ?? "file");
   const found = [...(sent ? sendsFile(model, at, file) : sendsJson(model, at, asked)), ...cloudflare(model, at, sent, file, asked)];
   if (isChat(model)) found.push(...chats(model, at));

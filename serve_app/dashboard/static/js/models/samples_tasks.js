@@ -1,4 +1,4 @@
-// Code for what OpenAI's clients do beside chatting: vectors, transcripts, speech.
+// Code for what OpenAI's clients do beside chatting: vectors, transcripts, speech, pictures.
 import { NEEDS, python, quoted } from "./samples_parts.js";
 
 const head = (origin) => `import os
@@ -77,5 +77,53 @@ await writeFile("speech.mp3", Buffer.from(await answer.arrayBuffer()));
   { language: "JavaScript", client: "OpenAI", needs: NEEDS.openai_js, text: `import { writeFile } from "node:fs/promises";
 ${head_js(origin)}const answer = await client.audio.speech.create({ model: "${model.id}", input: ${JSON.stringify(text)}, voice: "0" });
 await writeFile("speech.mp3", Buffer.from(await answer.arrayBuffer()));
+` },
+];
+
+/** The answer is a picture, which goes into a file: by `Accept` as what it is, or as base64. */
+export const pictures = (model, { origin, account, api }, prompt) => [
+  { language: "curl", client: "Workers AI", text: `curl ${api}/run/${model.id} \\\n  -H "Authorization: Bearer $KEY" \\\n  -H "Accept: image/png" \\\n  -d ${quoted({ prompt })} \\\n  --fail-with-body --output picture.png\n` },
+  { language: "Python", client: "httpx", needs: NEEDS.httpx, text: `import os
+from pathlib import Path
+
+import httpx
+
+answer = httpx.post(
+    "${api}/run/${model.id}",
+    headers={"Authorization": f"Bearer {os.environ['KEY']}", "Accept": "image/png"},
+    json=${python({ prompt })},
+    timeout=600,
+)
+answer.raise_for_status()
+Path("picture.png").write_bytes(answer.content)
+` },
+  { language: "Python", client: "Cloudflare", needs: NEEDS.cloudflare, text: `import base64
+import os
+from pathlib import Path
+
+from cloudflare import Cloudflare
+
+client = Cloudflare(api_token=os.environ["KEY"], base_url="${origin}/client/v4")
+answer = client.ai.run("${model.id}", account_id="${account}", prompt=${python(prompt)})
+Path("picture.png").write_bytes(base64.b64decode(answer["image"]))
+` },
+  { language: "Python", client: "OpenAI", needs: NEEDS.openai, text: `import base64
+from pathlib import Path
+${head(origin)}answer = client.images.generate(model="${model.id}", prompt=${python(prompt)}, output_format="png")
+Path("picture.png").write_bytes(base64.b64decode(answer.data[0].b64_json))
+` },
+  { language: "JavaScript", client: "fetch", text: `import { writeFile } from "node:fs/promises";
+
+const answer = await fetch("${api}/run/${model.id}", {
+  method: "POST",
+  headers: { Authorization: \`Bearer \${process.env.KEY}\`, Accept: "image/png" },
+  body: JSON.stringify(${JSON.stringify({ prompt })}),
+});
+if (!answer.ok) throw new Error(await answer.text());
+await writeFile("picture.png", Buffer.from(await answer.arrayBuffer()));
+` },
+  { language: "JavaScript", client: "OpenAI", needs: NEEDS.openai_js, text: `import { writeFile } from "node:fs/promises";
+${head_js(origin)}const answer = await client.images.generate({ model: "${model.id}", prompt: ${JSON.stringify(prompt)}, output_format: "png" });
+await writeFile("picture.png", Buffer.from(answer.data[0].b64_json, "base64"));
 ` },
 ];

@@ -18,6 +18,7 @@ const FORMS = {
   rerank: () => import("../playground/rerank.js"),
   form: () => import("../playground/task_form.js"),
   speech: () => import("../playground/task_form.js"),
+  pictures: () => import("../playground/task_form.js"),
 };
 
 export default function Playground({ place }) {

@@ -25,7 +25,7 @@ function view(result, files) {
   if (labelled && result.length) return html`<${Labels} list=${result} />`;
   if (typeof result?.text === "string" && result.vtt !== undefined) return html`<${Transcript} told=${result} sound=${files.audio} />`;
   if (typeof result?.audio === "string") return html`<${Sound} coded=${result.audio} />`;
-  if (typeof result?.image === "string") return html`<img src=${`data:image/png;base64,${result.image}`} alt="The model's picture" />`;
+  if (typeof result?.image === "string") return html`<${Picture} coded=${result.image} seed=${result.seed} />`;
   const texts = result?.translations ?? [result?.translated_text ?? result?.summary ?? result?.description].filter((one) => typeof one === "string");
   return texts.length ? html`<${Texts} texts=${texts} />` : null;
 }
@@ -52,6 +52,17 @@ function Boxes({ list, picture }) {
       <rect x=${box.xmin} y=${box.ymin} width=${box.xmax - box.xmin} height=${box.ymax - box.ymin} />
       <text x=${box.xmin + letter / 5} y=${box.ymin + letter} font-size=${letter}>${at + 1}</text></g>`)}</svg>`}</div>
     ${list.length ? html`<${Labels} list=${list} kinds=${kinds} />` : html`<p>Nothing was found that is likely enough.</p>`}`;
+}
+
+// Formats of pictures by the first characters of their base64.
+const PICTURES = [["/9j/", "image/jpeg", "jpg"], ["UklGR", "image/webp", "webp"], ["", "image/png", "png"]];
+
+/** A picture that came as base64. */
+function Picture({ coded, seed }) {
+  const [, type, ending] = PICTURES.find(([begins]) => coded.startsWith(begins));
+  const save = () => saveAs(new Blob([Uint8Array.from(atob(coded), (one) => one.charCodeAt(0))], { type }), `picture.${ending}`);
+  return html`<img class="media" src=${`data:${type};base64,${coded}`} alt="The model's picture" />
+    <div class="row"><${Button} small icon="download" onClick=${save}>Save the picture<//>${seed !== undefined && html`<span class="hint">Seed ${String(seed)}</span>`}</div>`;
 }
 
 // Formats of sound by their first bytes.

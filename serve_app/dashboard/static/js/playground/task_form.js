@@ -5,7 +5,7 @@ import { html, useEffect, useRef, useState } from "../core/lib.js";
 import { useResource } from "../core/resource.js";
 import { Button, Check, Select, TextArea, TextField } from "../ui/controls.js";
 import { Drop } from "../ui/drop.js";
-import { Card, Empty, Loaded } from "../ui/states.js";
+import { Card, Empty, Loaded, Meter } from "../ui/states.js";
 import { toast } from "../ui/toast.js";
 import { body, example, fields, typed } from "./fields.js";
 import { Outcome } from "./outcome.js";
@@ -18,26 +18,43 @@ export default function TaskForm({ model }) {
 }
 
 function Form({ model, input }) {
-  const list = fields(input);
+  const all = fields(input);
+  // What streams always does here: it tells how far it is.
+  const streams = all.some((one) => one.name === "stream");
+  const list = all.filter((one) => one.name !== "stream");
   const [values, setValues] = useState(() => begun(input, list));
   const [done, setDone] = useState(null);
+  const [progress, setProgress] = useState(null);
+  const running = useRef(null);
+  useEffect(() => () => running.current?.abort(), []);
   useEffect(() => () => { if (done?.media) URL.revokeObjectURL(done.media.url); }, [done]);
   const set = (name) => (value) => setValues((old) => ({ ...old, [name]: value }));
   const missing = list.filter((one) => one.needed && (values[one.name] ?? "") === "");
   const submit = async () => {
     const files = Object.fromEntries(list.filter((one) => one.shape === "file" && values[one.name]).map(({ name }) => [name, values[name]]));
-    setDone({ ...(await run(model.id, body(list, values))), files });
+    running.current = new AbortController();
+    const options = { signal: running.current.signal, tell: setProgress };
+    try {
+      setDone({ ...(await run(model.id, { ...body(list, values), ...(streams && { stream: true }) }, options)), files });
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
+    } finally {
+      setProgress(null);
+    }
   };
   return html`<div class="grid-2">
     <${Card} title="Input" note=${model.description}><div class="stack">
       ${list.map((one) => html`<${Input} key=${one.name} field=${one} value=${values[one.name] ?? ""} set=${set(one.name)} />`)}
       <div><${Button} main disabled=${missing.length > 0} onClick=${submit}>Run<//></div>
       ${missing.length > 0 && html`<p class="hint">Needed: ${missing.map((one) => one.name).join(", ")}</p>`}</div><//>
-    <${Card} title="Answer">${done
+    <${Card} title="Answer">${progress && html`<${Steps} of=${progress} stop=${() => running.current.abort()} />`}${done
       ? html`<div class="stack" role="region" aria-label="Answer">${done.media ? html`<${Media} media=${done.media} />` : html`<${Result} key=${done.request} result=${done.result} files=${done.files} />`}<${Outcome} done=${done} /></div>`
       : html`<${Empty} icon="playground" title="Nothing run yet">The answer appears here.<//>`}<//>
   </div>`;
 }
+
+const Steps = ({ of: { step, steps }, stop }) => html`<div class="stack-s"><div class="between"><span role="status">Step ${step} of ${steps}</span>
+  <${Button} small icon="stop" onClick=${stop}>Stop<//></div><${Meter} plain share=${steps ? step / steps : 0} label="Progress" /></div>`;
 
 /** What stands in the form at first. */
 function begun(input, list) {
