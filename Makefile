@@ -68,7 +68,7 @@ test-node: $(DEV)  ## fetch the JavaScript clients (needs npm) and run their tes
 
 test-images: $(DEV)  ## install diffusers and run the tests of models that draw (minutes)
 	$(call step,installing diffusers,$(PIP) --no-deps --require-hashes -r requirements/images.txt)
-	@$(PY) -m pytest -q -m "slow or not slow" tests/predict/test_drawing.py $(ARGS)
+	@$(PY) -m pytest -q -m "slow or not slow" tests/predict/test_drawing.py tests/dashboard/test_forms.py -k "drawing or drawn" $(ARGS)
 
 test-asan: $(DEV)  ## tests of the CPU kernels, compiled with AddressSanitizer (needs the compiler's libasan; minutes)
 	@$(PY) -m pytest -q -m slow tests/kernels/library/test_sanitized.py $(ARGS)
