@@ -171,11 +171,12 @@ class Painter(Predictor):
         finally:
             first.left.set()
             self._watched.pop(watch, None)
+        pictures = []
         for one in painted:
-            if one.refused:
+            if one.picture is None or one.refused:
                 raise BadInput(one.refused)
-        form, quality = asked["form"], asked["quality"]
-        files = [await asyncio.to_thread(encode, one.picture, form, quality) for one in painted]
+            pictures.append(one.picture)
+        files = [await asyncio.to_thread(encode, one, asked["form"], asked["quality"]) for one in pictures]
         count = -(-asked["width"] // TILE) * -(-asked["height"] // TILE)
         steps = sum(one.steps for one in painted)
         units = {"image_tiles": count * len(painted), "image_steps": steps, "image_tile_steps": count * steps}
@@ -195,7 +196,14 @@ class Painter(Predictor):
     def _first(self) -> Item:
         """A small picture to warm up with, in whatever way the model draws."""
         mode, side = next(iter(self._ways.by_mode)), 8 * self._ways.grid
-        asked = {"prompt": "a", "negative_prompt": None, "width": side, "height": side, "steps": 2, "guidance": 2.0}
+        asked: dict[str, Any] = {
+            "prompt": "a",
+            "negative_prompt": None,
+            "width": side,
+            "height": side,
+            "steps": 2,
+            "guidance": 2.0,
+        }
         asked |= {"strength": 1.0, "seeds": [0], "watch": "", "form": "png", "quality": None}
         sketch = Sketch(mode, asked)
         if mode != "draw":
