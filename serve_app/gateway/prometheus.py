@@ -7,6 +7,7 @@ Counters and histograms have a label ``gateway``: they begin at 0 with each gate
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -14,31 +15,49 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
+from serve_app.gateway import stage_times
+from serve_app.gateway.stage_times import Histogram
 from serve_app.gateway.tally import Tally
 from serve_app.state.kept.history import BORDERS, Numbers
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-# Our histogram -> OpenTelemetry's name, vLLM's name, and what it is.
+# Our histogram -> what it is, OpenTelemetry's name, and vLLM's: of several today's first, then those of older boards.
 _HISTOGRAMS = {
-    "ttft": ("gen_ai_server_time_to_first_token_seconds", "vllm:time_to_first_token_seconds", "Time to first token"),
+    "ttft": (
+        "Time to first token",
+        "gen_ai_server_time_to_first_token_seconds",
+        "vllm:time_to_first_token_seconds",
+    ),
     "itl": (
+        "Mean time between the tokens of a request",
         "gen_ai_server_time_per_output_token_seconds",
         "vllm:inter_token_latency_seconds",
-        "Mean time between the tokens of a request",
+        "vllm:request_time_per_output_token_seconds",
+        "vllm:time_per_output_token_seconds",
     ),
     "duration": (
+        "Time from a request's arrival to its end",
         "gen_ai_server_request_duration_seconds",
         "vllm:e2e_request_latency_seconds",
-        "Time from a request's arrival to its end",
     ),
 }
-# A request that is done has met a stop or its length; vLLM's boards add both up.
-_SUCCESS = "stop"
+# Those of :mod:`serve_app.gateway.stage_times`, under vLLM's names alone.
+_STAGES = {
+    "queue": ("vllm:request_queue_time_seconds", "Time until a worker was chosen"),
+    "prefill": ("vllm:request_prefill_time_seconds", "Time from there to the first token"),
+    "decode": ("vllm:request_decode_time_seconds", "Time from there to the end"),
+    "inference": ("vllm:request_inference_time_seconds", "Time from when a worker was chosen to the end"),
+    "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of a request"),
+    "generation_tokens": ("vllm:request_generation_tokens", "Tokens that were generated for a request"),
+    "longest_choice": ("vllm:request_max_num_generation_tokens", "Tokens of the longest choice of a request"),
+}
+_KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 
 class Told(msgspec.Struct, array_like=True):
     """What one gateway of ``node`` has counted since its start. ``numbers``: by model; ``requests``: by model and
-    status; ``refused``: by model and reason; ``sources``: prompt tokens by model and where their K/V came from.
+    status; ``refused``: by model and reason; ``sources``: prompt tokens by model and where their K/V came from;
+    ``stages``, ``ends``: as in :class:`serve_app.gateway.stage_times.StageTimes`.
     """
 
     gateway: str
@@ -49,6 +68,8 @@ class Told(msgspec.Struct, array_like=True):
     sources: list[tuple[str, str, int]]
     running: dict[str, int]
     waiting: dict[str, int]
+    stages: dict[str, dict[str, Histogram]] = {}
+    ends: list[tuple[str, str, int]] = []
 
 
 _READ = msgspec.msgpack.Decoder(Told)
@@ -63,11 +84,13 @@ def told(tally: Tally, node: str, stats: Mapping[str, Mapping[str, Any]], runnin
     waiting = {model: sum(found["waiting"].values()) for model, found in stats.items()}
     requests = [(*key, count) for key, count in tally.requests.items()]
     numbers = {model: list(n) for model, n in tally.since_start.items()}
+    ends = [(*key, count) for key, count in tally.stages.ends.items()]
     return msgspec.msgpack.encode(
         Told(
-            tally.gateway, node, numbers, requests, of("refused"), of("prompt_tokens_by_source"), dict(running), waiting
+            tally.gateway, node, numbers, requests, of("refused"), of("prompt_tokens_by_source"),
+            dict(running), waiting, tally.stages.histograms, ends,
         )
-    )
+    )  # fmt: skip
 
 
 def exposition(gateways: Iterable[bytes], node: str, workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
@@ -94,28 +117,37 @@ def _of_gateways(gateways: list[Told]) -> Iterator[Metric]:
                                   labels=["model", "reason", "gateway"])  # fmt: skip
     sources = CounterMetricFamily("serve_app_prompt_tokens", "Prompt tokens by where their K/V came from",
                                   labels=["model", "source", "gateway"])  # fmt: skip
-    success = CounterMetricFamily("vllm:request_success", "Requests that are done",
+    success = CounterMetricFamily("vllm:request_success", "Requests that ended, by how",
                                   labels=["model_name", "finished_reason", "gateway"])  # fmt: skip
     for one in gateways:
         for model, status, count in one.requests:
             ended.add_metric([model, status, one.gateway], count)
-            if status == "done":
-                success.add_metric([model, _SUCCESS, one.gateway], count)
+        for model, reason, count in one.ends:
+            success.add_metric([model, reason, one.gateway], count)
         for model, reason, count in one.refused:
             refused.add_metric([model, reason, one.gateway], count)
         for model, source, count in one.sources:
             sources.add_metric([model, source, one.gateway], count)
     yield from (ended, refused, sources, success)
     yield from _tokens(gateways)
-    for name, (otel, vllm, about) in _HISTOGRAMS.items():
-        theirs = HistogramMetricFamily(otel, about, labels=["gen_ai_request_model", "gateway"])
-        vllms = HistogramMetricFamily(vllm, about, labels=["model_name", "gateway"])
+    for name, (about, otel, *vllms) in _HISTOGRAMS.items():
+        families = [HistogramMetricFamily(otel, about, labels=["gen_ai_request_model", "gateway"])]
+        families += [HistogramMetricFamily(vllm, about, labels=["model_name", "gateway"]) for vllm in vllms]
         for one in gateways:
             for model, given in one.numbers.items():
                 numbers = Numbers(given)
-                for family in (theirs, vllms):
-                    family.add_metric([model, one.gateway], _cumulated(numbers, name), numbers.sum_s(name))
-        yield from (theirs, vllms)
+                buckets = _cumulated(BORDERS[name], numbers.buckets(name))
+                for family in families:
+                    family.add_metric([model, one.gateway], buckets, numbers.sum_s(name))
+        yield from families
+    for name, (vllm, about) in _STAGES.items():
+        family = HistogramMetricFamily(vllm, about, labels=["model_name", "gateway"])
+        for one in gateways:
+            for model, found in one.stages.items():
+                if name in found:
+                    buckets = _cumulated(stage_times.BORDERS[name], found[name].counts)
+                    family.add_metric([model, one.gateway], buckets, found[name].sum)
+        yield family
     for label, name in (("running", "vllm:num_requests_running"), ("waiting", "vllm:num_requests_waiting")):
         gauge = GaugeMetricFamily(name, f"Requests that are {label}", labels=["model_name"])
         for model in sorted({model for one in gateways for model in one.waiting}):
@@ -148,8 +180,8 @@ def _of_workers(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[
     running = GaugeMetricFamily("serve_app_worker_running", "Requests in a worker's batch", labels=names)
     step = GaugeMetricFamily("serve_app_worker_step_seconds", "Mean time of a worker's last steps", labels=names)
     use = GaugeMetricFamily("serve_app_worker_kv_use", "Share of a worker's KV cache in use", labels=names)
-    kv = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of a worker's KV cache in use, 1 is all of it",
-                           labels=["model_name", "engine"])  # fmt: skip
+    about = "Share of a worker's KV cache in use, 1 is all of it"
+    uses = [GaugeMetricFamily(name, about, labels=["model_name", "engine"]) for name in _KV_USE]
     for model, loads in workers.items():
         for load in loads:
             labels = [model, load["replica"], load["stage"], load["role"]]
@@ -157,14 +189,12 @@ def _of_workers(workers: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[
             running.add_metric(labels, load["running"])
             step.add_metric(labels, load["step_ms"] / 1e3)
             use.add_metric(labels, load["kv_use"])
-            kv.add_metric([model, load["replica"]], load["kv_use"])
-    yield from (queued, running, step, use, kv)
+            for family in uses:
+                family.add_metric([model, load["replica"]], load["kv_use"])
+    yield from (queued, running, step, use, *uses)
 
 
-def _cumulated(numbers: Numbers, name: str) -> list[tuple[str, float]]:
-    borders = [*(repr(border) for border in BORDERS[name]), "+Inf"]
-    found, count = [], 0
-    for border, more in zip(borders, numbers.buckets(name), strict=True):
-        count += more
-        found.append((border, float(count)))
-    return found
+def _cumulated(borders: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """``counts``: of each bucket alone, one more than there are ``borders``."""
+    names = [*map(repr, borders), "+Inf"]
+    return [(name, float(sofar)) for name, sofar in zip(names, accumulate(counts), strict=True)]

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from serve_app.gateway.stage_times import StageTimes
 from serve_app.state.kept.history import EVERYBODY, HOUR_S, MINUTE_S, HistoryRow, Numbers
 from serve_app.tasks.work import Settled, Work
 
@@ -32,6 +33,7 @@ class Tally:
         self.requests: Counter[tuple[str, str]] = Counter()  # by model and status
         self.tokens: Counter[tuple[str, str]] = Counter()  # by model and kind
         self.since_start: dict[str, Numbers] = {}  # by model
+        self.stages = StageTimes()
         self._second: dict[Pair, Numbers] = {}
         self._live: deque[tuple[float, dict[Pair, Numbers]]] = deque(maxlen=LIVE_S)
         self._minute: dict[Pair, Numbers] = {}
@@ -43,6 +45,7 @@ class Tally:
 
     def __call__(self, settled: Settled) -> None:
         usage = settled.usage
+        self.stages(settled)
         self.requests[settled.model, settled.status] += 1
         self.tokens[settled.model, "cached"] += usage.cached_tokens
         self.tokens[settled.model, "prompt"] += usage.prompt_tokens - usage.cached_tokens

@@ -46,7 +46,8 @@ class Settled(msgspec.Struct, frozen=True):
     """A piece of work that has ended. ``usage``: what it took. ``entry``: what is charged for it, None for nothing.
     ``shown``: the client has seen some of it. ``entry_id``: of the entry, also of one that is not made. ``ttft_s``,
     ``itl_s``: seconds to the first token, and on average between further ones; None where there was none, and of
-    batches, which wait. ``work_id``: of the :class:`Work`, while it ran.
+    batches, which wait. ``work_id``: of the :class:`Work`, while it ran. ``queue_s``: until a worker was chosen, like
+    ``ttft_s``. ``cut``: an answer reached its length. ``longest``: tokens of its longest choice, where it has several.
     """
 
     caller: Caller
@@ -62,6 +63,9 @@ class Settled(msgspec.Struct, frozen=True):
     ttft_s: float | None = None
     itl_s: float | None = None
     work_id: int = 0
+    queue_s: float | None = None
+    cut: bool = False
+    longest: int = 0
 
 
 class Settlement:
@@ -93,7 +97,7 @@ class Work:
     brings both up to date, for who looks while it runs. ``units``: what was used beside tokens, by the names of
     `catalog.pricing.UNITS`; ``sent_units``: of a stream that does not consist of tokens, what has been sent of it.
     ``adapter``, ``batch``: of the entry. ``first_at``: when its first token came, on the
-    monotonic clock.
+    monotonic clock; ``placed_at``: when a worker had been chosen. ``cut``, ``longest``: as in :class:`Settled`.
     """
 
     caller: Caller
@@ -110,6 +114,9 @@ class Work:
     adapter: str = ""
     batch: str = ""
     first_at: float | None = None
+    placed_at: float | None = None
+    cut: bool = False
+    longest: int = 0
 
     def hold(self) -> None:
         """Keeps the trace open beyond the settlement, for who still has something to tell; :meth:`release` is due."""
@@ -230,7 +237,7 @@ class Runtime:
             seen = shown and entry is not None
             settled = Settled(
                 caller, model.id, model.record.task, usage, status, own_id, seconds, entry, seen, entry_id,
-                *_latency(work, began, seconds, streams), id(work),
+                *_latency(work, began, seconds, streams), id(work), _queued(work, began), work.cut, work.longest,
             )  # fmt: skip
             reservation.settle(_spent(entry, usage), "" if entry is None else entry.id)
             safe = (self.book or self.settlement.book)(settled)
@@ -261,6 +268,11 @@ def _latency(work: Work, began: float, seconds: float, streams: int) -> tuple[fl
         return None, None
     first, more = work.first_at - began, work.usage.completion_tokens - streams
     return first, (seconds - first) * streams / more if more > 0 else None
+
+
+def _queued(work: Work, began: float) -> float | None:
+    """Seconds until a worker had been chosen."""
+    return None if work.placed_at is None or work.batch else work.placed_at - began
 
 
 def _worst(quote: Quote, units: Mapping[str, int], streams: int) -> Worst:

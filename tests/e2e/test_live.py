@@ -26,6 +26,7 @@ def test_what_was_done_is_told_everywhere(stack):
         assert listed[0]["status"] == "done" and 0 < listed[0]["ttft_ms"] <= listed[0]["total_ms"]
         page = wait_for(lambda: p.text if "kv_cache_usage_perc{" in (p := http.get("/metrics")).text else "")
         assert "serve_app_requests_total{gateway=" in page and f'model="{CHAT}",status="done"' in page
+        assert 'finished_reason="length",gateway=' in page and "vllm:request_queue_time_seconds_count{" in page
         cluster = http.get("/v1/cluster").json()
         assert {w["model"] for node in cluster["nodes"] for w in node["workers"]} >= {CHAT} and cluster["scaling"]
 

@@ -45,8 +45,9 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="Pr
 def counted(name: str, requests: int, node: str = "n1") -> bytes:
     tally = Tally(name)
     for number in range(requests):
-        tally(settled("a", ttft_s=0.01 * number, itl_s=0.02))
+        tally(settled("a", ttft_s=0.01 * number, itl_s=0.02, queue_s=0.0, cut=number == 0))
     tally(settled("b", status="failed", tokens=0))
+    tally(settled("b", status="left", tokens=0))
     tally.tick(0.0, HOUR_S, [])
     return prometheus.told(tally, node, STATS, {"m": 5})
 
@@ -70,9 +71,11 @@ def test_gateways_of_the_node_add_up():
     def total(name: str, **labels: str) -> float:
         return sum(v for given, v in found[name] if labels.items() <= given.items())
 
-    assert total("serve_app_requests_total", status="done") == total("vllm:request_success_total") == 7
+    assert total("serve_app_requests_total", status="done") == 7
+    ends = {end: total("vllm:request_success_total", finished_reason=end) for end in ("stop", "length", "abort")}
+    assert ends == {"stop": 5, "length": 2, "abort": 2}
     assert total("serve_app_requests_total", status="failed") == 2
-    assert total("vllm:generation_tokens_total") == 70 and total("vllm:prompt_tokens_total") == 180
+    assert total("vllm:generation_tokens_total") == 70 and total("vllm:prompt_tokens_total") == 220
     assert total("vllm:prefix_cache_hits_total") / total("vllm:prefix_cache_queries_total") == 0.25
     for name in ("gen_ai_server_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"):
         assert total(f"{name}_count") == total(f"{name}_bucket", le="+Inf") == 7
@@ -81,6 +84,38 @@ def test_gateways_of_the_node_add_up():
         assert total(f"{name}_bucket", le="0.02") == 6 and total(f"{name}_sum") == pytest.approx(0.09)
     assert total("vllm:num_requests_waiting") == 6 and total("vllm:num_requests_running") == 4
     assert found["vllm:kv_cache_usage_perc"] == [({"model_name": "m", "engine": "r1"}, 0.25)]
+    # What a request took adds up: it waited, was prefilled, and decoded until its end after a second.
+    parts = [f"vllm:request_{part}_time_seconds" for part in ("queue", "prefill", "decode")]
+    assert [total(f"{part}_count") for part in parts] == [7, 7, 7]
+    assert sum(total(f"{part}_sum") for part in parts) == pytest.approx(7.0)
+    assert total("vllm:request_prefill_time_seconds_bucket", le="0.01") == 4
+    assert total("vllm:request_prompt_tokens_sum") == 7 * 20 and total("vllm:request_generation_tokens_sum") == 70
+    assert total("vllm:request_generation_tokens_bucket", le="5.0") == 0
+    assert total("vllm:request_generation_tokens_bucket", le="10.0") == 7
+
+
+def test_the_board_that_vllm_ships_finds_all_that_it_asks_for():
+    """examples/online_serving/prometheus_grafana/grafana.json there, as it was in 2026; and what its newer ones ask."""
+    histograms = {
+        "e2e_request_latency_seconds",
+        "time_to_first_token_seconds",
+        "time_per_output_token_seconds",
+        "inter_token_latency_seconds",
+        "request_queue_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "request_inference_time_seconds",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_max_num_generation_tokens",
+    }
+    asked = {f"{name}_{part}" for name in histograms for part in ("bucket", "sum", "count")}
+    asked |= {"prompt_tokens_total", "generation_tokens_total", "num_requests_running", "num_requests_waiting"}
+    asked |= {"gpu_cache_usage_perc", "kv_cache_usage_perc", "request_success_total"}
+    found = samples(page())
+    assert {f"vllm:{name}" for name in asked} <= set(found)
+    # It asks of one model, by this label.
+    assert all(labels["model_name"] == "m" for name in asked for labels, _ in found[f"vllm:{name}"])
 
 
 def test_board_and_alerts_ask_for_what_there_is():

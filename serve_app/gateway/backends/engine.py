@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import secrets
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from serve_app.api.collect import merge
@@ -134,6 +135,7 @@ class EngineBackend:
         def look() -> None:
             usage = work.usage
             usage.completion_tokens = sum(u.completion_tokens for u in usages)
+            work.longest = max(u.completion_tokens for u in usages)
             usage.prompt_tokens = tokens if ticket.started or usage.completion_tokens else 0
             usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
             usage.cached_tokens = usages[0].cached_tokens
@@ -142,7 +144,7 @@ class EngineBackend:
         work.look = look
         try:
             await dispatcher.enter(ticket)
-            work.placed = True
+            work.placed, work.placed_at = True, time.monotonic()
             job = Job(work, dispatcher, ticket)
             choices = [self._choice(job, prepared, i, usages[i], sent) for i in range(request.n)]
             async for event in _merge_choices(choices):
@@ -213,6 +215,7 @@ class EngineBackend:
                     sent[index] = usage.completion_tokens - output.held
                 if output.done:
                     return
+            job.work.cut |= finish == "length"
             for event in output.finish(finish):
                 yield _with_ids(event, generated) if generated else event
         finally:

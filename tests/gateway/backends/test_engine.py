@@ -20,7 +20,7 @@ from serve_app.sampling_params import SamplingParams
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.text_generation.task import generate
-from serve_app.tasks.work import Runtime, Settlement
+from serve_app.tasks.work import Runtime, Settled, Settlement
 from serve_app.text.prompt import prompt_ids
 from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, PromptPath
 from serve_app.wire.load import LoadReport
@@ -41,6 +41,7 @@ class Replicas:
     senders: dict[str, TokenSender] = field(default_factory=dict)
     closed: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[str, str, GenerateCall]] = field(default_factory=list)
+    settled: list[Settled] = field(default_factory=list)
     cancelled: int = 0
     # Replicas whose calls wait for ever after so many tokens.
     stuck: dict[str, int] = field(default_factory=dict)
@@ -96,7 +97,9 @@ async def replicas(monkeypatch):
     await inbox.start()
     made = Replicas(inbox)
     engine = made.engine = EngineBackend(inbox, made.call)
-    runtime = Runtime(made.call, lambda _: engine, Settlement(), 100, salt=lambda account: b"a tenant")
+    runtime = Runtime(
+        made.call, lambda _: engine, Settlement(made.settled.append), 100, salt=lambda account: b"a tenant"
+    )
 
     async def ask(n: int = 1) -> Usage:
         sampling = SamplingParams(max_tokens=len(ANSWER), temperature=0)
@@ -145,6 +148,10 @@ async def test_a_request_may_have_more_answers_than_a_worker_has_places(replicas
     assert usage.completion_tokens == 128 * len(ANSWER) and usage.prompt_tokens < 20
     seeds = [call.sampling.seed for _, _, call in made.calls]
     assert len(seeds) == len(set(seeds)) == 128
+    # What is told of it: when it had a worker, that answers met their length, and how long one of them is.
+    [settled] = made.settled
+    assert 0 <= settled.queue_s <= settled.ttft_s <= settled.seconds
+    assert settled.cut and settled.longest == len(ANSWER)
 
 
 async def test_a_worker_that_only_lost_its_connection_keeps_its_requests(replicas) -> None:
