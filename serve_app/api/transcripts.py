@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from serve_app.api.types import Asked
@@ -11,10 +11,23 @@ from serve_app.api.types import Asked
 SpeechTask = Literal["transcribe", "translate"]
 
 
+@dataclass(slots=True, frozen=True)
+class Pauses:
+    """What the worker takes for one: ``threshold`` of speech, 0 to 1; seconds that it lasts at least; and seconds that
+    are heard before and behind speech.
+    """
+
+    threshold: float = 0.5
+    pause_s: float = 1.0
+    before_s: float = 0.3
+    behind_s: float = 0.3
+
+
 @dataclass(slots=True)
 class TranscribeRequest(Asked):
     """``audio``: the file as it came. ``task``: translate is into English. ``language``: None to find out. ``words``:
     whether to tell when each word was said. ``silence``, ``doubt``: thresholds of what is left out as silence.
+    ``pauses``: those that are taken out before anything is heard; None: none.
     """
 
     audio: bytes
@@ -25,6 +38,7 @@ class TranscribeRequest(Asked):
     words: bool = False
     silence: float | None = None
     doubt: float | None = None
+    pauses: Pauses | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -37,6 +51,7 @@ class TranscribeRequest(Asked):
             "words": self.words,
             "silence": self.silence,
             "doubt": self.doubt,
+            "pauses": None if self.pauses is None else asdict(self.pauses),
         }
 
 

@@ -65,6 +65,7 @@ async def test_whisper_s_three_shapes(served) -> None:
     assert [data for data, _ in worker.asked] == [file] * 4
     assert {k: v for k, v in worker.asked[2][1].items() if v} == {
         "task": "translate", "language": "de", "prompt": "Köln", "beams": 3, "words": True,
+        "pauses": {"threshold": 0.5, "pause_s": 1.0, "before_s": 0.3, "behind_s": 0.3},
     }  # fmt: skip
     for answer in answers:
         result = answer.json()["result"]
@@ -109,6 +110,11 @@ async def test_openai_s_client(served, prefix) -> None:
         events = [event async for event in stream]
         assert "".join(e.delta for e in events[:-1]) == " Hello world. Bye --> now"
         assert events[-1].type == "transcript.text.done" and events[-1].text == plain.text
+        vad = {"type": "server_vad", "threshold": 0.2, "silence_duration_ms": 250}
+        for strategy, wanted in (("auto", (0.5, 1.0, 0.3)), (vad, (0.2, 0.25, 0.3)), (None, None)):
+            await client.audio.transcriptions.create(model=model, file=file, chunking_strategy=strategy)
+            found_pauses = worker.asked[-1][1]["pauses"]
+            assert (found_pauses and tuple(found_pauses.values())[:3]) == wanted
         english = await client.audio.translations.create(model=model, file=file)
         assert english.text == plain.text and worker.asked[-1][1]["task"] == "translate"
 
@@ -124,6 +130,15 @@ async def test_forms_that_are_refused(served) -> None:
         ({"model": model, "temperature": "hot"}, file, "temperature"),
         ({"model": model, "language": "x" * 50}, file, "language"),
         ({"model": model, "timestamp_granularities[]": "letter"}, file, "timestamp_granularities"),
+        ({"model": model, "chunking_strategy": "loud"}, file, "chunking_strategy"),
+        ({"model": model, "chunking_strategy[threshold]": "0.5"}, file, "chunking_strategy"),
+        ({"model": model, "chunking_strategy": '{"type": "server_vad", "threshold": 2}'}, file, "threshold"),
+        ({"model": model, "chunking_strategy": '{"type": "server_vad", "threshold": []}'}, file, "threshold"),
+        (
+            {"model": model, "chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "nan"},
+            file,
+            "threshold",
+        ),
     ):
         refused = await found.http.post(path, data=data, files=files)
         assert refused.status_code == 400 and words in refused.json()["error"]["message"], refused.text

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from serve_app.api.errors import InvalidInput
+from serve_app.api.fields.ranges import Range
 from serve_app.api.multipart import Part
-from serve_app.api.transcripts import SpeechTask, TranscribeRequest, srt, vtt, words_of
+from serve_app.api.transcripts import Pauses, SpeechTask, TranscribeRequest, srt, vtt, words_of
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 GRANULARITIES = ("segment", "word")
 MAX_PROMPT = 2000
+# What a client says of pauses, and what it is here.
+_VAD = (
+    ("threshold", Range(0, 1, whole=False), ("threshold", 1.0)),
+    ("silence_duration_ms", Range(0, 60_000, whole=False), ("pause_s", 0.001)),
+    ("prefix_padding_ms", Range(0, 60_000, whole=False), ("before_s", 0.001)),
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,9 +70,43 @@ def parse_form(parts: list[Part], task: SpeechTask) -> Form:
         raise InvalidInput("timestamp_granularities must be word or segment, or both.", param="timestamp_granularities")
     words = form == "verbose_json" and "word" in wanted
     request = TranscribeRequest(
-        fields["file"][-1].data, task, text("language", 32) or None, text("prompt", MAX_PROMPT) or None, words=words
+        fields["file"][-1].data,
+        task,
+        text("language", 32) or None,
+        text("prompt", MAX_PROMPT) or None,
+        words=words,
+        pauses=_pauses(text),
     )
     return Form(model, request, form, words, text("stream", 8).lower() == "true")
+
+
+def _pauses(text: Callable[[str, int], str]) -> Pauses | None:
+    """``chunking_strategy``: `auto`, or the fields of `server_vad`, as text or in fields of their own. Raises
+    `InvalidInput`.
+    """
+    name = "chunking_strategy"
+    given = text(name, 512)
+    if given == "auto":
+        return Pauses()
+    inner = ("type", *(one for one, _, _ in _VAD))
+    found: Any = {one: value for one in inner if (value := text(f"{name}[{one}]", 32))}
+    if given:
+        try:
+            found = orjson.loads(given)
+        except orjson.JSONDecodeError:
+            found = None
+    if found == {}:
+        return None
+    if not isinstance(found, dict) or found.get("type") != "server_vad":
+        raise InvalidInput(f'{name} must be "auto" or an object with type server_vad.', param=name)
+    values = {}
+    for one, allowed, (field, scale) in _VAD:
+        if isinstance(found.get(one), str):
+            with suppress(ValueError):
+                found[one] = float(found[one])
+        if (value := allowed.read(found, one)) is not None:
+            values[field] = value * scale
+    return Pauses(**values)
 
 
 def render(form: Form, told: dict[str, Any]) -> tuple[bytes, str]:

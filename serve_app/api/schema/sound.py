@@ -27,6 +27,9 @@ def transcript_form(task: SpeechTask) -> Schema:
             "language": field("string", "Code of the language that is spoken; found out where it is left out."),
             "timestamp_granularities": field("array", "Of verbose_json.", items=granularity),
             "stream": field("boolean", "Sends the segments as events.", default=False),
+            "chunking_strategy": field(
+                ["string", "object"], "auto or server_vad: leaves pauses out before anything is heard."
+            ),
         }
     return object_(fields, ["file", "model"])
 

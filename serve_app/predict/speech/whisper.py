@@ -24,6 +24,7 @@ from serve_app.media.decoder import Decoder, Sound
 from serve_app.media.errors import BadFile
 from serve_app.predict.loading import load_model
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor, Run, Units
+from serve_app.predict.speech.activity import Pauses, Spoken, spans
 from serve_app.predict.speech.segments import FRAME_S, split
 from serve_app.predict.speech.spectrum import Spectrum
 from serve_app.predict.speech.words import words
@@ -93,8 +94,12 @@ class Whisper(Predictor):
             sound = self._decoder.sound(data)
         except BadFile as refused:
             raise BadInput(f"audio: {refused}.") from None
-        spectrum = Spectrum(self._extractor, sound.samples)
-        return Item((sound, spectrum), asked=asked, units={"audio_ms": sound.milliseconds})
+        spoken = None
+        if pauses := options.get("pauses"):
+            spoken = Spoken(sound.samples, spans(sound.samples, Pauses(**pauses)))
+        heard = sound.samples if spoken is None else spoken.samples
+        spectrum = Spectrum(self._extractor, heard) if spoken is None or len(heard) else None
+        return Item((sound, spectrum, spoken), asked=asked, units={"audio_ms": sound.milliseconds})
 
     def _asked(self, options: dict[str, Any]) -> Asked:
         task, language, prompt = options.get("task", "transcribe"), options.get("language"), options.get("prompt")
@@ -122,11 +127,11 @@ class Whisper(Predictor):
         )  # fmt: skip
 
     async def answer(self, item: Item, run: Run) -> tuple[Any, Units]:
-        sound, spectrum = item.value
+        sound, spectrum, spoken = item.value
         asked: Asked = item.asked
         said, at = Transcript(), 0
         language, probability = asked.language or "", 1.0
-        while at < spectrum.frames:
+        while spectrum is not None and at < spectrum.frames:
             frames = min(self._window, spectrum.frames - at)
             prompt = asked.prompt if at == 0 else ()
             kind = (asked.task, prompt, asked.beams, asked.words)
@@ -135,7 +140,9 @@ class Whisper(Predictor):
             if not language:
                 language, probability = heard.language, heard.language_probability
             at += self._add(said, heard, at, frames, asked) or frames
-        return self._told(said, sound, language, probability), item.units
+        if spectrum is None and not language:
+            language, probability = "en", 0.0  # nobody speaks
+        return self._told(said, sound, spoken, language, probability), item.units
 
     def _add(self, said: Transcript, heard: Heard, at: int, frames: int, asked: Asked) -> int:
         """Adds the window's segments; how many of its frames are done."""
@@ -182,13 +189,18 @@ class Whisper(Predictor):
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _told(self, said: Transcript, sound: Sound, language: str, probability: float) -> dict[str, Any]:
+    def _told(
+        self, said: Transcript, sound: Sound, spoken: Spoken | None, language: str, probability: float
+    ) -> dict[str, Any]:
+        if spoken is not None:
+            spoken.place(said.segments)
         return {
             "text": self._text(said.tokens),
             "language": language,
             "language_name": LANGUAGES.get(language, language),
             "language_probability": probability,
             "duration": round(sound.seconds, 3),
+            "heard": round(sound.seconds if spoken is None else spoken.seconds, 3),
             "segments": said.segments,
         }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from serve_app.api.fields.files import read_file
 from serve_app.api.fields.ranges import Range
-from serve_app.api.fields.values import choice, string
-from serve_app.api.transcripts import TranscribeRequest
+from serve_app.api.fields.values import boolean, choice, string
+from serve_app.api.transcripts import Pauses, TranscribeRequest
 from serve_app.api.workers_ai.read import open_native
 from serve_app.tasks.task import Body
 
@@ -16,7 +16,7 @@ MAX_PROMPT = 2000
 
 
 def parse_transcribe(body: Body) -> TranscribeRequest:
-    """Whisper's three forms; ``vad_filter`` and what else only other decoders have is not looked at."""
+    """Whisper's three forms; what only other decoders have is not looked at."""
     if body.data:
         return TranscribeRequest(body.data, words=True)
     fields, asked = open_native(body.json)
@@ -31,5 +31,6 @@ def parse_transcribe(body: Body) -> TranscribeRequest:
         True,
         SHARE.read(fields, "no_speech_threshold"),
         LOGPROB.read(fields, "log_prob_threshold"),
+        Pauses() if boolean(fields, "vad_filter") else None,
         **asked,
     )

@@ -15,6 +15,7 @@ def input_schema() -> Schema:
         "initial_prompt": field("string", "Words that may occur.", maxLength=read.MAX_PROMPT),
         "prefix": field("string", "The same.", maxLength=read.MAX_PROMPT),
         "beam_size": ranged(read.BEAMS, "Beams of the search; 1 is greedy.", default=1),
+        "vad_filter": field("boolean", "Leaves pauses out before anything is heard.", default=False),
         "no_speech_threshold": ranged(
             read.SHARE, "Windows that are likelier than this to hold no speech are left out."
         ),

@@ -55,7 +55,7 @@ class SpeechRecognition(Task):
                         "language": result["language"],
                         "language_probability": result["language_probability"],
                         "duration": result["duration"],
-                        "duration_after_vad": result["duration"],
+                        "duration_after_vad": result.get("heard", result["duration"]),
                     },
                     "text": result["text"].strip(),
                     "word_count": len(result["text"].split()),
