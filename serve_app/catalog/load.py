@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -164,9 +165,15 @@ def load_record(path: Path) -> ModelRecord:
     CatalogError.
     """
     try:
-        return read_record(path.read_text(encoding="utf-8"), path)
+        return _read_once(path.read_text(encoding="utf-8"), path)
     except UnicodeDecodeError:
         raise CatalogError(path, "", "the file is not readable as YAML in UTF-8", "Save it as UTF-8 text.") from None
+
+
+@lru_cache(maxsize=256)
+def _read_once(text: str, path: Path) -> ModelRecord:
+    """Records do not change; one that has been read is not parsed again while its file says the same."""
+    return read_record(text, path)
 
 
 def read_record(text: str, path: Path) -> ModelRecord:

@@ -25,6 +25,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -161,9 +162,10 @@ class Prices:
         return Price(**amounts, neurons=price.neuron_rates, currency=self.currency)
 
 
-def built_in() -> dict[str, Price]:
+@cache
+def built_in() -> Mapping[str, Price]:
     """Cloudflare's table, by model id."""
-    return {model: Price.model_validate(row) for model, row in _yaml(BUILT_IN).items()}
+    return MappingProxyType({model: Price.model_validate(row) for model, row in _yaml(BUILT_IN).items()})
 
 
 def read_price_list(path: Path) -> PriceList:
