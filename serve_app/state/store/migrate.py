@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +86,37 @@ def locked(database: Database) -> Iterator[None]:
 
 def _make(connection: Connection) -> None:
     """All tables, as the newest migration leaves them in a database that was empty before the first."""
+    statements = _declared(connection.dialect.name)
+    if connection.dialect.name == "postgresql":
+        # Some hundred ways to the server and back are one.
+        connection.connection.driver_connection.execute(";\n".join(statements))  # type: ignore[union-attr]
+    else:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    connection.execute(sa.insert(ledger_closed).values(until=int(time.time() // 86_400)))
+    connection.execute(sa.text(f"INSERT INTO {_VERSION_TABLE} (version_num) VALUES (:head)"), {"head": HEAD})
+
+
+@cache
+def _declared(dialect: str) -> tuple[str, ...]:
+    """The statements that make all tables and their indexes."""
     from serve_app.state.store import sql  # noqa: F401 - its rooms declare the tables
 
-    version_table = sa.Table(
+    found: list[str] = []
+
+    def tell(statement: Any, *_: object, **__: object) -> None:
+        found.append(str(statement.compile(dialect=engine.dialect)))
+
+    driver = "+psycopg" if dialect == "postgresql" else ""
+    engine: Any = sa.create_mock_engine(f"{dialect}{driver}://", tell)
+    metadata.create_all(engine, checkfirst=False)
+    sa.Table(
         _VERSION_TABLE,
         sa.MetaData(),
         sa.Column("version_num", sa.String(32), nullable=False),
         sa.PrimaryKeyConstraint("version_num", name=f"{_VERSION_TABLE}_pkc"),
-    )
-    metadata.create_all(connection)
-    version_table.create(connection)
-    connection.execute(sa.insert(ledger_closed).values(until=int(time.time() // 86_400)))
-    connection.execute(sa.insert(version_table).values(version_num=HEAD))
+    ).create(engine, checkfirst=False)
+    return tuple(found)
 
 
 def _version(connection: Connection) -> str | None:
