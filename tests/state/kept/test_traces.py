@@ -66,6 +66,25 @@ async def test_who_asks_right_after_the_end_at_another_gateway_waits_for_it(gate
     assert (await elsewhere.traces.get("a", "r1"))["status"] == "done" and looks == [("a", "r1")]
 
 
+async def test_a_gateway_that_comes_back_too_late_changes_no_trace_of_a_good_end(gateways):
+    """It had a stream that another has taken over and ended: for itself, its client has left."""
+    late, other = gateways.make("one"), gateways.make("two")
+    await late.start()
+    await other.start()
+    begun = late.traces.begin("r1", "a", "m")
+    other.traces.end(other.traces.begin("r1", "a", "m"), "done", completion_tokens=3)
+    await gateways.settled(other)
+    late.traces.end(begun, "left", completion_tokens=1)
+    await gateways.settled(late)
+    found = await other.traces.get("a", "r1")
+    assert (found["status"], found["events"][-1]["completion_tokens"]) == ("done", 3)
+    # What did not end well may be told again.
+    for status in ("left", "failed", "done"):
+        late.traces.end(late.traces.begin("r2", "a", "m"), status)
+        await gateways.settled(late)
+        assert (await other.traces.get("a", "r2"))["status"] == status
+
+
 async def test_another_accounts_request_is_answered_like_one_that_never_was(gateways):
     state = gateways.make("one")
     await state.start()

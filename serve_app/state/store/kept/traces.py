@@ -28,11 +28,13 @@ class TraceTable:
         self._groups = 0
         new = database.insert(traces)
         changed = {name: new.excluded[name] for name in ("ended", "body", "model", "status", "ms")}
-        self._put = new.on_conflict_do_update(index_elements=["account", "id"], set_=changed)
+        # A gateway that was thought dead tells of a stream that it has lost, perhaps after the one that has ended it.
+        open_still = sa.or_(traces.c.status.is_(None), traces.c.status != "done", new.excluded.status == "done")
+        self._put = new.on_conflict_do_update(index_elements=["account", "id"], set_=changed, where=open_still)
 
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows with the columns of the table; a later one of the same request replaces the earlier, and requests that
-        began before their account was removed go with it.
+        """Rows with the columns of the table; a later one of the same request replaces the earlier, unless that tells of
+        its good end, and requests that began before their account was removed go with it.
         """
         removed = removed_at(connection, (row["account"] for row in rows))
         # A journal of an older program has fewer columns.
