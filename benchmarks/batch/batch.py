@@ -8,6 +8,7 @@
   really take;
 * ``polls``: how long the store takes to find one of many finished batches;
 * ``intake``: lines a second and memory of checking, ordering and cutting a file;
+* ``inline``: how long a gateway takes for 10 MB in one body, by door and length of requests, and for refusals;
 * ``offline``: tokens per second of a batch of short requests through the whole server, over those of its engine alone,
   in turn. It starts a server, and runs only if it is named.
 
@@ -22,7 +23,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.batch import beside, intake, modelled, offline, order, polls
+from benchmarks.batch import beside, inline, intake, modelled, offline, order, polls
 from benchmarks.checks import Checks
 
 Figures = dict[str, Any]
@@ -39,6 +40,7 @@ def misses(part: str, found: Figures) -> list[str]:
         "polls": [
             (found.get("poll_p99_ms", 0) <= polls.MOST_MS, f"poll_p99_ms is meant to be at most {polls.MOST_MS}")
         ],
+        "inline": [(found.get("most_s", 0) <= inline.MOST_S, f"most_s is meant to be at most {inline.MOST_S}")],
         "offline": [(found.get("share", 0) >= offline.LEAST_SHARE, f"share is meant to be {offline.LEAST_SHARE}")],
     }
     for growth in ("ttft_p99_growth", "itl_p99_growth"):
@@ -52,7 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks batch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", default="order,beside,modelled,polls,intake", help="which, separated by commas")
+    parser.add_argument(
+        "--parts", default="order,beside,modelled,polls,intake,inline", help="which, separated by commas"
+    )
     parser.add_argument("--requests", type=int, default=1000, help="of a file (order), of a batch (offline)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each round and side of real-time streams")
     parser.add_argument("--rounds", type=int, default=5)
@@ -62,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--threads", type=int, default=1, help="of the engine of offline")
     parser.add_argument("--batches", type=int, default=100_000, help="finished ones, of polls")
+    parser.add_argument("--bytes", type=int, default=inline.BYTES, help="of a body, of inline")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     arguments = parser.parse_args(argv)
     checks = Checks()
@@ -71,6 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         "intake": lambda: intake.intake(arguments.lines, checks),
         "modelled": lambda: modelled.modelled(arguments.rounds, checks),
         "polls": lambda: polls.polls(arguments.batches, checks),
+        "inline": lambda: inline.inline(arguments.bytes, checks),
         "offline": lambda: offline.offline(
             arguments.requests, arguments.model, arguments.threads, arguments.rounds, checks
         ),

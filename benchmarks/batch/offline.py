@@ -4,6 +4,10 @@ The server has one model with one worker that prefills and decodes. Offline, the
 token ids, with the worker's limits and threads. What the server adds is checking, ordering, its route, tokenising,
 sampling parameters, frames of tokens, answers, results and the ledger on disk, and files of results: on the same cores.
 A batch's time is that from its submission until its results are there.
+
+``engine`` is what the worker's engine did meanwhile, by its own clock and the kernel's counters of its thread: so many
+seconds in steps, of which it computed, waited for a core that another process had, and was held up by other threads of
+its own process. Whatever else the machine does is in ``waited_s``, and the rest says what the server costs its engine.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ def offline(count: int, model: str, threads: int, rounds: int, checks: Checks) -
     ``rounds``.
     """
     sides: list[tuple[float, float]] = []
+    engine: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="serve-app-bench-") as scratch:
         weights = CHECKPOINTS / PICO if model == PICO else write_checkpoint(Path(scratch) / "model", model)
         alone = Alone(weights, threads, checks)
@@ -50,8 +55,10 @@ def offline(count: int, model: str, threads: int, rounds: int, checks: Checks) -
             for number in range(rounds):
                 # Others each round, or their prompts would be cached.
                 lines = list(short_requests(MODEL, count, tokens=TOKENS, seed=number))
+                before = _engine(http)
                 seconds = through_server(http, lines, checks)
                 checks.require()
+                engine.append({name: value - before[name] for name, value in _engine(http).items()})
                 sides.append((seconds, alone.run(lines)))
     batch_s, offline_s = (statistics.median(side) for side in zip(*sides, strict=True))
     return {
@@ -63,7 +70,19 @@ def offline(count: int, model: str, threads: int, rounds: int, checks: Checks) -
         "batch_tokens_per_s": round(count * TOKENS / batch_s, 1),
         "offline_tokens_per_s": round(count * TOKENS / offline_s, 1),
         "share": round(statistics.median(alone_s / seconds for seconds, alone_s in sides), 3),
+        "engine": {name: round(statistics.median(one[name] for one in engine), 2) for name in engine[0]},
     }
+
+
+def _engine(http: httpx.Client) -> dict[str, float]:
+    """Seconds of the worker's engine so far, and its steps."""
+    [worker] = http.get("/v1/status").raise_for_status().json()["models"][MODEL]["workers"]
+    threads = (task / "schedstat" for task in Path(f"/proc/{worker['pid']}/task").iterdir())
+    ran, waited = max([int(number) * 1e-9 for number in stat.read_text().split()[:2]] for stat in threads)
+    busy = worker["busy_seconds"]
+    return {
+        "steps": worker["steps"], "busy_s": busy, "ran_s": ran, "waited_s": waited, "held_up_s": busy - ran - waited
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -74,6 +74,11 @@ class ShardPlan:
     shared_bytes: int = 0
 
 
+def too_many(most: int) -> InvalidInput:
+    """Of a batch with more than ``most`` requests."""
+    return InvalidInput(f"A batch has at most {most} requests; send several batches.", param="requests")
+
+
 class _Wrong(Sequence[Result]):
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -137,7 +142,7 @@ class Intake:
         """
         self.total += 1
         if self.total > self._most:
-            raise InvalidInput(f"A batch has at most {self._most} requests; send several batches.", param="requests")
+            raise too_many(self._most)
         if self.total % STEP == 0:
             time.sleep(0)
         try:

@@ -64,11 +64,19 @@ def test_intake(capsys):
     assert found["lines"] == 700 and found["lines_per_s"] > 0 and found["more_mb"] >= 0
 
 
+def test_inline(capsys):
+    assert batch.main(["--parts", "inline", "--bytes", "60000", "--json"]) == 0
+    found = figures(capsys)
+    assert found["inline"]["native_short"]["requests"] > found["inline"]["native_long"]["requests"] > 0
+    assert found["answers"] > 30 and found["inline"]["too_large"]["s"] > 0
+
+
 def test_what_misses_its_target_says_so():
     assert batch.misses("order", {"gain": 1.6}) == [] and len(batch.misses("order", {"gain": 1.4})) == 1
     assert len(batch.misses("intake", {"more_mb": 200.0, "lines_per_s": 5})) == 2
     assert len(batch.misses("beside", {"ttft_p99_growth": 1.2, "itl_p99_growth": 1.0})) == 1
     assert batch.misses("polls", {"poll_p99_ms": 4.0}) == [] and len(batch.misses("polls", {"poll_p99_ms": 6.0})) == 1
+    assert len(batch.misses("inline", {"most_s": 1.2})) == 1
     assert len(batch.misses("offline", {"share": 0.8})) == 1 and intake.LEAST_LINES == 20_000
 
 

@@ -33,8 +33,8 @@ class TraceTable:
         self._put = new.on_conflict_do_update(index_elements=["account", "id"], set_=changed, where=open_still)
 
     def write(self, connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-        """Rows with the columns of the table; a later one of the same request replaces the earlier, unless that tells of
-        its good end, and requests that began before their account was removed go with it.
+        """Rows with the columns of the table; a later one of the same request replaces the earlier, unless that is
+        its good end; requests that began before their account was removed go with it.
         """
         removed = removed_at(connection, (row["account"] for row in rows))
         # A journal of an older program has fewer columns.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from serve_app.api.fields.lora import with_lora
 from serve_app.api.receipt import MICRO
 from serve_app.api.workers_ai import batches as workers_ai
 from serve_app.batch.doors import native_door
+from serve_app.batch.intake import STEP, too_many
 from serve_app.batch.progress import cost
 from serve_app.batch.sheet import Sheet, batch_id
 from serve_app.gateway.batch_estimate import asks_estimate, estimate_batch
@@ -35,10 +37,12 @@ async def queued(exchange: Exchange, request: Request, name: str, body: dict[str
         return await poll(exchange, request, asked)
     if len(request.state.raw_body) > MAX_BYTES:
         raise BodyTooLarge(MAX_BYTES)
-    items = [with_lora(each, name) if isinstance(each, dict) else each for each in workers_ai.parse_requests(body)]
+    items = workers_ai.parse_requests(body)
     model = await exchange.model(request, name, ready=False)
     gateway, caller = exchange.gateway, request.state.caller
-    packed = [orjson.dumps(item) for item in items]
+    if len(items) > gateway.batches.known.most:
+        raise too_many(gateway.batches.known.most)
+    packed = await gateway.batches.aside(_packed, items, name)
     door = native_door(caller.account, model.id)
     if workers_ai.estimate_asked(body) or asks_estimate(request):
         return json_answer(success(await estimate_batch(gateway, door, caller, packed)))
@@ -46,6 +50,18 @@ async def queued(exchange: Exchange, request: Request, name: str, body: dict[str
     sheet = Sheet(named, "workers-ai", caller, {"id": named, "model": model.id})
     made = await gateway.batches.submit(sheet, door, packed)
     return json_answer(success(workers_ai.render_queued(made.id, model.id)))
+
+
+def _packed(items: list[Any], name: str) -> list[bytes]:
+    """Each request as JSON, with the adapter that the address names. Tens of thousands take a while, and let others in
+    between.
+    """
+    found = []
+    for number, item in enumerate(items):
+        if number % STEP == 0:
+            time.sleep(0)
+        found.append(orjson.dumps(with_lora(item, name) if isinstance(item, dict) else item))
+    return found
 
 
 async def poll(exchange: Exchange, request: Request, asked: str) -> Response:
