@@ -32,6 +32,7 @@ from serve_app.tasks.task import Body, BodyLimits
 # How many wordings are remembered.
 MAX_WORDINGS = 4096
 _ROLES = frozenset({"system", "user", "assistant", "developer"})
+_NAME = re.compile(r"\W")
 _RUN = re.compile(r"/client/v4/accounts/[^/]+/ai/run/(?P<model>.+)")
 
 
@@ -117,7 +118,8 @@ class Checker:
     caller: Caller
     _models: dict[tuple[str, type[Asked] | None], ServedModel] = field(default_factory=dict)
     _limits: dict[str, ModelLimits] = field(default_factory=dict)
-    _wordings: dict[tuple[str, bytes], tuple[ServedModel, dict[str, str]]] = field(default_factory=dict)
+    # What is known of each: its model and what is kept of it, or why it is refused.
+    _wordings: dict[tuple[str, bytes], tuple[ServedModel, dict[str, str]] | InvalidInput] = field(default_factory=dict)
     _adapters: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
 
     def check(self, url: str, raw: bytes) -> Checked:
@@ -133,10 +135,18 @@ class Checker:
         key = (url, _wording(body, varying))
         known = self._wordings.get(key)
         if known is None:
-            model, parsed = self._parsed(url, form, raw)
             if len(self._wordings) >= MAX_WORDINGS:
                 self._wordings.clear()
+            try:
+                model, parsed = self._parsed(url, form, raw)
+            except InvalidInput as error:
+                # What is wrong with the prompt of one is wrong with no other.
+                if error.param is not None and _NAME.split(error.param, 1)[0] in body.keys() - set(varying):
+                    self._wordings[key] = error
+                raise
             known = self._wordings[key] = model, self._kept(model, parsed)
+        if isinstance(known, InvalidInput):
+            raise known.with_traceback(None)
         model, kept = known
         limit = body_limit(model, self.known.bodies)
         if len(raw) > limit:

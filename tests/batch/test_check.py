@@ -65,6 +65,20 @@ def test_what_was_checked_before_changes_nothing(tmp_path, url):
     assert 10 < differ < 300
 
 
+def test_what_is_wrong_with_many_is_read_once(tmp_path, monkeypatch):
+    checker, looked = Checker(known(tmp_path), Caller("local")), []
+    monkeypatch.setattr(Checker, "_parsed", lambda *a, whole=Checker._parsed: looked.append(a) or whole(*a))
+    url, body = "/v1/chat/completions", GOOD["/v1/chat/completions"]
+    for text in ("one", "two"):
+        told = verdict(checker, url, {**body, "messages": [{"role": "user", "content": text}], "temperature": 9})
+        assert "temperature" in told and len(looked) == 1
+    assert verdict(checker, url, body) == CHAT and len(looked) == 2
+    # A prompt that is wrong says nothing of others.
+    for text in ("x", 7, "y"):
+        verdict(checker, url, {**body, "messages": [{"role": "user", "content": text}], "max_tokens": 3})
+    assert verdict(checker, url, {**body, "max_tokens": 3}) == CHAT
+
+
 def test_streams_estimates_and_strangers_are_refused(tmp_path):
     checker = Checker(known(tmp_path), Caller("local"))
     url, body = "/v1/chat/completions", GOOD["/v1/chat/completions"]
