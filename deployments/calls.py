@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.supervisor import WorkerLost
-from serve_app.api.errors import OutOfCapacity
+from serve_app.api.errors import ModelLoading, OutOfCapacity
 from serve_app.gateway.resume import log as resume
 from serve_app.ray_private.detached import detached
 from serve_app.ray_private.hinted_router import HINT
@@ -26,8 +26,13 @@ async def ask_all_replicas(model: ServedModel, method: Method[C, R], call: C, st
 
 
 async def call_application(model: ServedModel, method: Method[C, R], call: C, stage: str = "", replica: str = "") -> R:
-    """Calls a method of a model's application; ``replica`` is a wish. Cancelling the await cancels the call there."""
-    handle = model.handle(serve.get_deployment_handle, stage)
+    """Calls a method of a model's application; ``replica`` is a wish. Cancelling the await cancels the call there.
+    Raises `ModelLoading` where Serve knows of no such application yet: a model that sleeps is asked before it is ready.
+    """
+    try:
+        handle = model.handle(serve.get_deployment_handle, stage)
+    except KeyError as error:
+        raise ModelLoading(model.id, retry_after=2.0) from error
     wish = {HINT: replica} if replica else {}
     # A resumable stream goes on when the client has left who asked for it.
     with detached() if resume.current.get() is not None else nullcontext():

@@ -140,7 +140,8 @@ FAULTS = (
           needs=_no_other_gateway),
     Fault("pool-stopped", "the node's KV pool hangs", stopped(POOL), hold=SHORT),
     Fault("gateway-stopped", "the gateway hangs", stopped(GATEWAYS), ANYTHING, SHORT, True, GATEWAY_S),
-    Fault("runner-stopped", "what runs batches hangs", stopped(RUNNERS), hold=LONG),
+    # It may hold SQLite's lock meanwhile.
+    Fault("runner-stopped", "what runs batches hangs", stopped(RUNNERS), NO_STORE, hold=LONG),
     Fault("haproxy-stopped", "HAProxy hangs", stopped(HAPROXY), ANYTHING, SHORT, True),
     Fault("controller-stopped", "Serve's controller hangs", stopped(named("ray::ServeController")), hold=SHORT),
     Fault("server-lost", "kill -9 of Ray's GCS, raylet or agents, or of the server itself; then it is started again",
