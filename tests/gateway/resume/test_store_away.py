@@ -57,15 +57,19 @@ async def test_what_was_refused_is_run_by_nobody_though_the_store_takes_it(start
         return refused
 
     monkeypatch.setattr(one.state.streams, "write", late)
-    answer = await one.http.post("/v1/chat/completions", json=RESUMES)
-    assert answer.status_code == 503 and asked[0].id == answer.headers["cf-ray"]
+    refused = []
+    while not asked:  # on a busy machine one may be refused before it is given to the store
+        answer = await one.http.post("/v1/chat/completions", json=RESUMES)
+        assert answer.status_code == 503
+        refused.append(answer.headers["cf-ray"])
+    assert asked[0].id in refused
     through.set()
     await until(lambda: wrote)
     for gateway in (one, other):
         await looks(gateway, 3, monkeypatch)
     worker.on.set()
     await until(lambda: one.state.streams.shown("local", asked[0].id, 0).status == "expired")
-    assert len(worker.calls) == 1 and charged(one, other) == []
+    assert len(worker.calls) <= len(refused) and charged(one, other) == []
 
 
 def test_the_end_of_a_stream_comes_behind_what_it_was_begun_with():
