@@ -290,3 +290,29 @@ async def test_anthropics_sdk_reads_what_was_not_run(endless):
     assert batch.request_counts.canceled + batch.request_counts.expired == 1
     (found,) = [one async for one in await client.messages.batches.results(batch.id)]
     assert found.result.type == endless.how.replace("cancelled", "canceled")
+
+
+@pytest.mark.parametrize("endless", ["cancelled"], indirect=True)
+async def test_progress_is_told_as_it_goes_on(endless, monkeypatch):
+    run, backend = f"{ACCOUNT}/run/{endless.model}", endless.gateway.backends[endless.model]
+    made = await endless.http.post(run, params={"queueRequest": "true"}, json={"requests": [{"messages": TURN}] * 3})
+    path = f"{ACCOUNT}/batches/{made.json()['result']['request_id']}"
+    find, found = endless.gateway.batches.find, []
+
+    async def seen(*which: Any) -> Any:
+        found.append(await find(*which))
+        return found[-1]
+
+    monkeypatch.setattr(endless.gateway.batches, "find", seen)
+    telling = asyncio.ensure_future(endless.http.get(f"{path}/events"))
+    async with asyncio.timeout(60):
+        await backend.begun.wait()
+        while not found:
+            await asyncio.sleep(0.01)
+    await endless.http.post(f"{path}/cancel")
+    *events, done = (await telling).text.strip().split("\n\n")
+    told = [event.removeprefix("event: ").split("\ndata: ") for event in events]
+    assert done == "data: [DONE]" and told[0][0] == "batch" and told[-1][0] == endless.how
+    states = [orjson.loads(state) for _, state in told]
+    assert states[0]["requests"]["waiting"] == 3 and states[-1]["requests"][endless.how] == 3
+    assert len({state["status"] for state in states}) > 1
