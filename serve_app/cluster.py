@@ -194,7 +194,7 @@ class LocalCluster:
 
         started = self._catalog.started(self._settings.profile, self._settings.models)
         if any(stage.ranks > 1 and stage.num_gpus for _, profile in started for stage in profile.stages.values()):
-            gpus = ray.cluster_resources().get("GPU", 0.0)
+            gpus = [node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]]
             for record, profile in started:
                 check_room(record, profile, gpus, self._catalog.source(record.id))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from serve_app.catalog.errors import CatalogError
@@ -15,12 +16,13 @@ def check_ranks(record: ModelRecord, profile_name: ProfileName, source: Path) ->
     """Raises CatalogError for what workers of several ranks can't do yet."""
     for name, stage in record.serving[profile_name].stages.items():
         place = f"serving.{profile_name}.{name}"
-        if stage.expert_parallel > 1:
+        if stage.expert_parallel not in (1, stage.tensor_parallel):
             raise CatalogError(
                 source,
                 f"{place}.expert_parallel",
-                "ranks divide every expert's columns, and do not hold whole experts yet",
-                "Leave expert_parallel out; tensor_parallel divides experts as well.",
+                f"whole experts lie on the ranks that divide a layer, which are {stage.tensor_parallel} and not "
+                f"{stage.expert_parallel}",
+                "Give tensor_parallel the same number, or leave expert_parallel out: then ranks divide every expert.",
             )
         if stage.ranks == 1:
             continue
@@ -43,25 +45,31 @@ def check_ranks(record: ModelRecord, profile_name: ProfileName, source: Path) ->
             )
 
 
-def check_room(record: ModelRecord, profile: Profile, gpus: float, source: Path) -> None:
-    """Raises CatalogError for a worker that asks for more GPUs than the cluster can ever have."""
+def check_room(record: ModelRecord, profile: Profile, gpus: Sequence[float], source: Path) -> None:
+    """Raises CatalogError for a worker that asks for more GPUs than the cluster can ever have. ``gpus``: of each of its
+    nodes.
+    """
     for name, stage in profile.stages.items():
         needed = stage.ranks * stage.num_gpus
-        if stage.ranks > 1 and needed > gpus:
-            raise CatalogError(
-                source,
-                f"serving.*.{name}.tensor_parallel",
-                f"a worker of {record.id} takes {needed:g} GPUs, one for each of its {stage.ranks} ranks, and there "
-                f"are {gpus:g}",
-                f"Add {needed - gpus:g} GPUs, or divide the model among fewer ranks.",
-            )
+        # Ranks that divide a layer are on one node, and with stages wherever there is room.
+        apart = stage.pipeline_parallel > 1
+        there = sum(gpus) if apart else max(gpus, default=0.0)
+        if stage.ranks == 1 or needed <= there:
+            continue
+        has = f"there are {there:g}" if apart or len(gpus) < 2 else f"no node has more than {there:g}"
+        raise CatalogError(
+            source,
+            f"serving.*.{name}.tensor_parallel",
+            f"a worker of {record.id} takes {needed:g} GPUs, one for each of its {stage.ranks} ranks, and {has}",
+            f"Add {needed - there:g} GPUs, or divide the model among fewer ranks.",
+        )
 
 
 def _obstacle(record: ModelRecord, name: str, stage: Stage) -> str:
     if name not in ENGINES:
         return f"{name} stage"
-    if record.adapters is not None:
-        return "adapters (lora)"
+    if record.adapters is not None and stage.pipeline_parallel > 1:
+        return "adapters (lora) with pipeline_parallel"
     if record.quantization != "none":
         return f"quantization {record.quantization}"
     if record.draft is not None and record.draft.method == "eagle3":

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.catalog.tasks import TaskDeclaration, declared
@@ -76,6 +76,8 @@ class HealthMonitor:
             model.detail = {"state": application.state}
             if application.message:
                 model.detail["message"] = application.message[:500]
+            if application.troubles:
+                model.detail["deployments"] = {name: said[:500] for name, said in application.troubles.items()}
             if application.state != "running":
                 model.detail["stages"] = {
                     e.stage: {"step": e.step, "seconds": round(time.time() - e.since, 1)}
@@ -99,6 +101,8 @@ class ApplicationState:
     state: str
     message: str
     answering: Mapping[str, bool]
+    # What Serve says of deployments that are not as they should be: of one that waits for room, what it needs.
+    troubles: Mapping[str, str] = field(default_factory=dict)
 
 
 def can_serve(application: ApplicationState, task: TaskDeclaration, before: bool) -> bool:
@@ -126,11 +130,23 @@ def has_replicas(deployment: dict[str, Any]) -> bool:
     return deployment["status"] == "HEALTHY" or running
 
 
+def troubles_of(deployments: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """What Serve says, by deployment, of those that are not healthy. A replica for which there is no room waits, and
+    after half a minute that is told with what it needs and what there is.
+    """
+    return {
+        name.lower(): each["message"]
+        for name, each in deployments.items()
+        if each["status"] != "HEALTHY" and each["message"]
+    }
+
+
 def _read() -> tuple[dict[str, ApplicationState], list[LoadProgress]]:
     found = {}
     for name, application in applications().items():
         answering = {name: has_replicas(deployment) for name, deployment in application["deployments"].items()}
-        found[name] = ApplicationState(application["status"].lower(), application["message"], answering)
+        troubles = troubles_of(application["deployments"])
+        found[name] = ApplicationState(application["status"].lower(), application["message"], answering, troubles)
     # Whose model runs has none to tell, and each worker's costs a call.
     loading = any(application.state != "running" for application in found.values())
     return found, read_progress() if loading else []

@@ -33,15 +33,18 @@ def test_ranks_are_a_stage_s_own():
     check(found)
     assert found.serving["gpu"].stages["decode"].ranks == 8
     check(record("local", tensor_parallel=2))
+    check(record("local", tensor_parallel=2, expert_parallel=2))
+    check(record("local", tensor_parallel=2, other={"lora": True}))
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (record(**GPUS, expert_parallel=4), "do not hold whole experts yet"),
+        (record(**GPUS, expert_parallel=2), "which are 4 and not 2"),
+        (record("local", expert_parallel=2), "which are 1 and not 2"),
         (record(**{**GPUS, "num_gpus": 0.5}), "one GPU or none, and not 0.5"),
         (record(tensor_parallel=2, num_gpus=1), "does not measure its cache yet"),
-        (record(**GPUS, other={"lora": True}), "has no adapters"),
+        (record(**GPUS, pipeline_parallel=2, other={"lora": True}), "has no adapters .lora. with pipeline_parallel"),
         (record(**GPUS, other={"quantization": "fp8"}), "has no quantization fp8"),
         (record(**GPUS, other={"draft": {"method": "eagle3", "weights": {"repo": "me/head"}}}), "has no EAGLE-3 head"),
     ],
@@ -53,8 +56,13 @@ def test_what_several_ranks_can_not_do_is_refused_by_name(found, said):
 
 def test_more_gpus_than_there_can_be():
     found = record(**GPUS)
-    check_room(found, found.serving["gpu"], 4.0, Path("large.yaml"))
+    check_room(found, found.serving["gpu"], [4.0], Path("large.yaml"))
     with pytest.raises(CatalogError, match="takes 4 GPUs, one for each of its 4 ranks, and there are 2.*Add 2 GPUs"):
-        check_room(found, found.serving["gpu"], 2.0, Path("large.yaml"))
+        check_room(found, found.serving["gpu"], [2.0], Path("large.yaml"))
+    # Ranks that divide a layer are on one node.
+    with pytest.raises(CatalogError, match="takes 4 GPUs.* and no node has more than 3.*Add 1 GPUs"):
+        check_room(found, found.serving["gpu"], [3.0, 3.0], Path("large.yaml"))
+    apart = record(**{**GPUS, "tensor_parallel": 2}, pipeline_parallel=2)
+    check_room(apart, apart.serving["gpu"], [2.0, 2.0], Path("large.yaml"))
     small = record("local", tensor_parallel=2)
-    check_room(small, small.serving["local"], 0.0, Path("large.yaml"))
+    check_room(small, small.serving["local"], [0.0], Path("large.yaml"))

@@ -39,7 +39,7 @@ def test_a_split_is_written_and_can_be_started(home, tmp_path, capsys):
     [(record, profile)] = load_catalog(home).started("gpu", ["@cf/local/tiny"])
     assert profile.stages["decode"].ranks == 2
     with pytest.raises(CatalogError, match="takes 2 GPUs, one for each of its 2 ranks, and there are 1"):
-        check_room(record, profile, 1.0, file)
+        check_room(record, profile, [1.0], file)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from ray.serve.schema import DeploymentStatus, ReplicaState
 
 from serve_app.catalog.tasks import declared
-from serve_app.gateway.health import ApplicationState, can_serve, has_replicas
+from serve_app.gateway.health import ApplicationState, can_serve, has_replicas, troubles_of
 
 TEXT, EMBEDDINGS = declared()["text-generation"], declared()["text-embeddings"]
 ALL = {"Text": True, "Decode": True, "Prefill": True, "Draft": True}
@@ -53,3 +53,15 @@ def test_what_is_deleted_or_not_there_does_not_serve() -> None:
 def test_a_new_controller_has_yet_to_ask_replicas_that_never_stopped(status, states, there) -> None:
     replicas = [{"state": ReplicaState(state)} for state, count in states.items() for _ in range(count)]
     assert has_replicas({"status": DeploymentStatus(status), "replicas": replicas}) is there
+
+
+def test_a_deployment_that_waits_for_room_says_what_it_needs() -> None:
+    said = "has 1 replicas that have taken more than 30s to be scheduled"
+    told = troubles_of(
+        {
+            "Text": {"status": DeploymentStatus("HEALTHY"), "message": ""},
+            "Decode": {"status": DeploymentStatus("UPDATING"), "message": said},
+            "Prefill": {"status": DeploymentStatus("UPDATING"), "message": ""},
+        }
+    )
+    assert told == {"decode": said}
