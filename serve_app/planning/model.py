@@ -13,14 +13,18 @@ from serve_app.planning.tensors import Tensor
 
 @dataclass(slots=True)
 class Part:
-    """Tensors of one role in one layer, or beside the layers."""
+    """Tensors of one role in one layer, or beside the layers. ``keys``: of the bytes, those that make keys and
+    values.
+    """
 
     values: int = 0
     bytes: int = 0
+    keys: int = 0
 
     def add(self, tensor: Tensor) -> None:
         self.values += tensor.values
         self.bytes += tensor.bytes
+        self.keys += tensor.bytes if tensor.makes_keys else 0
 
 
 Parts = dict[str, Part]
@@ -47,6 +51,11 @@ class Model:
     context: int
     tied: bool
     dropped: int  # bytes of layers that are in the files and are not served, as those that draft
+
+    @property
+    def kv_heads(self) -> int:
+        """Of a layer, the fewest; 0 where they lie as latents."""
+        return min((cache.heads for cache in self.caches if cache.heads), default=0)
 
     @property
     def weight_bytes(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from serve_app.planning.model import Model, Parts
+from serve_app.parallel.stages import stages
+from serve_app.planning.model import Model, Part, Parts
 
 # Every rank of a stage has all of these. What is left is divided: columns or rows of matrices, heads, experts, the
 # vocabulary. Projections into a latent are divided by their inputs, and a small all-reduce adds their results.
@@ -86,7 +87,7 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int) -> li
         held += [last] if end == len(model.layers) else []
         for parts in held:
             for role, part in parts.items():
-                mine = part.bytes if role in WHOLE else -(-part.bytes // split.tensor)
+                mine = _mine(role, part, model.kv_heads, split.tensor)
                 rank.weights[role] = rank.weights.get(role, 0) + mine
                 rank.copies += part.bytes * (split.tensor - 1) // split.tensor if role in WHOLE else 0
         rank.activations = activation_bytes(model, split, batch_tokens, sampled if end == len(model.layers) else 0)
@@ -94,30 +95,13 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int) -> li
     return ranks
 
 
-def stages(costs: list[int], count: int, ends: tuple[int, int]) -> list[tuple[int, int]]:
-    """Layers [first, last) of each stage so that the fullest holds least. ``ends``: bytes before the first and behind
-    the last layer.
-    """
-    sums = [0]
-    for each in costs:
-        sums.append(sums[-1] + each)
-
-    def held(begin: int, end: int) -> int:
-        return sums[end] - sums[begin] + (ends[0] if begin == 0 else 0) + (ends[1] if end == len(costs) else 0)
-
-    layers = len(costs)
-    best: list[list[tuple[int, int]]] = [[(held(0, end), 0) for end in range(layers + 1)]]
-    for stage in range(1, count):
-        row = [(0, 0)] * (stage + 1)
-        for end in range(stage + 1, layers + 1):
-            row.append(min((max(best[-1][cut][0], held(cut, end)), cut) for cut in range(stage, end)))
-        best.append(row)
-    found, end = [], layers
-    for stage in range(count - 1, -1, -1):
-        begin = best[stage][end][1]
-        found.append((begin, end))
-        end = begin
-    return found[::-1]
+def _mine(role: str, part: Part, kv_heads: int, tensor: int) -> int:
+    """Bytes of a part on the fullest rank of a stage."""
+    if role in WHOLE:
+        return part.bytes
+    # Fewer heads than ranks lie on several of them.
+    keys = part.keys if not kv_heads or kv_heads >= tensor else part.keys * tensor // kv_heads
+    return -(-(part.bytes - part.keys + keys) // tensor)
 
 
 def activation_bytes(model: Model, split: Split, tokens: int, sampled: int) -> int:

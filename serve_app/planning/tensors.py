@@ -31,6 +31,7 @@ _PATTERNS = [(role, re.compile(pattern)) for role, pattern in ROLES]
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 # Beside packed codes: numbers that no row is multiplied with.
 _SCALES = re.compile(r"(scale|scales|scale_inv|_scale_\w+|zero_point|qzeros|g_idx|weight_shape)$")
+_KEYS = re.compile(r"\.[kv]_proj\.")
 _PACKED = re.compile(r"(weight_packed|qweight|_blocks)$")
 
 
@@ -52,6 +53,11 @@ class Tensor:
     @property
     def role(self) -> str:
         return next((role for role, pattern in _PATTERNS if pattern.search(self.name)), "others")
+
+    @property
+    def makes_keys(self) -> bool:
+        """Whether it is a projection to keys or values and nothing else."""
+        return _KEYS.search(self.name) is not None
 
     @property
     def layer(self) -> int | None:

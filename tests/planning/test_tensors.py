@@ -5,9 +5,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from serve_app.parallel.stages import stages
 from serve_app.planning.cache import layer_caches
 from serve_app.planning.formats import read_format
-from serve_app.planning.ranks import stages
 from serve_app.planning.tensors import NoTensors, Tensor, from_headers, read_headers
 
 
