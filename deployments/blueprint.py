@@ -71,6 +71,7 @@ class Blueprint:
             "max_num_seqs": size.max_num_seqs,
             "tensor_parallel": size.tensor_parallel,
             "pipeline_parallel": size.pipeline_parallel,
+            "expert_parallel": size.expert_parallel,
             "max_model_len": record.properties.context_window or 0,
             "several_nodes": settings.profile != "local",
             "kv_disk_dir": str(settings.kv_disk_dir or ""),

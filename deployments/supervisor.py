@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments import pulse
+from serve_app.activity import read_activity
 from serve_app.ray_private.fork_server import forked
 from serve_app.wire.replicas import Counters, Pulse, read_counters, read_pulse
 
@@ -149,7 +150,7 @@ class Supervisor:
                     pid, step_s = told.pid, told.step_s
                     await asyncio.sleep(pulse.PERIOD_S)
                 if pid is not None:
-                    read = pulse.read_activity(pid) if pulse.needs_look(step_s) else None
+                    read = read_activity(pid) if pulse.needs_look(step_s) else None
                     if reason := watch.look(step_s, read):
                         self._give_up(worker, pid, reason)
         except ray.exceptions.RayActorError:

@@ -52,9 +52,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # What ranks say and compute together; a model's part is read in serve_app.models.divided.
     "serve_app.parallel": {
-        "numpy", "torch", "serve_app.costs", "serve_app.engine", "serve_app.wire.message", "serve_app.wire.ranks",
+        "numpy", "torch", "serve_app.activity", "serve_app.costs", "serve_app.engine", "serve_app.wire.message",
+        "serve_app.wire.ranks",
     },
     "serve_app.parallel.place": set(),
+    "serve_app.parallel.stages": set(),
     "serve_app.grammar": {"llguidance", "numpy", "serve_app.api", "serve_app.engine.constrain", "serve_app.text"},
     "serve_app.models": {
         "serve_app.sampling_params",
@@ -79,7 +81,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "serve_app.distill", "serve_app.models", "serve_app.text",
     },
     "serve_app.client": {"httpx", "serve_app.cluster", "serve_app.config"},
-    "serve_app.planning": {"huggingface_hub", "torch", "transformers", "yaml", "serve_app.catalog"},
+    "serve_app.planning": {
+        "huggingface_hub", "torch", "transformers", "yaml", "serve_app.catalog", "serve_app.parallel.stages",
+    },
     "serve_app.kv": {
         "msgspec", "numpy", "ray", "serve_app.costs", "serve_app.logs", "serve_app.ray_private.fork_server",
         "serve_app.wire",
@@ -235,6 +239,7 @@ def test_every_room_has_an_arrow() -> None:
     above |= {"serve_app.serving", "serve_app.serve_config", "serve_app.kubernetes", "serve_app.dashboard_command"}
     above |= {"serve_app.clouds"}
     leaves = {
+        "serve_app.activity",
         "serve_app.inner_ports",
         "serve_app.logs",
         "serve_app.progress",

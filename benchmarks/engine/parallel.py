@@ -58,7 +58,7 @@ def write_checkpoint(folder: Path, layers: int, hidden: int) -> None:
 @contextlib.contextmanager
 def model_on(spec: WorkerSpec, path: Path) -> Iterator[tuple[Any, Ranks | None]]:
     """The model on as many ranks as ``spec`` says."""
-    from serve_app.parallel.group import leave
+    from serve_app.parallel.meeting import leave
     from serve_app.worker.loading import load_model
 
     def quiet(step: str) -> None:
@@ -103,7 +103,7 @@ def measure(model: Any, ranks: Ranks | None, batch: int, new: int) -> tuple[dict
 
     step()  # the prompts
     forward = ranks.forward if ranks is not None else None
-    together = ranks.group.together_s if ranks is not None else 0.0
+    together = ranks.group.waiting.total_s if ranks is not None else 0.0
     passes, telling = (forward.seconds, forward.telling_s) if forward is not None else (0.0, 0.0)
     began, steps = time.perf_counter(), engine.stats.steps
     while engine.has_work:
@@ -114,7 +114,7 @@ def measure(model: Any, ranks: Ranks | None, batch: int, new: int) -> tuple[dict
         "tokens_s": round(batch * (new - 1) / seconds, 1),
     }
     if ranks is not None and forward is not None:
-        parts = {"collectives": ranks.group.together_s - together, "telling": forward.telling_s - telling}
+        parts = {"collectives": ranks.group.waiting.total_s - together, "telling": forward.telling_s - telling}
         parts["products"] = forward.seconds - passes - sum(parts.values())
         parts["engine"] = seconds - (forward.seconds - passes)
         found["share"] = {name: round(part / seconds, 3) for name, part in parts.items()}

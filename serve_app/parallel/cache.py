@@ -10,6 +10,8 @@ over to one of two, or of one. Rank 0 puts a block's bytes together from the ran
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,10 +63,20 @@ class GroupShape(KVShape):
     parts: tuple[Part, ...] = ()
     group: Any = None
     leader: Any = None
+    # Ends the worker: a copy that fails leaves ranks at different places.
+    on_failure: Callable[[BaseException], None] = lambda error: None
 
     @classmethod
-    def of(cls, parts: list[Part], dtype: torch.dtype, group: Group, leader: Leader) -> GroupShape:
-        return cls(whole_shape(parts, dtype).layers, dtype, parts=tuple(parts), group=group, leader=leader)
+    def of(
+        cls,
+        parts: list[Part],
+        dtype: torch.dtype,
+        group: Group,
+        leader: Leader,
+        on_failure: Callable[[BaseException], None],
+    ) -> GroupShape:
+        layers = whole_shape(parts, dtype).layers
+        return cls(layers, dtype, parts=tuple(parts), group=group, leader=leader, on_failure=on_failure)
 
     @property
     def block_bytes(self) -> int:
@@ -74,6 +86,15 @@ class GroupShape(KVShape):
         """On every rank; this is rank 0's."""
         self.leader.tell(RankAllocate(num_blocks))
         return GroupCache(self, num_blocks, device)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is done inside is done by all ranks or ends the worker."""
+        try:
+            yield
+        except BaseException as error:
+            self.on_failure(error)
+            raise
 
 
 class GroupCache(KVCache):
@@ -91,6 +112,10 @@ class GroupCache(KVCache):
 
     def copy_out(self, blocks: list[int]) -> Tensor:
         """The payload of ``blocks``, of all layers and heads, on rank 0's device."""
+        with self.whole.together():
+            return self._gather(blocks)
+
+    def _gather(self, blocks: list[int]) -> Tensor:
         whole, group = self.whole, self.whole.group
         whole.leader.tell(RankCopyOut(_ids(blocks)))
         payload = torch.empty(len(blocks) * whole.layout.block_bytes, dtype=torch.uint8, device=self.device)
@@ -108,8 +133,7 @@ class GroupCache(KVCache):
 
     def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
         """Overwrites ``blocks`` on every rank; as :meth:`KVCache.copy_in`."""
-        whole, group = self.whole, self.whole.group
-        each = whole.layout.block_bytes
+        each = self.whole.layout.block_bytes
         held, rest = divmod(payload.numel(), each)
         if payload.dtype != torch.uint8 or rest or first + len(blocks) > held:
             raise ValueError(
@@ -117,6 +141,13 @@ class GroupCache(KVCache):
                 f"{each} bytes; only caches of one layout can exchange them"
             )
         began = time.perf_counter()
+        with self.whole.together():
+            self._hand_out(blocks, payload, first, held)
+        self.copies.add(len(blocks) * each, time.perf_counter() - began)
+
+    def _hand_out(self, blocks: list[int], payload: Tensor, first: int, held: int) -> None:
+        """``held``: blocks of the payload."""
+        whole, group = self.whole, self.whole.group
         whole.leader.tell(RankCopyIn(_ids(blocks)))
         sources = views(whole, payload, held)
         for rank, part in enumerate(whole.parts):
@@ -128,7 +159,6 @@ class GroupCache(KVCache):
                 group.send_bytes(data, rank)
             else:
                 self.own.copy_in(blocks, data)
-        self.copies.add(len(blocks) * each, time.perf_counter() - began)
 
 
 def first_head(place: Place, heads: int, all_heads: int) -> int:

@@ -5,60 +5,35 @@ Every rank calls the same ones in the same order; torch.distributed takes the wa
 
 from __future__ import annotations
 
-import hashlib
-import os
-import secrets
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from serve_app.parallel.life import Waiting
 from serve_app.parallel.place import Place
-
-# A rank waits so long for others in a collective. One that is gone is noticed at once; this is for one that hangs.
-# Weights of a large model may be read from a disk by one rank while another has them in memory.
-TIMEOUT = timedelta(minutes=30)
-# Until a rank has said who it is, once it is connected.
-GREET = timedelta(seconds=60)
-LOOPBACK = "127.0.0.1"
-
-
-_DIGEST = hashlib.sha256().digest_size
-
-
-class NotARank(RuntimeError):
-    """Somebody else is connected, or nobody."""
-
-
-def _digest(token: str, sender: int, receiver: int) -> bytes:
-    return hashlib.sha256(f"{token} {sender} {receiver}".encode()).digest()
-
-
-def _shown(token: str, sender: int, receiver: int) -> Tensor:
-    return torch.tensor(list(_digest(token, sender, receiver)), dtype=torch.uint8)
 
 
 class Group:
-    """The ranks of one worker, seen from one of them. ``together_s`` adds up the seconds spent in collectives."""
+    """The ranks of one worker, seen from one of them. ``waiting`` counts the time in collectives.
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    ``agree(ok)``: whether all ranks say yes, however long each takes; every one asks at the same places
+    (:meth:`.link.Leader.agree`).
+    """
+
+    def __init__(self, place: Place, device: torch.device, waiting: Waiting, agree: Callable[[bool], bool]) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
         self.place, self.device = place, device
-        self.together_s = 0.0
+        self.waiting, self.agree = waiting, agree
         mesh = init_device_mesh(device.type, (place.pipeline, place.tensor), mesh_dim_names=("stages", "parts"))
         # The ranks that divide this one's layers.
         self.mesh: Any = mesh["parts"]
         self._parts = self.mesh.get_group()
+        # All that this rank is connected with.
+        self.circles: list[Any] = [None, self._parts][: 1 + (place.tensor > 1)]
         # Sums of bfloat16 are taken in float32 where a processor takes them: gloo rounds after each rank.
         self._wide = device.type == "cpu"
 
@@ -66,7 +41,7 @@ class Group:
         """The sum of the parts' ``x``, of its dtype; bit for bit the same on all of them."""
         if self.place.tensor == 1 or not x.numel():
             return x
-        with self._timed():
+        with self.waiting.counted():
             dtype = x.dtype
             whole = x.float() if self._wide else x
             # A tensor of the caller's stays as it is.
@@ -78,19 +53,19 @@ class Group:
         """The parts' ``x`` [..., n], equally wide, side by side: [..., tensor * n]."""
         if self.place.tensor == 1:
             return x
-        with self._timed():
+        with self.waiting.counted():
             parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.place.tensor)]
             dist.all_gather(parts, x.contiguous(), group=self._parts)
             return torch.cat(parts, -1)
 
     def send_on(self, x: Tensor) -> None:
         """Hands hidden states to the same part of the next stage."""
-        with self._timed():
+        with self.waiting.counted():
             dist.send(x.contiguous(), self.place.rank + self.place.tensor)
 
     def take_on(self, like: Tensor) -> Tensor:
         """The hidden states that the stage before hands over, shaped like ``like``."""
-        with self._timed():
+        with self.waiting.counted():
             x = torch.empty_like(like, memory_format=torch.contiguous_format)
             dist.recv(x, self.place.rank - self.place.tensor)
             return x
@@ -103,7 +78,7 @@ class Group:
         senders = list(place.last_ranks)[: len(widths)]
         if place.rank and place.rank not in senders:
             return logits
-        with self._timed():
+        with self.waiting.counted():
             if place.rank:
                 if rows and widths[senders.index(place.rank)]:
                     dist.send(logits.float().contiguous(), 0)
@@ -128,115 +103,32 @@ class Group:
             whole = torch.empty(rows, sum(widths), device=self.device)
         if whole.numel():
             whole = whole.contiguous()
-            dist.broadcast(whole, 0)
+            with self.waiting.counted():
+                dist.broadcast(whole, 0)
         return whole
 
     def send_bytes(self, data: Tensor, rank: int) -> None:
         """Flat uint8 to another rank, which takes it with :meth:`take_bytes`."""
         if data.numel():
-            dist.send(data.contiguous(), rank)
+            with self.waiting.counted():
+                dist.send(data.contiguous(), rank)
 
     def take_bytes(self, count: int, rank: int) -> Tensor:
         """Flat uint8 [count] from another rank, on this one's device."""
         data = torch.empty(count, dtype=torch.uint8, device=self.device)
         if count:
-            dist.recv(data, rank)
+            with self.waiting.counted():
+                dist.recv(data, rank)
         return data
 
     def told(self, data: bytes) -> bytes:
         """Rank 0's ``data``, on every rank."""
         size = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
-        dist.broadcast(size, 0)
-        whole = torch.empty(int(size), dtype=torch.uint8, device=self.device)
-        if not self.place.rank and data:
-            whole.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        dist.broadcast(whole, 0)
+        with self.waiting.counted():
+            dist.broadcast(size, 0)
+            whole = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+            if not self.place.rank and data:
+                whole.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            dist.broadcast(whole, 0)
         array: Any = whole.cpu().numpy()
         return array.tobytes()
-
-    def most(self, value: float) -> float:
-        """The largest of the ranks' values; each of them learns it."""
-        told = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.all_reduce(told, dist.ReduceOp.MAX)
-        return float(told)
-
-    def greet(self, token: str) -> None:
-        """Every two ranks that are connected show each other that they know the ``token``: gloo takes whoever connects
-        first for the rank that it awaits, and any process of the machine can do that. Raises `NotARank`.
-        """
-        for group in [None, self._parts][: 1 + (self.place.tensor > 1)]:
-            others = [rank for rank in dist.get_process_group_ranks(group) if rank != self.place.rank]
-            heard = {rank: torch.zeros(_DIGEST, dtype=torch.uint8) for rank in others}
-            waiting: list[Any] = [dist.irecv(heard[rank], rank, group=group) for rank in others]
-            said: list[Any] = [dist.isend(_shown(token, self.place.rank, rank), rank, group=group) for rank in others]
-            for rank, work in zip(others, waiting, strict=True):
-                try:
-                    work.wait(GREET)
-                except RuntimeError as error:
-                    raise NotARank(f"rank {rank} has not shown that it is one: {error}") from error
-                if not secrets.compare_digest(bytes(heard[rank].tolist()), _digest(token, rank, self.place.rank)):
-                    raise NotARank(f"who is connected as rank {rank} is another")
-            for work in said:
-                work.wait(GREET)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.together_s += time.perf_counter() - began
-
-
-@dataclass(slots=True)
-class Meeting:
-    """Where the ranks meet. On one machine that is a file of this user's alone; between machines a ``port`` of rank 0,
-    whose ``store`` only rank 0 has.
-    """
-
-    host: str
-    port: int = 0
-    file: str = ""
-    store: Any = None
-
-
-def host_meeting(host: str, ranks: int) -> Meeting:
-    """For rank 0."""
-    if host == LOOPBACK:
-        # Below the server's own folder, which ends with it. Elsewhere the variable is not set.
-        kept = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "/nowhere")).parent
-        folder = tempfile.mkdtemp(prefix="ranks-", dir=kept if kept.is_dir() else None)
-        return Meeting(host, file=str(Path(folder) / "meeting"))
-    store = dist.TCPStore(host, 0, ranks, is_master=True, wait_for_workers=False)
-    return Meeting(host, store.port, store=store)
-
-
-def join(place: Place, device: torch.device, meeting: Meeting, token: str) -> Group:
-    """Meets the other ranks and returns once all of them have come and shown the ``token``. Raises `NotARank`."""
-    if meeting.host == LOOPBACK:
-        os.environ.setdefault(
-            "GLOO_SOCKET_IFNAME", "lo"
-        )  # else gloo asks for this machine's name, which may have no address
-    store: Any
-    if meeting.file:
-        store = dist.FileStore(meeting.file, place.ranks)
-    else:
-        store = meeting.store or dist.TCPStore(meeting.host, meeting.port, place.ranks, is_master=False)
-    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.ranks, timeout=TIMEOUT)
-    group = Group(place, device)
-    group.greet(token)
-    if meeting.file and not place.rank:
-        _left_behind.append(Path(meeting.file).parent)
-    return group
-
-
-_left_behind: list[Path] = []
-
-
-def leave() -> None:
-    """Ends this process's part of its group."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    while _left_behind:
-        shutil.rmtree(_left_behind.pop(), ignore_errors=True)

@@ -18,6 +18,8 @@ class Place:
     tensor: int = 1
     pipeline: int = 1
     rank: int = 0
+    # Whether each rank of a stage holds some of its experts whole; else it holds a part of each.
+    whole_experts: bool = False
 
     @property
     def ranks(self) -> int:
@@ -51,6 +53,11 @@ class Place:
         """This rank's part of ``size`` columns, heads or rows: the last ranks may have fewer, or none."""
         each = -(-size // self.tensor)
         return range(min(size, self.part * each), min(size, (self.part + 1) * each))
+
+    @property
+    def division(self) -> str:
+        """What it is a place of, for names."""
+        return f"{self.tensor}x{self.pipeline}" + ("e" if self.whole_experts else "")
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.ranks}"

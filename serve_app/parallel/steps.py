@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +15,8 @@ from serve_app.engine.runner import Forward
 from serve_app.engine.step import Batch, InputEmbeddings
 from serve_app.parallel.cache import Part, owns
 from serve_app.parallel.group import Group
-from serve_app.parallel.link import STATE_PERIOD_S, Follower, Leader
-from serve_app.wire.ranks import RankAllocate, RankCopyIn, RankCopyOut, RankMeeting, RankState, RankStep
-
-log = logging.getLogger(__name__)
+from serve_app.parallel.link import Follower, Leader
+from serve_app.wire.ranks import RankAdapter, RankAllocate, RankCopyIn, RankCopyOut, RankGo, RankMeeting, RankStep
 
 
 class SharedForward:
@@ -50,8 +45,8 @@ class LedForward:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits float32 [S, vocab] of ``batch.sample_rows``."""
-        if batch.capture is not None or batch.adapters is not None:
-            raise ValueError("a model on several ranks gives no hidden states and takes no adapters")
+        if batch.capture is not None:
+            raise ValueError("a model on several ranks gives no hidden states")
         began = time.perf_counter()
         try:
             self._leader.tell(describe(batch))
@@ -77,6 +72,7 @@ def describe(batch: Batch) -> RankStep:
         _bytes(batch.seq_lens), _bytes(batch.block_tables), _bytes(batch.sample_rows), batch.max_query_len,
         batch.max_seq_len, batch.total_seq_len, batch.decodes,
         b"" if batch.extended is None else _bytes(batch.extended), rows, values,
+        b"" if batch.ends is None else _bytes(batch.ends), b"" if batch.adapters is None else _bytes(batch.adapters),
     )  # fmt: skip
 
 
@@ -106,16 +102,19 @@ def understand(step: RankStep, kv: KVCache, dtype: torch.dtype) -> Batch:
         decodes=step.decodes,
         extended=tensor(step.extended, torch.bool) if step.extended else None,
         embeddings=embeddings,
+        ends=tensor(step.ends, torch.int32) if step.ends else None,
+        adapters=tensor(step.adapters, torch.int64) if step.adapters else None,
     )
 
 
 @torch.inference_mode()
-def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype) -> None:
-    """What a rank beside rank 0 does until rank 0 goes. ``own``: its part of the cache; ``dtype``: the model's."""
+def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype, bank: Any = None) -> None:
+    """What a rank beside rank 0 does until rank 0 goes. ``own``: its part of the cache; ``dtype``: the model's;
+    ``bank``: of its adapters, where the model takes any.
+    """
     group = shared.group
     device = group.device
     sends = any(owns(layer, group.place) for layer in own.layers)
-    threading.Thread(target=_say_how_it_is, args=(link, group), name="state", daemon=True).start()
     kv = own.shape.allocate(1, device)
     while (said := link.next()) is not None:
         if isinstance(said, RankStep):
@@ -126,31 +125,16 @@ def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype)
         elif isinstance(said, RankCopyIn):
             blocks = _blocks(said.blocks)
             kv.copy_in(blocks, group.take_bytes(len(blocks) * own.shape.block_bytes, 0))
+        elif isinstance(said, RankAdapter):
+            if said.weights:
+                bank.put(said.place, bank.read(said.config, said.weights))
+            else:
+                bank.clear(said.place)
         elif isinstance(said, RankAllocate):
             kv = own.shape.allocate(1, device)  # the old one goes before the new one comes
             kv = own.shape.allocate(said.blocks, device)
-        elif isinstance(said, RankMeeting):
-            raise RuntimeError("rank 0 calls for a second meeting")
-
-
-def _say_how_it_is(link: Follower, group: Group) -> None:
-    began = time.monotonic()
-    while True:
-        try:
-            seconds = time.monotonic() - began
-            link.say(RankState(link.rank, os.getpid(), memory_bytes(os.getpid()), seconds, group.together_s))
-        except OSError:
-            return
-        time.sleep(STATE_PERIOD_S)
-
-
-def memory_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 where the system does not tell."""
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
+        elif isinstance(said, (RankMeeting, RankGo)):
+            raise RuntimeError(f"rank 0 says {type(said).__name__}, which it does only while a model is loaded")
 
 
 def _bytes(tensor: Tensor) -> bytes:

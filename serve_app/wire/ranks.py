@@ -55,8 +55,8 @@ class RankFailed(Message, tag="rank-failed:1", frozen=True):
     reason: str
 
 
-class RankState(Message, tag="rank-state:1", frozen=True):
-    """Rank -> rank 0, every few seconds."""
+class RankState(Message, tag="rank-state:2", frozen=True):
+    """Rank -> rank 0, every second: that it is there."""
 
     rank: int
     pid: int
@@ -64,6 +64,21 @@ class RankState(Message, tag="rank-state:1", frozen=True):
     # Seconds since its start, and of these in collectives.
     seconds: float
     together_s: float
+    # For how long it has been waiting for others now; 0: it computes.
+    waits_s: float = 0.0
+
+
+class RankReady(Message, tag="rank-ready:1", frozen=True):
+    """Rank -> rank 0: it has come to where all ranks go on together, and whether as hoped."""
+
+    rank: int
+    ok: bool
+
+
+class RankGo(Message, tag="rank-go:1", frozen=True):
+    """Rank 0 -> ranks: all have said :class:`RankReady`; whether all of them as hoped."""
+
+    ok: bool
 
 
 class RankAllocate(Message, tag="rank-allocate:1", frozen=True):
@@ -72,7 +87,7 @@ class RankAllocate(Message, tag="rank-allocate:1", frozen=True):
     blocks: int
 
 
-class RankStep(Message, tag="rank-step:1", frozen=True):
+class RankStep(Message, tag="rank-step:2", frozen=True):
     """Rank 0 -> ranks: compute this batch; the fields are those of ``engine.step.Batch``, arrays as bytes."""
 
     input_ids: bytes  # int64
@@ -89,6 +104,16 @@ class RankStep(Message, tag="rank-step:1", frozen=True):
     extended: bytes = b""  # bool
     embedded_rows: bytes = b""  # int64
     embedded_values: bytes = b""  # in the model's dtype
+    ends: bytes = b""  # int32
+    adapters: bytes = b""  # int64
+
+
+class RankAdapter(Message, tag="rank-adapter:1", frozen=True):
+    """Rank 0 -> ranks: put the adapter of these two files into a place, or take out what is there."""
+
+    place: int
+    config: bytes = b""
+    weights: bytes = b""
 
 
 class RankCopyOut(Message, tag="rank-copy-out:1", frozen=True):
@@ -103,8 +128,8 @@ class RankCopyIn(Message, tag="rank-copy-in:1", frozen=True):
     blocks: bytes
 
 
-ToRank = RankMeeting | RankAllocate | RankStep | RankCopyOut | RankCopyIn
-FromRank = RankHello | RankLoaded | RankFailed | RankState
+ToRank = RankMeeting | RankGo | RankAllocate | RankAdapter | RankStep | RankCopyOut | RankCopyIn
+FromRank = RankHello | RankReady | RankLoaded | RankFailed | RankState
 
 read_to_rank: Reader[ToRank] = Reader(ToRank)
 read_from_rank: Reader[FromRank] = Reader(FromRank)

@@ -77,7 +77,7 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress, group: Group | 
         group=group,
         progress=progress,
     )
-    if spec.adapters:
+    if spec.adapters and (group is None or not group.place.rank):
         # Gateways of this node check adapters by it; they would find it out by themselves, in seconds.
         publish(path, Path(spec.home))
     return model
@@ -193,9 +193,7 @@ def load_engine(
         revision += f" {fingerprint(drafter.weights)}"
 
     weights = weights_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name)
-    # Other ranks are not told of pictures.
-    encoder = model.pictures if ranks is None else None
-    pictures = PictureWork(encoder, path) if encoder is not None else None
+    pictures = PictureWork(model.pictures, path) if model.pictures is not None else None
     return Loaded(model, engine, publisher, weights, ranks, pictures)
 
 

@@ -29,7 +29,7 @@ StartRank = Callable[[int, LinkAddress], Any]
 Progress = Callable[[str], None]
 # A rank that is lost while the model loads: others notice in their collectives, and the first reason is the one to
 # tell. So long until this process ends whatever it waits for.
-LOADING_GRACE_S = 30.0
+LOADING_GRACE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class Ranks:
 
     def take(self, model: CausalModel) -> None:
         """Makes of rank 0's part of a model the whole one. Raises :class:`RankLost`."""
+        from serve_app.parallel.adapters import GroupBank
         from serve_app.parallel.cache import GroupShape, Part
         from serve_app.parallel.steps import LedForward, SharedForward
 
@@ -54,18 +55,20 @@ class Ranks:
         assert isinstance(shared, SharedForward)
         self.forward = LedForward(shared, self.leader, self._failed)
         model.forward = self.forward
-        model.kv_shape = GroupShape.of(parts, dtype, self.group, self.leader)
+        if model.adapters is not None:
+            model.adapters = GroupBank(model.adapters, self.leader)  # type: ignore[assignment]
+        model.kv_shape = GroupShape.of(parts, dtype, self.group, self.leader, self._failed)
         model.report["ranks"] = [
             f"rank {each.rank}: {each.read_bytes} bytes in {each.seconds:.1f} s" for each in loaded
         ]
 
     def states(self) -> list[dict[str, Any]]:
         """What each rank holds and does, rank 0 first."""
-        from serve_app.parallel.steps import memory_bytes
+        from serve_app.parallel.life import memory_bytes
 
         own: dict[str, Any] = {"rank": 0, "pid": os.getpid(), "memory_bytes": memory_bytes(os.getpid())}
         if self.forward is not None:
-            own |= {"together_s": round(self.group.together_s, 3), "forward_s": round(self.forward.seconds, 3)}
+            own |= {"together_s": round(self.group.waiting.total_s, 3), "forward_s": round(self.forward.seconds, 3)}
         return [own, *self.leader.states()]
 
     def close(self) -> None:
@@ -76,10 +79,16 @@ class Ranks:
         self.end(self.leader.reason() or f"a step failed ({type(error).__name__}: {error})")
 
 
+def place_of(spec: WorkerSpec, rank: int = 0) -> Place:
+    """Where a rank of the worker stands."""
+    return Place(spec.tensor_parallel, spec.pipeline_parallel, rank, whole_experts=spec.expert_parallel > 1)
+
+
 def refuse_features(spec: WorkerSpec) -> None:
     """Raises ValueError for what a worker of several ranks can't do yet."""
     asked = {
-        "lora": spec.adapters > 0, "draft.method: eagle3": spec.draft_method == "eagle3" and bool(spec.draft_weights),
+        "lora with pipeline_parallel": spec.adapters > 0 and spec.pipeline_parallel > 1,
+        "draft.method: eagle3": spec.draft_method == "eagle3" and bool(spec.draft_weights),
         f"quantization: {spec.quantization}": spec.quantization != "none",
     }  # fmt: skip
     if wrong := [name for name, wanted in asked.items() if wanted]:
@@ -104,22 +113,33 @@ def begin_ranks(
     """
     import torch
 
-    from serve_app.parallel.group import host_meeting, join
+    from serve_app.parallel.life import Waiting
+    from serve_app.parallel.meeting import host_meeting, join
+
+    def end_all(reason: str) -> None:
+        leader.kill()
+        end(reason)
 
     def lost(reason: str) -> None:
         if ranks is None or ranks.forward is None:
             time.sleep(LOADING_GRACE_S)
-        end(reason)
+        end_all(reason)
 
     ranks: Ranks | None = None
-    place = Place(spec.tensor_parallel, spec.pipeline_parallel)
+    place, waiting = place_of(spec), Waiting()
     leader = Leader(place.ranks, host=host, on_lost=lost)
-    handles = [start(rank, leader.address) for rank in range(1, place.ranks)]
-    progress(f"awaiting {place.ranks - 1} other ranks")
-    meeting = host_meeting(host, place.ranks)
-    leader.await_all(RankMeeting(host, meeting.port, meeting.file))
-    group = join(place, torch.device(spec.device), meeting, leader.address.token)
-    ranks = Ranks(leader, group, handles, end)
+    leader.waits_s = lambda: max(leader.waiting.seconds, waiting.seconds)
+    try:
+        handles = [start(rank, leader.address) for rank in range(1, place.ranks)]
+        progress(f"awaiting {place.ranks - 1} other ranks")
+        meeting = host_meeting(host, place.ranks)
+        leader.await_all(RankMeeting(host, meeting.port, meeting.file))
+        device, token = torch.device(spec.device), leader.address.token
+        group = join(place, device, meeting, token, waiting=waiting, agree=leader.agree)
+    except BaseException:
+        leader.close()  # which ends those that have come
+        raise
+    ranks = Ranks(leader, group, handles, end_all)
     return ranks
 
 
@@ -155,7 +175,7 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     import torch
 
     from serve_app.parallel.cache import Part
-    from serve_app.parallel.group import Meeting, join
+    from serve_app.parallel.meeting import Meeting, join
     from serve_app.parallel.steps import SharedForward, follow
     from serve_app.worker.loading import load_model, prepare_torch, resolve_weights
 
@@ -163,9 +183,9 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     meeting = link.next()
     if not isinstance(meeting, RankMeeting):
         return
-    place = Place(spec.tensor_parallel, spec.pipeline_parallel, rank)
+    place, device = place_of(spec, rank), torch.device(spec.device)
     where = Meeting(meeting.host, meeting.port, meeting.file)
-    group = join(place, torch.device(spec.device), where, token)
+    group = join(place, device, where, token, waiting=link.together, agree=link.agree)
     began = time.perf_counter()
     model = load_model(spec, resolve_weights(spec, progress), progress, group)
     shared = model.forward
@@ -174,4 +194,4 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     log.info("%s has read %d bytes in %.1f s", place, model.report["read_bytes"], seconds)
     link.say(RankLoaded(rank, model.part, model.report["read_bytes"], seconds))
     progress("ready")
-    follow(link, shared, Part.of(model.part, model.kv_shape.dtype), model.dtype)
+    follow(link, shared, Part.of(model.part, model.kv_shape.dtype), model.dtype, model.adapters)

@@ -48,9 +48,11 @@ class WorkerSpec:
     adapter_cache_bytes: int = 1 << 30
     files: str = ""
     publish: bool = False
-    # Processes that compute together: so many divide each layer, and so many stages divide the layers.
+    # Processes that compute together: so many divide each layer, and so many stages divide the layers; above 1, those
+    # that divide a layer hold whole experts.
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    expert_parallel: int = 1
     # Published chunks that wait for the pool to fetch them.
     export_bytes: int = 256 << 20
     # With one node there is nobody else's pool to look into.

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from deployments import pulse
-from deployments.pulse import Activity, Watch, read_activity
+from deployments.pulse import Watch
+from serve_app.activity import Activity, read_activity
 
 pytestmark = pytest.mark.skipif(read_activity(os.getpid()) is None, reason="this system does not tell of threads")
 

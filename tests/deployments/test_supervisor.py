@@ -12,6 +12,7 @@ import ray
 
 from deployments import pulse
 from deployments.supervisor import Supervisor, WorkerLost
+from serve_app.activity import read_activity
 from serve_app.wire.replicas import Pulse
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -120,5 +121,5 @@ async def test_a_worker_that_hangs_is_replaced_and_one_that_computes_is_left_alo
     number, successor = await asyncio.wait_for(supervisor.call(lambda w: w.pid.remote()), 60)
     assert number == 1 and successor != pid
     async with asyncio.timeout(60):  # and says nothing any more
-        while pulse.read_activity(pid) is not None:
+        while read_activity(pid) is not None:
             await asyncio.sleep(0.05)

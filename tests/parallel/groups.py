@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.models.loading.load import CausalModel
-from serve_app.parallel.group import leave
 from serve_app.parallel.link import LinkAddress
+from serve_app.parallel.meeting import leave
 from serve_app.worker.loading import load_model
 from serve_app.worker.ranks import Ranks, begin_ranks, load_together, run_rank
 from serve_app.worker.spec import WorkerSpec
@@ -27,7 +27,7 @@ CONTEXT.set_forkserver_preload(["serve_app.worker.loading", "tests.parallel.grou
 
 def spec_of(path: Path, tensor: int = 1, pipeline: int = 1, **more: Any) -> WorkerSpec:
     return WorkerSpec(
-        "@cf/tests/divided", "decode", {"path": str(path)}, "", "", cpu_threads=1, tensor_parallel=tensor,
+        "@cf/tests/divided", "decode", {"path": str(path)}, "", str(path.parent), cpu_threads=1, tensor_parallel=tensor,
         pipeline_parallel=pipeline, **more,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -13,6 +14,9 @@ from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.kv.chunk import ChunkMeta
+from serve_app.planning.ranks import Split, divide
+from serve_app.planning.source import plan_model
+from serve_app.planning.tensors import read_headers
 from tests import tiny
 from tests.parallel.groups import divided
 from tests.variants import some
@@ -34,7 +38,14 @@ DIVISIONS = [
         "gpt_neox",
     )
     for ranks in ((2, 1), (4, 1), (1, 2), (2, 2))
+] + [(family, 2, 1) for family in ("qwen2_moe", "glm4_moe")]
+# The same with whole experts on each rank.
+DIVISIONS += [
+    (family, *ranks, True)
+    for family in ("mixtral", "qwen3_moe", "gpt_oss", "qwen2_moe", "glm4_moe")
+    for ranks in ((2, 1), (2, 2))
 ]
+DIVISIONS += [("qwen3_moe", 4, 1, True)]
 
 
 def prompts(count: int, longest: int = 90) -> list[list[int]]:
@@ -44,11 +55,11 @@ def prompts(count: int, longest: int = 90) -> list[list[int]]:
 
 @pytest.fixture(scope="module", params=some(DIVISIONS, ("mixtral", 2, 2)), ids=str)
 def running(request, tmp_path_factory, one_thread):
-    family, tensor, pipeline = request.param
+    family, tensor, pipeline, *whole = request.param
     path = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / family, family)
     reference = tiny.load_reference(path)
     expected = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(8)]
-    with divided(path, tensor, pipeline) as found:
+    with divided(path, tensor, pipeline, expert_parallel=tensor if whole else 1) as found:
         found.expected, found.path = expected, path
         yield found
         assert found.lost == []
@@ -70,7 +81,8 @@ def test_chunks_preemption_and_prefix_hits(running):
     engine = tiny.make_engine(running.model, num_blocks=100, max_batch_tokens=23)
     assert generate(engine, prompts(8)) == running.expected == generate(engine, prompts(8))
     assert engine.stats.cached_tokens > 0
-    engine = tiny.make_engine(running.model, num_blocks=8)
+    # The longest request takes four, and one is nobody's.
+    engine = tiny.make_engine(running.model, num_blocks=6)
     assert generate(engine, prompts(8)) == running.expected
     assert engine.scheduler.preemptions > 0
 
@@ -116,6 +128,16 @@ def test_each_rank_holds_its_part(running):
     whole = sum(file.stat().st_size for file in running.path.glob("*.safetensors"))
     for read in (running.model.report["read_bytes"], *(state["read_bytes"] for state in states[1:])):
         assert read < whole * (0.75 if place.tensor > 1 else 0.85)
+    # As many as are planned for the fullest rank of each stage.
+    config = json.loads((running.path / "config.json").read_text())
+    planned = plan_model("tiny", config, read_headers(running.path), item=4)
+    split = Split(place.tensor, place.pipeline, place.whole_experts)
+    held = [running.model.report["read_bytes"], *(state["read_bytes"] for state in states[1:])]
+    # transformers' plan leaves the shared expert of Qwen2-MoE whole on every rank, which is planned as divided.
+    stages = divide(planned, split, batch_tokens=1, sampled=1) if running.path.name != "qwen2_moe" else []
+    for stage, rank in enumerate(stages):
+        fullest = max(held[stage * place.tensor : (stage + 1) * place.tensor])
+        assert rank.weight_bytes == pytest.approx(fullest, rel=0.02)
     heads = [layer.kv_heads for part in running.model.kv_shape.parts for layer in part.shape.layers]
     assert sum(heads) >= sum(layer.kv_heads for layer in running.model.kv_shape.layers)
     assert max(heads) == max(1, 2 // place.tensor) or running.path.name in ("phi3", "gpt_neox")

@@ -39,6 +39,15 @@ def test_experts_are_divided_in_their_columns():
     assert division.cuts["model.layers.0.mlp.experts.down_proj"] == Cut(2)
 
 
+def test_whole_experts_lie_on_one_rank():
+    config = MixtralConfig(**tiny.COMMON, num_local_experts=4)
+    division = divide(bare(MixtralForCausalLM, config), Place(2, whole_experts=True))
+    assert division.experts == {f"model.layers.{i}.mlp.experts" for i in range(3)}
+    for name in ("gate_up_proj", "down_proj"):
+        assert division.cuts[f"model.layers.0.mlp.experts.{name}"] == Cut(0)
+    assert division.cuts["model.layers.0.self_attn.q_proj.weight"] == Cut(0)
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 def test_stages_have_all_layers_between_them(stages):
     module = bare(LlamaForCausalLM, LlamaConfig(**tiny.COMMON))
@@ -48,6 +57,7 @@ def test_stages_have_all_layers_between_them(stages):
 
 LLAMA = LlamaConfig(**tiny.COMMON)
 HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+ODD_EXPERTS = MixtralConfig(**tiny.COMMON, num_local_experts=5)
 ODD = LlamaConfig(**tiny.COMMON | HEADS)
 
 
@@ -58,6 +68,8 @@ ODD = LlamaConfig(**tiny.COMMON | HEADS)
         (LlamaForCausalLM, LLAMA, Place(3), "which 3 ranks can't divide"),
         (LlamaForCausalLM, ODD, Place(2), "6 query heads and 3 K/V heads, which 2 ranks can't divide"),
         (LlamaForCausalLM, LLAMA, Place(1, 4), "3 layers, which do not make 4 stages"),
+        (LlamaForCausalLM, LLAMA, Place(2, whole_experts=True), "names no experts of LlamaForCausalLM"),
+        (MixtralForCausalLM, ODD_EXPERTS, Place(2, whole_experts=True), "has 5 experts, which 2 ranks can't divide"),
     ],
 )
 def test_what_can_not_be_divided_is_named(model, config, place, said):
@@ -68,11 +80,11 @@ def test_what_can_not_be_divided_is_named(model, config, place, said):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"adapters": 2}, "adapters and several ranks"),
+        ({"adapters": 2}, "adapters, stages and several ranks"),
         ({"quantization": "int8"}, "quantization: int8 and several ranks"),
         ({"plug": lambda place, linear: linear}, "plugged linears"),
     ],
 )
 def test_features_that_are_not_divided_yet_are_refused(asked, said):
     with pytest.raises(UnsupportedModel, match=said):
-        refuse_divided(**{"plug": None, "adapters": 0, "quantization": "none"} | asked)
+        refuse_divided(Place(2, 2), **{"plug": None, "adapters": 0, "quantization": "none"} | asked)

@@ -62,6 +62,43 @@ def test_rank_0_hears_which_rank_it_was(tmp_path, one_thread):
         assert "rank 1 of 2" in running.lost[0]
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_lost_and_leaves_nothing(tmp_path, one_thread):
+    """A step waits for it in a collective, and ends with it."""
+    path = tiny.write_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1)
+    with divided(path, 2) as running:
+        engine = tiny.make_engine(running.model)
+        engine.add(tiny.make_request("one", [3, 4, 5], max_tokens=4, ignore_eos=True))
+        engine.step()
+        process = running.ranks.handles[0]
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(RuntimeError):
+            while engine.has_work:
+                engine.step()
+        until(lambda: running.lost)
+        assert "rank 1 of 2" in running.lost[0] and "neither said nor computed" in running.lost[0]
+        process.join(30)
+        assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_a_copy_that_fails_ends_the_worker(tmp_path, one_thread):
+    """It has left ranks at different places; what engines go on after must not go on here."""
+    path = tiny.write_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1)
+    with divided(path, 2) as running:
+        kv = running.model.kv_shape.allocate(4, "cpu")
+        payload = kv.copy_out([1, 2])
+        with pytest.raises(ValueError, match="does not hold blocks"):
+            kv.copy_in([1, 2, 3], payload)
+        assert running.lost == []  # nobody was told of it
+        os.kill(running.ranks.handles[0].pid, signal.SIGKILL)
+        running.ranks.handles[0].join(30)
+        with pytest.raises(RuntimeError):
+            while True:
+                kv.copy_out([1, 2])
+        assert "rank 1 of 2" in running.lost[0]
+
+
 def test_a_rank_that_can_not_load_says_why(tmp_path, one_thread):
     """A model that does not divide is refused by all ranks; one rank's own trouble comes up with its number."""
     path = tiny.write_checkpoint(tmp_path / "gpt2", "gpt2")

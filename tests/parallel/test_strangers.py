@@ -12,8 +12,10 @@ import psutil
 import pytest
 import torch
 
-from serve_app.parallel import group as groups
-from serve_app.parallel.group import LOOPBACK, Meeting, NotARank, host_meeting, join, leave
+from serve_app.parallel import meeting as meetings
+from serve_app.parallel.life import Waiting
+from serve_app.parallel.link import LOOPBACK
+from serve_app.parallel.meeting import Meeting, NotARank, host_meeting, leave
 from serve_app.parallel.place import Place
 from tests.parallel.groups import CONTEXT, until
 
@@ -25,12 +27,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Any:
     leave()
 
 
+def join(place: Place, meeting: Meeting, token: str) -> None:
+    meetings.join(place, torch.device("cpu"), meeting, token, waiting=Waiting(), agree=lambda ok: ok)
+
+
 def _rank(meeting: Meeting, token: str, says: bool) -> None:
     """Rank 1, in a process of its own."""
-    place = Place(2, 1, 1)
     if not says:
-        groups.Group.greet = lambda self, token: None  # type: ignore[method-assign]
-    join(place, torch.device("cpu"), meeting, token)
+        meetings._greet = lambda circle, own, token: None
+    join(Place(2, 1, 1), meeting, token)
     # Until the test ends it.
     import time
 
@@ -55,7 +60,7 @@ def test_ranks_of_one_machine_meet_where_nobody_else_can_look(tmp_path: Path, mo
     assert folder.parent == tmp_path and stat.S_IMODE(folder.stat().st_mode) == 0o700
     before = _listening(os.getpid())
     other = start(Meeting(LOOPBACK, file=meeting.file), "the token")
-    join(Place(2, 1), torch.device("cpu"), meeting, "the token")
+    join(Place(2, 1), meeting, "the token")
     opened = (_listening(os.getpid()) - before) | _listening(other.pid)
     assert opened and {address.ip for address in opened} <= {LOOPBACK, "::1"}, opened
     other.kill()
@@ -64,12 +69,19 @@ def test_ranks_of_one_machine_meet_where_nobody_else_can_look(tmp_path: Path, mo
     assert not folder.exists()
 
 
+def test_the_store_of_several_machines_listens_at_its_own_address_alone() -> None:
+    """It asks for no key."""
+    before = _listening(os.getpid())
+    meeting = host_meeting("127.0.0.2", 2)
+    assert _listening(os.getpid()) - before == {("127.0.0.2", meeting.port)}
+
+
 @pytest.mark.parametrize(("token", "says"), [("another", True), ("the token", False)])
 def test_who_does_not_show_the_token_is_no_rank(monkeypatch: pytest.MonkeyPatch, token: str, says: bool) -> None:
-    monkeypatch.setattr(groups, "GREET", timedelta(seconds=20 if says else 1))
+    monkeypatch.setattr(meetings, "GREET", timedelta(seconds=20 if says else 1))
     meeting = host_meeting(LOOPBACK, 2)
     other = start(Meeting(LOOPBACK, file=meeting.file), token, says)
     with pytest.raises(NotARank):
-        join(Place(2, 1), torch.device("cpu"), meeting, "the token")
+        join(Place(2, 1), meeting, "the token")
     other.kill()
     until(lambda: not other.is_alive())

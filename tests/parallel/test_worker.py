@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.channel.inbox import TokenInbox
-from serve_app.parallel.group import leave
+from serve_app.parallel.meeting import leave
 from serve_app.worker.ranks import begin_ranks
 from tests import tiny
 from tests.parallel import groups

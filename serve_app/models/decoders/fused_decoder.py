@@ -39,14 +39,19 @@ if TYPE_CHECKING:
 
 
 def build_forward(
-    parts: DecoderParts, plug: Plug | None = None, bank: AdapterBank | None = None
+    parts: DecoderParts,
+    plug: Plug | None = None,
+    bank: AdapterBank | None = None,
+    outer: Plug | None = None,
 ) -> tuple[Callable[[Batch], Tensor], str]:
     """The fastest forward for this CPU and the weights' dtype, and its name for the log. Plugged linears are called
-    from Python, so that with ``plug`` the pass is torch's; adapters of ``bank`` are part of the C++ pass.
+    from Python, so that with ``plug`` or ``outer`` (which gets what adapters make of a linear) the pass is torch's;
+    adapters of ``bank`` are part of the C++ pass.
     """
-    library = decoder_library(quantized=parts.quantized) if plug is None else None
-    if parts.mixtures and (plug is not None or bank is not None):
-        raise NotStandard("experts with adapters run on transformers' forward")
+    alone = plug is None and outer is None
+    library = decoder_library(quantized=parts.quantized) if alone else None
+    if parts.mixtures and (bank is not None or not alone):
+        raise NotStandard("experts with adapters or on several ranks run on transformers' forward")
     if library is not None and parts.embedding.dtype == torch.bfloat16 and parts.obstacle() is None:
         decoder = Decoder(
             library, parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head, parts.rotary,
@@ -58,7 +63,7 @@ def build_forward(
         if decoder.packed_bytes < 0.9 * decoder.plain_bytes:
             kind += f", as if they were {decoder.plain_bytes / 1e6:.0f}"
         return decoder, f"C++ decoder, {decoder.packed_bytes / 1e6:.0f} MB packed{kind}"
-    return FusedForward(parts, chained(plug, bank_plug(bank))), "fused torch decoder"
+    return FusedForward(parts, chained(chained(plug, bank_plug(bank)), outer)), "fused torch decoder"
 
 
 def _all_linears(parts: DecoderParts) -> list[LinearWeight]:

@@ -15,7 +15,16 @@ from typing import Any
 import torch
 
 from serve_app.models.divided.load import load_part
-from serve_app.models.loading.check import SIZES, Truth, Verdict, build_small, first_difference, recall, remember
+from serve_app.models.loading.check import (
+    SIZES,
+    Truth,
+    Verdict,
+    build_small,
+    first_difference,
+    fused_difference,
+    recall,
+    remember,
+)
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.miniature import NotScalable, Sizes
 from serve_app.models.loading.observe import Unservable
@@ -27,10 +36,9 @@ from serve_app.parallel.steps import SharedForward
 def check_divided(model_class: Any, config: Any, group: Group) -> Verdict:
     """Every rank calls it and gets the same verdict. Never raises for what a model does."""
     started = time.perf_counter()
-    place = group.place
-    division = f"{place.tensor}x{place.pipeline}"
+    division = group.place.division
     known = recall(model_class, config, division)
-    if not group.most(float(known is None)) and known is not None:
+    if group.agree(known is not None) and known is not None:
         known.cached, known.seconds = True, round(time.perf_counter() - started, 3)
         return known
     threads = torch.get_num_threads()
@@ -45,16 +53,22 @@ def check_divided(model_class: Any, config: Any, group: Group) -> Verdict:
     return verdict
 
 
-def sizes_for(tensor: int, pipeline: int) -> Sizes:
-    """Sizes that so many ranks can divide."""
+def sizes_for(tensor: int, pipeline: int, kv_heads: int | None = None) -> Sizes:
+    """Sizes that so many ranks can divide. ``kv_heads``: of the model itself, which lie on one rank each or on several
+    in the small copy as well.
+    """
+    several = kv_heads is not None and kv_heads % tensor != 0
+    small = kv_heads if several and kv_heads is not None else max(SIZES.kv_heads, tensor)
     return Sizes(
-        layers=max(SIZES.layers, 2 * pipeline), heads=max(SIZES.heads, tensor), inner=SIZES.inner * -(-tensor // 8),
-        window=SIZES.window, chunk=SIZES.chunk, original=SIZES.original, context=SIZES.context,
+        layers=max(SIZES.layers, 2 * pipeline), heads=max(SIZES.heads, tensor, 2 * small), kv_heads=small,
+        experts=max(SIZES.experts, tensor), inner=SIZES.inner * -(-tensor // 8), window=SIZES.window,
+        chunk=SIZES.chunk, original=SIZES.original, context=SIZES.context,
     )  # fmt: skip
 
 
 def _compare(model_class: Any, config: Any, group: Group) -> Verdict:
-    sizes = sizes_for(group.place.tensor, group.place.pipeline)
+    kv_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
+    sizes = sizes_for(group.place.tensor, group.place.pipeline, kv_heads)
     try:
         plain = build_small(model_class, config, sizes, "eager", 0)
     except Exception as error:  # classes of models may object in any way they like
@@ -72,10 +86,18 @@ def _compare(model_class: Any, config: Any, group: Group) -> Verdict:
         prepared.vocab_size = part.division.vocab
         forward = SharedForward(prepared.forward, group, part.division.widths)
         shape = prepared.kv_shape(torch.float32)
-        differs = first_difference(forward, prepared, shape, Truth(plain), sizes)
-    said = differs and f"divided among {group.place.ranks} ranks {differs}"
-    elsewhere = "layers of other stages are on other ranks" if group.place.pipeline > 1 else ""
-    return Verdict(differs=said, fused_differs=said or elsewhere, latents=False)
+        truth = Truth(plain)
+        differs = first_difference(forward, prepared, shape, truth, sizes)
+        if differs:
+            said = f"divided among {group.place.ranks} ranks {differs}"
+            return Verdict(differs=said, fused_differs=said, latents=False)
+        if group.place.pipeline > 1:
+            return Verdict(fused_differs="layers of other stages are on other ranks", latents=False)
+        shared, plug = part.sharing(group), part.summing(group)
+        fused = fused_difference(part.module, prepared, shape, truth, sizes, shared=shared, plug=plug)
+    # A rank's own trouble is everybody's.
+    agreed = group.agree(not fused)
+    return Verdict(fused_differs="" if agreed else fused or "another rank can't use it", latents=False)
 
 
 def _write(plain: Any, folder: Path, group: Group) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.parallel.place import Place
+from serve_app.parallel.stages import stages
 
 # Families without a plan for dividing layers in transformers, in its words. gpt-oss keeps the weights of its experts
 # transposed, gates and ups in turns.
@@ -65,8 +66,11 @@ class Division:
     # Of the whole model: rows of the head and of the embedding, and layers.
     vocab: int = 0
     embedded: int = 0
+    head: str = ""
     layers: int = 0
     names: set[str] = field(default_factory=set)
+    # Layers [first, last) of each stage.
+    stages: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def widths(self) -> list[int]:
@@ -79,8 +83,7 @@ class Division:
     @property
     def held(self) -> range:
         """This stage's layers."""
-        stages, stage = self.place.pipeline, self.place.stage
-        return range(self.layers * stage // stages, self.layers * (stage + 1) // stages)
+        return range(*self.stages[self.place.stage])
 
     def all_heads(self, layer: int, heads: int) -> int:
         """K/V heads of a layer of which this rank's attention hands over ``heads``."""
@@ -107,8 +110,10 @@ def divide(module: Any, place: Place) -> Division:
     if place.pipeline > len(layers):
         raise UnsupportedModel(f"{name} has {len(layers)} layers, which do not make {place.pipeline} stages")
     found = Division(place, vocab=head.weight.shape[0], layers=len(layers))
+    found.head = next((each for each, child in module.named_modules() if child is head), "")
     found.embedded = module.get_input_embeddings().weight.shape[0]
     found.names = {each for each, _ in module.named_parameters(remove_duplicate=False)}
+    found.stages = _stages(module, layers, place.pipeline)
     if place.tensor == 1:
         return found
     plan = PLANS.get(module.config.model_type) or dict(module.tp_plan or {})
@@ -119,10 +124,12 @@ def divide(module: Any, place: Place) -> Division:
         )
     modules = dict(module.named_modules())
     outer = {each for each, child in modules.items() if child is head or child is module.get_input_embeddings()}
-    for rule, style in plan.items():
-        for target in _named(rule, [*modules, *found.names]):
-            if target not in outer:
-                _take(found, modules, target, style, name)
+    rules = [(t, style) for rule, style in plan.items() for t in _named(rule, [*modules, *found.names])]
+    if place.whole_experts:
+        _whole_experts(found, modules, [target for target, style in rules if style == "moe_tp_experts"], name)
+    for target, style in rules:
+        if target not in outer and target not in found.cuts and target not in found.experts:
+            _take(found, modules, target, style, name)
     for child in (head, module.get_input_embeddings()) if len(found.widths) > 1 else ():
         [own] = [each for each, other in modules.items() if other is child]
         found.cuts |= {f"{own}.{key}": Cut(0) for key, _ in child.named_parameters(recurse=False)}
@@ -142,6 +149,27 @@ def layers_of(module: Any) -> nn.ModuleList:
     if len(found) != 1:
         raise UnsupportedModel(f"{type(module).__name__} has no one list of {count} layers; it can't be divided")
     return found[0]
+
+
+def _stages(module: Any, layers: nn.ModuleList, count: int) -> list[tuple[int, int]]:
+    """Such that the fullest rank has least to hold."""
+
+    def size(*parts: nn.Module | None) -> int:
+        return sum(weight.numel() for part in parts if part is not None for weight in part.parameters())
+
+    costs = [size(layer) for layer in layers]
+    table = module.get_input_embeddings()
+    base: Any = getattr(module, "model", None)
+    seeing = [child for name, child in base.named_children() if name != "language_model"] if looks(base) else []
+    first = size(table, *seeing)
+    tied = module.get_output_embeddings().weight is table.weight
+    last = size(module) - sum(costs) - first + (size(table) if tied else 0)
+    return stages(costs, count, (first, last))
+
+
+def looks(base: Any) -> bool:
+    """Whether what looks at pictures stands beside a language model."""
+    return hasattr(base, "language_model")
 
 
 def _attends(layer: nn.Module) -> bool:
@@ -197,6 +225,22 @@ def _cut(found: Division, modules: dict[str, nn.Module], target: str, style: str
         raise UnsupportedModel(
             f"{name}: {target} has {size // pieces} columns, which {found.place.tensor} ranks can't divide"
         )
+
+
+def _whole_experts(found: Division, modules: dict[str, nn.Module], experts: list[str], name: str) -> None:
+    tensor = found.place.tensor
+    if not experts:
+        raise UnsupportedModel(
+            f"transformers names no experts of {name} that ranks could hold whole; leave expert_parallel out"
+        )
+    for target in experts:
+        found.experts.add(target)
+        for key, weight in modules[target].named_parameters(recurse=False):
+            if weight.shape[0] % tensor:
+                raise UnsupportedModel(
+                    f"{name}: {target} has {weight.shape[0]} experts, which {tensor} ranks can't divide"
+                )
+            found.cuts[f"{target}.{key}"] = Cut(0)
 
 
 def _few_heads(found: Division, modules: dict[str, nn.Module], name: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from serve_app.engine.runner import Forward
-from serve_app.models.divided.division import Division, bare, divide, layers_of
+from serve_app.models.divided.division import Division, bare, divide, layers_of, looks
 from serve_app.models.divided.modules import (
     JoinedLinear,
     NoEmbedding,
@@ -24,6 +24,7 @@ from serve_app.models.divided.modules import (
     SummedLinear,
     Through,
     VocabularyEmbedding,
+    hold_experts,
     sums,
 )
 from serve_app.models.linears import Plug
@@ -32,6 +33,7 @@ from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.observe import SeenLayer
 from serve_app.parallel.cache import first_head
 from serve_app.parallel.group import Group
+from serve_app.parallel.place import Place
 from serve_app.parallel.steps import SharedForward
 from serve_app.wire.ranks import RankLayer
 
@@ -51,6 +53,12 @@ class PartOfModel:
         """Makes of a pass over this part one over the whole model, which all ranks run together."""
         return lambda forward: SharedForward(forward, group, self.division.widths)
 
+    @staticmethod
+    def local_of(forward: Forward) -> Forward:
+        """The pass over this rank's part that :meth:`sharing` has made a whole one of."""
+        assert isinstance(forward, SharedForward)
+        return forward.local
+
     def summing(self, group: Group) -> Plug:
         """Adds up the parts of the linears that the fused decoder reads off the module."""
         return sums(group, {f"{name}.linear" for name in self.division.summed})
@@ -65,10 +73,11 @@ class PartOfModel:
         return tuple(found)
 
 
-def refuse_divided(*, plug: Plug | None, adapters: int, quantization: str) -> None:
+def refuse_divided(place: Place, *, plug: Plug | None, adapters: int, quantization: str) -> None:
     """Raises :class:`UnsupportedModel` for what a model on several ranks can't do yet."""
-    wanted = {"adapters": bool(adapters), f"quantization: {quantization}": quantization != "none"}
-    wanted["plugged linears"] = plug is not None
+    wanted = {f"quantization: {quantization}": quantization != "none", "plugged linears": plug is not None}
+    # Rank 0 could not check what is for other stages' layers.
+    wanted["adapters, stages"] = bool(adapters) and place.pipeline > 1
     for name, asked in wanted.items():
         if asked:
             raise UnsupportedModel(f"{name} and several ranks do not go together yet; leave one of them out")
@@ -88,6 +97,7 @@ def load_part(model_class: Any, path: Path, *, dtype: torch.dtype, group: Group)
     division = divide(bare(model_class, config), group.place)
 
     def holds(model: Any, *_: Any) -> Any:
+        _leave_pictures(model, group.place)
         _leave_other_stages(model, division, dtype)
         _hold_places(model, division, group)
         return model
@@ -113,6 +123,15 @@ def load_part(model_class: Any, path: Path, *, dtype: torch.dtype, group: Group)
     module.held_layers = division.held
     _join(module, division, group)
     return PartOfModel(module, division, info, read)
+
+
+def _leave_pictures(model: Any, place: Place) -> None:
+    """Rank 0 alone looks at pictures; what stands beside the language model is nothing to the others."""
+    base: Any = getattr(model, "model", None)
+    if place.rank and looks(base):
+        for name, child in list(base.named_children()):
+            if name != "language_model" and next(child.parameters(), None) is not None:
+                setattr(base, name, Through())
 
 
 def _leave_other_stages(model: Any, division: Division, dtype: torch.dtype) -> None:
@@ -159,10 +178,14 @@ def _hold_places(model: Any, division: Division, group: Group) -> None:
 def _take_parts(model: Any, division: Division) -> int:
     """Leaves plain tensors of this rank's parts; returns their bytes."""
     place = division.place
+    taken: dict[int, tuple[Any, nn.Parameter]] = {}  # a head that is tied to the embedding stays so
     for module in model.modules():
         for key, weight in list(module._parameters.items()):
             if weight is not None and hasattr(weight, "to_local"):
-                module._parameters[key] = nn.Parameter(weight.to_local().contiguous(), requires_grad=False)
+                if id(weight) not in taken:
+                    part = nn.Parameter(weight.to_local().contiguous(), requires_grad=False)
+                    taken[id(weight)] = weight, part
+                module._parameters[key] = taken[id(weight)][1]
     for name, heads in division.few.items():
         linear = _found(model, name)
         if linear is not None:
@@ -201,7 +224,10 @@ def _join(model: Any, division: Division, group: Group) -> None:
                 setattr(model.get_submodule(owner), own, kind(linear, group))
     for name in division.experts:
         if (experts := _found(model, name)) is not None:
-            experts.register_forward_hook(lambda module, inputs, out: group.sum(out))
+            if group.place.whole_experts:
+                hold_experts(experts, group)
+            else:
+                experts.register_forward_hook(lambda module, inputs, out: group.sum(out))
     _join_vocabulary(model, division, group)
     layers, place = layers_of_part(model, division), group.place
     if not place.first:

@@ -52,6 +52,29 @@ class JoinedLinear(Joining):
         return self.group.join_columns(self.linear(x))
 
 
+def hold_experts(experts: Any, group: Group) -> None:
+    """Makes of transformers' experts, of which this rank has its share, all of them: rows that have chosen one from
+    here go through it, each pair of a row and an expert by itself, and the ranks add up what comes out. Every rank of
+    a stage has all rows, so that none has to travel to its experts.
+    """
+    through, count = experts.forward, len(next(experts.parameters(recurse=False)))
+    first, experts.num_experts = group.place.part * count, count
+
+    def forward(hidden_states: Tensor, *routed: Tensor, **named: Tensor) -> Tensor:
+        index, weights = (*routed, *named.values())
+        if index.shape != weights.shape or hidden_states.ndim != 2:
+            raise ValueError(f"{type(experts).__name__} is not told of experts row by row")
+        own = index - first
+        rows, choices = torch.nonzero((own >= 0) & (own < count), as_tuple=True)
+        out = torch.zeros(hidden_states.shape, device=hidden_states.device)
+        if len(rows):
+            pairs = own[rows, choices, None], weights[rows, choices, None]
+            out.index_add_(0, rows, through(hidden_states[rows], *pairs).float())
+        return group.sum(out).to(hidden_states.dtype)
+
+    experts.forward = forward
+
+
 class VocabularyEmbedding(nn.Module):
     """Stands where an embedding stood of which this rank has the rows from ``first`` on."""
 

@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from serve_app.engine.blocks import BlockPool
 from serve_app.engine.kv_cache import KVShape
 from serve_app.engine.request import Request
-from serve_app.engine.runner import Runner
+from serve_app.engine.runner import Forward, Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.step import Step
 from serve_app.kernels.library.build import cache_root
 from serve_app.models.latent import has_latents
+from serve_app.models.linears import Plug
 from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.miniature import NotScalable, Sizes, build, scale_down
 from serve_app.models.loading.observe import Unservable, parameters_of
@@ -147,7 +148,7 @@ def _compare(model_class: Any, config: Any, sizes: Sizes, seed: int, *, latents:
             return Verdict(differs=said[:300], compared=False, latents=False)
         differs = first_difference(prepared.forward, prepared, shape, truth, sizes)
         fused = differs and "the model itself differs"
-        fused = fused or _fused_difference(small, prepared, shape, truth, sizes)
+        fused = fused or fused_difference(small, prepared, shape, truth, sizes)
         return Verdict(differs=differs, fused_differs=fused, latents=kept)
 
 
@@ -186,14 +187,26 @@ class Truth:
         return error if error <= ALLOWED or length == len(whole) else difference(got, self(whole[:length])[-1])
 
 
-def _fused_difference(module: Any, prepared: Prepared, shape: KVShape, truth: Truth, sizes: Sizes) -> str:
+def fused_difference(
+    module: Any,
+    prepared: Prepared,
+    shape: KVShape,
+    truth: Truth,
+    sizes: Sizes,
+    *,
+    shared: Callable[[Forward], Forward] = lambda forward: forward,
+    plug: Plug | None = None,
+) -> str:
+    """Why the fused decoder is not for this model, or "". Of a model on several ranks ``shared`` makes of a pass over
+    this rank's part one over the whole, and ``plug`` adds parts up.
+    """
     from serve_app.models.decoders.decoder_parts import NotStandard, read_model
     from serve_app.models.decoders.fused_decoder import FusedForward
     from serve_app.models.loading.optimise import probe
 
     model: Any = Small(module, shape, prepared.forward, prepared.vocab_size)
     try:
-        forward = FusedForward(read_model(model, lambda: probe(model, model.forward)))
+        forward = shared(FusedForward(read_model(model, lambda: probe(model, model.forward)), plug))
     except Exception as reason:  # classes of models object in any way they like
         return f"{reason}" if isinstance(reason, NotStandard) else f"{type(reason).__name__}: {reason}"
     found = first_difference(forward, prepared, shape, truth, sizes, (TOGETHER, CHUNKS))

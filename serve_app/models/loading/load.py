@@ -17,6 +17,7 @@ from serve_app.engine.rules import Rules
 from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
+from serve_app.models.divided.adapters import part_bank
 from serve_app.models.divided.check import check_divided
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
@@ -68,6 +69,7 @@ class CausalModel:
     part: tuple[RankLayer, ...] = ()
     # Makes of a pass over this rank's part one over the whole model.
     shared: Callable[[Forward], Forward] = lambda forward: forward
+    agree: Callable[[bool], bool] = lambda ok: ok  # whether all its ranks say yes
     pictures: PictureEncoder | None = None  # None: it takes none, or its way with them is not known here
 
 
@@ -118,10 +120,11 @@ def load_causal_lm(
     try:
         wanted = _dtype(dtype, config, device)
         if group is not None:
-            refuse_divided(plug=plug, adapters=adapters, quantization=quantization)
+            refuse_divided(group.place, plug=plug, adapters=adapters, quantization=quantization)
             part = load_part(model_class, path, dtype=wanted, group=group)
             refuse_contradictions(path, part.module, part.info)
             module, report = part.module, {"read_bytes": part.read_bytes}
+            group.agree(True)  # one may read longer than another
         else:
             module, report = _load_module(model_class, path, wanted, torch.device(device), progress)
         module.requires_grad_(False)
@@ -158,9 +161,9 @@ def load_causal_lm(
     )
     summing: Plug | None = None
     if part is not None and group is not None:
-        model.part, model.shared = part.cache(prepared.layers), part.sharing(group)
+        model.part, model.shared, model.agree = part.cache(prepared.layers), part.sharing(group), group.agree
         model.forward, summing = model.shared(prepared.forward), part.summing(group)
-    model.pictures = picture_encoder(module)
+    model.pictures = picture_encoder(module) if group is None or not group.place.rank else None
     model.rules, ignored = read_rules(module, path)
     if ignored:
         report["generation_config"] = f"not followed: {ignored}"
@@ -169,16 +172,17 @@ def load_causal_lm(
         raise UnsupportedModel(f"{name} can't be served: {verdict.differs}")
     own: dict[str, dict[str, tuple[int, ...]]] = {}
     if adapters:
-        model.adapters = AdapterBank(adapters, model.device)
-        own = own_weights(module)
+        model.adapters = part_bank(adapters, model.device, part.division if part is not None else None)
+        # Of experts that are divided nobody has all columns.
+        own = own_weights(module) if part is None else {}
     if optimise:
         from serve_app.models.loading.optimise import Differs
         from serve_app.models.loading.optimise import optimise as improve
 
         changed = ""
         try:
-            every = chained(plug, summing)
-            report.update(improve(model, fp8=quantization == "fp8", fused=verdict.fused_differs, plug=every))
+            fp8 = quantization == "fp8"
+            report.update(improve(model, fp8=fp8, fused=verdict.fused_differs, plug=plug, outer=summing))
         except ValueError as error:
             raise UnsupportedModel(f"{path}: {error}") from error
         except Differs as error:
@@ -196,7 +200,8 @@ def load_causal_lm(
         from serve_app.models.loading.optimise import probe
 
         current = Current()
-        forward = current.around(model.forward)
+        local = model.forward if part is None else part.local_of(model.forward)
+        forward = model.shared(current.around(local))
         # A plug sees for itself what it replaces; adapters go where rows are tokens.
         only = linears_by_row(module, current, lambda: probe(model, forward), own) if plug is None else None
         report["plugged"] = plug_modules(module, every, current, only)

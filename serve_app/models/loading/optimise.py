@@ -43,16 +43,19 @@ class Differs(Exception):
     """The optimised model is another one; it must be loaded again, as its own weights are gone."""
 
 
-def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Plug | None = None) -> dict[str, Any]:
+def optimise(
+    model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Plug | None = None, outer: Plug | None = None
+) -> dict[str, Any]:
     """Applies what pays on the model's device and returns a report for the log; with ``fp8`` the linears of the layers
     compute in float8, and a model whose layers can't is a ValueError. ``fused``: why the fused decoder can't be used.
-    ``plug`` is asked for the linears of a fused decoder; where transformers' forward stays, the caller sees to them.
+    ``plug`` is asked for the linears of a fused decoder, and ``outer`` for what it and adapters make of them; where
+    transformers' forward stays, the caller sees to them.
     Raises :class:`Differs`.
     """
     started = time.perf_counter()
     expected = probe(model, model.forward)
     report: dict[str, Any] = (
-        {"transformers_forward": f"kept: {fused}"} if fused else _use_fused_decoder(model, expected, fp8, plug)
+        {"transformers_forward": f"kept: {fused}"} if fused else _use_fused_decoder(model, expected, fp8, plug, outer)
     )
     if fp8 and "fused_decoder" not in report:
         raise ValueError(
@@ -64,32 +67,46 @@ def optimise(model: CausalModel, *, fp8: bool = False, fused: str = "", plug: Pl
     return report
 
 
-def _use_fused_decoder(model: CausalModel, expected: Tensor, fp8: bool, plug: Plug | None) -> dict[str, Any]:
-    """The generic layer where the model is built like it and its results agree."""
+def _use_fused_decoder(
+    model: CausalModel, expected: Tensor, fp8: bool, plug: Plug | None, outer: Plug | None
+) -> dict[str, Any]:
+    """The generic layer where the model is built like it and its results agree. Ranks of a model use it together or
+    not at all.
+    """
+    parts: decoder_parts.DecoderParts | None = None
+    packed, reason = False, ""
     try:
         parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
-    except decoder_parts.NotStandard as reason:
-        return {"transformers_forward": f"kept: {reason}"}
+    except decoder_parts.NotStandard as found:
+        reason = str(found)
     except (AttributeError, TypeError, RuntimeError) as failure:
-        return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
-    packed = False
+        reason = f"{type(failure).__name__}: {failure}"
+    # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
+    by_device = model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype
+    if parts is not None and by_device and not parts.plain:
+        reason = "the fused layers there know neither experts nor sinks"
     try:
-        # The C++ pass knows neither float8 weights nor a cache of another dtype than the model's.
-        if model.device.type == "cuda" or fp8 or model.kv_shape.dtype != model.dtype:
-            if not parts.plain:
-                return {"transformers_forward": "kept: the fused layers there know neither experts nor sinks"}
-            every = chained(plug, bank_plug(model.adapters))
-            forward, name = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=every)
-        else:
-            forward, name = fused_decoder.build_forward(parts, plug, model.adapters)
-        packed = not isinstance(forward, fused_decoder.FusedForward)
-        forward = model.shared(forward)
+        if parts is not None and not reason:
+            if by_device:
+                every = chained(chained(plug, bank_plug(model.adapters)), outer)
+                built = device.build_forward(parts, model.max_model_len, model.kv_shape.dtype, fp8=fp8, plug=every)
+            else:
+                built = fused_decoder.build_forward(parts, plug, model.adapters, outer)
+            packed = not isinstance(built[0], fused_decoder.FusedForward)
+    except Exception as failure:  # those of kernels and compilers have no base in common
+        log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)
+        reason = f"{type(failure).__name__}: {failure}"
+    if not model.agree(not reason) or parts is None:
+        return {"transformers_forward": f"kept: {reason or 'another rank has to'}"}
+    name = built[1]
+    try:
+        forward = model.shared(built[0])
         if parts.mixtures and not packed:
             pack_experts(model.module)
             for block in parts.blocks.values():
                 pack_linears(block)
         error = difference(probe(model, forward), expected)
-    except Exception as failure:  # those of kernels and compilers have no base in common
+    except Exception as failure:
         log.warning("the fused layers fail and are not used: %s: %s", type(failure).__name__, failure)
         return {"transformers_forward": f"kept: {type(failure).__name__}: {failure}"}
     allowed = allowed_quantized(len(model.kv_shape.layers)) if parts.quantized or fp8 else ALLOWED[model.dtype]
@@ -118,6 +135,7 @@ def _replace_modules(model: CausalModel, expected: Tensor) -> dict[str, Any]:
         "linears": str(pack_linears(model.module, store=store)),
         "norms": str(replace_rms_norms(model.module)),
     }
+    model.agree(True)  # one may pack longer than another
     error = difference(probe(model, model.forward), expected)
     if not error <= (ALLOWED_MIXTURE if _is_mixture(model) else ALLOWED[model.dtype]):
         raise Differs(f"with packed linears and experts it differs by {error:.2g}")

@@ -1,0 +1,80 @@
+"""Adapters of a model that several ranks divide: each adds its part of a delta to its part of a linear.
+
+A linear that has some of the outputs takes as many rows of B and all of A; one that has some of the inputs as many
+columns of A and all of B, and what ranks then add up is the delta of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from serve_app.adapters.config import AdapterRefused
+from serve_app.adapters.weights import AdapterWeights, Delta
+from serve_app.kernels.linear.base import Linear
+from serve_app.models.adapters import AdapterBank, Prepared
+from serve_app.models.divided.division import Division
+from serve_app.models.linears import Place
+
+
+class PartBank(AdapterBank):
+    """One rank's part of a bank; adapters come whole, and are checked against the whole model."""
+
+    def __init__(self, places: int, device: torch.device, division: Division) -> None:
+        super().__init__(places, device)
+        self._division = division
+
+    def plug(self, place: Place, linear: Linear) -> Linear:
+        names = tuple(name.removesuffix(".linear") for name in place.names)
+        return super().plug(Place(names, place.widths, place.columns, place.experts), linear)
+
+    def prepare(self, weights: AdapterWeights) -> Prepared:
+        sizes = {
+            name: (width, place.columns)
+            for place in self.linears
+            for name, width in zip(place.names, place.widths, strict=True)
+        }
+        deltas = {
+            name: self._part(name, delta, *sizes[name]) if name in sizes else delta
+            for name, delta in weights.deltas.items()
+        }
+        return super().prepare(AdapterWeights(weights.rank, deltas))
+
+    def _part(self, name: str, delta: Delta, n: int, k: int) -> Delta:
+        """``n`` outputs and ``k`` inputs are this rank's. Raises :class:`AdapterRefused`."""
+        place, cut = self._division.place, self._division.cuts.get(f"{name}.weight")
+        a, b, tensor = delta.a, delta.b, place.tensor
+        if (heads := self._division.few.get(name)) is not None:
+            _require(name, b, 0, n * heads)
+            at = place.part * heads // tensor * n
+            return Delta(a, b[at : at + n], delta.scale)
+        if cut is None:
+            return delta
+        if cut.dim:
+            _require(name, a, 1, k * tensor)
+            return Delta(a[:, place.part * k : (place.part + 1) * k], b, delta.scale)
+        if name == self._division.head:
+            _require(name, b, 0, self._division.vocab)
+            own = place.share(self._division.vocab)
+            return Delta(a, b[own.start : own.stop], delta.scale)
+        _require(name, b, 0, n * tensor)
+        each = n // cut.pieces
+        parts = [piece[place.part * each : (place.part + 1) * each] for piece in b.chunk(cut.pieces)]
+        return Delta(a, torch.cat(parts), delta.scale)
+
+
+def _require(name: str, matrix: Tensor, dim: int, size: int) -> None:
+    if matrix.shape[dim] != size:
+        raise AdapterRefused(
+            f"the adapter of {name} has a matrix {list(matrix.shape)} where the model has {size}; was it trained on "
+            "another model?"
+        )
+
+
+def part_bank(places: int, device: torch.device, division: Division | None) -> Any:
+    """A bank of a model or of a rank's part of it; None without places."""
+    if not places:
+        return None
+    return AdapterBank(places, device) if division is None else PartBank(places, device, division)
