@@ -6,6 +6,10 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Glm4MoeConfig,
@@ -75,6 +79,17 @@ OTHERS = {
     "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4}),
 }
 
+# Mixtures whose attention makes keys and values of all heads from one latent.
+_LATENT = {
+    "kv_lora_rank": 48, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 40,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4, "n_shared_experts": 1,
+}  # fmt: skip
+LATENT = {
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM, {**_LATENT, "topk_method": "greedy"}),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, _LATENT),
+}
+
 # Mixtures whose experts differ from Mixtral's in how their weights lie.
 MIXTURES = {
     "qwen3_moe": (
@@ -118,7 +133,7 @@ def write_checkpoint(path: Path, family: str, *, seed: int = 0, **overrides: obj
     """A random float32 checkpoint. Weights are spread wider than at initialisation so that greedy choices are
     clear-cut.
     """
-    config_class, model_class, extra = (FAMILIES | OTHERS | MIXTURES)[family]
+    config_class, model_class, extra = (FAMILIES | OTHERS | LATENT | MIXTURES)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**{**COMMON, **extra, **overrides}))
     with torch.no_grad():

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 from serve_app.kernels.attention import paged_attention, write_kv
 from serve_app.kernels.reference.attention import paged_attention_torch
 from serve_app.models.latent import Latent
 from tests import tiny
-
-SIZES = {
-    "kv_lora_rank": 48, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 40,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 48,
-    "first_k_dense_replace": 1, "num_key_value_heads": 4, "n_shared_experts": 1,
-}  # fmt: skip
-MORE = {"deepseek_v2": {"topk_method": "greedy"}, "deepseek_v3": {}}
-
-
-@pytest.fixture(autouse=True)
-def families(monkeypatch):
-    monkeypatch.setitem(tiny.OTHERS, "deepseek_v2", (DeepseekV2Config, DeepseekV2ForCausalLM, SIZES))
-    monkeypatch.setitem(tiny.OTHERS, "deepseek_v3", (DeepseekV3Config, DeepseekV3ForCausalLM, SIZES))
 
 
 def generated(model, prompts, **options):
@@ -32,10 +18,10 @@ def generated(model, prompts, **options):
     return tiny.run_all(engine)
 
 
-@pytest.mark.parametrize("family", MORE)
+@pytest.mark.parametrize("family", tiny.LATENT)
 def test_tokens_equal_generate_with_the_latent_in_the_cache(one_thread, family, tmp_path):
     """Alone, in chunks beside others, and with a prefix that lies in the cache."""
-    path = tiny.write_checkpoint(tmp_path, family, **MORE[family])
+    path = tiny.write_checkpoint(tmp_path, family)
     model = tiny.load(path, optimise=True)
     # DeepSeek-V2's formula: the latent and the rotated key, once for all heads.
     assert model.kv_shape.token_bytes == 3 * (48 + 16) * 4

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from serve_app.models.divided.division import Cut, bare, divide
 from serve_app.models.divided.load import refuse_divided
@@ -48,6 +57,23 @@ def test_whole_experts_lie_on_one_rank():
     assert division.cuts["model.layers.0.self_attn.q_proj.weight"] == Cut(0)
 
 
+def test_heads_of_latent_attention_are_divided_and_the_latent_is_everybodys():
+    config_class, model_class, extra = tiny.LATENT["deepseek_v3"]
+    division = divide(bare(model_class, config_class(**tiny.COMMON | extra)), Place(2))
+    own = "model.layers.1.self_attn"
+    assert division.cuts[f"{own}.kv_b_proj.weight"] == division.cuts[f"{own}.q_b_proj.weight"] == Cut(0)
+    assert division.cuts[f"{own}.kv_a_proj_with_mqa.weight"] == division.cuts[f"{own}.o_proj.weight"] == Cut(1)
+    assert {f"{own}.q_a_proj", f"{own}.kv_a_proj_with_mqa"} <= division.sliced and f"{own}.o_proj" in division.summed
+
+
+def test_a_shared_expert_is_divided_as_any_mlp():
+    config_class, model_class, extra = tiny.MIXTURES["qwen2_moe"]
+    division = divide(bare(model_class, config_class(**tiny.COMMON | extra)), Place(2))
+    assert division.cuts["model.layers.0.mlp.shared_expert.up_proj.weight"] == Cut(0)
+    assert "model.layers.0.mlp.shared_expert.down_proj" in division.summed
+    assert "model.layers.0.mlp.shared_expert_gate.weight" not in division.cuts
+
+
 @pytest.mark.parametrize("stages", [2, 3])
 def test_stages_have_all_layers_between_them(stages):
     module = bare(LlamaForCausalLM, LlamaConfig(**tiny.COMMON))
@@ -58,6 +84,7 @@ def test_stages_have_all_layers_between_them(stages):
 LLAMA = LlamaConfig(**tiny.COMMON)
 HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
 ODD_EXPERTS = MixtralConfig(**tiny.COMMON, num_local_experts=5)
+LATENT = DeepseekV3Config(**tiny.COMMON | tiny.LATENT["deepseek_v3"][2])
 ODD = LlamaConfig(**tiny.COMMON | HEADS)
 
 
@@ -68,6 +95,7 @@ ODD = LlamaConfig(**tiny.COMMON | HEADS)
         (LlamaForCausalLM, LLAMA, Place(3), "which 3 ranks can't divide"),
         (LlamaForCausalLM, ODD, Place(2), "6 query heads and 3 K/V heads, which 2 ranks can't divide"),
         (LlamaForCausalLM, LLAMA, Place(1, 4), "3 layers, which do not make 4 stages"),
+        (DeepseekV3ForCausalLM, LATENT, Place(8), "has 4 heads, which 8 ranks can't divide"),
         (LlamaForCausalLM, LLAMA, Place(2, whole_experts=True), "names no experts of LlamaForCausalLM"),
         (MixtralForCausalLM, ODD_EXPERTS, Place(2, whole_experts=True), "has 5 experts, which 2 ranks can't divide"),
     ],

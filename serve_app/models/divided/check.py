@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from serve_app.models.divided.load import load_part
+from serve_app.models.latent import has_latents
 from serve_app.models.loading.check import (
     SIZES,
     Truth,
@@ -67,6 +68,7 @@ def sizes_for(tensor: int, pipeline: int, kv_heads: int | None = None) -> Sizes:
 
 
 def _compare(model_class: Any, config: Any, group: Group) -> Verdict:
+    """A model with latents is compared in both forms, as in one process."""
     kv_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
     sizes = sizes_for(group.place.tensor, group.place.pipeline, kv_heads)
     try:
@@ -75,14 +77,22 @@ def _compare(model_class: Any, config: Any, group: Group) -> Verdict:
         reason = error if isinstance(error, NotScalable) else f"{type(error).__name__}: {error}"
         said = f"it can't be compared with transformers, as it can't be scaled down: {reason}"
         return Verdict(differs=said[:300], compared=False, latents=False)
+    heads = _compare_with(plain, model_class, group, sizes, latents=False)
+    if not has_latents(plain):
+        return heads
+    found = _compare_with(plain, model_class, group, sizes, latents=True)
+    return heads if heads.differs or found.differs else found
+
+
+def _compare_with(plain: Any, model_class: Any, group: Group, sizes: Sizes, *, latents: bool) -> Verdict:
     with torch.inference_mode():
         try:
             with tempfile.TemporaryDirectory() as folder:
                 _write(plain, Path(folder), group)
                 part = load_part(model_class, Path(folder), dtype=torch.float32, group=group)
-            prepared = prepare(part.module, torch.device("cpu"), latents=False)
+            prepared = prepare(part.module, torch.device("cpu"), latents=latents)
         except (Unservable, UnsupportedModel) as reason:
-            return Verdict(differs=str(reason), latents=False)
+            return Verdict(differs=str(reason), latents=latents)
         prepared.vocab_size = part.division.vocab
         forward = SharedForward(prepared.forward, group, part.division.widths)
         shape = prepared.kv_shape(torch.float32)
@@ -90,14 +100,14 @@ def _compare(model_class: Any, config: Any, group: Group) -> Verdict:
         differs = first_difference(forward, prepared, shape, truth, sizes)
         if differs:
             said = f"divided among {group.place.ranks} ranks {differs}"
-            return Verdict(differs=said, fused_differs=said, latents=False)
+            return Verdict(differs=said, fused_differs=said, latents=latents)
         if group.place.pipeline > 1:
-            return Verdict(fused_differs="layers of other stages are on other ranks", latents=False)
+            return Verdict(fused_differs="layers of other stages are on other ranks", latents=latents)
         shared, plug = part.sharing(group), part.summing(group)
         fused = fused_difference(part.module, prepared, shape, truth, sizes, shared=shared, plug=plug)
     # A rank's own trouble is everybody's.
     agreed = group.agree(not fused)
-    return Verdict(fused_differs="" if agreed else fused or "another rank can't use it", latents=False)
+    return Verdict(fused_differs="" if agreed else fused or "another rank can't use it", latents=latents)
 
 
 def _write(plain: Any, folder: Path, group: Group) -> None:

@@ -32,6 +32,28 @@ PLANS: dict[str, dict[str, str]] = {
         "model.layers.*.mlp.experts.down_proj": "colwise",
     },
 }
+# What transformers' plans leave whole, below a layer: heads of latent attention, and of what makes latents the columns,
+# whose sums are as narrow as a latent; shared experts.
+_HEADS = {
+    "self_attn.q_proj": "colwise",
+    "self_attn.q_a_proj": "rowwise_split_input",
+    "self_attn.q_b_proj": "colwise",
+    "self_attn.kv_a_proj_with_mqa": "rowwise_split_input",
+    "self_attn.kv_b_proj": "colwise",
+    "self_attn.o_proj": "rowwise",
+}
+
+
+def _shared(name: str) -> dict[str, str]:
+    return {f"mlp.{name}.gate_proj": "colwise", f"mlp.{name}.up_proj": "colwise", f"mlp.{name}.down_proj": "rowwise"}
+
+
+MORE = {
+    "deepseek_v2": _HEADS,
+    "deepseek_v3": _HEADS,
+    "glm4_moe_lite": {**_HEADS, **_shared("shared_experts")},
+    "qwen2_moe": _shared("shared_expert"),
+}
 _COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
 _ROWS = ("rowwise", "rowwise_split_input", "rowwise_rep")
 _PACKED = ("packed_colwise", "packed_rowwise")
@@ -123,6 +145,9 @@ def divide(module: Any, place: Place) -> Division:
             "pipeline_parallel"
         )
     modules = dict(module.named_modules())
+    [below] = [each for each, child in modules.items() if child is layers]
+    more = MORE.get(module.config.get_text_config().model_type, {})
+    plan |= {f"{below}.*.{rule}": style for rule, style in more.items()}
     outer = {each for each, child in modules.items() if child is head or child is module.get_input_embeddings()}
     rules = [(t, style) for rule, style in plan.items() for t in _named(rule, [*modules, *found.names])]
     if place.whole_experts:
@@ -259,6 +284,8 @@ def _few_heads(found: Division, modules: dict[str, nn.Module], name: str) -> Non
         width = getattr(attn, "head_dim", None)
         if "k_proj" not in cut or not width:
             found.heads[layer] = None
+            if f"{owner}.kv_b_proj.weight" in fused and attn.num_heads % tensor:
+                raise UnsupportedModel(f"{name}: {owner} has {attn.num_heads} heads, which {tensor} ranks can't divide")
             continue
         queries, keys = (getattr(attn, own).out_features for own in ("q_proj", "k_proj"))
         heads, rest = divmod(keys, width)

@@ -68,7 +68,8 @@ class PartOfModel:
         found, place = [], self.division.place
         for index, seen in zip(self.division.held, layers, strict=True):
             heads, width = seen.kv_heads, max(seen.key_dim, seen.value_dim)
-            every = self.division.all_heads(index, heads)
+            # Every rank has the latent, which all heads make their keys and values of.
+            every = heads if seen.shared else self.division.all_heads(index, heads)
             found.append(RankLayer(index, heads, first_head(place, heads, every), every, width, seen.shared))
         return tuple(found)
 

@@ -7,14 +7,12 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from serve_app.models.encoders.encoder_load import load_encoder
 from serve_app.models.loading import check
 from serve_app.models.loading.folder import UnsupportedModel, contents
 from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
-from tests.models.test_latent import SIZES as LATENT
 
 HUGE = 10**9
 WRONG_KINDS = ("3", 3.5, [], {"a": 1}, True)
@@ -23,14 +21,9 @@ WRONG_KINDS = ("3", 3.5, [], {"a": 1}, True)
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A checkpoint of each family that is lied about."""
-    root, others = (
-        tmp_path_factory.mktemp("folders"),
-        {"deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM, LATENT)},
-    )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tiny, "OTHERS", tiny.OTHERS | others)
-        names = ("llama", "mistral", "gemma2", "qwen3", "mixtral", "deepseek_v3")
-        return {name: tiny.write_checkpoint(root / name, name) for name in names}
+    root = tmp_path_factory.mktemp("folders")
+    names = ("llama", "mistral", "gemma2", "qwen3", "mixtral", "deepseek_v3")
+    return {name: tiny.write_checkpoint(root / name, name) for name in names}
 
 
 @pytest.fixture
