@@ -36,8 +36,8 @@ SETTLE_MS = 1500
 def ask(page: Page) -> None:
     page.get_by_label("Message", exact=True).fill("What does math.sqrt do?")
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Trace").click()
-    page.get_by_role("list", name="Where the time went").wait_for()
+    page.get_by_role("button", name="Trace", exact=True).click()
+    page.get_by_role("list", name="Where the time went", exact=True).wait_for()
 
 
 def detect(page: Page) -> None:
@@ -46,8 +46,8 @@ def detect(page: Page) -> None:
     image.resize((512, 512)).save(scene, "PNG")
     chosen = {"name": "scene.png", "mimeType": "image/png", "buffer": scene.getvalue()}
     page.locator("input[type=file]").set_input_files(chosen)
-    page.get_by_role("button", name="Run").click()
-    page.get_by_role("list", name="Labels").wait_for()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("list", name="Labels", exact=True).wait_for()
 
 
 def main() -> None:

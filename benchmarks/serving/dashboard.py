@@ -3,8 +3,9 @@
 ``python -m benchmarks dashboard [--streams 64] [--rounds 5] [--page overview] [--json]``. Measures the server that
 `serve-app serve` has started with the same SERVE_APP_HOME, by turns with the page open and with an empty one. Chromium
 has the lowest priority (``nice 19``), since people look from machines of their own; with ``--beside`` it has its full
-share of this one. ``scrape_ms``: what a scrape of /metrics takes while nothing else runs. It ends with status 1 where
-the page costs more than 2 %.
+share of this one. ``scrape_ms``: what a scrape of /metrics takes while nothing else runs. ``usable_ms``: from the
+address to a playground that one can write into, in a browser that has nothing of it yet, while nothing else runs; the
+worst of five. It ends with status 1 where the page costs more than 2 % or is usable after more than a second.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from benchmarks.serving.stack import LocalStack, running_stack
 from serve_app.config import load_settings
 
 TARGET_PERCENT = 2.0
+USABLE_MS = 1000.0
+OPENINGS = 5
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 SCRAPES = 20
@@ -71,6 +74,20 @@ def scrape_ms(server: LocalStack, checks: Checks) -> tuple[float, int]:
             right = answer.status_code == 200 and "vllm:num_requests_running" in answer.text
             checks.that("a scrape", right, f"status {answer.status_code}")
     return statistics.median(took), size
+
+
+def usable_ms(server: LocalStack, tab: Any) -> list[float]:
+    """Milliseconds until the page can be used, by whoever opens it for the first time."""
+    kept, took = tab.context.storage_state(), []
+    for _ in range(OPENINGS):
+        context = tab.context.browser.new_context(viewport={"width": 1280, "height": 800}, storage_state=kept)
+        page = context.new_page()
+        began = time.perf_counter()
+        page.goto(f"{server.url}/dashboard#/playground", wait_until="commit")
+        page.get_by_label("Message", exact=True).fill("Hello")
+        took.append(1e3 * (time.perf_counter() - began))
+        context.close()
+    return took
 
 
 def sides(
@@ -124,15 +141,18 @@ def main(argv: list[str] | None = None) -> int:
     server, checks = running_stack(settings.home), Checks()
     scraped, size = scrape_ms(server, checks)
     with signed_in(server, asked.beside) as tab:
+        opened = usable_ms(server, tab)
         found = sides(server, settings.account_id, tab, asked.page, asked.streams, asked.rounds, checks)
     found = {"streams": asked.streams, "page": asked.page, **found, "scrape_ms": scraped, "scrape_bytes": size}
+    found["usable_ms"] = max(opened)
     found["answers_checked"] = checks.require()
     if asked.json:
         print(json.dumps(found))
     else:
         print(f"tokens per second: {found['tokens_per_s_closed']:.1f}, with the page {found['tokens_per_s_open']:.1f}")
+        print(f"the page can be used after {found['usable_ms']:.0f} ms")
         print(f"the page costs {found['cost_percent']:.2f} %; a scrape takes {scraped:.1f} ms, {size} bytes")
-    return int(found["cost_percent"] > TARGET_PERCENT)
+    return int(found["cost_percent"] > TARGET_PERCENT or found["usable_ms"] > USABLE_MS)
 
 
 if __name__ == "__main__":

@@ -237,6 +237,7 @@ class EngineWork:
         """Counters and gauges of this worker."""
         engine, scheduler = self._engine, self._engine.scheduler
         numbers = {
+            "replica": self._load.replica,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "used_blocks": scheduler.blocks.used_blocks,

@@ -77,6 +77,11 @@ class WorkerLoad:
         self._wishes: dict[str, _Wish] = {}
         self._reporter = LoadReporter(sender, self._measure, sent=self._told)
 
+    @property
+    def replica(self) -> str:
+        """As routing names this worker; "" until a gateway listens."""
+        return self._replica
+
     def subscribe(self, call: Listen) -> None:
         """Several gateways may wish for several things. One is followed, the same at all workers of the model: its
         gateways have different ranks for each model.

@@ -31,6 +31,7 @@ def test_an_open_page_and_none_by_turns(stack):
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["streams"] == 2 and found["page_requests"] > 3 and found["scrape_bytes"] > 1000
     assert found["tokens_per_s_open"] > 0 and found["tokens_per_s_closed"] > 0 and found["answers_checked"] > 30
+    assert found["usable_ms"] > 0
 
 
 def test_a_scrape_that_is_refused_ends_it(stack):

@@ -65,8 +65,8 @@ class Tab:
         self.open(place)
         pages, refused = self.page.get_by_role("navigation", name="Pages"), self.page.get_by_role("alert")
         for _ in range(5):  # a gateway takes a moment to know a new key
-            self.page.get_by_label("API key").fill(key)
-            self.page.get_by_role("button", name="Sign in").click()
+            self.page.get_by_label("API key", exact=True).fill(key)
+            self.page.get_by_role("button", name="Sign in", exact=True).click()
             pages.or_(refused).first.wait_for(state="attached")
             if pages.count():
                 return

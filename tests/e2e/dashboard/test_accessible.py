@@ -65,7 +65,7 @@ def findings(page, within: str = "document") -> list[str]:
 def test_axe_finds_nothing_serious(new_tab, signed_in, pages):
     tab = new_tab(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     tab.open()
-    tab.page.get_by_label("API key").wait_for()
+    tab.page.get_by_label("API key", exact=True).wait_for()
     found = findings(tab.page)
     tab = new_tab(viewport={"width": 1280, "height": 800}, reduced_motion="reduce", storage_state=signed_in)
     for place in pages:
@@ -73,12 +73,12 @@ def test_axe_finds_nothing_serious(new_tab, signed_in, pages):
         # What stands beside them is the same on all pages.
         found += findings(tab.page, "document" if place == pages[0] else "'main'")
     show(tab, "keys")
-    tab.page.get_by_role("button", name="New key").click()
+    tab.page.get_by_role("button", name="New key", exact=True).click()
     tab.page.get_by_role("dialog").wait_for()
     found += findings(tab.page)
     tab.page.keyboard.press("Escape")
     show(tab, "models")
-    tab.page.get_by_role("button", name="Add a model").click()
+    tab.page.get_by_role("button", name="Add a model", exact=True).click()
     tab.page.get_by_role("dialog").wait_for()
     found += findings(tab.page, "'dialog'")
     assert found == []
@@ -102,16 +102,16 @@ def test_a_phone_shows_every_page(new_tab, signed_in):
         if tab.page.evaluate("document.documentElement.scrollWidth") > 390:
             wide.append(place)
     assert wide == []
-    tab.page.get_by_role("button", name="Menu").click()
-    tab.page.get_by_role("link", name="Usage").click()
-    tab.page.get_by_role("heading", name="Usage").wait_for()
+    tab.page.get_by_role("button", name="Menu", exact=True).click()
+    tab.page.get_by_role("link", name="Usage", exact=True).click()
+    tab.page.get_by_role("heading", name="Usage", exact=True).wait_for()
 
 
 def test_a_first_chat_needs_no_mouse(new_tab, stack):
     tab = new_tab()
     tab.open("#/playground")
     keys = tab.page.keyboard
-    tab.page.get_by_label("API key").wait_for()
+    tab.page.get_by_label("API key", exact=True).wait_for()
     keys.insert_text(stack.key)  # the field has the focus
     keys.press("Enter")
     tab.page.get_by_label("Message", exact=True).wait_for()
@@ -121,4 +121,4 @@ def test_a_first_chat_needs_no_mouse(new_tab, stack):
             break
     keys.insert_text("What does math.sqrt do?")
     keys.press("Enter")
-    tab.page.get_by_role("button", name="Copy answer").wait_for()
+    tab.page.get_by_role("button", name="Copy answer", exact=True).wait_for()

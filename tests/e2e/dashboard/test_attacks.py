@@ -131,7 +131,7 @@ def test_other_pages_learn_nothing_and_change_nothing(tab, http, stack, elsewher
     port, words = elsewhere
     words |= {"NAME": f"evil-{uuid4().hex[:8]}", "THEIRS": team[1]}
     tab.open("#/settings")
-    tab.page.get_by_role("heading", name="Settings").wait_for()
+    tab.page.get_by_role("heading", name="Settings", exact=True).wait_for()
     before = http.get(stack.url + "/client/v4/accounts/local").json()["result"]
     evil = tab.page.context.new_page()
     sent: list[tuple[str, int, bool]] = []
@@ -155,7 +155,7 @@ def test_other_pages_learn_nothing_and_change_nothing(tab, http, stack, elsewher
     assert http.get(stack.url + "/client/v4/accounts/local").json()["result"] == before
     # The session is whose it was, and goes on.
     tab.page.reload()
-    tab.page.get_by_role("heading", name="Settings").wait_for()
+    tab.page.get_by_role("heading", name="Settings", exact=True).wait_for()
     assert "operator" in tab.page.locator(".who").inner_text()
     evil.close()
 
@@ -171,14 +171,14 @@ def test_halves_of_a_session_open_nothing_and_its_end_ends_it(new_tab, stack):
         for name in whole:
             half = {key: value for key, value in whole.items() if key != name}
             assert thief.get("/v1/status", headers=half).status_code in (401, 403)
-        tab.page.get_by_role("button", name="Sign out").first.click()
-        tab.page.get_by_label("API key").wait_for()
+        tab.page.get_by_role("button", name="Sign out", exact=True).first.click()
+        tab.page.get_by_label("API key", exact=True).wait_for()
         # An old cookie is worth nothing, nor is it in a browser.
         assert thief.get("/v1/status", headers=whole).status_code == 401
     tab.page.context.add_cookies([cookie])
     tab.page.evaluate("token => localStorage.setItem('serve-app.csrf', token)", token)
     tab.page.reload()
-    tab.page.get_by_label("API key").wait_for()
+    tab.page.get_by_label("API key", exact=True).wait_for()
 
 
 def test_an_account_sees_its_own_and_hostile_names_are_text(new_tab, tab, http, stack, team):
@@ -225,8 +225,8 @@ def test_an_account_sees_its_own_and_hostile_names_are_text(new_tab, tab, http, 
         tab.open(f"#/{place}")
         tab.page.locator("main h1").wait_for()
     row = tab.page.get_by_role("row", name=mine["id"][:12])
-    row.get_by_text("completed").wait_for()
-    row.get_by_role("button", name="Show results").click()
-    results = tab.page.get_by_role("region", name="Results")
+    row.get_by_text("completed", exact=True).wait_for()
+    row.get_by_role("button", name="Show results", exact=True).click()
+    results = tab.page.get_by_role("region", name="Results", exact=True)
     results.wait_for()
     assert tab.page.evaluate("window.ran") is None and page.evaluate("window.ran") is None

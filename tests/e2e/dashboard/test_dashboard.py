@@ -25,10 +25,10 @@ def test_signing_in_and_out(new_tab, stack):
     tab = new_tab()
     tab.open("#/models")
     page = tab.page
-    page.get_by_label("API key").fill("no key")
+    page.get_by_label("API key", exact=True).fill("no key")
     page.keyboard.press("Enter")
     page.get_by_role("alert").wait_for()
-    page.get_by_label("API key").fill(stack.key)
+    page.get_by_label("API key", exact=True).fill(stack.key)
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Models", exact=True).wait_for()  # the place that was asked for
     cookies = page.context.cookies()
@@ -39,10 +39,10 @@ def test_signing_in_and_out(new_tab, stack):
     assert stack.key not in kept and all(one["value"] not in kept for one in cookies)
     page.reload()
     page.get_by_role("heading", name="Models", exact=True).wait_for()
-    page.get_by_role("button", name="Sign out").click()
-    page.get_by_label("API key").wait_for()
+    page.get_by_role("button", name="Sign out", exact=True).click()
+    page.get_by_label("API key", exact=True).wait_for()
     page.reload()
-    page.get_by_label("API key").wait_for()
+    page.get_by_label("API key", exact=True).wait_for()
 
 
 def test_a_chat_streams_and_tells_what_the_api_tells(tab, http):
@@ -50,8 +50,8 @@ def test_a_chat_streams_and_tells_what_the_api_tells(tab, http):
     tab.open(f"#/playground?model={CHAT}")
     page.get_by_label("Message", exact=True).fill("What does math.sqrt do?")
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Trace").click()
-    bars = page.get_by_role("list", name="Where the time went")
+    page.get_by_role("button", name="Trace", exact=True).click()
+    bars = page.get_by_role("list", name="Where the time went", exact=True)
     bars.wait_for()
     assert {"Gateway", "Prefill", "Decode"} <= set(bars.inner_text().split("\n"))
 
@@ -96,7 +96,7 @@ def test_usage_equals_the_api(tab, http):
         tab.page.wait_for_timeout(500)
     assert shown() == told()
     with tab.page.expect_download() as saved:
-        tab.page.get_by_role("button", name="CSV").click()
+        tab.page.get_by_role("button", name="CSV", exact=True).click()
     lines = saved.value.path().read_text().splitlines()
     assert lines[0].startswith("time,model,requests") and any(CHAT in line for line in lines[1:])
 
@@ -106,23 +106,23 @@ def test_an_adapter_is_uploaded_tried_and_deleted(tab, http):
     name = f"browser-{uuid4().hex[:8]}"
     folder = PROJECT_ROOT / "checkpoints" / "pico-pirate"
     tab.open("#/adapters")
-    page.get_by_role("button", name="Upload an adapter").click()
-    page.get_by_label("Name").fill(name)
-    page.get_by_label("Description").fill(HOSTILE)
+    page.get_by_role("button", name="Upload an adapter", exact=True).click()
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_label("Description", exact=True).fill(HOSTILE)
     files = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
-    page.get_by_label("The adapter's two files").set_input_files(files)
+    page.get_by_label("The adapter's two files", exact=True).set_input_files(files)
     page.get_by_role("button", name="Upload", exact=True).click()
     page.get_by_role("cell", name=f"{name} {HOSTILE}").wait_for()
     page.get_by_role("link", name=f"Try {name}").click()
     page.get_by_label("Message", exact=True).fill("What does math.sqrt do?")
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="Copy answer").wait_for()
+    page.get_by_role("button", name="Copy answer", exact=True).wait_for()
     asked = {"prompt": "What does math.sqrt do?", "lora": name, "max_tokens": 300}
     with_it = http.post(f"/run/{CHAT}", json=asked).json()["result"]["response"]
     assert page.locator(".prose").inner_text() == with_it.replace("`", "")
     tab.open("#/adapters")
     page.get_by_role("button", name=f"Delete {name}").click()
-    page.get_by_role("button", name="Delete adapter").click()
+    page.get_by_role("button", name="Delete adapter", exact=True).click()
     page.get_by_text("The adapter is deleted").wait_for()
     assert http.get(f"/finetunes/{name}").status_code == 404
     assert page.evaluate("window.ran") is None
@@ -131,18 +131,19 @@ def test_an_adapter_is_uploaded_tried_and_deleted(tab, http):
 def test_a_batch_is_sent_and_its_results_are_shown(tab, http):
     page = tab.page
     tab.open("#/batches")
-    page.get_by_role("button", name="New batch").click()
-    page.get_by_label("Model").select_option(CHAT)
+    page.get_by_role("button", name="New batch", exact=True).click()
+    page.get_by_label("Model", exact=True).select_option(CHAT)
     lines = [json.dumps({"prompt": f"What does math.{name} do?", "max_tokens": 4}) for name in ("sqrt", "cos")]
-    page.get_by_label("A file of requests").set_input_files(
+    page.get_by_label("A file of requests", exact=True).set_input_files(
         {"name": f"{HOSTILE}.jsonl", "mimeType": "application/jsonl", "buffer": "\n".join(lines).encode()}
     )
-    page.get_by_role("button", name="Send the batch").click()
+    page.get_by_role("button", name="Send the batch", exact=True).click()
+    # The newest stands first, once the page has it.
     row = page.get_by_role("row").nth(1)
-    row.get_by_text("completed").wait_for()
     row.get_by_text("2 of 2").wait_for()
-    row.get_by_role("button", name="Show results").click()
-    results = page.get_by_role("region", name="Results")
+    row.get_by_text("completed", exact=True).wait_for()
+    row.get_by_role("button", name="Show results", exact=True).click()
+    results = page.get_by_role("region", name="Results", exact=True)
     results.wait_for()
     assert results.inner_text().count('"response"') >= 2
     assert page.evaluate("window.ran") is None
@@ -152,23 +153,23 @@ def test_a_key_is_made_and_its_revocation_ends_its_session(tab, new_tab, stack):
     page = tab.page
     name = f"{HOSTILE}{uuid4().hex[:8]}"
     tab.open("#/keys")
-    page.get_by_role("button", name="New key").click()
-    page.get_by_label("Name").fill(name)
-    page.get_by_label("Requests a minute").fill("1000")
-    page.get_by_role("button", name="Make the key").click()
+    page.get_by_role("button", name="New key", exact=True).click()
+    page.get_by_label("Name", exact=True).fill(name)
+    page.get_by_label("Requests a minute", exact=True).fill("1000")
+    page.get_by_role("button", name="Make the key", exact=True).click()
     value = page.get_by_role("region", name="Key", exact=True).inner_text().strip()
-    page.get_by_role("button", name="Done").click()
+    page.get_by_role("button", name="Done", exact=True).click()
 
     other = new_tab()
     other.sign_in(value, "#/usage")
-    other.page.get_by_role("heading", name="Usage").wait_for()
-    assert other.page.get_by_role("link", name="Keys and budgets").count() == 0  # not with its scopes
+    other.page.get_by_role("heading", name="Usage", exact=True).wait_for()
+    assert other.page.get_by_role("link", name="Keys and budgets", exact=True).count() == 0  # not with its scopes
     other.open("#/keys")
     other.page.get_by_text("Not for this key").wait_for()
 
     page.get_by_role("row", name=re.compile(re.escape(name[-8:]))).get_by_role("button", name="Revoke").click()
-    page.get_by_role("button", name="Revoke key").click()
-    other.page.get_by_label("API key").wait_for()
+    page.get_by_role("button", name="Revoke key", exact=True).click()
+    other.page.get_by_label("API key", exact=True).wait_for()
     other.page.get_by_text("Your session has ended").wait_for()
     answer = httpx.get(f"{stack.url}/v1/models", headers={"Authorization": f"Bearer {value}"})
     assert answer.status_code == 401

@@ -57,7 +57,7 @@ def code_of(page) -> dict[tuple[str, str], str]:
     found = {}
     for language in ("curl", "Python", "JavaScript"):
         page.get_by_role("tab", name=language, exact=True).click()
-        clients = page.get_by_role("group", name="Client").get_by_role("button")
+        clients = page.get_by_role("group", name="Client", exact=True).get_by_role("button")
         for name in clients.all_inner_texts() or [""]:
             if name:
                 clients.get_by_text(name, exact=True).click()

@@ -10,7 +10,7 @@ const digits = (value, most) => new Intl.NumberFormat("en-US", { maximumFraction
 export const count = (value) => (missing(value) ? NONE : whole.format(value));
 export const compact = (value) => (missing(value) ? NONE : Math.abs(value) < 10_000 ? digits(value, 1) : short.format(value));
 export const percent = (share, most = 0) => (missing(share) ? NONE : share > 0 && share < 0.0005 ? "< 0.1 %" : `${digits(share * 100, most)} %`);
-export const rate = (value) => (missing(value) ? NONE : digits(value, value < 10 ? 2 : value < 100 ? 1 : 0));
+export const rate = (value) => (missing(value) ? NONE : digits(value, value < 0.1 ? 4 : value < 10 ? 2 : value < 100 ? 1 : 0));
 
 /** Milliseconds, as ms, s or min. */
 export function ms(value) {
@@ -27,8 +27,9 @@ export const seconds = (value) => (missing(value) ? NONE : ms(value * 1000));
 export function span(value) {
   if (missing(value)) return NONE;
   if (value < 60) return `${digits(value, value < 10 ? 1 : 0)} s`;
-  if (value < 3600) return `${Math.round(value / 60)} min`;
-  if (value < 86_400) return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;
+  const minutes = Math.round(value / 60);
+  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 1440) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   return `${digits(value / 86_400, 1)} days`;
 }
 
@@ -58,15 +59,21 @@ export function money(cost) {
   return sign ? `${sign}${grouped}.${kept}` : `${grouped}.${kept} ${cost.currency}`;
 }
 
+/** How the beginning of a step of so many seconds is written. */
+export const stepped = (step) => (step >= 27 * 86_400 ? month : step >= 86_400 ? date : dateTime);
+
 /** A moment in unix seconds, or as text, as a Date. */
 export const moment = (value) => new Date(typeof value === "number" ? value * 1000 : value);
 
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+// Days and months are those of UTC, as the ledger's are; times of day are those of who looks.
+const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", timeZone: "UTC" });
+const ofYear = new Intl.DateTimeFormat("en-GB", { month: "long", year: "numeric", timeZone: "UTC" });
 const both = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
 export const time = (value) => (missing(value) || value === "" ? NONE : clock.format(moment(value)));
 export const date = (value) => (missing(value) || value === "" ? NONE : day.format(moment(value)));
+export const month = (value) => (missing(value) || value === "" ? NONE : ofYear.format(moment(value)));
 export const dateTime = (value) => (missing(value) || value === "" ? NONE : both.format(moment(value)));
 
 export function ago(value) {

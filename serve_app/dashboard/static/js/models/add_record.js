@@ -5,7 +5,7 @@ import { Button, Segments, Select, TextArea, TextField } from "../ui/controls.js
 import { Dialog } from "../ui/dialog.js";
 import { Notice } from "../ui/states.js";
 import { toast } from "../ui/toast.js";
-import { compose, profilesOf, stageOf, WRITES } from "./record.js";
+import { compose, lacks, profilesOf, stageOf, WRITES } from "./record.js";
 
 const WAYS = [{ value: "form", label: "Form" }, { value: "yaml", label: "YAML" }];
 
@@ -28,6 +28,11 @@ export function AddRecord({ known, onClose, onDone }) {
     setTold(null);
   };
   const send = async (check) => {
+    const lacking = way === "form" ? lacks(form) : "";
+    if (lacking) {
+      setTold({ kind: "bad", text: lacking });
+      return;
+    }
     try {
       const found = await post(ai("/models/records"), { record, check });
       setTold({ kind: "good", text: `${found.model} is a good record.` });

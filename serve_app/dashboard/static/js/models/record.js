@@ -22,6 +22,14 @@ const number = (value) => (value.trim() === "" ? "" : Number.isFinite(Number(val
 /** As YAML's floats, which a price is. */
 const decimal = (value) => number(value).replace(/^(\d+)(?=e|$)/, "$1.0");
 
+/** What a form lacks that every record has, in words; "" if nothing. */
+export function lacks(form) {
+  if (!form.id.trim()) return "Id is empty: @cf/author/name, as clients will ask for the model.";
+  if (form.source === "repo" && !form.repo.trim()) return "Repository is empty: author/name of the weights on Hugging Face.";
+  if (form.source === "path" && !form.path.trim()) return "Folder is empty: where the weights lie on the server.";
+  return "";
+}
+
 /** @returns {string} */
 export function compose(form, stage) {
   const weights = form.source === "path" ? [["path", text(form.path)]] : [["repo", text(form.repo)], ["revision", form.revision.trim() && text(form.revision)]];

@@ -64,11 +64,11 @@ function Model({ id, told }) {
 }
 
 function Workers({ told }) {
-  const seen = new Map((told.routing?.workers ?? []).map((one) => [one.stage, one]));
-  const rows = (told.workers ?? []).map((one, at) => ({ ...one, id: `${one.stage} ${one.pid ?? at}`, routed: seen.get(one.stage) }));
+  const seen = new Map((told.routing?.workers ?? []).map((one) => [one.replica, one]));
+  const rows = (told.workers ?? []).map((one, at) => ({ ...one, id: `${one.stage} ${one.pid ?? at}`, routed: seen.get(one.replica) }));
   return html`<${Table} label="Workers" rows=${rows} columns=${[
     { key: "stage", label: "Stage", by: (one) => one.stage, cell: (one) => html`<strong>${one.stage}</strong>${one.routed && one.routed.role !== one.stage ? html` <${Badge}>works as ${one.routed.role}<//>` : ""}` },
-    { key: "replica", label: "Worker", cell: (one) => html`<span class="mono muted">${one.routed?.replica ?? one.pid ?? "–"}</span>` },
+    { key: "replica", label: "Worker", cell: (one) => html`<span class="mono muted">${one.replica || one.pid || "–"}</span>` },
     { key: "running", label: "Running", right: true, by: (one) => one.running ?? 0, cell: (one) => count(one.running ?? one.queued_calls) },
     { key: "waiting", label: "Waiting", right: true, by: (one) => one.waiting ?? 0, cell: (one) => count(one.waiting ?? one.queued_sequences) },
     { key: "step", label: "Step", right: true, cell: (one) => ms(one.routed?.step_ms) },

@@ -33,7 +33,7 @@ function List({ query }) {
     { key: "time", label: "When", by: (one) => one.time, cell: (one) => html`<span class="nowrap num" title=${dateTime(one.time)}>${time(one.time)}</span>` },
     { key: "id", label: "Request", cell: (one) => html`<a class="mono" href=${link("requests", one.id)}>${one.id.slice(0, 12)}…</a>` },
     { key: "status", label: "Status", by: (one) => one.status, cell: (one) => html`<${Status} status=${one.status} />` },
-    { key: "model", label: "Model", by: (one) => one.model, cell: (one) => html`<span class="nowrap">${shortModel(one.model)}</span>` },
+    { key: "model", label: "Model", by: (one) => one.model, cell: (one) => html`<span class="wrap table-name">${shortModel(one.model)}</span>` },
     ...(operator && accounts.data?.length > 1 ? [{ key: "account", label: "Account", by: (one) => one.account ?? "", cell: (one) => html`<span class="wrap">${one.account ?? "–"}</span>` }] : []),
     { key: "ttft", label: "First token", right: true, by: (one) => one.ttft_ms ?? 0, cell: (one) => ms(one.ttft_ms) },
     { key: "total", label: "Total", right: true, by: (one) => one.total_ms ?? 0, cell: (one) => ms(one.total_ms) },

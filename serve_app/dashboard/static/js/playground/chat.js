@@ -10,7 +10,8 @@ export function body(lane) {
   const { settings } = lane;
   const messages = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
   for (const one of lane.messages) {
-    if (one.error || one.busy) continue;
+    // What was stopped before its first token is no turn.
+    if (one.error || one.busy || (one.stopped && !one.content && !one.calls.length)) continue;
     if (one.role === "tool") messages.push({ role: "tool", tool_call_id: one.tool_call_id, content: one.content });
     else if (one.calls?.length) {
       const calls = one.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));

@@ -1,7 +1,7 @@
 // Charts over time, drawn by uPlot. The drawing is for the eye; the same figures are there as a table for everybody.
 import { html, useEffect, useRef, useState } from "../core/lib.js";
 import { colour } from "../core/theme.js";
-import { dateTime, time } from "../core/format.js";
+import { dateTime, stepped, time } from "../core/format.js";
 import { Button } from "./controls.js";
 import { Table } from "./table.js";
 
@@ -43,7 +43,7 @@ export function Chart({ label, times, series, show, bars = false, height = 190 }
   if (table) {
     const rows = times.map((time, at) => ({ id: time, values: shown.map((one) => one.values[at]) }));
     return html`<div class="stack-s"><${Table} label=${label} rows=${rows} sort="-time" columns=${[
-      { key: "time", label: "Time", by: (row) => row.id, cell: (row) => html`<span class="nowrap">${dateTime(row.id)}</span>` },
+      { key: "time", label: "Time", by: (row) => row.id, cell: (row) => html`<span class="nowrap">${stepped(stepOf(times))(row.id)}</span>` },
       ...shown.map((one, at) => ({ key: String(at), label: one.name, right: true, by: (row) => row.values[at] ?? 0, cell: (row) => show(row.values[at]) })),
     ]} /><div><${Button} small quiet onClick=${() => setTable(false)}>Show the chart<//></div></div>`;
   }
@@ -52,6 +52,7 @@ export function Chart({ label, times, series, show, bars = false, height = 190 }
     <${Button} small quiet onClick=${() => setTable(true)} label=${`${label} as a table`}>Table<//></div></figure>`;
 }
 
+const stepOf = (times) => (times.length > 1 ? times[1] - times[0] : 3600);
 const last = (one) => one.values.findLast((value) => value !== null && value !== undefined);
 const latest = (one, show) => (last(one) === undefined ? "" : show(last(one)));
 const summary = (series, show) => series.map((one) => `${one.name} last ${last(one) === undefined ? "none" : show(last(one))}`).join(", ");
@@ -75,7 +76,7 @@ function options(UPlot, width, height, times, series, show, bars) {
     return { label: one.name, stroke: tone, width: bars ? 0 : 1.75, fill: bars ? tone : undefined, spanGaps: false, points: { show: !bars && one.values.filter((value) => value !== null).length < 30, size: 5 },
       paths: bars ? UPlot.paths.bars({ size: [0.7, 36], radius: 0.15 }) : undefined };
   });
-  const step = times.length > 1 ? times[1] - times[0] : 3600;
+  const step = stepOf(times);
   const axis = { stroke: muted, font: "11px system-ui, sans-serif", ticks: { show: false } };
   return {
     width, height, cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } }, legend: { show: false },
@@ -85,18 +86,19 @@ function options(UPlot, width, height, times, series, show, bars) {
       { ...axis, grid: { stroke: line, width: 1 }, size: 64, space: 40, values: (_, values) => values.map(show) },
     ],
     series: [{}, ...(bars ? drawn.reverse() : drawn)],
-    plugins: [tooltip(series, show)],
+    plugins: [tooltip(series, show, stepped(step))],
   };
 }
 
 /** Times of an axis: days where there are days, and the clock where there are hours, on 24 of them. */
 function ticks(values, step) {
-  const days = step >= 86_400 || (values.at(-1) - values[0] > 2 * 86_400);
+  if (step >= 86_400) return values.map((value) => stepped(step)(value).replace(/ \d{4}$/, ""));
+  const days = values.at(-1) - values[0] > 2 * 86_400;
   return values.map((value) => (days ? dateTime(value).split(",")[0] : time(value).slice(0, 5)));
 }
 
 /** A box beside the pointer with the figures of that moment. */
-function tooltip(series, show) {
+function tooltip(series, show, when) {
   const box = document.createElement("div");
   box.className = "chart-tip";
   box.hidden = true;
@@ -106,7 +108,7 @@ function tooltip(series, show) {
       const { idx, left } = plot.cursor;
       box.hidden = idx === null || idx === undefined || left < 0;
       if (box.hidden) return;
-      box.replaceChildren(...[dateTime(plot.data[0][idx]), ...series.map((one) => `${one.name}  ${show(one.values[idx])}`)].map((text) => {
+      box.replaceChildren(...[when(plot.data[0][idx]), ...series.map((one) => `${one.name}  ${show(one.values[idx])}`)].map((text) => {
         const row = document.createElement("div");
         row.textContent = text;
         return row;
