@@ -237,7 +237,6 @@ class EngineWork:
         """Counters and gauges of this worker."""
         engine, scheduler = self._engine, self._engine.scheduler
         numbers = {
-            "replica": self._load.replica,
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "used_blocks": scheduler.blocks.used_blocks,
@@ -257,7 +256,7 @@ class EngineWork:
             "pool": self._publisher.stats() | self._reader.stats(),
             "ranks": self._ranks.states() if self._ranks is not None else None,
         }
-        return Counters(self.spec.stage, os.getpid(), numbers)
+        return Counters(self.spec.stage, os.getpid(), {"replica": self._load.replica} | numbers)
 
     def pulse(self) -> Pulse:
         """That this process is there, and how long its step has lasted."""

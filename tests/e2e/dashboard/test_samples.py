@@ -14,8 +14,11 @@ import pytest
 
 from tests.clients.test_node import HERE, NODE
 from tests.e2e.conftest import CHAT, EMBED, RERANK
+from tests.media.files import sound
+from training import looking
 from training.scenes import draw
 
+VISION = "@cf/pico/pico-vision"
 # What stands in what each prints; of chats the answer, of vectors their length.
 SAID = {
     CHAT: "square root",
@@ -25,6 +28,9 @@ SAID = {
     "@cf/pico/pico-shapes": "label",
     "@cf/pico/pico-detector": "box",
     "@cf/pico/pico-summary": "summary",
+    "@cf/pico/pico-translator": "translated_text",
+    "@cf/pico/pico-hearing": "",
+    VISION: "picture",
 }
 OTHERWISE = {"Decisions": '"noul"'}
 PATIENCE_S = 120
@@ -37,19 +43,29 @@ def test_code_runs_as_it_is_pasted(tab, stack, tmp_path, model):
     found = code_of(tab.page)
     assert {language for language, _ in found} == {"curl", "Python", "JavaScript"}
     picture, _ = draw(Random("detect 4"), 3)
+    otherwise = dict(OTHERWISE)
+    if model == VISION:
+        picture, [thing] = looking.draw(Random("one red circle"), 1)
+        otherwise["With a picture"] = f"{thing.colour} {thing.kind}"
     sent = BytesIO()
     picture.save(sent, "PNG")
     (tmp_path / "picture.png").write_bytes(sent.getvalue())
+    (tmp_path / "sound.wav").write_bytes(sound(2.0))
     (tmp_path / "node_modules").symlink_to(HERE / "node_modules")
     failed = {}
     for (language, client), code in found.items():
         if language == "JavaScript" and not runs_here(client):
             continue
         done = run(language, code, tmp_path, {"KEY": stack.key, "SERVE_APP_HOME": str(stack.home)})
-        wanted = OTHERWISE.get(client, SAID[model])
+        wanted = otherwise.get(client, SAID[model])
         if done.returncode or wanted not in done.stdout:
             failed[language, client] = (done.stdout + done.stderr)[-600:]
     assert failed == {}
+
+
+def test_every_model_that_is_served_is_among_them(http):
+    served = {one["name"] for one in http.get("/models/search?per_page=1000").json()["result"]}
+    assert {name for name in served if name.startswith(("@cf/pico/", "@cf/sentence-transformers/"))} <= set(SAID)
 
 
 def code_of(page) -> dict[tuple[str, str], str]:

@@ -1,8 +1,9 @@
 // Code that runs a model at this server, to paste. KEY comes from the environment, so that none is pasted into a file.
-import { isChat, kind } from "../core/catalog.js";
+import { isChat, kind, yes } from "../core/catalog.js";
 import { example, fields } from "../playground/fields.js";
 import { chats } from "./samples_chat.js";
 import { NEEDS, python, quoted } from "./samples_parts.js";
+import { seen } from "./samples_seen.js";
 import { pictures, speech, transcripts, vectors } from "./samples_tasks.js";
 
 export const LANGUAGES = ["curl", "Python", "JavaScript"];
@@ -41,6 +42,7 @@ export function samples(model, { origin, account }, input) {
   const file = sent && (FILES[sent.name] ?? "file");
   const found = [...(sent ? sendsFile(model, at, file) : sendsJson(model, at, asked)), ...cloudflare(model, at, sent, file, asked)];
   if (isChat(model)) found.push(...chats(model, at));
+  if (yes(model.properties.vision)) found.push(...seen(model, at, FILES.image));
   if (kind(model) === "embeddings") found.push(...vectors(model, at, asked.text));
   if (sent?.name === "audio") found.push(...transcripts(model, at, file));
   return found;

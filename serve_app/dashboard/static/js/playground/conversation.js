@@ -11,6 +11,7 @@ import { Picture } from "./picture.js";
 import { SettingsPanel } from "./settings_panel.js";
 
 const IDEAS = ["What does math.sqrt do?", "What does itertools.chain do?", "What does os.path.join do?"];
+const OF_PICTURES = ["What is in the picture?", "How many things are there?"];
 
 /** @param {{list: Object[], choose: Function, changed: () => void}} props  the models that chat, and what to call after a change */
 export function Chat({ list, choose, changed }) {
@@ -55,7 +56,7 @@ export function Chat({ list, choose, changed }) {
     <div class="talk">
       <div class=${classes("lanes", two && "lanes-two")}>${state.lanes.map((lane, at) => html`<section class="lane" key=${lane.id} aria-label=${two ? `Conversation ${at + 1}` : "Conversation"}>
         ${two && html`<div class="lane-head"><${Select} label=${`Model ${at + 1}`} hideLabel value=${lane.model} options=${asOptions(list)} onInput=${choose(lane)} /></div>`}
-        <${Messages} lane=${lane} ask=${ask} again=${() => again(lane)} result=${(call, text) => result(lane, call, text)} />
+        <${Messages} lane=${lane} ideas=${sees && state.picture ? OF_PICTURES : IDEAS} ask=${ask} again=${() => again(lane)} result=${(call, text) => result(lane, call, text)} />
       </section>`)}</div>
       <${Composer} ask=${ask} changed=${changed} sees=${sees} />
     </div>
@@ -69,7 +70,7 @@ export function Chat({ list, choose, changed }) {
   </div>`;
 }
 
-function Messages({ lane, ask, again, result }) {
+function Messages({ lane, ideas, ask, again, result }) {
   const box = useRef(null);
   const near = useRef(true);
   const length = lane.messages.reduce((sum, one) => sum + one.content.length + (one.reasoning?.length ?? 0) + 1, 0);
@@ -79,7 +80,7 @@ function Messages({ lane, ask, again, result }) {
   if (!lane.messages.length) {
     return html`<div class="messages messages-empty"><div class="empty"><${Icon} name="playground" /><h3>Ask something</h3>
       <p>The answer streams in, with its time, tokens and cost beside it.</p>
-      <div class="ideas">${IDEAS.map((text) => html`<button type="button" class="button" key=${text} onClick=${() => ask(text)}>${text}</button>`)}</div></div></div>`;
+      <div class="ideas">${ideas.map((text) => html`<button type="button" class="button" key=${text} onClick=${() => ask(text)}>${text}</button>`)}</div></div></div>`;
   }
   const last = lane.messages.length - 1;
   return html`<div class="messages" ref=${box} onScroll=${scrolled} role="log" aria-label="Messages" tabindex="0" aria-busy=${lane.controller ? "true" : "false"}>
