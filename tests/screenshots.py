@@ -1,24 +1,20 @@
 """Takes the pictures of docs/dashboard.md from a running server: ``python -m tests.screenshots --key KEY``.
 
-Asks one question in the playground first, so that the pages have something to show, and has a drawn scene looked at.
+Asks one question in the playground first, so that the pages have something to show.
 Needs a Chromium, as the tests of the dashboard do.
 """
 
 from __future__ import annotations
 
 import argparse
-from io import BytesIO
 from pathlib import Path
-from random import Random
 
 from playwright.sync_api import Page, sync_playwright
 
 from tests.e2e.dashboard.conftest import ARGUMENTS, CHROMIUM, Tab
-from training.scenes import draw
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "dashboard"
 CHAT = "@cf/pico/pico-instruct"
-DETECTOR = "@cf/pico/pico-detector"
 WIDE = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 # Name, place, theme, size.
@@ -40,16 +36,6 @@ def ask(page: Page) -> None:
     page.get_by_role("list", name="Where the time went", exact=True).wait_for()
 
 
-def detect(page: Page) -> None:
-    image, _ = draw(Random("detect 4"), 3)
-    scene = BytesIO()
-    image.resize((512, 512)).save(scene, "PNG")
-    chosen = {"name": "scene.png", "mimeType": "image/png", "buffer": scene.getvalue()}
-    page.locator("input[type=file]").set_input_files(chosen)
-    page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_role("list", name="Labels", exact=True).wait_for()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
@@ -64,10 +50,6 @@ def main() -> None:
         first.page.mouse.move(0, 0)
         first.page.screenshot(path=FOLDER / "playground.png")
         session = first.page.context.storage_state()
-        first.open(f"#/playground?model={DETECTOR}")
-        detect(first.page)
-        first.page.mouse.move(0, 0)
-        first.page.screenshot(path=FOLDER / "detector.png")
         for name, place, theme, size in PICTURES:
             context = browser.new_context(viewport=size, color_scheme=theme, storage_state=session)
             tab = Tab(context.new_page(), asked.url)

@@ -44,6 +44,7 @@ def test_a_base_with_rounded_weights(tmp_path, name):
     assert [tiny.reference_tokens(plain, prompt, NEW_TOKENS) for prompt in ASKED] != wanted
 
 
+@pytest.mark.slow  # every token is tried at every step
 def test_an_answer_that_a_grammar_holds(tmp_path):
     """The truth asks of every token whether it goes on with such a text, and takes the likeliest that does. No part of
     the text follows from what stands before it: that would be written in its usual tokens, whatever is likeliest.

@@ -51,6 +51,7 @@ def test_two_settings_stand_side_by_side(tab, http):
     assert answered(page) == [said(http)]
 
 
+@pytest.mark.slow
 def test_parameters_are_those_of_the_request(tab, http):
     page, sent = tab.page, []
     page.on("request", lambda one: one.url.endswith("/chat/completions") and sent.append(one.post_data_json))
@@ -71,6 +72,7 @@ def test_parameters_are_those_of_the_request(tab, http):
     assert shown.split() == words
 
 
+@pytest.mark.slow
 def test_a_tool_is_called_and_its_result_goes_on(tab):
     page, sent = tab.page, []
     page.on("request", lambda one: one.url.endswith("/chat/completions") and sent.append(one.post_data_json))
@@ -91,6 +93,7 @@ def test_a_tool_is_called_and_its_result_goes_on(tab):
     assert json.loads(asking["tool_calls"][0]["function"]["arguments"]) == arguments
 
 
+@pytest.mark.slow
 def test_an_answer_is_held_to_a_schema(tab):
     page = tab.page
     tab.open(f"#/playground?model={CHAT}")
@@ -107,6 +110,7 @@ def test_an_answer_is_held_to_a_schema(tab):
     assert isinstance(json.loads(shown)["useful"], bool)
 
 
+@pytest.mark.slow
 def test_an_answer_is_stopped(tab, http, stack):
     page = tab.page
     tab.open(f"#/playground?model={CHAT}")
@@ -128,6 +132,7 @@ def test_an_answer_is_stopped(tab, http, stack):
     page.get_by_role("button", name="Copy answer", exact=True).nth(1).wait_for()
 
 
+@pytest.mark.slow
 def test_reasoning_is_folded(tab):
     """None of the models here reasons: this is the answer of one that does."""
     page = tab.page

@@ -10,7 +10,7 @@ const digits = (value, most) => new Intl.NumberFormat("en-US", { maximumFraction
 export const count = (value) => (missing(value) ? NONE : whole.format(value));
 export const compact = (value) => (missing(value) ? NONE : Math.abs(value) < 10_000 ? digits(value, 1) : short.format(value));
 export const percent = (share, most = 0) => (missing(share) ? NONE : share > 0 && share < 0.0005 ? "< 0.1 %" : `${digits(share * 100, most)} %`);
-export const rate = (value) => (missing(value) ? NONE : digits(value, value < 0.1 ? 4 : value < 10 ? 2 : value < 100 ? 1 : 0));
+export const rate = (value) => (missing(value) ? NONE : digits(value, value < 0.1 ? 3 : value < 10 ? 2 : value < 100 ? 1 : 0));
 
 /** Milliseconds, as ms, s or min. */
 export function ms(value) {
