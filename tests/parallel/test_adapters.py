@@ -15,14 +15,15 @@ pytestmark = pytest.mark.slow
 # With four ranks each of two K/V heads lies on two of them. Llama runs on the fused layers.
 DIVISIONS = [
     ("llama", 2, 1), ("llama", 4, 1), ("phi3", 2, 1), ("qwen2", 2, 1), ("gemma2", 2, 1),
-    ("gpt_oss", 2, 1), ("gpt_neox", 2, 1),
+    ("gpt_oss", 2, 1), ("gpt_neox", 2, 1), ("deepseek_v3", 2, 1),
 ]  # fmt: skip
 
 
 def forms(family: str) -> list[LoraConfig]:
     """Of all linears, and of some."""
-    some = ATTENTION.get(family, ["q_proj", "v_proj"])
-    every = [*some, "o_proj"] if family == "gpt_oss" else "all-linear"
+    some = (ATTENTION | {"deepseek_v3": ["q_a_proj", "kv_b_proj"]}).get(family, ["q_proj", "v_proj"])
+    attention = {"gpt_oss": [*some, "o_proj"], "deepseek_v3": [*some, "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]}
+    every = attention.get(family, "all-linear")
     common = {"init_lora_weights": False}
     return [
         LoraConfig(r=5, lora_alpha=4, target_modules=every, **common),
