@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import pytest
 from ray import serve
@@ -36,6 +38,11 @@ ASKED = {
 def replicas(model: str) -> int:
     deployments = serve.status().applications[application_name(model)].deployments
     return sum(sum(found.replica_states.values()) for found in deployments.values())
+
+
+def said(result: Any) -> Any:
+    """A text, or labels; two texts that are computed together have scores that differ in the last digit."""
+    return result["response"] if isinstance(result, dict) else [one["label"] for one in result]
 
 
 @pytest.fixture
@@ -80,19 +87,16 @@ def test_a_batch_wakes_its_model_and_no_other_and_lets_it_sleep_again(sleepers, 
 
     works_on()
     for woken, asleep in ((WRITES, TELLS), (TELLS, WRITES)):
-        made, seen = submit(woken, ASKED[woken]), 0
+        made = submit(woken, ASKED[woken])
 
         def done(woken: str = woken, asleep: str = asleep, made: str = made) -> list[dict]:
-            nonlocal seen
-            seen = max(seen, replicas(woken))
             works_on()
             assert replicas(asleep) == 0
             return answers(woken, made)
 
         found = wait_for(done, 240)
-        assert seen == 1 and all(one["success"] for one in found) and len(found) == len(ASKED[woken])
+        assert all(one["success"] for one in found) and len(found) == len(ASKED[woken])
         alone = http.post(f"/run/{woken}", json=ASKED[woken][1]).json()["result"]
-        told = found[1]["result"]
-        assert (told["response"] == alone["response"]) if woken == WRITES else told == alone
+        assert said(found[1]["result"]) == said(alone)
         # Nothing is left to be done there, though runners go on.
         wait_for(lambda woken=woken: not still(woken), 240)
