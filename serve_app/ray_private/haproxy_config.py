@@ -10,8 +10,8 @@ no time for headers       10 s for a request's headers, 75 s for an idle connect
                           for long. A stream under way has neither bound
 4,096 connections         16,384, or as many as the limit on open files allows; of one address at most half of them
 ``/-/routes``             404: it tells without a key what is served
-all methods, ``*``        405 for those that HTTP servers know nothing of and for ``OPTIONS *``, 400 for WebSockets: all
-                          in the envelope
+all methods, ``*``        405 for those that HTTP servers know nothing of and for ``OPTIONS *``, 400 for WebSockets of
+                          any path but ``/realtime``: all in the envelope
 no address of clients     ``x-serve-app-client`` is the client's address, whatever the client sends under that name
 two request ids           ``x-request-id`` is the gateway's: Serve's own is known to nobody
 500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
@@ -31,6 +31,8 @@ from pathlib import Path
 
 HEADER_TIMEOUT_S = 10
 IDLE_TIMEOUT_S = 75
+# Of a WebSocket on which nothing is said; the gateway ends it before.
+TUNNEL_TIMEOUT_S = 330
 MAX_CONNECTIONS = 16384
 # HAProxy wants five files for two connections, pipes included, and some for itself; it does not start where it may not.
 FILES_OF_ITS_OWN = 500
@@ -67,7 +69,7 @@ def no_method() -> bytes:
 
 def no_websockets() -> bytes:
     """The body of a 400."""
-    said = 'WebSockets are not served. Send an HTTP request; with "stream": true it is answered by events.'
+    said = 'This path has no WebSocket. Send an HTTP request; with "stream": true it is answered by events.'
     return _body(5006, "invalid_request_error", said)
 
 
@@ -85,7 +87,7 @@ def _edge(folder: Path, most: int) -> list[str]:
         f"    tcp-request connection reject if {{ sc0_conn_cur gt {most // 2} }}",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "!{ method GET HEAD POST PUT PATCH DELETE OPTIONS }",
         refuse(405, "no_method.json", f' hdr allow "{METHODS}"') + "{ url * }",
-        refuse(400, "no_websockets.json") + "{ req.hdr(upgrade) -i -m sub websocket }",
+        refuse(400, "no_websockets.json") + "{ req.hdr(upgrade) -i -m sub websocket } !{ path_end /v1/realtime }",
         f"    http-response return status 503 default-errorfiles if {{ status 404 500:599 }} !{ours}",
         f"    http-response set-header x-request-id %[res.hdr(cf-ray)] if {ours}",
     ]
@@ -102,7 +104,7 @@ def corrected(config: str, folder: Path) -> str:
     lines = []
     for line in config.splitlines():
         bare = line.strip()
-        if bare.startswith(("errorfile ", "timeout http-request ", "timeout http-keep-alive ")):
+        if bare.startswith(("errorfile ", "timeout http-request ", "timeout http-keep-alive ", "timeout tunnel ")):
             continue
         if re.fullmatch(r"http-request return .* if routes", bare):
             shown = "status 404 content-type application/json file"
@@ -118,6 +120,7 @@ def corrected(config: str, folder: Path) -> str:
         if bare == "defaults":
             lines.append(f"    timeout http-request {HEADER_TIMEOUT_S}s")
             lines.append(f"    timeout http-keep-alive {IDLE_TIMEOUT_S}s")
+            lines.append(f"    timeout tunnel {TUNNEL_TIMEOUT_S}s")
             # Serve has one text for all three.
             lines += [f"    errorfile {status} {folder / 'unavailable.http'}" for status in (502, 503, 504)]
         if bare == "frontend http_frontend" and "track-sc0 src" not in config:

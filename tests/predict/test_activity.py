@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from serve_app.catalog.load import PROJECT_ROOT
-from serve_app.predict.speech.activity import RATE, Pauses, Spoken, spans
+from serve_app.media.activity import RATE, Pauses, Spoken, spans
 from tests.predict.conftest import call
 from tests.predict.test_speech import noise, theirs, wav, whisper
 

@@ -67,6 +67,12 @@ backend gateway
 class Gateway(BaseHTTPRequestHandler):
     """Stands behind HAProxy and names the request as Serve and as the gateway do."""
 
+    def do_GET(self) -> None:
+        # To the key of RFC 6455's example.
+        accept = "Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+        head = ("HTTP/1.1 101 Switching Protocols", "Upgrade: websocket", "Connection: Upgrade", accept, "cf-ray: ours")
+        self.wfile.write("\r\n".join([*head, "", ""]).encode())
+
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"])) + self.path.encode()
         if self.path == "/client":
@@ -127,7 +133,7 @@ def asked(port: int, head: str, body: bytes = b"") -> tuple[int, dict[str, str],
 
 
 WEBSOCKET = (
-    "GET /v1/realtime HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    "GET {path} HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
 )
 
@@ -138,7 +144,8 @@ WEBSOCKET = (
         ("OPTIONS * HTTP/1.1", 405, 7001),
         ("BREW /v1/models HTTP/1.1", 405, 7001),
         ("TRACE /v1/models HTTP/1.1", 405, 7001),
-        (WEBSOCKET, 400, 5006),
+        (WEBSOCKET.format(path="/v1/chat/completions"), 400, 5006),
+        (WEBSOCKET.format(path="/v1/realtime/x"), 400, 5006),
         ("GET /-/routes HTTP/1.1", 404, 7003),
     ],
 )
@@ -147,6 +154,11 @@ def test_what_haproxy_refuses_is_in_the_envelope(edge, head, status, code) -> No
     assert found == status and headers["content-type"] == "application/json"
     assert json.loads(body)["errors"][0]["code"] == code
     assert status != 405 or headers["allow"] == "GET, POST, DELETE"
+
+
+def test_only_one_path_has_websockets(edge) -> None:
+    status, headers, _ = asked(edge, WEBSOCKET.format(path="/v1/realtime?intent=transcription"))
+    assert status == 101 and headers["upgrade"] == "websocket"
 
 
 def test_an_answer_has_one_request_id(edge) -> None:

@@ -41,6 +41,7 @@ from serve_app.gateway.http.routes.dialects import estimate as routes_estimate
 from serve_app.gateway.http.routes.dialects import native as routes_native
 from serve_app.gateway.http.routes.dialects import ollama as routes_ollama
 from serve_app.gateway.http.routes.dialects import openai as routes_openai
+from serve_app.gateway.http.routes.dialects import realtime as routes_realtime
 from serve_app.gateway.http.routes.dialects import rerank as routes_rerank
 from serve_app.gateway.http.routes.dialects import responses as routes_responses
 from serve_app.gateway.http.routes.dialects import tokens as routes_tokens
@@ -132,7 +133,7 @@ def build_http(gateway: Gateway) -> Starlette:
         return error_answer(MethodNotAllowed(request.method, allowed), listed[fitting[0]].error_body)
 
     app = Starlette(
-        routes=routes,
+        routes=[*routes, *routes_realtime.routes(exchange)],
         middleware=[
             Middleware(request_id.RequestId, tracing=tracing),
             *cross_origin(origins, _dialect),

@@ -20,11 +20,11 @@ from transformers import (
 )
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
+from serve_app.media.activity import Pauses, Spoken, spans
 from serve_app.media.decoder import Decoder, Sound
 from serve_app.media.errors import BadFile
 from serve_app.predict.loading import load_model
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor, Run, Units
-from serve_app.predict.speech.activity import Pauses, Spoken, spans
 from serve_app.predict.speech.segments import FRAME_S, split
 from serve_app.predict.speech.spectrum import Spectrum
 from serve_app.predict.speech.words import words

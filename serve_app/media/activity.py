@@ -77,11 +77,16 @@ def loudness(samples: Samples) -> npt.NDArray[np.float32]:
     return found
 
 
+def speaking(levels: npt.NDArray[np.float32], pauses: Pauses) -> npt.NDArray[np.bool_]:
+    """Whether somebody may speak, of each frame of such a loudness."""
+    heard = _smooth(levels)
+    floor = _floor(heard)
+    return (heard > QUIET_DB) & ((heard > floor + pauses.above_db) | (floor > LOUD_DB))
+
+
 def spans(samples: Samples, pauses: Pauses) -> list[tuple[int, int]]:
     """First and last (exclusive) sample of each span in which somebody may speak, in order and apart."""
-    heard = _smooth(loudness(samples))
-    floor = _floor(heard)
-    speaks = (heard > QUIET_DB) & ((heard > floor + pauses.above_db) | (floor > LOUD_DB))
+    speaks = speaking(loudness(samples), pauses)
     # Where speech begins and where it ends.
     edges = np.flatnonzero(np.diff(np.concatenate([[False], speaks, [False]]).astype(np.int8)))
     runs = [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
