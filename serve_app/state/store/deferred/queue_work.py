@@ -123,8 +123,10 @@ class QueueWork:
 
     def answer(self, answered: Sequence[Answered], now: float) -> set[str]:
         done: set[str] = set()
+        # In one order, or two runners that have lost leases to each other would each wait for a row of the other's.
+        in_order = sorted(answered, key=lambda one: one.task.message.id)
         with self._database.writing(durable=True) as connection:
-            for each in answered:
+            for each in in_order:
                 task = each.task
                 message, account = task.message, task.caller.account
                 mine = (messages.c.id == message.id) & (messages.c.lease == message.lease)
