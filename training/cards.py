@@ -149,6 +149,13 @@ def trained_steps(directory: Path) -> int:
         return int((f.metadata() or {}).get("step", 0))
 
 
+def put_card(directory: Path, card: str) -> None:
+    """The model's card, whole or as it was."""
+    part = directory / ".README.part"
+    part.write_text(card)
+    os.replace(part, directory / "README.md")
+
+
 def write(figures: dict[str, float], root: Path) -> None:
     """Write the cards whose figures are complete; figures.json beside them keeps the numbers."""
     from training.facts import build_facts
@@ -168,7 +175,5 @@ def write(figures: dict[str, float], root: Path) -> None:
         except KeyError as missing:
             print(f"{name}: no card, {missing} was not measured")
             continue
-        part = root / name / ".README.part"
-        part.write_text(text)
-        os.replace(part, root / name / "README.md")
+        put_card(root / name, text)
     (root / "figures.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n")

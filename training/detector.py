@@ -161,10 +161,7 @@ def main() -> None:
         box_loss = 5 * F.l1_loss(found, aim) + (1 - iou(found, aim)[1]).mean()
         loss = name_loss + box_loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o in opts:
-            o.step()
-            o.zero_grad(set_to_none=True)
+        loop.update(model, opts)
         progress.add(step, a.batch, name=name_loss.item(), box=box_loss.item())
         if (step + 1) % 300 == 0:
             print(score(model), flush=True)

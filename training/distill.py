@@ -72,10 +72,7 @@ def main() -> None:
             loss_sum += loss.item() / total
             agree += agreed.sum().item() / total
             seen += m.ids.numel()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o in opts:
-            o.step()
-            o.zero_grad(set_to_none=True)
+        loop.update(model, opts)
         progress.add(step, int(seen), loss=loss_sum, agree=agree)
         step += 1
         if step % a.save_every == 0 or step == a.steps:

@@ -172,10 +172,7 @@ def main() -> None:
         pointwise = F.binary_cross_entropy_with_logits(scores, right, pos_weight=torch.tensor(float(OTHERS)))
         loss = F.cross_entropy(scores, torch.zeros(QUESTIONS, dtype=torch.long)) + 0.3 * pointwise
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o in opts:
-            o.step()
-            o.zero_grad(set_to_none=True)
+        loop.update(model, opts)
         top1 = (scores.argmax(1) == 0).float().mean().item()
         progress.add(step, len(pairs), loss=loss.item(), top1=top1)
         step += 1

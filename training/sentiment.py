@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from random import Random
 
@@ -14,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from serve_app.distill import loop
-from training.cards import parameters
+from training.cards import parameters, put_card
 from training.export import export
 from training.opinions import LABELS, make
 from training.rerank import save_tokenizer
@@ -131,9 +130,7 @@ def main() -> None:
     model = DistilBertForSequenceClassification.from_pretrained(OUT)
     figures = {"held": right(model, tok, held_out=True), "seen": right(model, tok, held_out=False)}
     print(figures, flush=True)
-    part = OUT / ".README.part"
-    part.write_text(CARD.format(params=parameters(OUT), seed=a.seed, steps=a.steps, batch=a.batch, **figures))
-    os.replace(part, OUT / "README.md")
+    put_card(OUT, CARD.format(params=parameters(OUT), seed=a.seed, steps=a.steps, batch=a.batch, **figures))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from random import Random
 
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 from transformers import ResNetConfig, ResNetForImageClassification
 
 from serve_app.distill import loop
-from training.cards import parameters
+from training.cards import parameters, put_card
 from training.export import export
 from training.scenes import SHAPES, SIDE, draw_one
 
@@ -81,9 +80,7 @@ def finish(model: torch.nn.Module, out: Path, steps: int, processor: dict, card:
     """Weights, processor and card."""
     export(model, out, steps)
     (out / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
-    part = out / ".README.part"
-    part.write_text(card)
-    os.replace(part, out / "README.md")
+    put_card(out, card)
 
 
 def main() -> None:

@@ -279,10 +279,7 @@ def main() -> None:
         given = conversations(Random(f"{a.seed}:{done + step}"), a.batch, tok)
         loss, told = step_loss(model, heads, given)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o in opts:
-            o.step()
-            o.zero_grad(set_to_none=True)
+        loop.update(model, opts)
         progress.add(step, given.ids.numel(), **told)
         if (step + 1) % 200 == 0:
             print(score(model, tok, 300), flush=True)

@@ -46,6 +46,14 @@ def set_lr(opts: list[torch.optim.Optimizer], lr: float) -> None:
             g["lr"] = lr
 
 
+def update(model: nn.Module, opts: list[torch.optim.Optimizer]) -> None:
+    """A step along the gradients, whose norm is bounded by 1; then there are none."""
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for o in opts:
+        o.step()
+        o.zero_grad(set_to_none=True)
+
+
 def student_loss(logits: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """What a student's ``logits`` [N, V] lose against its teacher's, summed, and where their first choices agree [N].
 

@@ -126,10 +126,7 @@ def _learn(
             with torch.autocast(device, torch.bfloat16, enabled=mixed):
                 loss, agreed = student(lesson, options.tokens)
             loss.backward()
-            nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-            for opt in opts:
-                opt.step()
-                opt.zero_grad(set_to_none=True)
+            loop.update(student, opts)
             step += 1
             shown.add(loss.item(), agreed)
             if step % 20 == 0 or step == last:

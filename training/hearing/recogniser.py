@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from serve_app.distill import loop
 from serve_app.predict.speech.spectrum import Spectrum
-from training.cards import parameters, trained_steps
+from training.cards import parameters, put_card, trained_steps
 from training.export import export
 from training.hearing.commands import make
 from training.hearing.voice import RATE, Samples, speak, voice
@@ -229,10 +228,7 @@ def train(a: argparse.Namespace) -> None:
         logits = model(input_features=spectra, decoder_input_ids=given).logits
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o in opts:
-            o.step()
-            o.zero_grad(set_to_none=True)
+        loop.update(model, opts)
         progress.add(step, a.batch, loss=loss.item())
     alone = [window(Random(f"aligned:{n}"), pool) for n in range(12)]
     spectra = torch.stack([Spectrum(extractor, sound).window(0, WINDOW_S * 100) for sound, _ in alone])
@@ -270,10 +266,8 @@ def main() -> None:
         "unheard": score(OUT, say(rng, count, held_out=True, unheard=True)),
     }
     print(figures, flush=True)
-    part = OUT / ".README.part"
     said = {"params": parameters(OUT), "seed": a.seed, "steps": trained_steps(OUT), "batch": a.batch, "count": count}
-    part.write_text(CARD.format(**said, **figures))
-    os.replace(part, OUT / "README.md")
+    put_card(OUT, CARD.format(**said, **figures))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from random import Random
 
@@ -13,7 +12,7 @@ import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from serve_app.distill import loop
-from training.cards import parameters, trained_steps
+from training.cards import parameters, put_card, trained_steps
 from training.export import export
 from training.rewriting.reports import make
 
@@ -121,10 +120,8 @@ def main() -> None:
         train(a)
     figures = score(OUT, 500)
     print(figures, flush=True)
-    part = OUT / ".README.part"
     said = {"params": parameters(OUT), "seed": a.seed, "steps": trained_steps(OUT), "batch": a.batch}
-    part.write_text(CARD.format(**said, **figures))
-    os.replace(part, OUT / "README.md")
+    put_card(OUT, CARD.format(**said, **figures))
 
 
 def train(a: argparse.Namespace) -> None:
@@ -147,10 +144,7 @@ def train(a: argparse.Namespace) -> None:
         logits = model(input_ids=read, attention_mask=mask, decoder_input_ids=given).logits
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o in opts:
-            o.step()
-            o.zero_grad(set_to_none=True)
+        loop.update(model, opts)
         progress.add(step, a.batch, loss=loss.item())
     ends = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "max_length": 64}
     export(model, OUT, a.steps, ends)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from itertools import permutations
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 import transformers as tf
 
 from serve_app.distill import loop
-from training.cards import parameters, trained_steps
+from training.cards import parameters, put_card, trained_steps
 from training.export import export
 from training.rewriting.sentences import LANGUAGES, make
 
@@ -131,10 +130,8 @@ def main() -> None:
     figures, count = score(OUT, 300), 300
     print(figures, flush=True)
     table = "\n".join(f"| {source} | {target} | {share:.1%} |" for (source, target), share in figures.items())
-    part = OUT / ".README.part"
     said = {"params": parameters(OUT), "seed": a.seed, "steps": trained_steps(OUT), "batch": a.batch}
-    part.write_text(CARD.format(**said, count=count, table=table))
-    os.replace(part, OUT / "README.md")
+    put_card(OUT, CARD.format(**said, count=count, table=table))
 
 
 def train(a: argparse.Namespace) -> None:
@@ -160,10 +157,7 @@ def train(a: argparse.Namespace) -> None:
         logits = model(input_ids=ids, attention_mask=mask, decoder_input_ids=before).logits
         loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for o in opts:
-            o.step()
-            o.zero_grad(set_to_none=True)
+        loop.update(model, opts)
         progress.add(step, a.batch, loss=loss.item())
     ends = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "max_length": 96}
     export(model, OUT, a.steps, ends)
