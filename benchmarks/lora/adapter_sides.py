@@ -18,11 +18,9 @@ from typing import Any
 
 class Ours:
     def __init__(self, model_dir: str, adapters: str, rank: int, places: int) -> None:
-        from serve_app.adapters.weights import read_adapter
         from serve_app.engine.build import EngineLimits, build_engine
         from serve_app.models.loading.load import load_causal_lm
 
-        self.read = read_adapter
         self.folders = sorted(Path(adapters).iterdir())
         # The last place is for adapters that come and go.
         self.model = load_causal_lm(Path(model_dir), adapters=places + 1)
@@ -32,10 +30,14 @@ class Ours:
         self.bytes = [self.put(number) for number in range(1, min(places, len(self.folders)) + 1)]
 
     def load(self, number: int) -> Any:
+        """From its files, as a worker does that sees it for the first time."""
+        from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, digest_of
+
         assert self.model.adapters is not None
         folder = self.folders[(number - 1) % len(self.folders)]
-        weights = self.read((folder / "adapter_config.json").read_bytes(), folder / "adapter_model.safetensors")
-        return self.model.adapters.prepare(weights)
+        config, weights = (folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes()
+        digest_of(config, weights)
+        return self.model.adapters.read(config, weights)
 
     def put(self, number: int) -> int:
         assert self.model.adapters is not None

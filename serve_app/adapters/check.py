@@ -93,9 +93,10 @@ def read_header(file: BinaryIO, size: int) -> dict[str, Stored]:
     start = file.read(8)
     if len(start) < 8:
         raise AdapterRefused(f"adapter_model.safetensors has {size} bytes and no header; {_AGAIN}")
-    if start[:2] in (b"PK", b"\x80\x02", b"\x80\x04"):
-        raise AdapterRefused("adapter_model.safetensors is a pickle of torch.save; save with safe_serialization=True")
     length = int.from_bytes(start, "little")
+    # The length of a header may begin with the same bytes.
+    if start[:2] in (b"PK", b"\x80\x02", b"\x80\x04") and length > min(size - 8, MAX_HEADER):
+        raise AdapterRefused("adapter_model.safetensors is a pickle of torch.save; save with safe_serialization=True")
     if length > size - 8:
         raise AdapterRefused(
             f"the header of adapter_model.safetensors is to have {length} bytes, and {size} are there; {_AGAIN}"

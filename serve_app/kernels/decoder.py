@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from serve_app.kernels.library import native
+from serve_app.kernels.linear.packing import LinearLayout
 from serve_app.kernels.linear.panels import LINEAR, PANEL, PanelStore, panel_library, plain_order
-from serve_app.kernels.linear.places import LinearLayout, Places
+from serve_app.kernels.linear.places import Places
 from serve_app.kernels.linear.quantize import Quantized, pack_panels
 from serve_app.kernels.mixture import ABSENT, MixtureWeight, mixture_record
 from serve_app.kernels.shapes import ShapeMismatch, check_batch, check_decoder, check_plane

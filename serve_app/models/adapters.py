@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
@@ -15,9 +17,13 @@ from serve_app.adapters.weights import AdapterWeights, Delta, read_adapter
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
 from serve_app.kernels.linear.native_delta import adapter_linear
+from serve_app.kernels.linear.packing import Recipe
 from serve_app.kernels.linear.places import Places
 from serve_app.models.linears import Current, Place, Plug
 from serve_app.models.mixtures.mixture import plug_mixtures
+
+# Forms of adapters that are known at a time: a hundred kilobytes each.
+FORMS = 32
 
 
 @dataclass(slots=True)
@@ -52,11 +58,12 @@ class AdapterBank:
         # Modules that are no linears, and the weights that they have.
         self.owners: dict[str, tuple[str, ...]] = {}
         self._device = device
+        self._recipes = Recipes()
         self._holder: Holder = TorchAdapters(places, device)
 
     def hold(self, linears: list[Place], holder: Holder) -> None:
         """``holder`` computes with the adapters of ``linears``, and nothing else does."""
-        self.linears, self._holder = linears, holder
+        self.linears, self._holder, self._recipes = linears, holder, Recipes()
 
     def reset(self) -> None:
         """Forgets the linears of a forward pass that was tried and left."""
@@ -102,12 +109,28 @@ class AdapterBank:
 
     def read(self, config: bytes, weights: bytes | Path) -> Prepared:
         """The adapter of two files as this model takes it. Raises :class:`AdapterRefused`."""
-        return self.prepare(read_adapter(config, weights, self.owners, self.experts))
+        data = weights.read_bytes() if isinstance(weights, Path) else weights
+        if not isinstance(self._holder, Places):
+            return self.prepare(read_adapter(config, data, self.owners, self.experts))
+        recipe = self._recipes.find(config, data)
+        packed = None if recipe is None else self._holder.pack(recipe, data)
+        if packed is None:  # the first of its form, or one to refuse by name
+            recipe = self._holder.recipe(self.arranged(read_adapter(config, data, self.owners, self.experts)))
+            packed = self._holder.pack(recipe)
+            self._recipes.keep(config, data, recipe)
+        if packed is None:
+            raise AdapterRefused("the adapter has numbers that are not finite; train it again")
+        return Prepared(packed, packed.bytes)
 
     def prepare(self, weights: AdapterWeights) -> Prepared:
         """Checks every matrix against the model and packs it; from any thread, beside a step. Raises
         :class:`AdapterRefused`.
         """
+        packed = self._holder.prepare(self.arranged(weights))
+        return Prepared(packed, packed.bytes)
+
+    def arranged(self, weights: AdapterWeights) -> list[list[Delta | None]]:
+        """The deltas of each linear's modules, checked against the model. Raises :class:`AdapterRefused`."""
         known = {
             name: (width, place.columns, (place.experts,) if place.experts else ())
             for place in self.linears
@@ -123,8 +146,7 @@ class AdapterBank:
                     f"the adapter of {name} has A {list(delta.a.shape)} and B {list(delta.b.shape)}, and the model "
                     f"takes [r, {k}] and [{n}, r]{of}; was it trained on another model?"
                 )
-        packed = self._holder.prepare([[weights.deltas.get(name) for name in place.names] for place in self.linears])
-        return Prepared(packed, packed.bytes)
+        return [[weights.deltas.get(name) for name in place.names] for place in self.linears]
 
     def put(self, place: int, prepared: Prepared) -> None:
         """Makes ``prepared`` the adapter of ``place`` (1 to ``places``): between two steps, or while no running request
@@ -141,6 +163,37 @@ class AdapterBank:
     def _check(self, place: int) -> None:
         if not 1 <= place <= self.places:
             raise ValueError(f"place {place}, and the model has places 1 to {self.places}; load it with more")
+
+
+class Recipes:
+    """How adapters are packed, by what they have in common: the configuration, and the header of the weights, which
+    says where in the file each matrix lies. Whoever reads the next one of a form neither parses nor checks it again.
+    """
+
+    def __init__(self) -> None:
+        self._recipes: OrderedDict[tuple[bytes, bytes, int], Recipe] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, config: bytes, data: bytes) -> Recipe | None:
+        form = _form(config, data)
+        with self._lock:
+            if (found := self._recipes.get(form)) is not None:
+                self._recipes.move_to_end(form)
+            return found
+
+    def keep(self, config: bytes, data: bytes, recipe: Recipe) -> None:
+        """Of ``data``, which has been checked."""
+        if (found := recipe.within(data)) is None:
+            return
+        with self._lock:
+            self._recipes[_form(config, data)] = found
+            while len(self._recipes) > FORMS:
+                self._recipes.popitem(last=False)
+
+
+def _form(config: bytes, data: bytes) -> tuple[bytes, bytes, int]:
+    """The header begins with its length."""
+    return config, data[: 8 + int.from_bytes(data[:8], "little")] if len(data) >= 8 else b"", len(data)
 
 
 def bank_plug(bank: AdapterBank | None) -> Plug | None:

@@ -246,6 +246,15 @@ def test_bad_configurations_are_refused_by_what_is_wrong_with_them(tmp_path, nam
         checked(tmp_path, WHOLE, given if isinstance(given, bytes) else {**CONFIG, **given})
 
 
+@pytest.mark.parametrize("begin", [b"PK", b"\x80\x04\x01"])
+def test_a_header_may_have_a_length_that_begins_as_a_pickle_does(tmp_path, begin):
+    data = packed(weights())
+    length, wanted = int.from_bytes(data[:8], "little"), int.from_bytes(begin, "little")
+    assert length < wanted
+    padded = wanted.to_bytes(8, "little") + data[8 : 8 + length] + b" " * (wanted - length) + data[8 + length :]
+    assert checked(tmp_path, padded) == 4
+
+
 def test_a_rank_above_what_is_served_is_refused(tmp_path):
     assert checked(tmp_path, packed(weights(rank=64)), {**CONFIG, "r": 64}, max_rank=256) == 64
     with pytest.raises(AdapterRefused, match="ranks up to 32"):

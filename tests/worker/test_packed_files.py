@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from serve_app.adapters.weights import AdapterWeights, Delta
+from serve_app.kernels.linear.packing import LinearLayout
 from serve_app.kernels.linear.panels import plain_order
-from serve_app.kernels.linear.places import LinearLayout, Places
+from serve_app.kernels.linear.places import Places
 from serve_app.models.adapters import AdapterBank
 from serve_app.models.linears import Place
 from serve_app.worker.packed_files import KEPT_S, PackedFiles

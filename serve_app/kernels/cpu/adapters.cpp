@@ -1,4 +1,4 @@
-// Adapters (delta.h) of a linear that is called by itself, and how any are packed; plain C ABI.
+// Adapters (delta.h) of a linear that is called by itself; plain C ABI.
 #include "delta.h"
 
 namespace {
@@ -79,14 +79,4 @@ extern "C" int adapt_linear(const AdaptArgs* args) {
 #else
     return 9;
 #endif
-}
-
-// Rows of 4-byte words, 16 to a group: [count][16][words] to [..][words][16], group i becoming group to_groups[i].
-extern "C" void interleave(const uint32_t* from, uint32_t* to, const int64_t* to_groups, int64_t count, int64_t words) {
-    for (int64_t g = 0; g < count; g++) {
-        const uint32_t* rows = from + g * 16 * words;
-        uint32_t* group = to + to_groups[g] * 16 * words;
-        for (int64_t w = 0; w < words; w++)
-            for (int r = 0; r < 16; r++) group[w * 16 + r] = rows[r * words + w];
-    }
 }

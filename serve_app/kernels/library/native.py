@@ -47,7 +47,7 @@ class Library:
     pack: Callable[..., None]
     survey_compact: Callable[..., None]
     pack_compact: Callable[..., None]
-    interleave: Callable[..., None]
+    pack_matrices: Callable[..., int]
     fits_float4: Callable[..., int]
     pack_float4: Callable[..., None]
     thread_limit: int
@@ -69,8 +69,8 @@ def open_library(path: Path) -> Library:
     sizes = (ctypes.c_int64,) * 3
     survey.argtypes, survey.restype = (*(ctypes.c_void_p,) * 2, *sizes, *(ctypes.c_void_p,) * 2), None
     compact.argtypes, compact.restype = (*(ctypes.c_void_p,) * 2, *sizes, *(ctypes.c_void_p,) * 5), None
-    interleave = handle.interleave
-    interleave.argtypes, interleave.restype = (*(ctypes.c_void_p,) * 3, *sizes[:2]), None
+    matrices = handle.pack_matrices
+    matrices.argtypes, matrices.restype = (ctypes.c_void_p, ctypes.c_int64), ctypes.c_int64
     fits, float4 = handle.fits_float4, handle.pack_float4
     fits.argtypes, fits.restype = (ctypes.c_void_p, *sizes), ctypes.c_int
     float4.argtypes, float4.restype = pack.argtypes, None
@@ -79,7 +79,7 @@ def open_library(path: Path) -> Library:
         # Two pools would spin against each other on the same cores; torch's does most of the work, so it
         # keeps them.
         limit, note = 1, f"single-threaded: {runtimes} OpenMP runtimes are loaded"
-    return Library(path, *functions, pack, survey, compact, interleave, fits, float4, limit, note)
+    return Library(path, *functions, pack, survey, compact, matrices, fits, float4, limit, note)
 
 
 def threads(lib: Library) -> int:

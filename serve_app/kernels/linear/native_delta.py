@@ -13,8 +13,9 @@ from serve_app.kernels.library import native
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, LowRank, Rows
 from serve_app.kernels.linear.device_delta import PARTS, DeviceAdapterLinear
+from serve_app.kernels.linear.packing import LinearLayout
 from serve_app.kernels.linear.panels import panel_library, plain_order
-from serve_app.kernels.linear.places import LinearLayout, Packed, Places
+from serve_app.kernels.linear.places import Packed, Places
 
 
 class NativeAdapterLinear(AdapterLinear):

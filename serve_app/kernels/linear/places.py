@@ -16,18 +16,11 @@ from dataclasses import dataclass
 from io import RawIOBase
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from serve_app.kernels.library.load import cpu_library
 from serve_app.kernels.linear.delta import LowRank
+from serve_app.kernels.linear.packing import FIELDS, GROUP, LINE, LinearLayout, Plan, Recipe
 from serve_app.kernels.linear.panels import PANEL, Arena
 
-# `Delta` of cpu/delta.h: a, b, scales, part_of; lanes, rank, bits, k; the first lane of up to four modules.
-FIELDS = 12
-PARTS = 4
-GROUP = 16
-_LINE = 64
 # What is read from memory of its own, in huge pages, and does not waste most of one; and how many of those that are
 # gone are kept for others.
 _LARGE = 1 << 20
@@ -39,51 +32,6 @@ _KIND = b"places-1"
 
 class NotPacked(ValueError):
     """A file that is no adapter packed for this model."""
-
-
-@dataclass(slots=True)
-class LinearLayout:
-    """A linear in panels: ``order`` is the source row of each packed row (-1: none), ``widths`` are its modules'
-    outputs.
-    """
-
-    widths: tuple[int, ...]
-    columns: int
-    order: np.ndarray
-
-    def part_of(self) -> np.ndarray:
-        """[groups of 16 packed rows] int8: the module that a group belongs to, -1 for none. Raises ValueError where
-        that differs within a group.
-        """
-        ends = np.cumsum(self.widths)
-        parts = np.where(self.order < 0, -1, np.searchsorted(ends, self.order, side="right")).reshape(-1, GROUP)
-        # The last group of a panel may be filled up with nothing.
-        first = parts[:, 0]
-        if len(self.widths) > PARTS or (np.where(parts < 0, first[:, None], parts) != first[:, None]).any():
-            raise ValueError(f"modules of {list(self.widths)} outputs share groups of {GROUP}")
-        return first.astype(np.int8)
-
-    def sources(self) -> list[_Source]:
-        """Of each module."""
-        starts, parts = np.cumsum([0, *self.widths]), self.part_of()
-        found = []
-        for part, start in enumerate(starts[:-1]):
-            groups = np.flatnonzero(parts == part)
-            rows = self.order.reshape(-1, GROUP)[groups].reshape(-1)
-            rows = np.where(rows < 0, -1, rows - start)
-            found.append(_Source(groups, rows, np.array_equal(rows, np.arange(self.widths[part]))))
-        return found
-
-
-@dataclass(slots=True)
-class _Source:
-    """The groups of outputs that belong to a module, the module's output in each of their lanes (-1: none), and whether
-    those are all of its outputs in their own order.
-    """
-
-    groups: np.ndarray
-    rows: np.ndarray
-    plain: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -117,8 +65,8 @@ class Memory:
         self._spares = spare if size >= _LARGE else None
         self._spare: Spare | None = None
         if size < _LARGE:
-            self._held = np.zeros(size + _LINE, np.uint8)
-            begin = -self._held.ctypes.data % _LINE
+            self._held = (np.zeros if zeroed else np.empty)(size + LINE, np.uint8)
+            begin = -self._held.ctypes.data % LINE
             self.bytes = self._held[begin : begin + size]
             self.at = self.bytes.ctypes.data
             return
@@ -136,10 +84,6 @@ class Memory:
         spares = getattr(self, "_spares", None)
         if spares is not None and self._spare is not None and len(spares) < _SPARES:
             spares.append(self._spare)
-
-    def words(self, offset: int, *shape: int) -> np.ndarray:
-        """uint32."""
-        return self.bytes[offset : offset + 4 * int(np.prod(shape))].view(np.uint32).reshape(shape)
 
 
 @dataclass(slots=True)
@@ -185,23 +129,22 @@ class Places:
         return digest.hexdigest()[:32]
 
     def prepare(self, deltas: Sequence[Sequence[LowRank | None]]) -> Packed:
-        """One adapter's ``deltas``, for each linear one per module, whose sizes are the linear's."""
-        plans = [_plan(own) for own in deltas]
-        records = np.zeros((len(self._linears), FIELDS), np.int64)
-        at = total = 0
-        for plan, linear, record in zip(plans, self._linears, records, strict=True):
-            if plan is not None:
-                sizes = plan.sizes(linear.columns, len(linear.order))
-                for field, size in enumerate(sizes):
-                    record[field], at = at, at + -(-size // _LINE) * _LINE
-                record[4:8] = plan.lanes, plan.rank, plan.bits, linear.columns
-                record[8:] = plan.starts + [-1] * (PARTS - len(plan.starts))
-                total += sum(sizes)
-        memory = Memory(max(at, _LINE), self._spare)
-        for plan, own, sources, record in zip(plans, deltas, self._sources, records, strict=True):
-            if plan is not None:
-                _pack(plan, own, sources, memory, record.tolist())
-        return Packed(records, memory, total, max((plan.lanes for plan in plans if plan), default=0))
+        """One adapter's ``deltas``, for each linear one per module, whose sizes are the linear's. Raises ValueError if
+        a number is not finite.
+        """
+        packed = self.pack(self.recipe(deltas))
+        if packed is None:
+            raise ValueError("an adapter has numbers that are not finite")
+        return packed
+
+    def recipe(self, deltas: Sequence[Sequence[LowRank | None]]) -> Recipe:
+        """How they are packed."""
+        return Recipe.of(self._linears, self._sources, deltas)
+
+    def pack(self, recipe: Recipe, data: bytes | None = None) -> Packed | None:
+        """What the recipe reads, of the file ``data`` if it is one of any file; None if a number is not finite."""
+        memory = Memory(max(recipe.size, LINE), self._spare, zeroed=recipe.holes)
+        return Packed(recipe.records, memory, recipe.total, recipe.lanes) if recipe.pack(memory.at, data) else None
 
     def put(self, place: int, packed: Packed | None) -> None:
         """None takes the adapter out."""
@@ -244,7 +187,7 @@ class Places:
             at, (lanes, rank, bits, columns), starts = record[:3], record[4:8], record[8:]
             if rank == 0:
                 continue
-            sizes = _Plan(starts, rank, lanes, bits).sizes(columns, len(linear.order))
+            sizes = Plan(starts, rank, lanes, bits).sizes(columns, len(linear.order))
             right = (
                 columns == linear.columns and bits in (16, 32) and rank > 0 and rank % 2 == 0 and 0 < lanes <= most
                 and lanes % GROUP == 0 and all(start >= -1 and start + rank <= lanes for start in starts)
@@ -252,92 +195,6 @@ class Places:
             )  # fmt: skip
             if not right:
                 raise NotPacked("it was packed for another model")
-
-
-@dataclass(slots=True)
-class _Plan:
-    """``starts``: the first lane of each module, -1 where it has no adapter; ``rank``: lanes of each that has."""
-
-    starts: list[int]
-    rank: int
-    lanes: int
-    bits: int
-
-    def sizes(self, columns: int, rows: int) -> tuple[int, int, int]:
-        """Bytes of A, B and the scales."""
-        return self.lanes * columns * self.bits // 8, rows * self.rank * self.bits // 8, 4 * self.lanes
-
-
-def _plan(deltas: Sequence[LowRank | None]) -> _Plan | None:
-    there = [delta for delta in deltas if delta is not None]
-    if not there:
-        return None
-    rank = max(-(-len(delta.a) // 2) * 2 for delta in there)  # ranks go in pairs
-    starts, at = [], 0
-    for delta in deltas:
-        starts.append(-1 if delta is None else at)
-        at += 0 if delta is None else rank
-    half = all(matrix.dtype is torch.bfloat16 for delta in there for matrix in (delta.a, delta.b))
-    return _Plan(starts, rank, -(-at // GROUP) * GROUP, 16 if half else 32)
-
-
-def _pack(
-    plan: _Plan, deltas: Sequence[LowRank | None], sources: list[_Source], memory: Memory, record: list[int]
-) -> None:
-    """Where a module fills groups of its own, straight from the file's rows to their place."""
-    wide = plan.bits == 32
-    kind = np.uint32 if wide else np.uint16
-    # Neighbouring columns (of A) and ranks (of B) go in pairs where they have 16 bits.
-    wide_a, wide_b = (n * plan.bits // 32 for n in (record[7], plan.rank))
-    a = memory.words(record[0], plan.lanes // GROUP, wide_a, GROUP)
-    b = memory.words(record[1], _groups_of(sources), wide_b, GROUP)
-    scales = memory.words(record[2], plan.lanes).view(np.float32)
-    for start, delta, source in zip(plan.starts, deltas, sources, strict=True):
-        if delta is None:
-            continue
-        down, up, rank = _bits(delta.a, wide), _bits(delta.b, wide), len(delta.a)
-        scales[start : start + rank] = delta.scale
-        lane = start % GROUP
-        if lane or rank % GROUP:
-            whole = np.zeros((-(-(lane + rank) // GROUP) * GROUP, down.shape[1]), kind)
-            whole[lane : lane + rank] = down
-            lanes = a[start // GROUP :][: len(whole) // GROUP]
-            lanes |= _grouped(whole, wide_a)  # other modules have lanes of the same groups
-        else:
-            _interleave(down, a, np.arange(start // GROUP, (start + rank) // GROUP))
-        if not source.plain or rank != plan.rank:
-            ordered = np.zeros((len(source.rows), plan.rank), kind)
-            ordered[source.rows >= 0, :rank] = up[source.rows[source.rows >= 0]]
-            up = ordered
-        _interleave(up, b, source.groups)
-
-
-def _groups_of(sources: list[_Source]) -> int:
-    """Groups of outputs up to the last one that a module has."""
-    return 1 + max(int(source.groups[-1]) for source in sources)
-
-
-def _grouped(rows: np.ndarray, words: int) -> np.ndarray:
-    """[groups, 16, words] seen as [groups, words, 16]."""
-    return rows.view(np.uint32).reshape(-1, GROUP, words).transpose(0, 2, 1)
-
-
-def _interleave(rows: np.ndarray, to: np.ndarray, groups: np.ndarray) -> None:
-    """Rows by sixteen into some groups [words, 16] of ``to``, in order; by numpy it takes five times as long."""
-    words, library = to.shape[1], cpu_library()
-    if library is None or not rows.flags.c_contiguous:
-        to[groups] = _grouped(rows, words)
-        return
-    groups = np.ascontiguousarray(groups, np.int64)
-    assert rows.nbytes == 4 * GROUP * words * len(groups) and groups[0] >= 0 and groups[-1] < len(to)
-    library.interleave(rows.ctypes.data, to.ctypes.data, groups.ctypes.data, len(groups), words)
-
-
-def _bits(matrix: Tensor, wide: bool) -> np.ndarray:
-    matrix = matrix.detach().contiguous()
-    if wide:
-        return matrix.float().numpy().view(np.uint32)
-    return matrix.view(torch.int16).numpy().view(np.uint16)
 
 
 assert PANEL % GROUP == 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from serve_app.adapters.config import AdapterRefused
 from serve_app.adapters.weights import AdapterWeights, Delta
 from serve_app.kernels.linear.base import Linear
-from serve_app.models.adapters import AdapterBank, Prepared
+from serve_app.models.adapters import AdapterBank
 from serve_app.models.divided.division import Division
 from serve_app.models.linears import Place
 
@@ -30,7 +30,7 @@ class PartBank(AdapterBank):
         names = tuple(name.removesuffix(".linear") for name in place.names)
         return super().plug(Place(names, place.widths, place.columns, place.experts), linear)
 
-    def prepare(self, weights: AdapterWeights) -> Prepared:
+    def arranged(self, weights: AdapterWeights) -> list[list[Delta | None]]:
         sizes = {
             name: (width, place.columns)
             for place in self.linears
@@ -40,7 +40,7 @@ class PartBank(AdapterBank):
             name: self._part(name, delta, *sizes[name]) if name in sizes else delta
             for name, delta in weights.deltas.items()
         }
-        return super().prepare(AdapterWeights(weights.rank, deltas))
+        return super().arranged(AdapterWeights(weights.rank, deltas))
 
     def _part(self, name: str, delta: Delta, n: int, k: int) -> Delta:
         """``n`` outputs and ``k`` inputs are this rank's. Raises :class:`AdapterRefused`."""

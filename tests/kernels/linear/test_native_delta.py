@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from serve_app.kernels.linear import places
+from serve_app.kernels.linear import packing, places
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
 from serve_app.kernels.linear.native_delta import NativeAdapterLinear, adapter_linear
@@ -129,18 +129,37 @@ def test_sizes_that_do_not_go_are_for_torch() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 @pytest.mark.parametrize("rank", [16, 4, 32, 5])
 def test_packing_in_cpp_and_in_numpy_is_the_same(rank, dtype, monkeypatch) -> None:
-    layout = places.LinearLayout((48, 16, 100), 34, places_order(164))
+    layout = packing.LinearLayout((48, 16, 100), 34, places_order(164))
     own = [matrices(48, 34, rank, 1, dtype), None, matrices(100, 34, rank, 2, dtype)]
     packed = places.Places([layout], 1).prepare([own])
-    monkeypatch.setattr(places, "cpu_library", lambda: None)
+    monkeypatch.setattr(packing, "cpu_library", lambda: None)
     plain = places.Places([layout], 1).prepare([own])
     assert np.array_equal(packed.records, plain.records) and np.array_equal(packed.memory.bytes, plain.memory.bytes)
     assert packed.memory.bytes.any()
 
 
+@pytest.mark.parametrize("library", ["cpp", "numpy"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rank", [16, 5])
+def test_a_number_that_is_not_finite_is_seen_wherever_it_is(rank, dtype, library, monkeypatch) -> None:
+    if library == "numpy":
+        monkeypatch.setattr(packing, "cpu_library", lambda: None)
+    held = places.Places([packing.LinearLayout((100,), 34, places_order(100))], 1)
+    for matrix, row, column in (("a", 0, 0), ("a", -1, -1), ("b", 99, rank - 1), ("b", 17, 1)):
+        for value in (float("nan"), float("inf"), float("-inf")):
+            own = matrices(100, 34, rank, 1, dtype)
+            getattr(own, matrix)[row, column] = value
+            assert held.pack(held.recipe([[own]])) is None
+            with pytest.raises(ValueError, match="not finite"):
+                held.prepare([[own]])
+    largest = matrices(100, 34, rank, 1, dtype)
+    largest.a[:] = torch.finfo(dtype).max
+    assert held.pack(held.recipe([[largest]])) is not None
+
+
 def test_memory_of_an_adapter_that_is_gone_is_taken_for_the_next() -> None:
     """It is as if it were new, however little of it the next one fills."""
-    layout = places.LinearLayout((48, 20000), 1000, places_order(20048))
+    layout = packing.LinearLayout((48, 20000), 1000, places_order(20048))
     held = places.Places([layout], 1)
 
     def made(rank: int, seed: int) -> list[Matrices | None]:
