@@ -39,6 +39,8 @@ MODELS = (PICO, *SIZES)
 PLACES, STEP, CONTEXT, CACHE = 32, 512, 2048, 256 << 20
 # Requests of the first batch, which starts the runner.
 FIRST = 8
+# How often a batch is looked at: each look is work for the same cores.
+LOOK_S = 0.25
 
 
 def offline(count: int, model: str, threads: int, rounds: int, checks: Checks) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def through_server(http: httpx.Client, lines: list[bytes], checks: Checks) -> fl
     began = time.perf_counter()
     batch = http.post("/v1/batches", json=asked).raise_for_status().json()
     while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
         batch = http.get(f"/v1/batches/{batch['id']}").raise_for_status().json()
     seconds = time.perf_counter() - began
     if checks.equal("status of the batch", batch["status"], "completed"):

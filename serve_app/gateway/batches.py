@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from serve_app.batch import results
 from serve_app.batch.ends import Ends
 from serve_app.batch.intake import Refusal, ShardPlan
-from serve_app.batch.job import Done
+from serve_app.batch.job import Done, Job, Perform
 from serve_app.batch.prepare import prepare
 from serve_app.batch.queues import QueueRunner, Sharer
 from serve_app.batch.runner import Pace, Runner
@@ -43,20 +43,23 @@ class Ready:
 
 
 # Requests of a model at once that a gateway runs beside its clients'.
-BESIDE = 8
+BESIDE = 32
+# How often it is looked whether those under way have ended.
+LOOK_S = 0.02
 
 
 class Few:
-    """A pace of which a gateway takes little, since it has clients."""
+    """A pace of which a gateway takes little, since it has clients, and nothing more once it is ``over``."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
+        self.over = False
 
     def plan(self, waiting: Mapping[str, Waiting], now: float) -> None:
         self._pace.plan(waiting, now)
 
     def room(self, model: str) -> int:
-        return min(BESIDE, self._pace.room(model))
+        return 0 if self.over else min(BESIDE, self._pace.room(model))
 
     def told(self, model: str, done: Done, seconds: float) -> None:
         self._pace.told(model, done, seconds)
@@ -71,9 +74,12 @@ class Works:
         state = gateway.state
         known, sharers = pace_of(gateway), list[Sharer]()
         pace: Pace = Ready(known, gateway.models)
-        if clients:
-            pace = Few(pace)
         perform = performer(endpoints(gateway), state.accounts.today, known.share)
+        self._few: Few | None = None
+        self._under_way = 0
+        if clients:
+            self._few = pace = Few(pace)
+            perform = self._counted(perform)
 
         def lines(batch: Batch, found: Iterable[Result], errors: bool) -> Iterator[bytes]:
             return results.lines(batch, found, errors=errors)
@@ -99,6 +105,25 @@ class Works:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._batches.run())
             tasks.create_task(self._queues.run())
+
+    async def drain(self) -> None:
+        """Begins nothing more, of a gateway with clients, and returns when nothing is under way: what is ended half
+        done is run again from its beginning.
+        """
+        assert self._few is not None
+        self._few.over = True
+        while self._under_way:
+            await asyncio.sleep(LOOK_S)
+
+    def _counted(self, perform: Perform) -> Perform:
+        async def counted(job: Job) -> Done:
+            self._under_way += 1
+            try:
+                return await perform(job)
+            finally:
+                self._under_way -= 1
+
+        return counted
 
     def wake(self) -> None:
         """There may be something to do."""

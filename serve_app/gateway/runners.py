@@ -20,14 +20,20 @@ LOOK_S = 2.0
 AGAIN_S = 0.5
 # A gateway that has called a first runner works itself for so long: by then the runner is up.
 BEGIN_S = 5.0
+# What is under way then may end within so many seconds.
+DRAIN_S = 5.0
 # Serve keeps a runner for longer than this behind its last call.
 WARM_S = 25.0
 
 
 class Beginner(Protocol):
-    """What works in this process, and leaves what it has not done to others when it is cancelled."""
+    """What works in this process, and leaves what it has not done to others when it is cancelled. ``drain``: it begins
+    nothing more, and returns when nothing is under way.
+    """
 
     async def run(self) -> None: ...
+
+    async def drain(self) -> None: ...
 
     def wake(self) -> None: ...
 
@@ -93,8 +99,12 @@ class Runners:
         try:
             beginner.wake()
             with suppress(TimeoutError):
-                async with asyncio.timeout(BEGIN_S):
-                    await beginner.run()
+                async with asyncio.timeout(BEGIN_S + DRAIN_S), asyncio.TaskGroup() as tasks:
+                    working = tasks.create_task(beginner.run())
+                    await asyncio.wait([working], timeout=BEGIN_S)
+                    if not working.done():
+                        await beginner.drain()
+                        working.cancel()
         except Exception as error:
             log.warning("batches could not be begun in the gateway (%s)", type(error).__name__)
         finally:

@@ -97,6 +97,49 @@ async def until(ask: Callable[[], Awaitable[Any]], over: Callable[[Any], bool]) 
     return found
 
 
+class Counted(EchoBackend):
+    """Takes its time, and counts what it has begun and ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = self.ended = 0
+
+    async def events(self, prepared: Any, work: Any) -> Any:
+        self.begun += 1
+        await asyncio.sleep(0.1)
+        async for event in super().events(prepared, work):
+            yield event
+        self.ended += 1
+
+
+async def test_a_gateway_ends_what_it_has_begun_and_begins_nothing_more(serve, record):
+    model = record("text-generation", "decode")
+    async with serve(models=(model,)) as served:
+        backend = served.gateway.backends[model] = Counted()
+        await served.gateway.state.start()
+        works = Works(served.gateway, clients=True)
+        running = asyncio.ensure_future(works.run())
+        client = AsyncCloudflare(api_token=KEY, base_url="http://here/client/v4", **transport(served))
+        asked = {"requests": [{"prompt": str(number)} for number in range(20)]}
+        queue = {"account_id": "local", "text": "", "extra_query": {"queueRequest": "true"}}
+        await client.ai.run(model, **queue, extra_body=asked)
+        works.wake()
+        while not backend.begun:
+            await asyncio.sleep(0.01)
+        await works.drain()
+        begun = backend.begun
+        assert 0 < begun == backend.ended < 20
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        # What it had begun has its results, and another begins behind them.
+        running = asyncio.ensure_future(Works(served.gateway).run())
+        while backend.ended < 20:
+            await asyncio.sleep(0.01)
+        assert backend.begun == 20
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_openais_sdk(echo):
     client = AsyncOpenAI(api_key=KEY, base_url="http://here/v1", **transport(echo))
     rows = [
