@@ -58,6 +58,8 @@ class Ends:
         self._stops = False
         # How many inputs are being checked, and results put into files.
         self._doing = 0
+        # Told when an input has been checked, so that there may be requests to run.
+        self.on_checked: Callable[[], None] = self.wake
 
     @property
     def busy(self) -> bool:
@@ -111,7 +113,7 @@ class Ends:
                 left = True
             if left:
                 await ask(self._leave, batch)
-            self.wake()
+            self.on_checked()
         finally:
             look.cancel()
             self._doing -= 1

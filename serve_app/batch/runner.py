@@ -85,6 +85,7 @@ class Runner:
         self._files = files
         self._perform = perform
         self._ends = ends
+        ends.on_checked = self.wake
         self._pace = pace
         self._clock = clock
         self._lease_s = lease_s
@@ -107,6 +108,7 @@ class Runner:
 
     def wake(self) -> None:
         """There may be something to do."""
+        self._asked = float("-inf")
         self.polls.wake()
         self._ends.wake()
 
@@ -148,8 +150,8 @@ class Runner:
 
     async def _turn(self) -> float:
         if time.monotonic() - self._asked >= TURN_S or not self._waiting:
-            self._waiting = await ask(self._store.waiting)
             self._asked = time.monotonic()
+            self._waiting = await ask(self._store.waiting)
             self._pace.plan(self._waiting, self._clock())
         if self._waiting or self._hand or self._ends.busy:
             self.polls.worked()

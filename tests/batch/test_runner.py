@@ -64,6 +64,18 @@ async def test_requests_are_tried_again_where_that_helps_and_fail_clearly_where_
 
 
 @one_database
+async def test_what_has_been_checked_is_begun_without_another_look(store, files, monkeypatch):
+    monkeypatch.setattr(runners, "TURN_S", 600.0)
+    monkeypatch.setattr(runners, "IDLE_S", 600.0)
+    one = runner(store.batches, files)
+    async with running(one):
+        for name in ("a", "b"):
+            batch = make(store.batches, files, name, 4)
+            one.wake()
+            check_complete(store, files, await ended(store.batches, batch), 4)
+
+
+@one_database
 async def test_no_more_run_at_once_than_there_is_room_for(store, files):
     now = Counter[str]()
     full = asyncio.Event()
