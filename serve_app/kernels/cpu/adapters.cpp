@@ -37,21 +37,21 @@ int adapt(const AdaptArgs& a) {
     for (const int64_t place : sorted.used)
         if (a.deltas[place].a) lanes = std::max(lanes, a.deltas[place].lanes);
     if (!lanes) return 0;
-    const int64_t chunks = shrink_chunks(a.k), groups = lanes / 16;
-    const int64_t items = (int64_t)sorted.tiles.size() * groups * chunks;
+    const int64_t all = panels(Linear{nullptr, nullptr, {}, a.n, a.k, 16});
+    const int threads = a.rows * lanes * (a.k + a.n) < SINGLE_THREAD_SUMS ? 1 : (int)a.threads;
+    const Shrink cut(sorted, lanes, a.k, threads);
+    const int64_t chunks = cut.chunks;
     if ((int64_t)sums.size() < a.rows * a.lanes * chunks) sums.resize(a.rows * a.lanes * chunks);
     if ((int64_t)values.size() < a.rows * a.lanes) values.resize(a.rows * a.lanes);
     if ((int64_t)halves.size() < 2 * a.rows * a.lanes) halves.resize(2 * a.rows * a.lanes);
     const AdapterRows& rows = sorted;  // of this thread, whichever names it
     float* const partial = sums.data();
     const Inner inner{values.data(), halves.data(), halves.data() + a.rows * a.lanes, a.lanes};
-    const int64_t all = panels(Linear{nullptr, nullptr, {}, a.n, a.k, 16});
-    const int threads = a.rows * lanes * (a.k + a.n) < SINGLE_THREAD_SUMS ? 1 : (int)a.threads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(dynamic)
-        for (int64_t item = 0; item < items; item++)
-            shrink_item(a.deltas, rows, item, groups, chunks, a.x, a.k, a.rows, partial, a.lanes);
+        for (int64_t item = 0; item < cut.items; item++)
+            shrink_item(a.deltas, rows, cut, item, a.x, a.k, a.rows, partial, a.lanes);
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < a.rows; r++)
             if (const int64_t place = rows.places[r]) finish_row(a.deltas[place], r, partial, chunks, a.rows, inner);

@@ -21,9 +21,25 @@ public:
         bool round;
         int64_t index, count;
 
-        void add(int row, int64_t panel, float* sums) const {
-            if (const int64_t place = rows->places[row]) expand_panel(deltas[place], panel, inner, row, sums, round);
+        // To the sums [rows][64] of a panel, of `some` rows from `row` on.
+        void add(int row, int some, int64_t panel, float* sums) const {
+            for (int r = row, next; r < row + some; r = next) {
+                const int64_t place = rows->places[r];
+                for (next = r + 1; next < std::min(row + some, r + EXPAND_ROWS) && rows->places[next] == place;) next++;
+                if (place) expand_panel(deltas[place], panel, inner, r, next - r, sums + (r - row) * PANEL, round);
+            }
         }
+    };
+
+    // What is done with a panel's finished rows: they get their deltas all at once, then each is written.
+    template <class Write>
+    struct Adding {
+        const Product& product;
+        int64_t panel;
+        Write write;
+
+        void all(int row, int some, float* sums) const { product.add(row, some, panel, sums); }
+        void operator()(int row, const float* sums) const { write(row, sums); }
     };
 
     explicit Adapters(const StepArgs& args) : a(args), m(*args.model) {}
@@ -68,14 +84,20 @@ public:
         const AdapterRows& rows = *product.rows;
         int64_t lanes = 0;
         for (const AdapterRows::Tile& tile : rows.tiles) lanes = std::max(lanes, product.deltas[tile.place].lanes);
-        const int64_t chunks = shrink_chunks(k), groups = lanes / 16;
-        const int64_t items = (int64_t)rows.tiles.size() * groups * chunks;
-        for (int64_t item = counter++; item < items; item = counter++)
-            shrink_item(product.deltas, rows, item, groups, chunks, from, k, product.count, partial, a.lanes);
+        const Shrink cut(rows, lanes, k, self.team.size);
+        const auto finish = [&](int64_t r) {
+            finish_row(product.deltas[rows.places[r]], r, partial, cut.chunks, product.count, product.inner);
+        };
+        for (int64_t item = counter++; item < cut.items; item = counter++) {
+            shrink_item(product.deltas, rows, cut, item, from, k, product.count, partial, a.lanes);
+            if (!cut.finishes()) continue;
+            const AdapterRows::Tile& tile = rows.tiles[item];
+            for (int m = 0; m < tile.count; m++) finish(tile.rows[m]);
+        }
         self.team.wait();
+        if (cut.finishes()) return;
         self.rows(product.count, [&](int64_t r) {
-            if (const int64_t place = rows.places[r])
-                finish_row(product.deltas[place], r, partial, chunks, product.count, product.inner);
+            if (rows.places[r]) finish(r);
         });
         self.team.wait();
     }

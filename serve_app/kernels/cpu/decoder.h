@@ -177,13 +177,15 @@ private:
         for (int panel = self.thread, next; panel < all; panel = next) {
             next = self.team.size + counter++;
             const int width = (int)std::min<int64_t>(PANEL, l.n - (int64_t)panel * PANEL);
+            const auto put = [&](int row, const float* sums) { write(row, panel * PANEL, width, sums); };
             const auto finished = [&](int row, float* sums) {
-                if (adapted.rows) adapted.add(row, panel, sums);
-                write(row, panel * PANEL, width, sums);
+                if (adapted.rows) adapted.add(row, 1, panel, sums);
+                put(row, sums);
             };
             const uint8_t* following = any_panel_at(l, next < all ? next : panel);
             if (is_wide(l) && adapted.rows)
-                wide_panel(l, panel, following, from, count, finished, adapters.beside(adapted, panel, l));
+                wide_panel(l, panel, following, from, count, Adapters::Adding<decltype(put)>{adapted, panel, put},
+                           adapters.beside(adapted, panel, l));
             else
                 any_panel(l, panel, following, from, codes, count, finished);
         }

@@ -28,7 +28,9 @@ struct Delta {  // mirrored by serve_app/kernels/linear/places.py
 
 #if HAS_BF16_DOT
 
-constexpr int SHRINK_ROWS = 4;           // rows that share a pass over A
+constexpr int SHRINK_ROWS = 6;           // rows that share a pass over A
+constexpr int SHRINK_GROUPS = 3;         // groups of lanes that share a pass over those rows
+constexpr int EXPAND_ROWS = 4;           // rows that share what is read of B
 constexpr int64_t SHRINK_COLUMNS = 1024; // of A that are one piece of work
 
 inline int64_t shrink_chunks(int64_t k) { return (k + SHRINK_COLUMNS - 1) / SHRINK_COLUMNS; }
@@ -68,53 +70,88 @@ private:
     std::vector<int64_t> last_;
 };
 
-// sums[m][16] = x[m] . A over columns [from, to) for one group of 16 lanes: four sums over every fourth pair of columns, so
-// that no instruction waits for the one before.
-template <int M>
-inline void shrink_tile(const Delta& d, int64_t lane_group, const bf16* const* x, int64_t from, int64_t to, float* const* sums) {
-    __m512 acc[M][4];
-    for (int m = 0; m < M; m++)
-        for (int j = 0; j < 4; j++) acc[m][j] = _mm512_setzero_ps();
-    if (d.bits == 16) {
-        const uint8_t* a = d.a + (lane_group * d.k / 2 + from / 2) * 64;
-        const int64_t pairs = (to - from) / 2;
-        const auto step = [&](int64_t p, int j) {
-            const __m512bh w = (__m512bh)_mm512_loadu_si512(a + p * 64);
-            for (int m = 0; m < M; m++) {
-                int32_t pair;
-                std::memcpy(&pair, x[m] + from + 2 * p, 4);
-                acc[m][j] = _mm512_dpbf16_ps(acc[m][j], (__m512bh)_mm512_set1_epi32(pair), w);
+// sums[m][16 * g] = x[m] . A over columns [from, to) for G groups of 16 lanes from `group` on. Each quarter of the columns has
+// a sum of its own, of which as many go side by side as there are registers: so no instruction waits for the one before, and
+// a row's result is the same whatever M and G are.
+template <int M, int G, bool HALF>
+inline void shrink_tile(const Delta& d, int64_t group, const bf16* const* x, int64_t from, int64_t to, float* const* sums) {
+    constexpr int SIDE = M * G <= 6 ? 4 : M * G <= 12 ? 2 : 1;
+    constexpr int COLUMNS = HALF ? 2 : 1;  // of a line of A
+    alignas(64) float quarters[4][M][G][16];
+    const int64_t lines = (to - from) / COLUMNS, all = d.k / COLUMNS;
+    const uint8_t* a = d.a + (group * all + from / COLUMNS) * 64;
+    for (int q = 0; q < 4; q += SIDE) {
+        __m512 acc[SIDE][M][G];
+        for (int s = 0; s < SIDE; s++)
+            for (int m = 0; m < M; m++)
+                for (int g = 0; g < G; g++) acc[s][m][g] = _mm512_setzero_ps();
+        const auto step = [&](int s, int64_t line) {
+            if constexpr (HALF) {
+                __m512bh w[G];
+                for (int g = 0; g < G; g++) w[g] = (__m512bh)_mm512_loadu_si512(a + (g * all + line) * 64);
+                for (int m = 0; m < M; m++) {
+                    int32_t pair;
+                    std::memcpy(&pair, x[m] + from + 2 * line, 4);
+                    const __m512bh value = (__m512bh)_mm512_set1_epi32(pair);
+                    for (int g = 0; g < G; g++) acc[s][m][g] = _mm512_dpbf16_ps(acc[s][m][g], value, w[g]);
+                }
+            } else {
+                __m512 w[G];
+                for (int g = 0; g < G; g++) w[g] = _mm512_loadu_ps(a + (g * all + line) * 64);
+                for (int m = 0; m < M; m++) {
+                    uint16_t half;
+                    std::memcpy(&half, x[m] + from + line, 2);
+                    const __m512 value = (__m512)_mm512_set1_epi32((int32_t)((uint32_t)half << 16));
+                    for (int g = 0; g < G; g++) acc[s][m][g] = _mm512_fmadd_ps(value, w[g], acc[s][m][g]);
+                }
             }
         };
-        int64_t p = 0;
-        for (; p + 4 <= pairs; p += 4) {
-            _mm_prefetch((const char*)(a + (p + 32) * 64), _MM_HINT_T0);
-            _mm_prefetch((const char*)(a + (p + 33) * 64), _MM_HINT_T0);
-            _mm_prefetch((const char*)(a + (p + 34) * 64), _MM_HINT_T0);
-            _mm_prefetch((const char*)(a + (p + 35) * 64), _MM_HINT_T0);
-            for (int j = 0; j < 4; j++) step(p + j, j);
+        int64_t at[SIDE], end[SIDE], least = lines;
+        for (int s = 0; s < SIDE; s++) {
+            at[s] = lines * (q + s) / 4, end[s] = lines * (q + s + 1) / 4;
+            least = std::min(least, end[s] - at[s]);
         }
-        for (; p < pairs; p++) step(p, (int)(p % 4));
-    } else {
-        const float* a = (const float*)d.a + (lane_group * d.k + from) * 16;
-        const auto step = [&](int64_t c, int j) {
-            const __m512 w = _mm512_loadu_ps(a + c * 16);
-            for (int m = 0; m < M; m++) {
-                uint16_t half;
-                std::memcpy(&half, x[m] + from + c, 2);
-                const __m512 value = (__m512)_mm512_set1_epi32((int32_t)((uint32_t)half << 16));
-                acc[m][j] = _mm512_fmadd_ps(value, w, acc[m][j]);
+        for (int64_t i = 0; i < least; i++)
+            for (int s = 0; s < SIDE; s++) {
+                if constexpr (M <= 2)  // more rows come again, and find it in the cache
+                    for (int g = 0; g < G; g++) _mm_prefetch((const char*)(a + (g * all + at[s] + i + 12) * 64), _MM_HINT_T0);
+                step(s, at[s] + i);
             }
-        };
-        int64_t c = 0;
-        for (; c + 4 <= to - from; c += 4) {
-            for (int j = 0; j < 4; j++) _mm_prefetch((const char*)(a + (c + 32 + j) * 16), _MM_HINT_T0);
-            for (int j = 0; j < 4; j++) step(c + j, j);
+        for (int s = 0; s < SIDE; s++) {
+            if (at[s] + least < end[s]) step(s, at[s] + least);
+            for (int m = 0; m < M; m++)
+                for (int g = 0; g < G; g++) _mm512_store_ps(quarters[q + s][m][g], acc[s][m][g]);
         }
-        for (; c < to - from; c++) step(c, (int)(c % 4));
     }
     for (int m = 0; m < M; m++)
-        _mm512_storeu_ps(sums[m], _mm512_add_ps(_mm512_add_ps(acc[m][0], acc[m][1]), _mm512_add_ps(acc[m][2], acc[m][3])));
+        for (int g = 0; g < G; g++) {
+            const auto sum = [&](int q) {
+                return _mm512_add_ps(_mm512_load_ps(quarters[q][m][g]), _mm512_load_ps(quarters[q + 1][m][g]));
+            };
+            _mm512_storeu_ps(sums[m] + 16 * g, _mm512_add_ps(sum(0), sum(2)));
+        }
+}
+
+template <int G, bool HALF>
+inline void shrink_rows(const Delta& d, int64_t group, int count, const bf16* const* x, int64_t from, int64_t to, float* const* sums) {
+    switch (count) {
+        case 1: return shrink_tile<1, G, HALF>(d, group, x, from, to, sums);
+        case 2: return shrink_tile<2, G, HALF>(d, group, x, from, to, sums);
+        case 3: return shrink_tile<3, G, HALF>(d, group, x, from, to, sums);
+        case 4: return shrink_tile<4, G, HALF>(d, group, x, from, to, sums);
+        case 5: return shrink_tile<5, G, HALF>(d, group, x, from, to, sums);
+        case 6: return shrink_tile<6, G, HALF>(d, group, x, from, to, sums);
+    }
+}
+
+template <bool HALF>
+inline void shrink_groups(const Delta& d, int64_t group, int64_t groups, int count, const bf16* const* x, int64_t from, int64_t to,
+                          float* const* sums) {
+    switch (groups) {
+        case 1: return shrink_rows<1, HALF>(d, group, count, x, from, to, sums);
+        case 2: return shrink_rows<2, HALF>(d, group, count, x, from, to, sums);
+        case 3: return shrink_rows<3, HALF>(d, group, count, x, from, to, sums);
+    }
 }
 
 // x A^T of a batch's rows, scaled: [rows, lanes] float32, and the same in two bfloat16.
@@ -124,26 +161,39 @@ struct Inner {
     int64_t stride;  // lanes between rows
 };
 
-// One piece of the first product: `item` counts (tile of rows) x (group of lanes) x (piece of columns). Writes
-// partial[chunk][row][stride].
-inline void shrink_item(const Delta* deltas, const AdapterRows& rows, int64_t item, int64_t lane_groups, int64_t chunks,
-                        const bf16* x, int64_t k, int64_t count, float* partial, int64_t stride) {
-    const int64_t chunk = item % chunks, lane_group = item / chunks % lane_groups;
-    const AdapterRows::Tile& tile = rows.tiles[item / chunks / lane_groups];
+// How the first product of some rows is cut: into (tile of rows) x (piece of columns), and where those are few for `threads`
+// also x (group of lanes).
+struct Shrink {
+    int64_t chunks, groups, items;
+    bool whole;  // all lanes of a tile's rows are one piece
+
+    Shrink(const AdapterRows& rows, int64_t lanes, int64_t k, int threads) : chunks(shrink_chunks(k)), groups(lanes / 16) {
+        items = (int64_t)rows.tiles.size() * chunks;
+        whole = groups == 1 || items >= 2 * threads;
+        if (!whole) items *= groups;
+    }
+    // A piece's result is a row's: nothing is left to be added up.
+    bool finishes() const { return whole && chunks == 1; }
+};
+
+// One piece of the first product. Writes partial[chunk][row][stride].
+inline void shrink_item(const Delta* deltas, const AdapterRows& rows, const Shrink& cut, int64_t item, const bf16* x, int64_t k,
+                        int64_t count, float* partial, int64_t stride) {
+    const int64_t chunk = item % cut.chunks, unit = item / cut.chunks;
+    const AdapterRows::Tile& tile = rows.tiles[cut.whole ? unit : unit / cut.groups];
     const Delta& d = deltas[tile.place];
-    if (!d.a || lane_group * 16 >= d.lanes) return;
+    if (!d.a) return;
+    const int64_t first = cut.whole ? 0 : unit % cut.groups, last = std::min(d.lanes / 16, cut.whole ? cut.groups : first + 1);
+    const int64_t begin = chunk * SHRINK_COLUMNS, end = std::min(k, begin + SHRINK_COLUMNS);
     const bf16* from[SHRINK_ROWS];
     float* to[SHRINK_ROWS];
-    for (int m = 0; m < tile.count; m++) {
-        from[m] = x + tile.rows[m] * k;
-        to[m] = partial + (chunk * count + tile.rows[m]) * stride + lane_group * 16;
-    }
-    const int64_t begin = chunk * SHRINK_COLUMNS, end = std::min(k, begin + SHRINK_COLUMNS);
-    switch (tile.count) {
-        case 1: return shrink_tile<1>(d, lane_group, from, begin, end, to);
-        case 2: return shrink_tile<2>(d, lane_group, from, begin, end, to);
-        case 3: return shrink_tile<3>(d, lane_group, from, begin, end, to);
-        case 4: return shrink_tile<4>(d, lane_group, from, begin, end, to);
+    for (int m = 0; m < tile.count; m++) from[m] = x + tile.rows[m] * k;
+    for (int64_t group = first; group < last;) {
+        const int64_t left = last - group, some = left == SHRINK_GROUPS + 1 ? 2 : std::min<int64_t>(SHRINK_GROUPS, left);
+        for (int m = 0; m < tile.count; m++) to[m] = partial + (chunk * count + tile.rows[m]) * stride + group * 16;
+        d.bits == 16 ? shrink_groups<true>(d, group, some, tile.count, from, begin, end, to)
+                     : shrink_groups<false>(d, group, some, tile.count, from, begin, end, to);
+        group += some;
     }
 }
 
@@ -245,19 +295,84 @@ inline __m512 expand_group(const Delta& d, int64_t group, int64_t start, const I
     return _mm512_add_ps(high, low);
 }
 
-// Adds a row's delta to its sums of a panel, which `round` first rounds to bfloat16, as the base's result is.
-inline void expand_panel(const Delta& d, int64_t panel, const Inner& inner, int64_t row, float* sums, bool round) {
-    if (!d.a) return;
+// Adds the deltas of M rows with one adapter, from `row` on, to their sums [M][64] of G groups of outputs of one module, as
+// expand_group does. `round` first rounds the sums to bfloat16, as the base's result is.
+template <int M, int G, bool HALF>
+inline void expand_tile(const Delta& d, int64_t group, int64_t start, const Inner& inner, int64_t row, float* sums, bool round) {
+    __m512 high[M][G], low[M][G];
+    for (int m = 0; m < M; m++)
+        for (int g = 0; g < G; g++) high[m][g] = low[m][g] = _mm512_setzero_ps();
+    for (int64_t p = 0; p < d.rank / 2; p++) {
+        if constexpr (HALF) {
+            __m512bh b[G];
+            for (int g = 0; g < G; g++) b[g] = (__m512bh)_mm512_loadu_si512(d.b + ((group + g) * (d.rank / 2) + p) * 64);
+            for (int m = 0; m < M; m++) {
+                int32_t pair, rest;
+                std::memcpy(&pair, inner.high + (row + m) * inner.stride + start + 2 * p, 4);
+                std::memcpy(&rest, inner.low + (row + m) * inner.stride + start + 2 * p, 4);
+                const __m512bh upper = (__m512bh)_mm512_set1_epi32(pair), next = (__m512bh)_mm512_set1_epi32(rest);
+                for (int g = 0; g < G; g++) {
+                    high[m][g] = _mm512_dpbf16_ps(high[m][g], upper, b[g]);
+                    low[m][g] = _mm512_dpbf16_ps(low[m][g], next, b[g]);
+                }
+            }
+        } else {
+            __m512 even[G], odd[G];
+            for (int g = 0; g < G; g++) {
+                const float* b = (const float*)d.b + ((group + g) * d.rank + 2 * p) * 16;
+                even[g] = _mm512_loadu_ps(b), odd[g] = _mm512_loadu_ps(b + 16);
+            }
+            for (int m = 0; m < M; m++) {
+                const float* values = inner.values + (row + m) * inner.stride + start + 2 * p;
+                const __m512 first = _mm512_set1_ps(values[0]), second = _mm512_set1_ps(values[1]);
+                for (int g = 0; g < G; g++) {
+                    high[m][g] = _mm512_fmadd_ps(first, even[g], high[m][g]);
+                    low[m][g] = _mm512_fmadd_ps(second, odd[g], low[m][g]);
+                }
+            }
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int g = 0; g < G; g++) {
+            float* to = sums + m * PANEL + 16 * g;
+            vfloat base = load(to);
+            if (round) base = (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(base)), 16);
+            store(to, base + (vfloat)_mm512_add_ps(high[m][g], low[m][g]));
+        }
+}
+
+template <int M, bool HALF>
+inline void expand_rows(const Delta& d, int64_t panel, const Inner& inner, int64_t row, float* sums, bool round) {
+    int64_t starts[4];
     for (int j = 0; j < 4; j++) {
         const int part = d.part_of[panel * 4 + j];
-        if (part < 0 || d.starts[part] < 0) continue;
-        vfloat base = load(sums + 16 * j);
-        if (round) base = (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(base)), 16);
-        store(sums + 16 * j, base + (vfloat)expand_group(d, panel * 4 + j, d.starts[part], inner, row));
+        starts[j] = part < 0 ? -1 : d.starts[part];
+    }
+    if constexpr (M <= 2)  // sums enough, so that none waits for the one before
+        if (starts[0] >= 0 && starts[0] == starts[1] && starts[0] == starts[2] && starts[0] == starts[3])
+            return expand_tile<M, 4, HALF>(d, panel * 4, starts[0], inner, row, sums, round);
+    for (int j = 0; j < 4; j += 2) {
+        if (starts[j] >= 0 && starts[j] == starts[j + 1]) {
+            expand_tile<M, 2, HALF>(d, panel * 4 + j, starts[j], inner, row, sums + 16 * j, round);
+            continue;
+        }
+        for (int i = j; i < j + 2; i++)
+            if (starts[i] >= 0) expand_tile<M, 1, HALF>(d, panel * 4 + i, starts[i], inner, row, sums + 16 * i, round);
+    }
+}
+
+// Adds the deltas of `count` rows with one adapter to their sums [count][64] of a panel.
+inline void expand_panel(const Delta& d, int64_t panel, const Inner& inner, int64_t row, int count, float* sums, bool round) {
+    if (!d.a) return;
+    const bool half = d.bits == 16;
+    switch (count) {
+        case 1: return (half ? expand_rows<1, true> : expand_rows<1, false>)(d, panel, inner, row, sums, round);
+        case 2: return (half ? expand_rows<2, true> : expand_rows<2, false>)(d, panel, inner, row, sums, round);
+        case 3: return (half ? expand_rows<3, true> : expand_rows<3, false>)(d, panel, inner, row, sums, round);
+        case 4: return (half ? expand_rows<4, true> : expand_rows<4, false>)(d, panel, inner, row, sums, round);
     }
 }
 
 #endif
 
 }  // namespace
-

@@ -235,6 +235,14 @@ inline void stream_panel(Panel& panel, const uint8_t* following, const bf16* x, 
              beside.with(Ahead{following, 1, 0, true}));
 }
 
+// What `write` does with the finished sums of some rows at once, where it does.
+template <class Write>
+inline auto with_all(const Write& write, int row, int some, float* sums, int) -> decltype(write.all(row, some, sums)) {
+    write.all(row, some, sums);
+}
+template <class Write>
+inline void with_all(const Write&, int, int, float*, long) {}
+
 // One panel for all rows; `write(row, sums[64])` is called once per row with the finished sums. `following`: what this thread
 // reads next; `beside` says what else is fetched meanwhile.
 template <class Panel, class Write, class Beside = Nothing>
@@ -265,12 +273,12 @@ inline void panel_product(const Linear& l, int number, const uint8_t* following,
                 }
             }
         }
-        for (int m = 0; m < count; m++) {
-            float* row = sums + m * PANEL;
-            if (l.bias)
-                for (int j = 0; j < PANEL; j += LANES) store(row + j, load(row + j) + load(l.bias + number * PANEL + j));
-            write(low + m, row);
-        }
+        if (l.bias)
+            for (int m = 0; m < count; m++)
+                for (int j = m * PANEL; j < (m + 1) * PANEL; j += LANES)
+                    store(sums + j, load(sums + j) + load(l.bias + number * PANEL + j % PANEL));
+        with_all(write, low, count, sums, 0);
+        for (int m = 0; m < count; m++) write(low + m, sums + m * PANEL);
     }
 }
 #endif
