@@ -20,7 +20,9 @@ class Ours:
     def __init__(self, model_dir: str, adapters: str, rank: int, places: int) -> None:
         from serve_app.engine.build import EngineLimits, build_engine
         from serve_app.models.loading.load import load_causal_lm
+        from serve_app.worker.birth import SWITCH_S
 
+        sys.setswitchinterval(SWITCH_S)  # as in a worker
         self.folders = sorted(Path(adapters).iterdir())
         # The last place is for adapters that come and go.
         self.model = load_causal_lm(Path(model_dir), adapters=places + 1)

@@ -12,8 +12,8 @@ without a pause, which go into a place between two steps: the 99th percentile of
 how long an adapter takes from its file to its place.
 
 ``--part even`` has as many adapters in turn as are registered, by a worker's way from files to places, of which the
-memory named holds a part (`benchmarks/lora/even.py`). ``--part upload`` takes the time from an upload to the first
-token on a running server (`benchmarks/lora/upload.py`).
+memory named holds a part; and then so few that each has a place (`benchmarks/lora/even.py`). ``--part upload`` takes
+the time from an upload to the first token on a running server (`benchmarks/lora/upload.py`).
 
 Every answer has as many tokens as were asked for and is the same in every round; answers with another adapter are
 others.

@@ -68,7 +68,7 @@ class _Adapter:
     """``bytes``: reserved while it is loaded, and taken afterwards."""
 
     at: AdapterAt
-    bytes: int
+    bytes: int = 0
     packed: Packed | None = None
     place: int = 0
     users: set[str] = field(default_factory=set)
@@ -93,6 +93,7 @@ class Adapters:
         self._limit = cache_bytes
         # By digest, the least recently used first.
         self._adapters: OrderedDict[str, _Adapter] = OrderedDict()
+        self._bytes = 0
         # By digest, in order of arrival: requests that wait for a place.
         self._waiting: OrderedDict[str, dict[str, asyncio.Future[int]]] = OrderedDict()
         self._wanted: dict[str, AdapterAt] = {}
@@ -113,7 +114,7 @@ class Adapters:
 
     @property
     def bytes(self) -> int:
-        return sum(adapter.bytes for adapter in self._adapters.values())
+        return self._bytes
 
     @property
     def held(self) -> list[str]:
@@ -248,24 +249,28 @@ class Adapters:
         adapter.place = 0
         self._free.append(place)
         if self._adapters.get(adapter.at.digest) is adapter:
-            del self._adapters[adapter.at.digest]
+            self._forget(adapter)
         for request in list(adapter.users):
             self._lost(request, f"its adapter can't be put into the model: {error}")
 
     def _make_room(self, at: AdapterAt, keep: Container[str]) -> bool:
         """Forgets what was used least recently, and neither is used nor is to be kept, until this one can be loaded."""
-        need = LOADING * at.size
-        total = self.bytes
+        room = self._limit - LOADING * at.size
+        self._shrink(room, keep)
+        return self._bytes <= room or not self._adapters
+
+    def _shrink(self, limit: int, keep: Container[str]) -> None:
+        """Forgets until ``limit`` bytes are left, or nothing that may go."""
+        if self._bytes <= limit:
+            return
         for digest, adapter in list(self._adapters.items()):
-            if total + need <= self._limit:
-                return True
             if adapter.packed is not None and not adapter.users and digest not in keep:
-                total -= adapter.bytes
                 self._evict(adapter)
-        return total + need <= self._limit or not self._adapters
+                if self._bytes <= limit:
+                    return
 
     def _evict(self, adapter: _Adapter) -> None:
-        del self._adapters[adapter.at.digest]
+        self._forget(adapter)
         self.evicted += 1
         if adapter is self._leaving:
             self._leaving = None
@@ -273,6 +278,14 @@ class Adapters:
             adapter.place = 0
             self._free.append(place)
             self._tell(lambda: self._bank.clear(place))
+
+    def _forget(self, adapter: _Adapter) -> None:
+        del self._adapters[adapter.at.digest]
+        self._bytes -= adapter.bytes
+
+    def _hold(self, adapter: _Adapter, size: int) -> None:
+        self._bytes += size - adapter.bytes
+        adapter.bytes = size
 
     def _tell(self, function: Callable[[], None], failed: Callable[[BaseException], None] | None = None) -> None:
         """Runs it between two steps; what is told the engine later comes after it."""
@@ -289,7 +302,8 @@ class Adapters:
             log.info("no adapter is placed any more: %s", error)
 
     def _start(self, at: AdapterAt) -> None:
-        adapter = self._adapters[at.digest] = _Adapter(at, LOADING * at.size)
+        adapter = self._adapters[at.digest] = _Adapter(at)
+        self._hold(adapter, LOADING * at.size)
         task = asyncio.ensure_future(self._fill(adapter))
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
@@ -299,26 +313,16 @@ class Adapters:
         began = time.perf_counter()
         try:
             adapter.packed = await asyncio.get_running_loop().run_in_executor(self._loaders, self._load, at)
-            adapter.bytes = adapter.packed.bytes
+            self._hold(adapter, adapter.packed.bytes)
             self.loaded += 1
             self.loads.append(Fetch("adapter", at.size, time.perf_counter() - began))
         except Exception as error:
-            del self._adapters[at.digest]
+            self._forget(adapter)
             for place in self._forget_waiting(at.digest).values():
                 if not place.done():
                     place.set_exception(error)
-        self._trim()
+        self._shrink(self._limit, self._waiting)  # what is loaded may be larger than its files
         self._serve()
-
-    def _trim(self) -> None:
-        """What is loaded may be larger than its files."""
-        total = self.bytes
-        for digest, adapter in list(self._adapters.items()):
-            if total <= self._limit:
-                return
-            if adapter.packed is not None and not adapter.users and digest not in self._waiting:
-                total -= adapter.bytes
-                self._evict(adapter)
 
 
 def behind_the_step() -> None:

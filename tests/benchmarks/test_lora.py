@@ -37,4 +37,4 @@ def test_even_traffic(capsys):
     assert lora.main([*few, "--threads", "1", "--cache-mb", "1"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["adapters"] == 40 and found["loaded"] > 40 and found["held_mb"] <= 1
-    assert set(found["share_of_base"]) == {"first", "again"}
+    assert set(found["share_of_base"]) == {"first", "again", "placed"}
