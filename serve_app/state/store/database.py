@@ -94,7 +94,7 @@ class Database:
 
     def insert(self, table: sa.Table) -> Any:
         """An insert that can say ``on_conflict_do_update`` and ``on_conflict_do_nothing``."""
-        return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
+        return insert_into(self.is_sqlite, table)
 
     def close(self) -> None:
         with self._making:
@@ -201,6 +201,11 @@ def _postgresql(url: sa.URL) -> Engine:
         pool_pre_ping=True,
         connect_args={name: value for name, value in arguments.items() if name not in url.query},
     )
+
+
+def insert_into(is_sqlite: bool, table: sa.Table) -> Any:
+    """See :meth:`Database.insert`."""
+    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
 
 
 def _sqlite(url: sa.URL) -> Engine:

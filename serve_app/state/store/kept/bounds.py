@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cache
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -29,23 +30,11 @@ class Bounds:
     ``account`` and ``size``.
     """
 
-    def __init__(self, table: sa.Table, moment: sa.ColumnElement[float], keep: Keep) -> None:
+    def __init__(self, table: sa.Table, moment: sa.Column[float], keep: Keep) -> None:
         self._keep = keep
         self._written: dict[str, int] = {}
         self._old = sa.delete(table).where(moment <= sa.bindparam("since"))
-        # What goes beyond the number or the size, counted from the newest.
-        newest = (moment.desc(), table.c.id.desc())
-        counted = (
-            sa.select(
-                table.c.id,
-                sa.func.row_number().over(order_by=newest).label("number"),
-                sa.func.sum(table.c.size).over(order_by=newest).label("total"),
-            )
-            .where(table.c.account == sa.bindparam("of"))
-            .subquery()
-        )
-        beyond = (counted.c.number > keep.max_count) | (counted.c.total > keep.max_bytes)
-        self._beyond = sa.delete(table).where(table.c.id.in_(sa.select(counted.c.id).where(beyond)))
+        self._beyond = _beyond(table, moment.name, keep)
 
     @property
     def since(self) -> float:
@@ -59,3 +48,20 @@ class Bounds:
         if count % TRIM_EVERY == 0:
             connection.execute(self._old, {"since": self.since})
             connection.execute(self._beyond, {"of": account})
+
+
+@cache
+def _beyond(table: sa.Table, moment: str, keep: Keep) -> sa.Delete:
+    """Removes what goes beyond the number or the size, counted from the newest."""
+    newest = (table.c[moment].desc(), table.c.id.desc())
+    counted = (
+        sa.select(
+            table.c.id,
+            sa.func.row_number().over(order_by=newest).label("number"),
+            sa.func.sum(table.c.size).over(order_by=newest).label("total"),
+        )
+        .where(table.c.account == sa.bindparam("of"))
+        .subquery()
+    )
+    beyond = (counted.c.number > keep.max_count) | (counted.c.total > keep.max_bytes)
+    return sa.delete(table).where(table.c.id.in_(sa.select(counted.c.id).where(beyond)))

@@ -17,6 +17,7 @@ up nobody but it, and writers wait only if their entry is for a day that is bein
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -25,7 +26,7 @@ from sqlalchemy.engine import Connection
 
 from serve_app.state.spending.ledger import DAY_S, HOUR_S
 from serve_app.state.spending.usage import month_after, month_of
-from serve_app.state.store.database import Database
+from serve_app.state.store.database import Database, insert_into
 from serve_app.state.store.tables import (
     ACCOUNTED_BY,
     SUMMED_BY,
@@ -154,7 +155,13 @@ class DayCloser:
 
 def adding(database: Database, table: sa.Table) -> Any:
     """Adds sums to those that are there."""
-    new = database.insert(table)
+    return _adding(database.is_sqlite, table)
+
+
+@cache
+def _adding(is_sqlite: bool, table: sa.Table) -> Any:
+    """Of one kind of database; so many columns take SQLAlchemy longer than all else that a store begins with."""
+    new = insert_into(is_sqlite, table)
     return new.on_conflict_do_update(
         index_elements=list(table.primary_key.columns),
         set_={name: table.c[name] + new.excluded[name] for name in SUMMED},
