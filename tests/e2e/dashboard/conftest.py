@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# What a window of Chromium has around a page costs several times as much as the page: its address bar alone is two pages
-# in a process of their own, and a process waits for the next page. Of such options Chromium reads the last one, so
-# Playwright's are named here again.
+# What a window of Chromium has around a page costs several times as much as the page: its address bar alone is two
+# pages in a process of their own, and a process waits for the next page. Of such options Chromium reads the last one,
+# so Playwright's are named here again.
 WITHOUT = [
     "WebUIOmniboxPopup",
     "WebUIOmniboxAimPopup",
