@@ -19,10 +19,10 @@ def counts(receiver: Receiver) -> dict[str, int]:  # noqa: F811
 def test_figures_come_with_all_spans_only(receiver, monkeypatch):  # noqa: F811
     for name in ("OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_BSP_MAX_QUEUE_SIZE"):
         monkeypatch.setenv(name, "")
-    found = tracing.measure(40, 2, 0.5, receiver.url, lambda: counts(receiver))
+    found = tracing.measure(40, 2, 0.5, receiver.url, lambda: counts(receiver), 340.0)
     assert found["spans"] == round(5 * 120 * found["sampled"]) and found["process_us"] > 0
     receiver.spans.clear()
     kept = export.Otlp.ended
     monkeypatch.setattr(export.Otlp, "ended", lambda self, trace: trace.id[0] < "2" and kept(self, trace))
     with pytest.raises(SystemExit, match="no figures"):
-        tracing.measure(40, 2, 0.5, receiver.url, lambda: counts(receiver))
+        tracing.measure(40, 2, 0.5, receiver.url, lambda: counts(receiver), 340.0)

@@ -82,16 +82,21 @@ def export_request(ended: Sequence[Ended | Refused], resource: Resource) -> Expo
 
 def _names(request_id: str, known: TraceContext | None) -> dict[str, Any]:
     """What the span of the gateway is called, and its parent."""
+    own = bytes.fromhex(request_id[:16])
     if known is None:
-        return {"trace_id": bytes.fromhex(request_id), "span_id": bytes.fromhex(request_id[:16]), "flags": _ROOT}
-    found = {"trace_id": bytes.fromhex(known.trace_id), "span_id": bytes.fromhex(request_id[:16])}
-    state = TraceState.from_header([known.state]).to_header() if known.state else ""
-    return {
-        **found,
+        return {"trace_id": bytes.fromhex(request_id), "span_id": own}
+    found = {
+        "trace_id": bytes.fromhex(known.trace_id),
+        "span_id": own,
         "parent_span_id": bytes.fromhex(known.parent_id),
-        "trace_state": state,
-        "flags": _ROOT | _IS_REMOTE,
     }
+    if known.state:
+        found["trace_state"] = TraceState.from_header([known.state]).to_header()
+    return found
+
+
+def _flags(known: TraceContext | None) -> int:
+    return _ROOT if known is None else _ROOT | _IS_REMOTE
 
 
 def add_refused(refused: Refused, spans: Any) -> None:
@@ -101,6 +106,7 @@ def add_refused(refused: Refused, spans: Any) -> None:
         **_names(refused.id, refused.known),
         name=str(refused.told.get("http.request.method", "request")),
         kind=Span.SPAN_KIND_SERVER,
+        flags=_flags(refused.known),
         start_time_unix_nano=ended - round(refused.seconds * 1e9),
         end_time_unix_nano=ended,
     )
@@ -123,27 +129,22 @@ def add_spans(ended: Ended, spans: Any) -> None:
     status, operation = body["status"], _operation(ended.task)
 
     own = _names(ended.id, ended.known)
-    below_it = {**own, "parent_span_id": own["span_id"], "flags": 1 | _HAS_REMOTE}
+    below_it = {**own, "parent_span_id": own["span_id"]}
 
-    def add(name: str, start_ms: float, end_ms: float, **more: Any) -> Any:
-        return spans.add(
-            name=name,
+    def add(start_ms: float, end_ms: float, ids: Mapping[str, Any], standing: bytes, facts: Mapping[str, Any]) -> Any:
+        found = spans.add(
             start_time_unix_nano=began + round(start_ms * 1e6),
             end_time_unix_nano=began + round(max(start_ms, end_ms) * 1e6),
-            **more,
+            **ids,
         )
+        found.MergeFromString(standing + b"".join([_number(*each) for each in facts.items() if each[1] is not None]))
+        return found
 
     def below(name: str, start_ms: float, end_ms: float, facts: Mapping[str, Any], words: Words = ()) -> None:
         below_it["span_id"] = (random.getrandbits(64) or 1).to_bytes(8, "big")
-        found = add(name, start_ms, end_ms, kind=Span.SPAN_KIND_INTERNAL, **below_it)
-        if words:
-            found.MergeFromString(_standing(words))
-        _tell(found, facts)
+        add(start_ms, end_ms, below_it, _standing(name, Span.SPAN_KIND_INTERNAL, 1 | _HAS_REMOTE, words), facts)
 
     last_ms = max(event["ms"] for event in events)
-    span = add(f"{operation} {body['model']}", 0.0, last_ms, kind=Span.SPAN_KIND_SERVER, **own)
-    if status == "failed":
-        span.status.code = Status.STATUS_CODE_ERROR
     words: Words = (
         ("gen_ai.operation.name", operation),
         ("gen_ai.provider.name", "serve_app"),
@@ -153,16 +154,18 @@ def add_spans(ended: Ended, spans: Any) -> None:
         ("serve_app.status", status),
         ("error.type", status if status in ("failed", "refused") else None),
     )
-    span.MergeFromString(_standing(words))
     numbers = {
         "gen_ai.request.max_tokens": received.get("max_tokens"),
         "gen_ai.usage.input_tokens": received.get("prompt_tokens"),
         "gen_ai.usage.output_tokens": final.get("completion_tokens"),
         "gen_ai.usage.cache_read.input_tokens": final.get("cached_tokens"),
-        "gen_ai.response.time_to_first_chunk": None if token is None else token["ms"] / 1e3,
-        "serve_app.request_id": body["id"],
     }
-    _tell(span, numbers)
+    standing = _standing(f"{operation} {body['model']}", Span.SPAN_KIND_SERVER, _flags(ended.known), words)
+    span = add(0.0, last_ms, own, standing, numbers)
+    if status == "failed":
+        span.status.code = Status.STATUS_CODE_ERROR
+    first_s = None if token is None else token["ms"] / 1e3
+    _tell(span, {"serve_app.request_id": body["id"], "gen_ai.response.time_to_first_chunk": first_s})
     for event in events:
         if event["event"] in _TOLD:
             told = span.events.add(name=event["event"], time_unix_nano=began + round(event["ms"] * 1e6))
@@ -200,14 +203,33 @@ def add_spans(ended: Ended, spans: Any) -> None:
     )
 
 
+# A span in bytes is a sum: what its parts say, and lists one behind the other. To put bytes into a span costs a fraction
+# of what attributes cost one by one, so what comes again is kept as it is sent, and counts are written as they are sent:
+# https://protobuf.dev/programming-guides/encoding/
+
+
 @lru_cache(4096)
-def _standing(words: Words) -> bytes:
-    """Attributes that come again with other requests, as they are sent: to put bytes into a span costs a fraction of
-    what its attributes cost one by one.
-    """
-    span = Span()
+def _standing(name: str, kind: Span.SpanKind, flags: int, words: Words) -> bytes:
+    span = Span(name=name, kind=kind, flags=flags)
     _tell(span, dict(words))
     return span.SerializeToString()
+
+
+def _number(name: str, value: int) -> bytes:
+    """A span's attribute that counts something, 0 or more."""
+    low = []
+    while value > 127:
+        low.append(value & 127 | 128)
+        value >>= 7
+    key, size = _key(name)
+    # attributes = 9 { key = 1, value = 2 { int_value = 3 } }, each a tag, a length and what it holds.
+    return b"J%c%b\x12%c\x18%b%c" % (size + len(low) + 6, key, len(low) + 2, bytes(low), value)
+
+
+@cache
+def _key(name: str) -> tuple[bytes, int]:
+    said = name.encode()
+    return b"\n%c%b" % (len(said), said), len(said)
 
 
 @cache
