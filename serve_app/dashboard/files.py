@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from serve_app.api.errors import NoRoute
+from serve_app.dashboard.modules import by_page
 
 STATIC = Path(__file__).with_name("static")
 INDEX = "index.html"
-# What the page's text has where the version of its files belongs.
-VERSION = b"{version}"
+# What the page's text has where the version of its files belongs, and the modules of its pages as JSON.
+VERSION, MODULES = b"{version}", b"{modules}"
+# Sheets in the order in which the page reads them; they go out as one file.
+STYLE = "style.css"
+SHEETS = ("vendor/uPlot.min", "css/theme", "css/base", "css/layout", "css/controls", "css/data", "css/playground")
 _MEDIA = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -100,12 +105,14 @@ def read(folder: Path) -> tuple[str, dict[str, File]]:
     """The version of all files of types that are served, and each of them by its path."""
     paths = sorted(p for p in folder.rglob("*") if p.suffix in _MEDIA and p.is_file())
     bodies = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    bodies[STYLE] = b"\n".join(bodies.get(f"{sheet}.css", b"") for sheet in SHEETS)
     whole = hashlib.sha256()
     for name, body in bodies.items():
         whole.update(b"%s %d\n" % (name.encode(), len(body)) + body)
     version = whole.hexdigest()[:16]
     if INDEX in bodies:
-        bodies[INDEX] = bodies[INDEX].replace(VERSION, version.encode())
+        modules = json.dumps(by_page(bodies), separators=(",", ":")).encode()
+        bodies[INDEX] = bodies[INDEX].replace(MODULES, modules).replace(VERSION, version.encode())
     return version, {name: _file(name, body) for name, body in bodies.items()}
 
 

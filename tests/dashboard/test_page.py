@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.catalog.load import PROJECT_ROOT
+from serve_app.dashboard.files import SHEETS, STYLE, read
+from serve_app.dashboard.modules import by_page
 
 STATIC = PROJECT_ROOT / "serve_app" / "dashboard" / "static"
 VENDOR = STATIC / "vendor"
@@ -69,9 +71,14 @@ def test_every_import_is_there(path):
         assert one.is_file(), f"{name(path)} imports {one}"
 
 
+def of_index() -> set[Path]:
+    """What the page names itself, and the sheets that its style is made of."""
+    found = set(re.findall(r"/dashboard/static/\{version\}/([^\"]+)", (STATIC / "index.html").read_text()))
+    return {STATIC / one for one in found - {STYLE}} | {STATIC / f"{sheet}.css" for sheet in SHEETS}
+
+
 def test_no_file_is_left_over():
-    index = (STATIC / "index.html").read_text()
-    reached = {STATIC / one for one in re.findall(r"/dashboard/static/\{version\}/([^\"]+)", index)}
+    reached = of_index()
     open_ends = [path for path in reached if path.suffix == ".js"]
     while open_ends:
         at_once, later = imports(open_ends.pop())
@@ -83,8 +90,7 @@ def test_no_file_is_left_over():
 @pytest.mark.parametrize("page", sorted((STATIC / "js" / "pages").glob("*.js")), ids=name)
 def test_a_first_page_is_small(page):
     """What a browser fetches before it shows a page, charts and the formatting of answers included."""
-    index = (STATIC / "index.html").read_text()
-    files = {STATIC / one for one in re.findall(r"/dashboard/static/\{version\}/([^\"]+)", index)}
+    files = of_index()
     for one in (STATIC / "js" / "main.js", page):
         for module in closure(one):
             files |= {module} | imports(module)[1]
@@ -96,7 +102,26 @@ def test_a_first_page_is_small(page):
 def test_nothing_is_inline():
     index = (STATIC / "index.html").read_text()
     assert not re.search(r"<style|\sstyle=|\son\w+=", index)
-    assert all(re.match(r"<script (type=\"module\" )?src=", tag) for tag in re.findall(r"<script[^>]*>", index))
+    scripts = [tag for tag in re.findall(r"<script[^>]*>", index) if "application/json" not in tag]
+    assert len(scripts) == 2 and all(re.match(r"<script (type=\"module\" )?src=", tag) for tag in scripts)
+
+
+@pytest.mark.parametrize("page", sorted((STATIC / "js" / "pages").glob("*.js")), ids=name)
+def test_a_page_is_told_all_modules_that_it_needs(page):
+    told = by_page({one.relative_to(STATIC).as_posix(): one.read_bytes() for one in STATIC.rglob("*.*js")})
+    assert {STATIC / one for one in told[""]} == closure(STATIC / "js" / "main.js")
+    assert {STATIC / one for one in told[""] + told[page.stem]} == closure(STATIC / "js" / "main.js") | closure(page)
+
+
+def test_the_page_has_what_is_put_into_it():
+    version, files = read(STATIC)
+    index = files["index.html"].body.decode()
+    told = json.loads(re.search(r"application/json[^>]*>(.*?)</script>", index)[1])  # type: ignore[index]
+    assert "js/pages/playground.js" in told["playground"] and set(told[""]) | set(told["usage"]) <= set(files)
+    assert f"/dashboard/static/{version}/{STYLE}" in index and "{" not in index.replace(
+        json.dumps(told, separators=(",", ":")), ""
+    )
+    assert all((STATIC / f"{sheet}.css").read_bytes() in files[STYLE].body for sheet in SHEETS)
 
 
 @pytest.mark.parametrize("path", OWN, ids=name)

@@ -24,7 +24,10 @@ export const can = (scope) => Boolean(current?.scopes.includes(scope));
 /** Asks the server whether a session is open; null if there is none. */
 export async function resume() {
   if (!token()) return null;
-  const answer = await fetch("/dashboard/session", { headers: { "x-csrf-token": token() }, cache: "no-store" });
+  // The page has asked while its modules came.
+  const { early } = globalThis;
+  delete globalThis.early;
+  const answer = await (early?.token === token() ? early.asked : fetch("/dashboard/session", { headers: { "x-csrf-token": token() }, cache: "no-store" }));
   if (!answer.ok) {
     if (answer.status === 401 || answer.status === 403) localStorage.removeItem(TOKEN);
     return null;
