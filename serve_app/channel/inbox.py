@@ -52,8 +52,9 @@ class Stream:
     is new.
     """
 
-    def __init__(self, inbox: TokenInbox, stream_id: str, start: int) -> None:
+    def __init__(self, inbox: TokenInbox, stream_id: str, start: int, replica: str) -> None:
         self.stream_id = stream_id
+        self.replica = replica
         self.next_offset = start
         self.finished = False
         self._inbox = inbox
@@ -199,11 +200,13 @@ class TokenInbox:
         """Open streams."""
         return len(self._streams)
 
-    def open_stream(self, stream_id: str, start: int = 0) -> Stream:
-        """Registers a stream, before its request is sent. ``start`` is the first offset expected."""
+    def open_stream(self, stream_id: str, start: int = 0, replica: str = "") -> Stream:
+        """Registers a stream, before its request is sent. ``start`` is the first offset expected, ``replica`` who is
+        asked.
+        """
         if stream_id in self._streams:
             raise ValueError(f"stream {stream_id} is open already")
-        stream = self._streams[stream_id] = Stream(self, stream_id, start)
+        stream = self._streams[stream_id] = Stream(self, stream_id, start, replica)
         return stream
 
     def close_stream(self, stream_id: str) -> None:
@@ -211,9 +214,12 @@ class TokenInbox:
         stream = self._streams.pop(stream_id, None)
         if stream is None:
             return
-        if not stream.finished and stream._source is not None:
-            stream._source.send(Closed((stream_id,)))
+        if not stream.finished and (source := stream._source or self._connection_of(stream.replica)) is not None:
+            source.send(Closed((stream_id,)))
         stream.fail(ConnectionAbortedError(f"stream {stream_id} is closed"))
+
+    def _connection_of(self, replica: str) -> _Connection | None:
+        return next((one for one in self._connections if replica and one.replica == replica), None)
 
     async def aclose(self) -> None:
         """Stops listening, hangs up and fails the streams that are still open."""
@@ -260,6 +266,8 @@ class TokenInbox:
 class _Connection(asyncio.Protocol):
     def __init__(self, inbox: TokenInbox) -> None:
         self.worker_id: str | None = None
+        # As its load reports say.
+        self.replica = ""
         self._inbox = inbox
         self._reader = FrameReader(read_from_worker, limit=frames.MAX_HELLO)
         self._transport: asyncio.Transport | None = None
@@ -314,6 +322,7 @@ class _Connection(asyncio.Protocol):
                 if self._inbox.on_ended is not None:
                     self._inbox.on_ended(stream_id, result)
         elif isinstance(message, LoadReport):
+            self.replica = message.replica
             if self._inbox.on_load is not None:
                 self._inbox.on_load(self.worker_id, message)
         elif isinstance(message, Bye):

@@ -9,12 +9,12 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import cast
 
 from msgspec.structs import replace
 
 from serve_app.channel import frames
+from serve_app.channel.endings import Endings
 from serve_app.channel.frames import FrameReader
 from serve_app.channel.outgoing import Outgoing
 from serve_app.wire.address import InboxAddress
@@ -25,7 +25,6 @@ from serve_app.wire.tokens import (
     Acked,
     Bye,
     Closed,
-    Ended,
     Ending,
     FromGateway,
     Hello,
@@ -114,8 +113,9 @@ class TokenSender:
         return list(stream.items) if stream else []
 
     def ended(self, address: InboxAddress, ending: Ending) -> None:
-        """Tells a gateway how a request has ended, with others that end at the same time. Lost where the gateway can't
-        be reached now: the call that brought the request answers the same.
+        """Tells a gateway how a request has ended, with others that end at the same time, and again where the
+        connection breaks soon after. Lost where the gateway has never been connected to: the call that brought the
+        request answers the same.
         """
         if (connection := self._connections.get(address)) is not None:
             connection.ended(ending)
@@ -211,7 +211,7 @@ class _Connection(asyncio.Protocol):
         self._closing = False
         self._leased_until = 0.0
         self._load: LoadReport | None = None
-        self._endings: list[Ending] = []
+        self._endings = Endings()
 
     @property
     def connected(self) -> bool:
@@ -247,16 +247,14 @@ class _Connection(asyncio.Protocol):
             self._load = None
 
     def ended(self, ending: Ending) -> None:
-        if not self._endings:
+        if self._endings.add(ending):
             asyncio.get_running_loop().call_soon(self._tell_endings)
-        self._endings.append(ending)
 
     def _tell_endings(self) -> None:
-        endings, self._endings = self._endings, []
-        if self._transport is None or not self._writable:
-            return
-        with suppress(BadMessage):  # larger than a frame
-            self._transport.write(frames.encode(Ended(tuple(endings))))
+        for frame in self._endings.new():
+            # Behind a full buffer they come late; without a connection, over the next one.
+            if self._transport is not None:
+                self._transport.write(frame)
 
     def remove(self, stream: Outgoing[_Connection]) -> None:
         self._streams.pop(stream.stream_id, None)
@@ -342,6 +340,7 @@ class _Connection(asyncio.Protocol):
         if self._load is not None:
             self.report(self._load)
         self.flush(list(self._streams.values()))
+        transport.writelines(self._endings.again())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -132,6 +132,20 @@ async def test_a_broken_connection_is_told_and_mended_without_streams(gateways, 
     await until(lambda: gateway.told[-1] is not None and gateway.told[-1].running == 2)
 
 
+async def test_a_stream_that_is_left_before_its_first_token_is_closed_at_the_replica_that_was_asked(gateways, worker):
+    gateway, left = gateways[0], []
+    worker.sender._on_closed = left.append
+    worker.reporter.subscribe(gateway.inbox.address, 30)
+    await until(lambda: gateway.told)
+    for name, replica in (("asked", IDLE.replica), ("elsewhere", "replica-2"), ("anywhere", "")):
+        worker.sender.open(name, gateway.inbox.address)
+        gateway.inbox.open_stream(name, replica=replica).close()
+    await until(lambda: left)
+    worker.sender.send([TokenItem("elsewhere", 0, (1,)), TokenItem("anywhere", 0, (1,))])
+    await until(lambda: len(left) == 3)
+    assert left[0] == "asked"
+
+
 async def test_a_gateway_that_is_gone_is_forgotten_with_its_lease(gateways, worker):
     address = gateways[0].inbox.address
     worker.reporter.subscribe(address, 0.2)

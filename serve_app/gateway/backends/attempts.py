@@ -152,7 +152,7 @@ class Attempts:
         self, job: Job, sent: GenerateCall, told: list[PromptLogprobs]
     ) -> AsyncGenerator[TokenItem, None]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
-        stream = self._inbox.open_stream(sent.id, sent.resumed)
+        stream = self._inbox.open_stream(sent.id, sent.resumed, job.dispatcher.destination(job.ticket).replica)
         one = self._running[sent.id] = _Attempt(job, stream, time.monotonic())
         job.work.hold()
         call = asyncio.ensure_future(self._complete(job, sent, stream, told))

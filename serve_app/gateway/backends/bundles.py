@@ -1,4 +1,4 @@
-"""Calls of batch requests, many in one: a call through Serve costs three processes more than a short answer does.
+"""Calls of requests, many in one: a call through Serve costs three processes more than a short answer does.
 
 ::
 
@@ -6,8 +6,10 @@
     generate ─┼─ one call, to one worker ──┤
     generate ─┘                            └─ the call's answer: all of them, at the end
 
-Nobody waits for a batch request's first token, so it waits a moment for others that go to the same worker. Each ends by
-itself. What the channel does not bring is in the call's answer, and a lost worker is the loss of all that are left.
+Nobody waits for a batch request's first token, so it waits a moment for others that go to the same worker. Other
+requests wait only where a call has just gone there: alone they lose nothing, and among many the worker takes them up in
+one step anyway. Each ends by itself. What the channel does not bring is in the call's answer, and a lost worker is the
+loss of all that are left.
 """
 
 from __future__ import annotations
@@ -28,9 +30,16 @@ from serve_app.wire.methods import GENERATE, GENERATE_MANY
 
 log = logging.getLogger("ray.serve")
 
-# How long the first of a bundle waits for others, and how many go at once.
+# How long the first batch request of a bundle waits for others; how long after the last call to a worker the next one
+# goes (with 32 clients whose answers are one token, 4 to 7 requests are a call then); and how many go at once.
 WAIT_S = 0.01
+APART_S = 0.004
 MOST = 64
+# Workers whose last call is remembered.
+REMEMBERED = 1024
+
+# A model, stage and replica, and whether it is for batches.
+_Key = tuple[str, str, str, bool]
 
 
 class _Alone(Exception):
@@ -53,25 +62,30 @@ class Bundles:
 
     def __init__(self, inbox: TokenInbox, call: Call) -> None:
         self._call = call
-        # Those that more may come to, by model, stage and replica; and of each request under way its bundle.
-        self._open: dict[tuple[str, str, str], _Bundle] = {}
+        # Those that more may come to; of each request under way its bundle; and when the last one went (loop's time).
+        self._open: dict[_Key, _Bundle] = {}
         self._bundle_of: dict[str, _Bundle] = {}
+        self._last: dict[_Key, float] = {}
         inbox.on_ended = self._ended
 
     def takes(self, call: GenerateCall, to: Destination) -> bool:
-        """Whether a call may go with others: its worker is known to reach this gateway, and prefills itself."""
-        return call.priority == "batch" and bool(to.replica) and to.prefill == HERE
+        """Whether a call may go with others: its worker is known to reach this gateway and prefills itself, and what it
+        tells at the end fits into a frame.
+        """
+        return bool(to.replica) and to.prefill == HERE and call.sampling.prompt_logprobs is None
 
     async def generate(self, model: ServedModel, call: GenerateCall, to: Destination) -> GenerateResult:
         """As a call of its own would. Cancelling it ends the request there, at its next tokens where others of its
         bundle go on.
         """
-        key = (model.id, to.stage, to.replica)
+        key = (model.id, to.stage, to.replica, call.priority == "batch")
         bundle = self._open.get(key)
         if bundle is None:
             bundle = self._open[key] = _Bundle(model, to)
+            loop = asyncio.get_running_loop()
+            at = loop.time() + WAIT_S if call.priority == "batch" else self._last.get(key, 0.0) + APART_S
             # What belongs to the first of them (its client, its trace) does not belong to the call.
-            asyncio.get_running_loop().call_later(WAIT_S, self._send, key, bundle, context=Context())
+            loop.call_at(at, self._send, key, bundle, context=Context())
         end = bundle.waiting[call.id] = asyncio.get_running_loop().create_future()
         self._bundle_of[call.id] = bundle
         bundle.calls.append(call)
@@ -87,12 +101,16 @@ class Bundles:
             if end.cancelled() and not bundle.waiting and bundle.task is not None:
                 bundle.task.cancel()
 
-    def _send(self, key: tuple[str, str, str], bundle: _Bundle) -> None:
+    def _send(self, key: _Key, bundle: _Bundle) -> None:
         if self._open.get(key) is bundle:
             del self._open[key]
         # Some may have been left meanwhile.
         bundle.calls = [call for call in bundle.calls if call.id in bundle.waiting]
         if bundle.calls:
+            self._last.pop(key, None)
+            self._last[key] = asyncio.get_running_loop().time()
+            if len(self._last) > REMEMBERED:
+                del self._last[next(iter(self._last))]
             bundle.task = asyncio.ensure_future(self._carry(bundle))
 
     async def _carry(self, bundle: _Bundle) -> None:

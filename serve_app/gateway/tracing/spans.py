@@ -203,13 +203,13 @@ def add_spans(ended: Ended, spans: Any) -> None:
     )
 
 
-# A span in bytes is a sum: what its parts say, and lists one behind the other. To put bytes into a span costs a fraction
-# of what attributes cost one by one, so what comes again is kept as it is sent, and counts are written as they are sent:
+# A span in bytes is a sum: what its parts say, and lists one behind the other. To put bytes into a span costs a
+# fraction of what attributes cost one by one, so what comes again is kept as it is sent, and counts are written so:
 # https://protobuf.dev/programming-guides/encoding/
 
 
 @lru_cache(4096)
-def _standing(name: str, kind: Span.SpanKind, flags: int, words: Words) -> bytes:
+def _standing(name: str, kind: Span.SpanKind.ValueType, flags: int, words: Words) -> bytes:
     span = Span(name=name, kind=kind, flags=flags)
     _tell(span, dict(words))
     return span.SerializeToString()

@@ -1,4 +1,4 @@
-"""Batch requests that go to one worker together, over a real channel; the calls are the test's."""
+"""Requests that go to one worker together, over a real channel; the calls are the test's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from serve_app.api.errors import OutOfCapacity
 from serve_app.channel.inbox import TokenInbox
@@ -52,9 +53,9 @@ class World:
         self.answers.append(asyncio.get_running_loop().create_future())
         return await self.answers[-1]
 
-    def ask(self, *names: str, to: Destination = TO) -> dict[str, asyncio.Task]:
+    def ask(self, *names: str, to: Destination = TO, priority: str = "batch") -> dict[str, asyncio.Task]:
         return {
-            name: asyncio.ensure_future(self.bundles.generate(Model, self.made(name), to))  # type: ignore[arg-type]
+            name: asyncio.ensure_future(self.bundles.generate(Model, self.made(name, priority), to))  # type: ignore[arg-type]
             for name in names
         }
 
@@ -114,6 +115,44 @@ async def test_other_workers_and_more_than_fit_have_calls_of_their_own(world, mo
     assert [await task for task in asked.values()] == [result(name) for name in asked]
 
 
+async def test_in_real_time_the_first_goes_at_once_and_those_behind_it_together(world, monkeypatch):
+    """Never with a batch's, which may wait for longer."""
+    monkeypatch.setattr("serve_app.gateway.backends.bundles.WAIT_S", 3600.0)
+    monkeypatch.setattr("serve_app.gateway.backends.bundles.APART_S", 0.2)
+    world.ask("batch", "another")
+    world.ask("a", priority="realtime")
+    await until(lambda: world.calls)
+    assert (world.calls[0][0], world.calls[0][1].id) == ("generate", "a")
+    world.ask("b", priority="realtime")
+    await asyncio.sleep(0)
+    world.ask("c", priority="realtime")
+    await until(lambda: len(world.calls) > 1)
+    assert world.calls[1][0] == "generate_many" and [one.id for one in world.calls[1][1].calls] == ["b", "c"]
+    assert len(world.calls) == 2
+
+
+async def test_workers_whose_last_call_is_remembered_are_few(world, monkeypatch):
+    monkeypatch.setattr("serve_app.gateway.backends.bundles.REMEMBERED", 3)
+    for number in range(9):
+        world.ask(f"{number}", to=Destination("decode", f"d{number % 5}", HERE), priority="realtime")
+    await until(lambda: len(world.calls) >= 5)
+    assert len(world.bundles._last) == 3
+
+
+async def test_an_end_that_a_broken_connection_has_lost_is_told_again(world):
+    asked = world.ask("a", "b")
+    await until(lambda: world.calls)
+    kept, world.inbox.on_ended = world.inbox.on_ended, None
+    world.end("a")
+    await asyncio.sleep(0.05)
+    world.inbox.on_ended = kept
+    for connection in list(world.inbox._connections):
+        connection.close()
+    world.end("b")
+    assert await asked["a"] == result("a") and await asked["b"] == result("b")
+    assert not world.answers[0].done()
+
+
 @pytest.mark.parametrize("error", [WorkerGone("lost"), OutOfCapacity(retry_after=3)])
 async def test_what_is_left_of_a_lost_worker_is_lost(world, error):
     asked = world.ask("a", "b", "c")
@@ -168,7 +207,7 @@ async def test_a_call_that_somebody_else_cancels_is_a_lost_worker(world):
     ("priority", "to", "takes"),
     [
         ("batch", TO, True),
-        ("realtime", TO, False),
+        ("realtime", TO, True),
         ("batch", Destination("decode", "d1", PrefillAt("prefill", "p1")), False),
         # Nothing is known of a worker, and so of no channel either.
         ("batch", Destination(prefill=HERE), False),
@@ -177,6 +216,8 @@ async def test_a_call_that_somebody_else_cancels_is_a_lost_worker(world):
 )
 async def test_what_waits_for_others(world, priority, to, takes):
     assert world.bundles.takes(world.made("a", priority), to) is takes
+    told = SamplingParams(prompt_logprobs=1)
+    assert not world.bundles.takes(replace(world.made("a", priority), sampling=told), to)
 
 
 async def test_what_cannot_be_read_waits_for_the_call(world):
