@@ -85,7 +85,7 @@ def _names(request_id: str, known: TraceContext | None) -> dict[str, Any]:
     own = bytes.fromhex(request_id[:16])
     if known is None:
         return {"trace_id": bytes.fromhex(request_id), "span_id": own}
-    found = {
+    found: dict[str, Any] = {
         "trace_id": bytes.fromhex(known.trace_id),
         "span_id": own,
         "parent_span_id": bytes.fromhex(known.parent_id),

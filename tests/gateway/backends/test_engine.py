@@ -22,10 +22,17 @@ from serve_app.tasks.model import ServedModel
 from serve_app.tasks.text_generation.task import generate
 from serve_app.tasks.work import Runtime, Settled, Settlement
 from serve_app.text.prompt import prompt_ids
-from serve_app.wire.generate import GenerateCall, Generated, GenerateResult, PromptPath
+from serve_app.wire.generate import (
+    GenerateCall,
+    Generated,
+    GeneratedMany,
+    GenerateMany,
+    GenerateResult,
+    PromptPath,
+)
 from serve_app.wire.load import LoadReport
 from serve_app.wire.methods import Method
-from serve_app.wire.tokens import TokenItem
+from serve_app.wire.tokens import Ending, TokenItem
 from tests.waiting import until
 
 CHAT = "@cf/pico/pico-instruct"
@@ -42,6 +49,8 @@ class Replicas:
     closed: list[tuple[str, str]] = field(default_factory=list)
     calls: list[tuple[str, str, GenerateCall]] = field(default_factory=list)
     settled: list[Settled] = field(default_factory=list)
+    # How many requests each call had that had several.
+    together: list[int] = field(default_factory=list)
     cancelled: int = 0
     # Replicas whose calls wait for ever after so many tokens.
     stuck: dict[str, int] = field(default_factory=dict)
@@ -62,8 +71,16 @@ class Replicas:
         await until(lambda: stream.next_offset >= produced)
 
     async def call(
-        self, _: ServedModel, method: Method, call: GenerateCall, stage: str, replica: str
-    ) -> GenerateResult:
+        self, _: ServedModel, method: Method, call: GenerateCall | GenerateMany, stage: str, replica: str
+    ) -> GenerateResult | GeneratedMany:
+        if isinstance(call, GenerateMany):
+            self.together.append(len(call.calls))
+            return GeneratedMany(
+                tuple(await asyncio.gather(*(self.generate(one, stage, replica, True) for one in call.calls)))
+            )
+        return await self.generate(call, stage, replica)
+
+    async def generate(self, call: GenerateCall, stage: str, replica: str, tells: bool = False) -> Generated:
         self.calls.append((stage, replica, call))
         sender = self.senders[replica]
         sender.open(call.id, call.inbox, call.resumed)
@@ -78,7 +95,10 @@ class Replicas:
             self.cancelled += 1
             raise
         sender.send([TokenItem(call.id, until, (), "length")])
-        return Generated("length", 0, PromptPath(), tuple(sender.undelivered(call.id)), replica)
+        ended = Generated("length", 0, PromptPath(), tuple(sender.undelivered(call.id)), replica)
+        if tells:
+            sender.ended(call.inbox, Ending(call.id, ended.encode()))
+        return ended
 
 
 @pytest.fixture
@@ -147,7 +167,7 @@ async def test_a_request_may_have_more_answers_than_a_worker_has_places(replicas
     usage = await asyncio.wait_for(ask(n=128), 60)
     assert usage.completion_tokens == 128 * len(ANSWER) and usage.prompt_tokens < 20
     seeds = [call.sampling.seed for _, _, call in made.calls]
-    assert len(seeds) == len(set(seeds)) == 128
+    assert len(seeds) == len(set(seeds)) == 128 and sum(made.together) >= 64
     # What is told of it: when it had a worker, that answers met their length, and how long one of them is.
     [settled] = made.settled
     assert 0 <= settled.queue_s <= settled.ttft_s <= settled.seconds
