@@ -7,15 +7,16 @@
     generate ─┘                            └─ the call's answer: all of them, at the end
 
 Nobody waits for a batch request's first token, so it waits a moment for others that go to the same worker. Other
-requests wait only where a call has just gone there: alone they lose nothing, and among many the worker takes them up in
-one step anyway. Each ends by itself. What the channel does not bring is in the call's answer, and a lost worker is the
-loss of all that are left.
+requests wait only where a call has just gone there and is under way: alone they lose nothing, and among many the worker
+takes them up in one step anyway. Each ends by itself. What the channel does not bring is in the call's answer, and a
+lost worker is the loss of all that are left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextvars import Context
 
 from serve_app.api.errors import OutOfCapacity
@@ -30,13 +31,12 @@ from serve_app.wire.methods import GENERATE, GENERATE_MANY
 
 log = logging.getLogger("ray.serve")
 
-# How long the first batch request of a bundle waits for others; how long after the last call to a worker the next one
-# goes (with 32 clients whose answers are one token, 4 to 7 requests are a call then); and how many go at once.
+# How long the first batch request of a bundle waits for others; how long after the last call to a worker, while it has
+# any, the next one goes (with 32 clients whose answers are one token, 4 to 7 requests are a call then); and how many go
+# at once.
 WAIT_S = 0.01
 APART_S = 0.004
 MOST = 64
-# Workers whose last call is remembered.
-REMEMBERED = 1024
 
 # A model, stage and replica, and whether it is for batches.
 _Key = tuple[str, str, str, bool]
@@ -62,9 +62,11 @@ class Bundles:
 
     def __init__(self, inbox: TokenInbox, call: Call) -> None:
         self._call = call
-        # Those that more may come to; of each request under way its bundle; and when the last one went (loop's time).
+        # Those that more may come to; of each request under way its bundle; and where calls are under way, how many and
+        # when the last one went (loop's time).
         self._open: dict[_Key, _Bundle] = {}
         self._bundle_of: dict[str, _Bundle] = {}
+        self._calls: Counter[_Key] = Counter()
         self._last: dict[_Key, float] = {}
         inbox.on_ended = self._ended
 
@@ -107,11 +109,15 @@ class Bundles:
         # Some may have been left meanwhile.
         bundle.calls = [call for call in bundle.calls if call.id in bundle.waiting]
         if bundle.calls:
-            self._last.pop(key, None)
+            self._calls[key] += 1
             self._last[key] = asyncio.get_running_loop().time()
-            if len(self._last) > REMEMBERED:
-                del self._last[next(iter(self._last))]
             bundle.task = asyncio.ensure_future(self._carry(bundle))
+            bundle.task.add_done_callback(lambda _: self._over(key))
+
+    def _over(self, key: _Key) -> None:
+        self._calls[key] -= 1
+        if not self._calls[key]:
+            del self._calls[key], self._last[key]
 
     async def _carry(self, bundle: _Bundle) -> None:
         calls, model, to = bundle.calls, bundle.model, bundle.to

@@ -131,12 +131,14 @@ async def test_in_real_time_the_first_goes_at_once_and_those_behind_it_together(
     assert len(world.calls) == 2
 
 
-async def test_workers_whose_last_call_is_remembered_are_few(world, monkeypatch):
-    monkeypatch.setattr("serve_app.gateway.backends.bundles.REMEMBERED", 3)
-    for number in range(9):
-        world.ask(f"{number}", to=Destination("decode", f"d{number % 5}", HERE), priority="realtime")
-    await until(lambda: len(world.calls) >= 5)
-    assert len(world.bundles._last) == 3
+async def test_nobody_waits_for_calls_that_are_over(world, monkeypatch):
+    monkeypatch.setattr("serve_app.gateway.backends.bundles.APART_S", 3600.0)
+    for name in "abc":
+        asked = world.ask(name, priority="realtime")
+        await until(lambda name=name: world.calls and world.calls[-1][1].id == name)
+        world.answers[-1].set_result(result(name))
+        assert await asked[name] == result(name)
+    assert not world.bundles._last and not world.bundles._calls
 
 
 async def test_an_end_that_a_broken_connection_has_lost_is_told_again(world):
