@@ -52,7 +52,7 @@ class Stream:
     is new.
     """
 
-    def __init__(self, inbox: TokenInbox, stream_id: str, start: int, replica: str) -> None:
+    def __init__(self, inbox: TokenInbox, stream_id: str, start: int, replica: str = "") -> None:
         self.stream_id = stream_id
         self.replica = replica
         self.next_offset = start

@@ -9,7 +9,9 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "cpu"
@@ -67,11 +69,12 @@ def cache_key(compiler: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def build(*, timeout: float = 180.0) -> Path:
+def build(*, timeout: float = 600.0) -> Path:
     """Path of the compiled library, building it if this machine has none yet.
 
     Safe between processes: a file lock lets one compile while the others wait for its result, and the library
-    appears by an atomic rename. ``timeout`` (seconds) bounds one compilation. Raises :class:`BuildError`.
+    appears by an atomic rename. ``timeout`` (seconds) bounds the compilation of one
+    source. Raises :class:`BuildError`.
     """
     compiler = find_compiler()
     directory = cache_root() / cache_key(compiler)
@@ -90,26 +93,39 @@ def build(*, timeout: float = 180.0) -> Path:
 
 
 def _compile(compiler: str, library: Path, timeout: float) -> None:
-    sources = [str(p) for p in sorted(SOURCES.glob("*.cpp"))]
-    partial = library.with_name(f"{LIBRARY}.{os.getpid()}.tmp")
     started, said = time.monotonic(), ""
     print("serve-app: compiling CPU kernels (once per machine) ...", file=sys.stderr, flush=True)
-    try:
+    with tempfile.TemporaryDirectory(prefix="building-", dir=library.parent) as folder:
         for variant in _VARIANTS:
-            command = [compiler, *flags(), *variant, *sources, "-o", str(partial)]
+            command = [compiler, *flags(), *variant]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+                failed = _objects(command, Path(folder), timeout) or _run(
+                    [*command, *map(str, sorted(Path(folder).glob("*.o"))), "-o", f"{folder}/{LIBRARY}"], timeout
+                )
             except subprocess.TimeoutExpired as error:
                 raise BuildError(f"{compiler} took longer than {timeout:.0f} s") from error
-            if done.returncode == 0:
-                os.replace(partial, library)
-                print(
-                    f"serve-app: CPU kernels ready in {time.monotonic() - started:.1f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if not failed:
+                os.replace(f"{folder}/{LIBRARY}", library)
+                took = time.monotonic() - started
+                print(f"serve-app: CPU kernels ready in {took:.1f} s", file=sys.stderr, flush=True)
                 return
-            said = said or next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-    finally:
-        partial.unlink(missing_ok=True)
+            said = said or next((line for line in failed.splitlines() if "error" in line), failed[:200])
     raise BuildError(f"{compiler} failed: {said}")
+
+
+def _objects(command: list[str], folder: Path, timeout: float) -> str:
+    """Compiles each source on a core of its own; what the compiler said of the first that it refused, or nothing."""
+    # The largest takes longest, so it begins first.
+    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()) as cores:
+        runs = [
+            cores.submit(_run, [*command, "-c", str(one), "-o", str(folder / f"{one.stem}.o")], timeout)
+            for one in sources
+        ]
+        return next(filter(None, (run.result() for run in runs)), "")
+
+
+def _run(command: list[str], timeout: float) -> str:
+    """What a compiler that fails says, and nothing of one that does not. Raises :class:`subprocess.TimeoutExpired`."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return "" if done.returncode == 0 else done.stderr or f"status {done.returncode}"
