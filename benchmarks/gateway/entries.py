@@ -36,8 +36,8 @@ WIDTH = 32
 # Of requests one after another, for which the end is measured.
 ALONE = 300
 TARGET_MS = 1.0
-# Of what a gateway takes for a whole answer in all (`benchmarks gateway`: CPU of its process by requests, 2 cores of
-# AMD EPYC).
+# Of what our own code takes of a gateway for a whole answer (`benchmarks/results/gateway-cpu-2026-11-21.md`): a strict
+# measure, since the process with Serve and HTTP takes several times as much (`benchmarks tracing` measures that).
 TARGET_PERCENT = 3.0
 REQUEST_US = 340.0
 

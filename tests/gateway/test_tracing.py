@@ -133,6 +133,21 @@ def test_a_request_becomes_the_spans_of_its_stages(receiver):
     exporting.close()
 
 
+@pytest.mark.parametrize("value", [0, 1, 127, 128, 16_383, 16_384, (1 << 40) + 3, (1 << 63) - 1, -1, 1.5])
+def test_a_number_is_written_as_the_library_writes_it(value):
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+    from serve_app.gateway.tracing.spans import _number
+
+    span = Span()
+    told = span.attributes.add(key="gen_ai.usage.output_tokens")
+    if isinstance(value, int):
+        told.value.int_value = value
+    else:
+        told.value.double_value = value
+    assert _number("gen_ai.usage.output_tokens", value) == span.SerializeToString()
+
+
 def test_without_a_hand_over_prefill_lasts_until_the_first_token(receiver):
     exporting = tracing()
     exporting.ended(ended(handover=False))

@@ -19,7 +19,7 @@ from serve_app.api.errors import InvalidInput, WorkersLost
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.gateway.backends.bundles import Bundles
 from serve_app.gateway.dispatch.dispatcher import Dispatcher
-from serve_app.gateway.dispatch.ticket import Ticket
+from serve_app.gateway.dispatch.ticket import Destination, Ticket
 from serve_app.gateway.resume.log import ChoiceTokens
 from serve_app.kv.cached_tokens import SOURCES
 from serve_app.sampling_params import PromptLogprobs
@@ -152,10 +152,11 @@ class Attempts:
         self, job: Job, sent: GenerateCall, told: list[PromptLogprobs]
     ) -> AsyncGenerator[TokenItem, None]:
         """Follows one attempt: frames as they come, and from the unary call how it ended and what was not delivered."""
-        stream = self._inbox.open_stream(sent.id, sent.resumed, job.dispatcher.destination(job.ticket).replica)
+        to = job.dispatcher.destination(job.ticket)
+        stream = self._inbox.open_stream(sent.id, sent.resumed, to.replica)
         one = self._running[sent.id] = _Attempt(job, stream, time.monotonic())
         job.work.hold()
-        call = asyncio.ensure_future(self._complete(job, sent, stream, told))
+        call = asyncio.ensure_future(self._complete(job, sent, to, stream, told))
         if self._ask_all is not None and (self._watch is None or self._watch.done()):
             # Nothing of the request that happens to be the first belongs to it.
             self._watch = asyncio.get_running_loop().create_task(self._watched(), context=Context())
@@ -202,9 +203,10 @@ class Attempts:
             if not fresh:
                 await asyncio.sleep(CHANNEL_CHECK_S if stream.connected else CHANNEL_PATIENCE_S)
 
-    async def _complete(self, job: Job, sent: GenerateCall, stream: Stream, told: list[PromptLogprobs]) -> None:
+    async def _complete(
+        self, job: Job, sent: GenerateCall, to: Destination, stream: Stream, told: list[PromptLogprobs]
+    ) -> None:
         try:
-            to = job.dispatcher.destination(job.ticket)
             whole = replace(sent, prefill=to.prefill)
             if self._bundles.takes(whole, to):
                 result = await self._bundles.generate(job.model, whole, to)

@@ -216,7 +216,13 @@ def _standing(name: str, kind: Span.SpanKind.ValueType, flags: int, words: Words
 
 
 def _number(name: str, value: int) -> bytes:
-    """A span's attribute that counts something, 0 or more."""
+    """A span's attribute that counts something. What is no count goes the library's way: one wrong record must not end
+    all that are sent with it.
+    """
+    if type(value) is not int or value < 0:
+        span = Span()
+        _tell(span, {name: value})
+        return span.SerializeToString()
     low = []
     while value > 127:
         low.append(value & 127 | 128)
