@@ -4,7 +4,7 @@ A step's masks are computed in a thread of their own while the forward pass runs
 
     masking = masks.begin(step.scheduled)   # row j of a request: after its output and its first j drafts
     logits  = forward(batch)
-    sample(logits, rows, masking.mask(device))
+    sample(logits, rows, masking.mask())
     masking.settle(sampled)                 # the grammars read what was drawn; one that is complete ends its request
 """
 
@@ -17,13 +17,13 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from serve_app.engine.drafts import accept
 from serve_app.engine.request import FINISH_REFUSED, FINISH_STOP, Request
 from serve_app.engine.step import Sampled, Scheduled
+from serve_app.kernels.masking import mask_logits
 
 
 class Constraint(Protocol):
@@ -76,55 +76,35 @@ class Grammars(Protocol):
 
 @dataclass(slots=True)
 class Mask:
-    """``bias`` [C, >= V] float32, 0 or minus infinity, for rows ``rows`` of the logits."""
+    """``bits`` [C, words] int32 for rows ``rows`` of the logits, lowest token first; a zero forbids."""
 
     rows: list[int]
-    bias: Tensor
+    bits: NDArray[np.int32]
 
     def apply(self, logits: Tensor) -> None:
         """Makes ``logits`` [S, V] float32 minus infinity where a token is forbidden, in place."""
-        bias = self.bias[:, : logits.shape[1]]
-        if len(self.rows) == len(logits):
-            logits.add_(bias)
-        else:
-            logits.index_add_(0, torch.tensor(self.rows, dtype=torch.int64, device=logits.device), bias)
-
-
-# What each byte of a mask adds to the logits of its eight tokens.
-_BIAS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
-_BIAS = _BIAS.astype(np.float32)
-
-
-def mask_bias(bits: NDArray[np.int32], device: torch.device) -> Tensor:
-    """Bits [C, words] as float32 [C, words * 32] on ``device``: what to add to logits, minus infinity for a zero."""
-    if device.type == "cpu":
-        return torch.from_numpy(_BIAS.take(bits.view(np.uint8), axis=0).reshape(len(bits), -1))
-    # As many times fewer bytes to move as a number has bits.
-    packed = torch.from_numpy(bits).to(device, non_blocking=True)
-    shifts = torch.arange(32, dtype=torch.int32, device=device)
-    allowed = ((packed.unsqueeze(-1) >> shifts) & 1).flatten(1).bool()
-    return torch.zeros(allowed.shape, device=device).masked_fill_(~allowed, -torch.inf)
-
-
-Fill = Callable[[], NDArray[np.int32] | Tensor]
+        mask_logits(logits, self.rows, self.bits)
 
 
 class Masking:
     """The masks of one step, under way."""
 
     def __init__(
-        self, items: list[tuple[int, Scheduled]], rows: list[int], fill: Fill, thread: ThreadPoolExecutor
+        self,
+        items: list[tuple[int, Scheduled]],
+        rows: list[int],
+        fill: Callable[[], NDArray[np.int32]],
+        thread: ThreadPoolExecutor,
     ) -> None:
         self._items = items
         self._rows = rows
         self._fill = fill
         self._filling = thread.submit(fill)
 
-    def mask(self, device: torch.device) -> Mask:
+    def mask(self) -> Mask:
         """Waits for the masks. The rows are those of the step's logits."""
         # On a busy machine the thread may not have had its turn.
-        found = self._fill() if self._filling.cancel() else self._filling.result()
-        return Mask(self._rows, found if isinstance(found, Tensor) else mask_bias(found, device))
+        return Mask(self._rows, self._fill() if self._filling.cancel() else self._filling.result())
 
     def settle(self, sampled: list[Sampled]) -> None:
         """Lets the grammars read what was drawn; ``sampled`` is aligned with the step's requests and changed here."""
@@ -163,8 +143,8 @@ class Masks:
             output = request.tokens[request.prompt_len :]
             request.constraint = self._grammars.matcher(request.sampling.grammar, output)
 
-    def begin(self, scheduled: list[Scheduled], device: torch.device) -> Masking | None:
-        """Starts on the masks of a step's rows, for logits on ``device``; None where no request has a grammar."""
+    def begin(self, scheduled: list[Scheduled]) -> Masking | None:
+        """Starts on the masks of a step's rows; None where no request has a grammar."""
         items: list[tuple[int, Scheduled]] = []
         wanted: list[MaskRows] = []
         rows: list[int] = []
@@ -178,11 +158,7 @@ class Masks:
             at += item.samples
         if not items:
             return None
-        return Masking(items, rows, partial(self._fill, wanted, len(rows), device), self._thread)
-
-    def _fill(self, wanted: list[MaskRows], rows: int, device: torch.device) -> NDArray[np.int32] | Tensor:
-        bits = self._grammars.fill(wanted, rows)
-        return mask_bias(bits, device) if device.type == "cpu" else bits
+        return Masking(items, rows, partial(self._grammars.fill, wanted, len(rows)), self._thread)
 
 
 def allowed_draft(request: Request, draft: list[int]) -> list[int]:

@@ -58,7 +58,7 @@ class Runner:
         batch = build_batch(step.scheduled, self.kv)
         if self.observer is not None:
             batch.capture = Capture(self.observer.layers)
-        masking = self.masks.begin(step.scheduled, self.kv.device) if self.masks is not None else None
+        masking = self.masks.begin(step.scheduled) if self.masks is not None else None
         logits = self.forward(batch)
         if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
             self.observer.observe(step.scheduled, batch.capture.states)
@@ -75,7 +75,7 @@ class Runner:
         rows = [row for item in step.scheduled for row in sample_rows(item)]
         if not rows:
             return [Sampled([]) for _ in step.scheduled]
-        token_ids, logprobs = sample(logits, rows, masking.mask(logits.device) if masking is not None else None)
+        token_ids, logprobs = sample(logits, rows, masking.mask() if masking is not None else None)
         results, at = [], 0
         for item in step.scheduled:
             chosen = slice(at, at + item.samples)

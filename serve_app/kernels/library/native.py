@@ -20,6 +20,7 @@ _WRITE = struct.Struct("4P8q")
 _NORM = struct.Struct("3P6qd")
 _LINEAR = struct.Struct("4P4q")
 _ADAPT = struct.Struct("4P6q")
+_MASK = struct.Struct("3P4q")
 _TYPES = (torch.float32, torch.bfloat16)
 _REASONS = {
     2: "query_start, seq_lens and block_tables contradict each other",
@@ -44,6 +45,7 @@ class Library:
     decoder: Callable[[bytes], int]
     linear: Callable[[bytes], int]
     adapt: Callable[[bytes], int]
+    mask: Callable[[bytes], int]
     pack: Callable[..., None]
     survey_compact: Callable[..., None]
     pack_compact: Callable[..., None]
@@ -59,7 +61,7 @@ def open_library(path: Path) -> Library:
     handle = ctypes.CDLL(str(path))  # CDLL releases the GIL during calls
     functions = (
         handle.paged_attention, handle.write_kv, handle.rms_norm, handle.decoder_step, handle.linear,
-        handle.adapt_linear,
+        handle.adapt_linear, handle.mask_logits,
     )  # fmt: skip
     for function in functions:
         function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
@@ -227,3 +229,17 @@ def adapt(lib: Library, deltas: int, places: int, lanes: int, adapters: Tensor, 
     )  # fmt: skip
     if code:
         raise ValueError(f"the linear refused its input: {_LINEAR_REASONS[code]}")
+
+
+def mask_logits(lib: Library, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """Makes ``logits`` [S, V] float32, contiguous, minus infinity in ``rows`` [C] int64 where ``bits`` [C, words] int32,
+    contiguous, are zero, lowest token first. The rows are the caller's to check. Raises ValueError.
+    """
+    count, words = bits.shape
+    code = lib.mask(
+        _MASK.pack(
+            logits.data_ptr(), rows.data_ptr(), bits.data_ptr(), count, logits.shape[1], words, threads(lib),
+        )
+    )  # fmt: skip
+    if code:
+        raise ValueError(f"a mask of {32 * words} tokens for {logits.shape[1]} logits")
