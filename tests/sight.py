@@ -25,13 +25,20 @@ from transformers import (
     Mistral3ForConditionalGeneration,
     MistralConfig,
     PixtralVisionConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     SiglipVisionConfig,
 )
 
 from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.models.loading.miniature import randomise
 
-MARKS = ["<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<image_soft_token>", "<end_of_image>"]
+MARKS = [
+    "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<image_soft_token>", "<end_of_image>",
+    "<|vision_start|>", "<|image_pad|>", "<|vision_end|>",
+]  # fmt: skip
 # The shipped tokenizer's, before the marks.
 OWN = 6144
 TEXT = {
@@ -45,13 +52,17 @@ TEMPLATE = (
     "{% for p in m.content %}{% if p.type == 'image' %}MARK{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-FAMILIES = ("llava", "mistral3", "gemma3")
+# Positions are three numbers, which follow from a picture's grid.
+TURNING = ("qwen2_vl", "qwen2_5_vl")
+FAMILIES = ("llava", "mistral3", "gemma3", *TURNING)
 # What each template writes for a picture.
-MARK = {"llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>"}
+MARK = {"llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>"} | dict.fromkeys(
+    TURNING, "<|vision_start|><|image_pad|><|vision_end|>"
+)
 
 
-def write(path: Path, family: str, seed: int = 0) -> Path:
-    """A random float32 checkpoint of ``family`` in ``path``."""
+def write(path: Path, family: str, seed: int = 0, **sizes: Any) -> Path:
+    """A random float32 checkpoint of ``family`` in ``path``; ``sizes`` of one of Qwen's in place of those of `TEXT`."""
     torch.manual_seed(seed)
     ends = {n: TEXT[n] for n in ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")}
     if family == "llava":
@@ -77,6 +88,8 @@ def write(path: Path, family: str, seed: int = 0) -> Path:
         settings = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 64, "width": 64},
                     "image_seq_length": 16}  # fmt: skip
         processor = {"processor_class": "Gemma3Processor", "image_seq_length": 16}
+    elif family in TURNING:
+        model, settings, processor = _turning(family, ends, sizes)
     else:
         seen = PixtralVisionConfig(**SEES, head_dim=8, image_size=64, patch_size=4)
         config = Mistral3Config(
@@ -95,6 +108,29 @@ def write(path: Path, family: str, seed: int = 0) -> Path:
     (path / "processor_config.json").write_text(json.dumps(processor))
     write_tokenizer(path, MARK[family])
     return path
+
+
+def _turning(family: str, ends: dict[str, Any], sizes: dict[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A model of Qwen's, the settings of its processor of pictures, and of all of it."""
+    text = {**TEXT, **sizes}
+    half = text["hidden_size"] // text["num_attention_heads"] // 2
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4,
+                               "mrope_section": [half - 2 * (3 * half // 8), *[3 * half // 8] * 2]}  # fmt: skip
+    del text["head_dim"]  # they have none of their own
+    shared = {"image_token_id": OWN + 8, "vision_start_token_id": OWN + 7, "vision_end_token_id": OWN + 9,
+              "video_token_id": OWN + 12, "text_config": text, **ends}  # fmt: skip
+    seen: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2}
+    if family == "qwen2_vl":
+        seen |= {"embed_dim": 32, "hidden_size": text["hidden_size"], "mlp_ratio": 2}
+        model: Any = Qwen2VLForConditionalGeneration(Qwen2VLConfig(vision_config=seen, **shared))
+    else:
+        # Windows of 2 by 2 merged patches in the first layer.
+        seen |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": text["hidden_size"], "window_size": 16,
+                 "fullatt_block_indexes": [1]}  # fmt: skip
+        model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(vision_config=seen, **shared))
+    settings = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
+                "min_pixels": 256, "max_pixels": 3600}  # fmt: skip
+    return model, settings, {"processor_class": "Qwen2_5_VLProcessor" if family == "qwen2_5_vl" else "Qwen2VLProcessor"}
 
 
 def write_tokenizer(path: Path, mark: str) -> None:
@@ -131,7 +167,7 @@ class Truth:
         more = {"patch_size": {"height": self.merged, "width": self.merged}} if self.merged else {}
         images = [Image.open(BytesIO(file)).convert("RGB") for file in files]
         found = self.processor(images=images, return_tensors="pt", **more)
-        return {name: found[name] for name in ("pixel_values", "image_sizes") if name in found}
+        return {name: found[name] for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in found}
 
     def __call__(self, ids: list[int], files: list[bytes], count: int) -> list[int]:
         """The first ``count`` tokens of the answer, greedily."""
@@ -139,6 +175,8 @@ class Truth:
         more = self.seen(files) if files else {}
         if self.model.config.model_type == "gemma3":
             more["token_type_ids"] = (given == self.model.config.image_token_id).long()
+        if self.model.config.model_type in TURNING:
+            more["mm_token_type_ids"] = (given == self.model.config.image_token_id).long()
         with torch.inference_mode():
             out = self.model.generate(
                 input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False,

@@ -30,7 +30,8 @@ class EmbeddedSpan:
     placeholders cannot tell apart. ``read()`` gives the values [count, hidden], which stand where the model's embedding
     layer would have put its own; it is asked in the engine's thread, when a step computes some of these tokens, and so
     never for a span that is found in a cache. ``whole``: its tokens see each other in both directions, so a step that
-    computes some of them goes on to its end.
+    computes some of them goes on to its end. ``grid``: rows and columns that they lie in, row by row, where positions
+    follow from that (:mod:`serve_app.engine.positions`).
     """
 
     start: int
@@ -38,6 +39,7 @@ class EmbeddedSpan:
     digest: bytes
     read: Callable[[], Tensor]
     whole: bool = False
+    grid: tuple[int, int] | None = None
 
     @property
     def end(self) -> int:

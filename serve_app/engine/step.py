@@ -19,6 +19,7 @@ from torch import Tensor
 from serve_app.engine.blocks import BLOCK_TOKENS
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.kv_cache import KVCache
+from serve_app.engine.positions import place_batch
 from serve_app.engine.request import EmbeddedSpan, Request
 from serve_app.engine.scores import Scores
 from serve_app.kernels.linear.tiles import Tiles
@@ -186,12 +187,12 @@ class Batch:
         rows       0          1          2      3              4     5     6
         query_start = [0, 3, 4, 7]      sample_rows = [2, 3, 4, 5, 6]
 
-    Query i of a request with q queries stands at position ``seq_len - q + i``; the K/V of the batch's own tokens are
-    written to ``slots`` before anything is attended to.
+    Query i of a request with q queries is its token ``seq_len - q + i`` and sees no later ones; the K/V of the batch's
+    own tokens are written to ``slots`` before anything is attended to.
     """
 
     input_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, what rotary embeddings turn by; see `axes`
     slots: Tensor  # [T] int64, block * 32 + offset
     query_start: Tensor  # [R+1] int32
     seq_lens: Tensor  # [R] int32
@@ -206,6 +207,7 @@ class Batch:
     embeddings: InputEmbeddings | None = None
     extended: Tensor | None = None  # [T] bool: the token's request is longer than the model's original context
     ends: Tensor | None = None  # [T] int32: keys that each row sees, where some see beyond their own position
+    axes: Tensor | None = None  # [3, T] int64: time, row and column, where some token's differ (engine.positions)
     adapters: Tensor | None = None  # [T] int64, the adapter of each row, 0 for none; None if no request has one
     # The same as kernels on a device want it, of all rows and of the sampled ones; worked out in each forward pass.
     tiles: Tiles | None = None
@@ -238,8 +240,9 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
     seq_lens = (starts + counts).astype(np.int32)
 
     extended = np.array([s.request.extended for s in scheduled])
+    turned, axes = place_batch(scheduled, query_start, positions)
 
-    arrays = [input_ids, positions, slots, query_start, seq_lens, tables, sample_rows.astype(np.int64)]
+    arrays = [input_ids, turned, slots, query_start, seq_lens, tables, sample_rows.astype(np.int64)]
     ids, where, places, borders, lengths, blocks, rows = to_device(arrays, kv.device)
     return Batch(
         input_ids=ids,
@@ -257,6 +260,7 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         extended=to_device([extended[row]], kv.device)[0] if extended.any() else None,
         embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
         ends=_ends(scheduled, query_start, positions, kv.device),
+        axes=None if axes is None else to_device([axes], kv.device)[0],
         adapters=_adapters(scheduled, row, kv.device) if any(s.request.adapter for s in scheduled) else None,
     )
 

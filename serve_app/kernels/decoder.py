@@ -148,7 +148,8 @@ def _places(layers: list[DecoderLayer], head: LinearWeight, places: int) -> Plac
 
 
 class Decoder:
-    """A packed decoder. ``rotary(positions)`` gives cos and sin [positions, rotary_dim / 2] float32 for 0 and up.
+    """A packed decoder. ``rotary(positions)`` gives cos and sin [positions, rotary_dim / 2] float32 for 0 and up,
+    ``rotary_rows(axes)`` [T, rotary_dim / 2] for rows that ``batch.axes`` places.
 
     bfloat16 weights are packed into 12 bits, which changes no result, where that saves time (``compact`` None) or where
     told to. With ``places`` rows may have adapters, which are put into :attr:`adapters`: for each layer those of qkv,
@@ -167,9 +168,10 @@ class Decoder:
         *,
         compact: bool | None = None,
         places: int = 0,
+        rotary_rows: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self._library = library
-        self._rotary = rotary
+        self._rotary, self._rotary_rows = rotary, rotary_rows
         self._positions = 0
         # int64 [5] nanoseconds per part of the pass (see PARTS), added up while this is set.
         self.times: np.ndarray | None = None
@@ -222,18 +224,25 @@ class Decoder:
             capture.states = torch.empty(states, dtype=torch.bfloat16)
         embedded, given = self._given(batch) if batch.embeddings is not None else (None, None)
         adapters = self.adapters if batch.adapters is not None else None
+        positions, cos, sin, table = batch.positions, self._cos, self._sin, self._positions
+        if batch.axes is not None and self._rotary_rows is not None:
+            # A table of the batch's own, in which each row has its place.
+            cos, sin = self._rotary_rows(batch.axes)
+            table = len(positions)
+            self._check_table(table, cos, sin)
+            positions = torch.arange(table)
         code = self._library.decoder(
             _STEP.pack(
-                self._model, plane.data_ptr(), batch.input_ids.data_ptr(), batch.positions.data_ptr(),
+                self._model, plane.data_ptr(), batch.input_ids.data_ptr(), positions.data_ptr(),
                 batch.slots.data_ptr(), batch.query_start.data_ptr(), batch.seq_lens.data_ptr(),
-                batch.block_tables.data_ptr(), batch.sample_rows.data_ptr(), self._cos.data_ptr(), self._sin.data_ptr(),
+                batch.block_tables.data_ptr(), batch.sample_rows.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                 logits.data_ptr(), 0 if self.times is None else self.times.ctypes.data,
                 layers.ctypes.data, 0 if capture is None else capture.states.data_ptr(),
                 0 if embedded is None else embedded.data_ptr(), 0 if given is None else given.data_ptr(),
                 0 if adapters is None else batch.adapters.data_ptr(),
                 0 if adapters is None else adapters.records.ctypes.data,
                 plane.shape[2], batch.input_ids.shape[0], batch.seq_lens.shape[0],
-                batch.block_tables.stride(0), samples, self._positions, self.threads, len(layers),
+                batch.block_tables.stride(0), samples, table, self.threads, len(layers),
                 0 if given is None else given.shape[0],
                 0 if adapters is None else adapters.places, 0 if adapters is None else adapters.lanes,
             )
@@ -256,9 +265,12 @@ class Decoder:
     def _extend_rotary(self, positions: int) -> None:
         self._positions = max(1024, 1 << (positions - 1).bit_length())
         self._cos, self._sin = self._rotary(self._positions)
-        half = (self._positions, self.shape.rotary_dim // 2)
-        if self._cos.shape != half or self._sin.shape != half:
-            raise ShapeMismatch(f"the rotary table is {list(self._cos.shape)}, expected {list(half)}")
+        self._check_table(self._positions, self._cos, self._sin)
+
+    def _check_table(self, rows: int, cos: Tensor, sin: Tensor) -> None:
+        half = (rows, self.shape.rotary_dim // 2)
+        if cos.shape != half or sin.shape != half:
+            raise ShapeMismatch(f"the rotary table is {list(cos.shape)}, expected {list(half)}")
 
     def _hold(self, record: bytes) -> int:
         buffer = ctypes.create_string_buffer(record, len(record))

@@ -102,11 +102,13 @@ def _digest(label: bytes, *values: bytes) -> bytes:
     return digest.digest()
 
 
-def media_parts(digest: bytes, places: Sequence[tuple[int, int]]) -> Media:
-    """The runs of placeholders, (first token, count) each, that stand for one file: each has a name of its own."""
+def media_parts(digest: bytes, places: Sequence[tuple[int, int]], grid: tuple[int, int] | None = None) -> Media:
+    """The runs of placeholders, (first token, count) each, that stand for one file: each has a name of its own, with
+    its ``grid`` where positions follow from that."""
     found, at = [], 0
+    laid = b"" if grid is None else b"".join(side.to_bytes(4, "little") for side in grid)
     for first, count in places:
-        found.append((first, first + count, digest + at.to_bytes(4, "little")))
+        found.append((first, first + count, digest + at.to_bytes(4, "little") + laid))
         at += count
     return found
 

@@ -1,8 +1,9 @@
 """Pictures to the embeddings that stand in a prompt: the part of a model that looks, transformers' own.
 
-The rest of a model of :data:`KNOWN` is a plain decoder. Its pictures' features take the places of placeholder tokens,
-positions count on through them, and attention stays causal, or sees a whole picture at once
-(:mod:`serve_app.models.spanned`). Families that do otherwise are not in the list, and their pictures are refused.
+The rest of a model of :data:`KNOWN` is a plain decoder. Its pictures' features take the places of placeholder tokens.
+Positions count on through them, or follow from the picture's grid (:mod:`serve_app.engine.positions`); attention stays
+causal, or sees a whole picture at once (:mod:`serve_app.models.spanned`). Families that do otherwise are not in the
+list, and their pictures are refused.
 """
 
 from __future__ import annotations
@@ -14,32 +15,50 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# By `model_type`. Qwen2-VL and later have three positions a token, Llama 3.2 reads pictures in layers of its own, Llama
-# 4 cuts them into tiles.
-KNOWN = frozenset({"llava", "mistral3", "gemma3"})
+# By `model_type`. Llama 3.2 reads pictures in layers of its own, Llama 4 cuts them into tiles.
+KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl"})
 # The tokens of one picture attend to each other in both directions.
 WHOLE = frozenset({"gemma3"})
 
 
 @dataclass(slots=True)
+class Seen:
+    """What a picture has become: ``features`` [places, hidden] in the model's dtype, and the rows and columns of these
+    where the model's positions follow from them."""
+
+    features: Tensor
+    grid: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
 class PictureEncoder:
     """``options``: what the model's image processor is told beside its own configuration. ``whole``: see
-    :class:`serve_app.engine.request.EmbeddedSpan`."""
+    :class:`serve_app.engine.request.EmbeddedSpan`. ``merged``: patches to a side of what becomes one feature, for
+    models whose positions follow from the grid of these; 0 for others."""
 
     module: Any
     options: dict[str, Any]
     whole: bool = False
+    merged: int = 0
 
     @torch.inference_mode()
-    def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Tensor]:
-        """Of each picture, as the processor makes it and all of one shape, the features [places, hidden] in the model's
-        dtype."""
+    def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Seen]:
+        """Of each picture, as the processor makes it and all of one shape, what it becomes."""
         device, dtype = self.module.device, self.module.dtype
-        names = [name for name in ("pixel_values", "image_sizes") if name in pictures[0]]
+        names = [name for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in pictures[0]]
         batch = {name: torch.stack([picture[name] for picture in pictures]).to(device) for name in names}
         batch["pixel_values"] = batch["pixel_values"].to(dtype)
-        found = self.module.model.get_image_features(**batch, return_dict=True).pooler_output
-        return [features.to(dtype) for features in found]
+        if self.merged:
+            batch["pixel_values"] = batch["pixel_values"].flatten(0, 1)
+        found = self.module.model.get_image_features(**batch, return_dict=True)
+        grids: list[tuple[int, int] | None] = [None] * len(pictures)
+        if self.merged:
+            grids = [(rows // self.merged, columns // self.merged) for _, rows, columns in _sides(pictures)]
+        return [Seen(features.to(dtype), grid) for features, grid in zip(found.pooler_output, grids, strict=True)]
+
+
+def _sides(pictures: Sequence[dict[str, Tensor]]) -> list[list[int]]:
+    return [picture["image_grid_thw"].tolist() for picture in pictures]
 
 
 def picture_encoder(module: nn.Module) -> PictureEncoder | None:
@@ -48,10 +67,12 @@ def picture_encoder(module: nn.Module) -> PictureEncoder | None:
     if config.model_type not in KNOWN:
         return None
     owner: Any = module
+    tower = owner.get_encoder(modality="image")
     # The paged attention is the decoder's; pictures have no cache.
-    owner.model.vision_tower.set_attn_implementation("sdpa")
+    tower.set_attn_implementation("sdpa")
     options: dict[str, Any] = {}
     if config.vision_config.model_type == "pixtral":
         side = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
         options["patch_size"] = {"height": side, "width": side}
-    return PictureEncoder(module, options, config.model_type in WHOLE)
+    merged = tower.spatial_merge_size if hasattr(owner.model, "get_rope_index") else 0
+    return PictureEncoder(module, options, config.model_type in WHOLE, merged)

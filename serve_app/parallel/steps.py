@@ -73,6 +73,7 @@ def describe(batch: Batch) -> RankStep:
         batch.max_seq_len, batch.total_seq_len, batch.decodes,
         b"" if batch.extended is None else _bytes(batch.extended), rows, values,
         b"" if batch.ends is None else _bytes(batch.ends), b"" if batch.adapters is None else _bytes(batch.adapters),
+        b"" if batch.axes is None else _bytes(batch.axes),
     )  # fmt: skip
 
 
@@ -104,6 +105,7 @@ def understand(step: RankStep, kv: KVCache, dtype: torch.dtype) -> Batch:
         embeddings=embeddings,
         ends=tensor(step.ends, torch.int32) if step.ends else None,
         adapters=tensor(step.adapters, torch.int64) if step.adapters else None,
+        axes=tensor(step.axes, torch.int64).view(3, -1) if step.axes else None,
     )
 
 

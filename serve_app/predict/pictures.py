@@ -43,10 +43,17 @@ class Pictures:
             raise BadInput(f"image: {refused}.") from None
         found = self.processor(images=Image.fromarray(pixels), return_tensors="pt", **self._options)
         tensors = {name: tensor[0] for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+        if "image_grid_thw" in tensors:  # a picture is as many rows of pixels as it has patches
+            tensors["pixel_values"] = found["pixel_values"]
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(tensors.items()))
         made = asked(*pixels.shape[:2]) if asked is not None else None
-        size = max(1, max(t.shape[-1] * t.shape[-2] for t in tensors.values() if t.ndim > 1) // PATCH)
-        return Item(tensors, size, kind=shapes, asked=made, units={"images": 1})
+        return Item(tensors, _patches(tensors), kind=shapes, asked=made, units={"images": 1})
+
+
+def _patches(tensors: dict[str, torch.Tensor]) -> int:
+    if "image_grid_thw" in tensors:
+        return len(tensors["pixel_values"])
+    return max(1, max(t.shape[-1] * t.shape[-2] for t in tensors.values() if t.ndim > 1) // PATCH)
 
 
 def stacked(items: Any, model: Any) -> dict[str, torch.Tensor]:

@@ -2,8 +2,8 @@
 
 How many follows from the picture's size by the rules of the model's processor. Those are code of transformers, which a
 gateway does not import, so the rules of the families that are served stand here, and a worker compares each number with
-what its encoder gives. Sources: `processing_llava.py`, `processing_pixtral.py` and `processing_gemma3.py` of
-transformers 5.
+what its encoder gives. Sources: `processing_llava.py`, `processing_pixtral.py`, `processing_gemma3.py` and
+`image_processing_qwen2_vl.py` of transformers 5.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from typing import Any
 import numpy as np
 
 from serve_app.api.errors import InvalidInput
+
+# Of the longer side to the shorter: what Qwen's processors take at most.
+MAX_ASPECT = 200
 
 Places = tuple[tuple[int, int], ...]
 
@@ -39,10 +42,12 @@ class Picture:
 
 @dataclass(slots=True, frozen=True)
 class Placed:
-    """``places``: (first token, count) of each run of placeholders that its features stand for, in their order."""
+    """``places``: (first token, count) of each run of placeholders that its features stand for, in their order.
+    ``grid``: rows and columns of these, where the positions of what follows depend on it."""
 
     picture: Picture
     places: Places
+    grid: tuple[int, int] | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,9 +59,17 @@ class PictureRule(ABC):
     placeholder: str
     token: int
 
+    @property
+    def turns(self) -> bool:
+        """Whether positions of tokens depend on the grids of pictures (`serve_app.engine.positions`)."""
+        return False
+
     @abstractmethod
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of features of a picture."""
+        """Rows and columns of features of a picture; none where its processor refuses it."""
+
+    def tokens_of(self, picture: Picture) -> int:
+        return math.prod(self.grid(picture.width, picture.height))
 
     def written(self, picture: Picture) -> str:
         """What stands in the prompt in the mark's place."""
@@ -66,7 +79,7 @@ class PictureRule(ABC):
     def expand(self, text: str, pictures: Sequence[Picture]) -> str:
         """A rendered prompt with what its marks stand for. Raises `InvalidInput` where they are not as many."""
         for picture in pictures:
-            if not math.prod(self.grid(picture.width, picture.height)):
+            if not self.tokens_of(picture):
                 told = f"A picture of {picture.width} by {picture.height} pixels is too thin for this model; cut it."
                 raise InvalidInput(told, param="messages")
         pieces = text.split(self.mark)
@@ -81,7 +94,7 @@ class PictureRule(ABC):
     def place(self, ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Placed, ...]:
         """Where the pictures' placeholders lie among the prompt's tokens."""
         at = np.flatnonzero(ids == self.token)
-        sizes = [math.prod(self.grid(picture.width, picture.height)) for picture in pictures]
+        sizes = [self.tokens_of(picture) for picture in pictures]
         if len(at) != sum(sizes):
             raise InvalidInput(
                 f"The prompt has {len(at)} placeholders for pictures of {sum(sizes)} tokens; send no control tokens "
@@ -89,7 +102,8 @@ class PictureRule(ABC):
                 param="messages",
             )
         own = np.split(at, np.cumsum(sizes)[:-1]) if sizes else []
-        return tuple(Placed(picture, _runs(where)) for picture, where in zip(pictures, own, strict=True))
+        grids = [self.grid(p.width, p.height) if self.turns else None for p in pictures]
+        return tuple(Placed(p, _runs(where), grid) for p, where, grid in zip(pictures, own, grids, strict=True))
 
 
 def _runs(where: np.ndarray) -> Places:
@@ -136,6 +150,35 @@ class Rows(PictureRule):
         return (row + self.row_end) * (rows - 1) + row + self.end
 
 
+@dataclass(slots=True, frozen=True)
+class Merged(PictureRule):
+    """Qwen2-VL and later: a picture keeps its shape, in steps of ``side`` pixels, and is resized where it has less than
+    ``least`` or more than ``most`` pixels. Patches are merged to one token for ``side`` by ``side`` of them.
+    """
+
+    side: int
+    least: int
+    most: int
+
+    @property
+    def turns(self) -> bool:
+        return True
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        # `smart_resize`, in numbers of tokens.
+        if max(height, width) / min(height, width) > MAX_ASPECT:
+            return 0, 0
+        side = self.side
+        rows, columns = round(height / side), round(width / side)
+        if rows * columns * side**2 > self.most:
+            ratio = math.sqrt((height * width) / self.most)
+            rows, columns = max(1, math.floor(height / ratio / side)), max(1, math.floor(width / ratio / side))
+        elif rows * columns * side**2 < self.least:
+            ratio = math.sqrt(self.least / (height * width))
+            rows, columns = math.ceil(height * ratio / side), math.ceil(width * ratio / side)
+        return rows, columns
+
+
 def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
     """The rule of the model in ``folder``, whose control tokens have these ``names``. Raises :class:`NoPictures`."""
     config, processor = _json(folder, "config.json"), _json(folder, "processor_config.json")
@@ -152,6 +195,8 @@ def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
             found = _fixed(processor, settings, vision, config)
         elif family == "gemma3":
             found = _enclosed(processor, settings, _json(folder, "tokenizer_config.json"), config)
+        elif family in ("qwen2_vl", "qwen2_5_vl"):
+            found = _merged(settings, _json(folder, "tokenizer_config.json"), vision, config)
         else:
             raise NoPictures(f"the way of {family or kind} with pictures is not supported; text alone is")
     except (KeyError, TypeError) as error:
@@ -194,6 +239,23 @@ def _rows(
     patch = (processor.get("patch_size") or vision["patch_size"]) * merged
     names = [processor.get(f"image{part}_token") or f"[IMG{part.upper()}]" for part in ("", "_break", "_end")]
     return Rows(names[0], names[0], _token(config), patch, settings["size"]["longest_edge"], names[1], names[2])
+
+
+def _merged(
+    settings: dict[str, Any], named: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]
+) -> PictureRule:
+    if settings.get("do_resize") is False:
+        raise NoPictures("its processor takes pictures of its own sizes alone (do_resize), which is not supported")
+    merged = settings.get("merge_size", 2)
+    size = dict(settings.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
+    least, most = (
+        settings.get("min_pixels") or size["shortest_edge"],
+        settings.get("max_pixels") or size["longest_edge"],
+    )
+    if merged != vision.get("spatial_merge_size", 2):
+        raise NoPictures("its processor merges other patches than its encoder")
+    mark = named.get("image_token") or "<|image_pad|>"
+    return Merged(mark, mark, _token(config), settings.get("patch_size", 14) * merged, least, most)
 
 
 def _token(config: dict[str, Any]) -> int:

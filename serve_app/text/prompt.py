@@ -53,23 +53,23 @@ def read_prompt(
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
     elif request.messages is None and (request.raw or tokenizer.chat_template() is None):
         text = request.prompt or ""
-        _refuse_huge(tokenizer, text, request, context_window)
+        _refuse_huge(tokenizer.min_tokens(text), request, context_window)
         ids = tokenizer.encode_prompt(
             text if request.raw else tokenizer.control.neutralise(text), add_special_tokens=True, at_once=at_once
         )
     else:
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
+        if request.keep_tokens is not None and any(map(picture_parts, messages)):
+            raise InvalidInput("A prompt with pictures can't be cut; leave old messages out.", param="messages")
         shortened = None
         if request.drop_oldest and context_window is not None:
             most = context_window - _room(request, context_window)
             shortened = without_oldest(messages, lambda some: _within(tokenizer, request, some, most, at_once))
         if shortened is None:
-            _refuse_huge(tokenizer, _contents(messages), request, context_window)
+            _refuse_huge(_least(tokenizer, messages), request, context_window)
             shortened = _conversation(tokenizer, request, messages, at_once)
         ids, pictures = shortened.ids, shortened.pictures
     if request.keep_tokens is not None:
-        if pictures:
-            raise InvalidInput("A prompt with pictures can't be cut; leave old messages out.", param="messages")
         kept = _kept(request, context_window)
         ids = ids[:kept] if request.keep_first else ids[-kept:]
     if len(ids) == 0:
@@ -112,14 +112,17 @@ def _within(
     tokenizer: Tokenizer, request: GenerateRequest, messages: list[dict[str, Any]], most: int, at_once: bool
 ) -> Prompt | None:
     """The conversation's prompt if it has at most ``most`` tokens."""
-    if tokenizer.min_tokens(_contents(messages)) > most:
+    if _least(tokenizer, messages) > most:
         return None
     found = _conversation(tokenizer, request, messages, at_once)
     return found if len(found.ids) <= most else None
 
 
-def _contents(messages: list[dict[str, Any]]) -> str:
-    return "".join(_said(m.get("content")) for m in messages)
+def _least(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> int:
+    """Tokens that a conversation has at the very least, known before anything is written or tokenised."""
+    shown = [part["picture"] for message in messages for part in picture_parts(message)]
+    text = "".join(_said(m.get("content")) for m in messages)
+    return tokenizer.min_tokens(text) + sum(map(tokenizer.pictures.tokens_of, shown) if shown else ())
 
 
 def _said(content: Content | None) -> str:
@@ -151,10 +154,11 @@ def fit_context(request: GenerateRequest, prompt_tokens: int, context_window: in
     return replace(request, sampling=replace(request.sampling, max_tokens=room, min_tokens=least))
 
 
-def _refuse_huge(tokenizer: Tokenizer, text: str, request: GenerateRequest, context_window: int | None) -> None:
+def _refuse_huge(least: int, request: GenerateRequest, context_window: int | None) -> None:
+    """Before ``least`` tokens and more are written."""
     if request.keep_tokens is not None:
         return
-    if context_window is not None and (least := tokenizer.min_tokens(text)) >= context_window:
+    if context_window is not None and least >= context_window:
         raise ContextTooLong(least, _asked_tokens(request), context_window, at_least=True)
 
 

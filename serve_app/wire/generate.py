@@ -36,15 +36,17 @@ class AdapterAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class PictureAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A picture of a prompt. ``data``: the file as it came; ``digest``: of that; ``places``: (first token, count) of
-    each run of placeholders that its features stand for, in order.
+    each run of placeholders that its features stand for, in order. ``grid``: rows and columns of these, where the
+    positions of all that follows depend on it.
     """
 
     data: bytes
     digest: bytes
     places: tuple[tuple[int, int], ...]
+    grid: tuple[int, int] | None = None
 
 
-class GenerateCall(Message, tag="generate:10", frozen=True):
+class GenerateCall(Message, tag="generate:11", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
@@ -157,7 +159,7 @@ class GeneratedMany(Message, tag="generated-many:1", frozen=True):
     results: tuple[Generated | Failed, ...]
 
 
-class PrefillCall(Message, tag="prefill:6", frozen=True):
+class PrefillCall(Message, tag="prefill:7", frozen=True):
     """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
 
     ``priority``, ``share``, ``adapter``, ``weight``, ``origin`` and ``pictures`` as in :class:`GenerateCall`.

@@ -87,7 +87,7 @@ class RankAllocate(Message, tag="rank-allocate:1", frozen=True):
     blocks: int
 
 
-class RankStep(Message, tag="rank-step:2", frozen=True):
+class RankStep(Message, tag="rank-step:3", frozen=True):
     """Rank 0 -> ranks: compute this batch; the fields are those of ``engine.step.Batch``, arrays as bytes."""
 
     input_ids: bytes  # int64
@@ -106,6 +106,7 @@ class RankStep(Message, tag="rank-step:2", frozen=True):
     embedded_values: bytes = b""  # in the model's dtype
     ends: bytes = b""  # int32
     adapters: bytes = b""  # int64
+    axes: bytes = b""  # int64, three a token
 
 
 class RankAdapter(Message, tag="rank-adapter:1", frozen=True):

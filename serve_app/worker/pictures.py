@@ -31,7 +31,7 @@ from serve_app.wire.generate import Failed, PictureAt
 
 if TYPE_CHECKING:
     from serve_app.engine.request import Request
-    from serve_app.models.vision import PictureEncoder
+    from serve_app.models.vision import PictureEncoder, Seen
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +54,17 @@ class PictureWork:
         from serve_app.predict.pictures import Pictures
 
         self._files = Pictures(Place(path), **encoder.options)
-        self.whole = encoder.whole
+        self.whole, self.grids = encoder.whole, bool(encoder.merged)
         self._batcher = _Encoding(encoder)
         self._threads = ThreadPoolExecutor(PREPARED, "pictures")
         self._lock = threading.Lock()
-        self._coming: dict[tuple[bytes, bytes], Future[Tensor]] = {}
-        self._kept: OrderedDict[tuple[bytes, bytes], Tensor] = OrderedDict()
+        self._coming: dict[tuple[bytes, bytes], Future[Seen]] = {}
+        self._kept: OrderedDict[tuple[bytes, bytes], Seen] = OrderedDict()
         self._left = kept_bytes
         self.encoded = self.remembered = 0
 
-    def features(self, data: bytes, digest: bytes, salt: bytes) -> Future[Tensor]:
-        """The features [places, hidden] of a file of the tenant that ``salt`` stands for. Raises
+    def features(self, data: bytes, digest: bytes, salt: bytes) -> Future[Seen]:
+        """What becomes of a file of the tenant that ``salt`` stands for. Raises
         :class:`~serve_app.predict.predictor.BadInput` for one that can't be decoded.
         """
         key = (salt, digest)
@@ -72,7 +72,7 @@ class PictureWork:
             if (known := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 self.remembered += 1
-                found: Future[Tensor] = Future()
+                found: Future[Seen] = Future()
                 found.set_result(known)
                 return found
             if (coming := self._coming.get(key)) is not None:
@@ -92,22 +92,22 @@ class PictureWork:
         self._batcher.close()
         self._files.close()
 
-    def _encode(self, data: bytes, key: tuple[bytes, bytes], found: Future[Tensor]) -> None:
+    def _encode(self, data: bytes, key: tuple[bytes, bytes], found: Future[Seen]) -> None:
         try:
-            [features] = self._batcher.enqueue(_call(self._files.item(data))).result()
+            [seen] = self._batcher.enqueue(_call(self._files.item(data))).result()
             with self._lock:
                 self.encoded += 1
-                self._keep(key, features)
+                self._keep(key, seen)
                 del self._coming[key]
-            found.set_result(features)
+            found.set_result(seen)
         except BaseException as error:
             with self._lock:
                 self._coming.pop(key, None)
             found.set_exception(error)
 
-    def _keep(self, key: tuple[bytes, bytes], features: Tensor) -> None:
-        self._kept[key] = features
-        self._left -= _size(features)
+    def _keep(self, key: tuple[bytes, bytes], seen: Seen) -> None:
+        self._kept[key] = seen
+        self._left -= _size(seen)
         while self._left < 0 and self._kept:
             self._left += _size(self._kept.popitem(last=False)[1])
 
@@ -119,7 +119,7 @@ class _Encoding(Batcher):
         self._encoder = encoder
         super().__init__(budget=BATCH_PATCHES, name="pictures")
 
-    def step(self, picked: Picked) -> tuple[Sequence[Tensor], int]:
+    def step(self, picked: Picked) -> tuple[Sequence[Seen], int]:
         items: list[Item] = [call.items[i] for call, i in picked]
         return self._encoder([item.value for item in items]), sum(item.size for item in items)
 
@@ -128,8 +128,8 @@ def _call(item: Item) -> Call:
     return Call([item], [item.size], kind=item.kind)
 
 
-def _size(features: Tensor) -> int:
-    return features.numel() * features.element_size()
+def _size(seen: Seen) -> int:
+    return seen.features.numel() * seen.features.element_size()
 
 
 class Look:
@@ -147,15 +147,17 @@ class Look:
         first, count = self.at.places[-1]
         return first + count
 
-    def ask(self) -> Future[Tensor]:
+    def ask(self) -> Future[Seen]:
         return self._work.features(self.at.data, self.at.digest, self._salt)
 
-    def take(self, features: Tensor) -> None:
-        """Raises :class:`BadPictures` where they are not as many as the gateway has made room for."""
+    def take(self, seen: Seen) -> None:
+        """Raises :class:`BadPictures` where they are not as many as the gateway has made room for, or lie otherwise."""
         wanted = sum(count for _, count in self.at.places)
-        if len(features) != wanted:
-            raise BadPictures(f"a picture has {len(features)} features and {wanted} placeholders")
-        self._features = features
+        if len(seen.features) != wanted:
+            raise BadPictures(f"a picture has {len(seen.features)} features and {wanted} placeholders")
+        if seen.grid != self.at.grid:
+            raise BadPictures(f"a picture has a grid of {seen.grid}, and its prompt was made for {self.at.grid}")
+        self._features = seen.features
 
     def read(self, first: int, count: int) -> Tensor:
         """In the engine's thread, which waits where what was stored of the prompt has gone since."""
@@ -166,9 +168,9 @@ class Look:
 
     def spans(self) -> list[EmbeddedSpan]:
         found, at = [], 0
-        for start, end, digest in media_parts(self.at.digest, self.at.places):
+        for start, end, digest in media_parts(self.at.digest, self.at.places, self.at.grid):
             read = partial(self.read, at, end - start)
-            found.append(EmbeddedSpan(start, end - start, digest, read, self._work.whole))
+            found.append(EmbeddedSpan(start, end - start, digest, read, self._work.whole, self.at.grid))
             at += end - start
         return found
 
@@ -183,6 +185,8 @@ def put_into(request: Request, pictures: Sequence[PictureAt], work: PictureWork 
         raise BadPictures("the model takes no pictures")
     if not all(at.places for at in pictures):
         raise BadPictures("a picture has no place in its prompt")
+    if not all(_lies(at, work.grids) for at in pictures):
+        raise BadPictures("its pictures' places are not those of their grids")
     looks = [Look(work, at, salt) for at in pictures]
     spans = [span for look in looks for span in look.spans()]
     borders = [0, *(border for span in spans for border in (span.start, span.end)), len(request.tokens)]
@@ -190,6 +194,13 @@ def put_into(request: Request, pictures: Sequence[PictureAt], work: PictureWork 
         raise BadPictures("its pictures' places are not in its prompt")
     request.embedded = spans
     return looks
+
+
+def _lies(at: PictureAt, grids: bool) -> bool:
+    """Whether a picture says in what grid its places lie, all of them in one run, where a model wants to know."""
+    if not grids or at.grid is None:
+        return not grids and at.grid is None
+    return len(at.places) == 1 and min(at.grid) > 0 and at.grid[0] * at.grid[1] == at.places[0][1]
 
 
 async def look_at(looks: Sequence[Look], computed: int) -> Failed | None:

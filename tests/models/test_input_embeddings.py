@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from serve_app.kernels.decoder import decoder_library
 from serve_app.kernels.reference.operators import TORCH
 from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
+from serve_app.models.decoders.fused_decoder import FusedForward
 from serve_app.models.loading.optimise import difference, probe
-from tests import tiny
+from tests import sight, tiny
 
 PLACEHOLDER = 7
 SPANS = [(3, 20), (40, 37), (77, 1)]
@@ -117,6 +119,39 @@ def test_the_cpp_pass_takes_them(tmp_path):
         pytest.raises(ValueError, match="embeddings of 64 for a model of 128"),
     ):
         fast.forward(batch_of(fast, tokens, spans(64)))
+
+
+@pytest.fixture
+def turning(tmp_path):
+    """A model whose positions are three numbers, which a text of 90 tokens with two pictures has."""
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_key_value_heads": 2}
+    path = sight.write(tmp_path / "qwen2_5_vl", "qwen2_5_vl", **sizes)
+    given = [replace(span, grid=grid) for span, grid in zip(spans(128), [(4, 5), (37, 1), (1, 1)], strict=True)]
+    return path, prompt(90), given
+
+
+@needs_bf16_dot
+def test_the_cpp_pass_turns_rows_by_three_positions(turning):
+    path, tokens, given = turning
+    exact, own = tiny.load(path, dtype="float32"), tiny.load(path, dtype="bfloat16")
+    fast = tiny.load(path, dtype="bfloat16", optimise=True)
+    assert fast.report["fused_decoder"].startswith("C++ decoder")
+    with torch.inference_mode():
+        truth, theirs, ours = (m.forward(batch_of(m, tokens, given)).float() for m in (exact, own, fast))
+        without = fast.forward(batch_of(fast, tokens, [replace(span, grid=None) for span in given]))
+    assert difference(ours, truth) < 1.3 * difference(theirs, truth) < 0.05
+    assert difference(without, truth) > 0.1
+
+
+def test_fused_layers_turn_rows_by_three_positions(turning):
+    path, tokens, given = turning
+    model = tiny.load(path)
+    parts = decoder_parts.read_model(model, lambda: probe(model, model.forward))
+    with torch.inference_mode():
+        wanted = model.forward(batch_of(model, tokens, given))
+        for forward in (DeviceForward(parts, TORCH, 256), FusedForward(parts)):
+            got = forward(batch_of(model, tokens, given))
+            torch.testing.assert_close(got, wanted, atol=1e-3, rtol=1e-3)
 
 
 def test_the_layers_for_gpus_take_them(tmp_path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serve_app.predict.pictures import Pictures
+from serve_app.predict.predictor import Place
 from tests import sight, tiny
 
 
@@ -20,14 +22,18 @@ def test_features_are_transformers_own(path):
     encoder = model.pictures
     assert encoder is not None
     files = [sight.picture(40, 30, seed) for seed in range(3)]
-    given = [{name: value[0] for name, value in truth.seen([file]).items()} for file in files]
+    prepared = Pictures(Place(path), **encoder.options)
+    try:
+        given = [prepared.item(file).value for file in files]
+    finally:
+        prepared.close()
     together = encoder(given)
-    for one, found in zip(given, together, strict=True):
-        batch = {name: value[None] for name, value in one.items()}
+    for file, one, found in zip(files, given, together, strict=True):
         with torch.inference_mode():
-            [wanted] = truth.model.model.get_image_features(**batch, return_dict=True).pooler_output
-        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(encoder([one])[0], found, atol=1e-5, rtol=1e-4)
+            [wanted] = truth.model.model.get_image_features(**truth.seen([file]), return_dict=True).pooler_output
+        torch.testing.assert_close(found.features, wanted, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(encoder([one])[0].features, found.features, atol=1e-5, rtol=1e-4)
+        assert found.grid == encoder([one])[0].grid == ((4, 5) if path.name in sight.TURNING else None)
 
 
 def test_models_without_eyes_have_no_encoder(tmp_path):

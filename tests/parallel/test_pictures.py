@@ -15,7 +15,14 @@ from tests.worker.test_pictures import LONG, World
 from tests.worker.world import MemoryPool, start
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
-DIVISIONS = [("llava", 2, 1), ("mistral3", 2, 1), ("gemma3", 2, 1), ("gemma3", 1, 2)]
+DIVISIONS = [
+    ("llava", 2, 1),
+    ("mistral3", 2, 1),
+    ("gemma3", 2, 1),
+    ("gemma3", 1, 2),
+    ("qwen2_5_vl", 2, 1),
+    ("qwen2_5_vl", 1, 2),
+]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=DIVISIONS, ids=str)

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers import AutoImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from serve_app.api.errors import ContextTooLong, InvalidInput
 from serve_app.api.fields.turn import CONTINUED
 from serve_app.api.types import GenerateRequest
 from serve_app.sampling_params import SamplingParams
-from serve_app.text.pictures import NoPictures, Picture
+from serve_app.text.pictures import Merged, NoPictures, Picture
 from serve_app.text.prompt import Prompt, read_prompt, with_pictures
 from serve_app.text.tokenizer import Tokenizer
 from tests import sight
@@ -65,6 +66,10 @@ def test_the_number_of_tokens_is_what_the_processor_makes(folder, tokenizer):
         elif folder.name == "llava":
             made = processor(images=image, return_tensors="np")["pixel_values"][0]
             wanted = (made.shape[1] // 8) * (made.shape[2] // 8)
+        elif folder.name in sight.TURNING:
+            made = processor(images=image, return_tensors="np")["image_grid_thw"][0]
+            wanted = int(np.prod(made)) // 4
+            assert tokenizer.pictures.grid(width, height) == (made[1] // 2, made[2] // 2)
         else:
             made = processor(images=image, return_tensors="np", patch_size={"height": 8, "width": 8})
             wanted = int(np.prod(np.asarray(made["image_sizes"][0]) // 8))
@@ -106,6 +111,36 @@ def test_pictures_of_gemma_stand_between_lines(tmp_path):
     assert f"a\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\nb" in text
 
 
+def test_pictures_keep_their_shape_within_a_number_of_pixels(tmp_path):
+    """Qwen's sizes are resized as its processor does it, whatever they are."""
+    rule = Merged("", "", 0, 28, 56 * 56, 28 * 28 * 1280)
+    random = np.random.default_rng(3)
+    sizes = [(int(w), int(h)) for w, h in np.exp(random.uniform(0, 9.5, (400, 2))).astype(int) + 1]
+    for width, height in [*sizes, (14, 42), (42, 70), (1, 200), (200, 1), (1, 201), (28 * 1280, 28)]:
+        if max(width, height) > 200 * min(width, height):
+            assert rule.grid(width, height) == (0, 0)
+            with pytest.raises(ValueError, match="aspect ratio"):
+                smart_resize(height, width)
+            continue
+        high, wide = smart_resize(height, width)
+        assert rule.grid(width, height) == (high // 28, wide // 28)
+    tokenizer = Tokenizer(sight.write(tmp_path / "qwen2_vl", "qwen2_vl"))
+    with pytest.raises(InvalidInput, match="1000 by 4 pixels is too thin"):
+        read_prompt(tokenizer, asked("x", (1000, 4)))
+    found = read_prompt(tokenizer, asked("a", (25, 17), "b", (40, 30)))
+    assert [placed.grid for placed in found.pictures] == [(2, 3), (4, 5)]
+    text = tokenizer.decode(found.ids, skip_special_tokens=False)
+    assert f"a<|vision_start|>{'<|image_pad|>' * 6}<|vision_end|>b" in text
+
+
+def test_pictures_beyond_the_window_are_refused_before_anything_is_written(tokenizer, monkeypatch):
+    monkeypatch.setattr(type(tokenizer.pictures), "expand", None)
+    with pytest.raises(ContextTooLong):
+        read_prompt(tokenizer, asked(*[(64, 64)] * 10), context_window=100)
+    with pytest.raises(InvalidInput, match="can't be cut"):
+        read_prompt(tokenizer, asked("x", (64, 64), keep_tokens=5))
+
+
 def test_text_that_spells_a_mark_is_text(tokenizer):
     mark = tokenizer.pictures.mark
     found = read_prompt(tokenizer, asked(f"{mark} and", (40, 30), f"{mark[:3]}", f"{mark[3:]}"))
@@ -144,7 +179,7 @@ def test_what_cannot_be_is_refused(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "why"), [
-    ({"model_type": "qwen2_5_vl"}, "qwen2_5_vl with pictures is not supported"),
+    ({"model_type": "internvl"}, "internvl with pictures is not supported"),
     ({"vision_config": None}, "no processor"),
     ({"image_token_id": 5, "image_token_index": 5}, "is no control token"),
     ({"image_token_id": None, "image_token_index": None}, "names no token"),

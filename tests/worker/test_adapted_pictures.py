@@ -23,7 +23,7 @@ from tests.variants import some
 from tests.worker.test_pictures import World
 from tests.worker.world import MemoryPool, start
 
-OF_TEXT = r"(?!.*vision).*(q_proj|o_proj|down_proj)|lm_head"
+OF_TEXT = r"(?!.*(vision|visual)).*(q_proj|o_proj|down_proj)|lm_head"
 
 
 def made(path: Path, folder: Path, targets: str) -> Path:

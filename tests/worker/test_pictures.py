@@ -60,10 +60,10 @@ class World:
 
 
 def at(prompt: Prompt) -> tuple[PictureAt, ...]:
-    return tuple(PictureAt(p.picture.data, p.picture.digest, p.places) for p in prompt.pictures)
+    return tuple(PictureAt(p.picture.data, p.picture.digest, p.places, p.grid) for p in prompt.pictures)
 
 
-@pytest.fixture(scope="module", params=some(sight.FAMILIES, "llava", "gemma3"))
+@pytest.fixture(scope="module", params=some(sight.FAMILIES, "llava", "gemma3", "qwen2_5_vl"))
 def family(request):
     return request.param
 

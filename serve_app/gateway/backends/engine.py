@@ -183,7 +183,7 @@ class EngineBackend:
             weight=caller.weight,
             together=TOGETHER if priority == "batch" and not output.may_stop else 1,
             origin=(job.work.trace.id, job.work.trace.trace_id),
-            pictures=tuple(PictureAt(p.picture.data, p.picture.digest, p.places) for p in prompt.pictures),
+            pictures=tuple(PictureAt(p.picture.data, p.picture.digest, p.places, p.grid) for p in prompt.pictures),
         )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
@@ -246,7 +246,7 @@ def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, call
     per_key = dispatcher.chunk_tokens // BLOCK_TOKENS
     # Where something is to be told of the prompt, nothing that is stored of it helps.
     stored = ids[:0] if request.sampling.prompt_logprobs is not None else ids
-    media = [part for placed in prompt.pictures for part in media_parts(placed.picture.digest, placed.places)]
+    media = [part for p in prompt.pictures for part in media_parts(p.picture.digest, p.places, p.grid)]
     every = block_keys(root_key(dispatcher.weights, adapter, salt), stored, media=media)
     keys = every[per_key - 1 :: per_key]
     dispatcher.know(tenant_id(salt).hex(), caller.account)

@@ -49,6 +49,8 @@ class DecoderParts:
     head: LinearWeight
     rotary: Callable[[int], tuple[Tensor, Tensor]]
     linears: list[nn.Linear]
+    # Of rows whose positions are three numbers [3, T] (`Batch.axes`): cos and sin [T, rotary_dim / 2] float32.
+    rotary_rows: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     # Looks tokens up where several ranks have the embedding between them.
     look_up: nn.Module | None = None
     # Modules of mixtures, by layer: torch's pass calls them as they are.
@@ -127,6 +129,7 @@ def read_model(model: CausalModel, probe: Callable[[], Any]) -> DecoderParts:
         linears=[
             m for p in (base, top.lm_head) for m in p.modules() if isinstance(m, nn.Linear) and m not in of_blocks
         ],
+        rotary_rows=rotary_rows(base.rotary_emb, base.embed_tokens.weight),
         look_up=table if shared else None,
         blocks=blocks,
     )
@@ -245,6 +248,18 @@ def rotary_tables(module: Any, like: Tensor, head_dim: int = 0) -> Callable[[int
             return cos.contiguous(), sin.contiguous()  # gpt-oss's has each frequency once
         if not torch.equal(cos[:, :half], cos[:, half:]):
             raise NotStandard("the rotary table is interleaved")
+        return cos[:, :half].contiguous(), sin[:, :half].contiguous()
+
+    return tables
+
+
+def rotary_rows(module: Any, like: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The same of rows at positions of three numbers each, for a model that has them."""
+
+    @torch.inference_mode()
+    def tables(axes: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = (t[0].float() for t in module(like[:1].unsqueeze(0), axes.unsqueeze(1)))
+        half = cos.shape[1] // 2
         return cos[:, :half].contiguous(), sin[:, :half].contiguous()
 
     return tables

@@ -68,11 +68,16 @@ class DeviceForward:
         self.head = make(parts.head, PlainLinear)
         # To the end from the start: a table that grows would move under a captured graph.
         self.cos, self.sin = parts.rotary(max_positions)
+        self.rotary_rows = parts.rotary_rows
 
     def __call__(self, batch: Batch) -> Tensor:
         operators, rows = self.operators, batch.sample_rows
         batch.tiles = batch.sampled_tiles = None  # a graph has to work them out as well
-        cos, sin = self.cos, self.sin
+        cos, sin, positions = self.cos, self.sin, batch.positions
+        if batch.axes is not None and self.rotary_rows is not None:
+            # A table of the batch's own, in which each row has its place.
+            cos, sin = self.rotary_rows(batch.axes)
+            positions = torch.arange(len(positions), device=positions.device)
         wanted = batch.capture.layers if batch.capture is not None else ()
         captured: dict[int, Tensor] = {}
         x, delta = self.embed(batch.input_ids), None
@@ -84,7 +89,7 @@ class DeviceForward:
             if index in wanted:
                 captured[index] = x
             q = operators.rotate_and_write(
-                layer.qkv(normed, batch), kv, cos, sin, batch.positions, batch.slots, layer.q_norm, layer.k_norm
+                layer.qkv(normed, batch), kv, cos, sin, positions, batch.slots, layer.q_norm, layer.k_norm
             )
             heads = operators.attention(q, kv, batch, **layer.options).flatten(1)
             held = None

@@ -55,7 +55,7 @@ def build_forward(
     if library is not None and parts.embedding.dtype == torch.bfloat16 and parts.obstacle() is None:
         decoder = Decoder(
             library, parts.shape, parts.embedding, parts.layers, parts.final_norm, parts.head, parts.rotary,
-            places=0 if bank is None else bank.places,
+            places=0 if bank is None else bank.places, rotary_rows=parts.rotary_rows,
         )  # fmt: skip
         if bank is not None and decoder.adapters is not None:
             bank.hold([place_of(weight) for weight in _all_linears(parts)], decoder.adapters)
@@ -95,7 +95,7 @@ class FusedForward:
     def __init__(self, parts: DecoderParts, plug: Plug | None = None) -> None:
         self.shape, self.embedding, self.final_norm = parts.shape, parts.embedding, parts.final_norm
         self.embed = parts.embed
-        self.rotary, self.positions = parts.rotary, 0
+        self.rotary, self.rotary_rows, self.positions = parts.rotary, parts.rotary_rows, 0
         self.blocks = dict(parts.blocks)
         self.layers = [(layer, _linears(layer, plug)) for layer in parts.layers]
         self.head = _plugged(plug, parts.head)
@@ -149,7 +149,10 @@ class FusedForward:
             self.positions = max(1024, 1 << (batch.max_seq_len - 1).bit_length())
             dtype = self.embedding.dtype
             self.cos, self.sin = (t.to(dtype) for t in self.rotary(self.positions))
-        return self.cos[batch.positions].unsqueeze(1), self.sin[batch.positions].unsqueeze(1)
+        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
+        if batch.axes is not None and self.rotary_rows is not None:
+            cos, sin = (t.to(self.embedding.dtype) for t in self.rotary_rows(batch.axes))
+        return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
 def _block(module: Any, x: Tensor) -> Tensor:

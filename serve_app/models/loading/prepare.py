@@ -71,7 +71,8 @@ def _forward(module: Any, layers: list[SeenLayer], extend_at: int | None) -> Cal
         if carrier is not None:
             carrier.batch = batch
         try:
-            output = run(module, takes, inputs, positions.unsqueeze(0), batch=batch, rows=batch.sample_rows, **more)
+            turned = positions.unsqueeze(0) if batch.axes is None else batch.axes.unsqueeze(1)
+            output = run(module, takes, inputs, turned, batch=batch, rows=batch.sample_rows, **more)
         finally:
             if carrier is not None:
                 carrier.batch = None

@@ -104,12 +104,12 @@ async def test_there_is_a_most_of_pictures(backend, model):
 
 
 async def test_a_family_that_is_not_known_is_named(backend, model, tmp_path):
-    path = sight.write(tmp_path / "qwen", "llava")
+    path = sight.write(tmp_path / "other", "llava")
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"model_type": "qwen2_5_vl"}))
+    (path / "config.json").write_text(json.dumps(config | {"model_type": "internvl"}))
     record = model.record.model_copy(update={"weights": model.record.weights.model_copy(update={"path": str(path)})})
     other = ServedModel(record, model.profile, path, Path("/nonexistent"))
-    with pytest.raises(InvalidInput, match="takes no pictures: the way of qwen2_5_vl"):
+    with pytest.raises(InvalidInput, match="takes no pictures: the way of internvl"):
         await backend.prepare(other, asks(sight.picture(8, 8)), SALT)
     assert (await backend.prepare(other, asks(), SALT)).prompt_tokens > 0
 
