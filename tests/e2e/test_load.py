@@ -142,6 +142,7 @@ async def test_who_cannot_wait_is_refused_while_long_answers_hold_all_places(sta
     wait_for(lambda: idle(stack), 60)
 
 
+@pytest.mark.slow
 async def test_reject_if_busy(stack):
     """Who asks again and again, more of them than there are places, is refused some time and let in some time."""
     url = f"{stack.api}/run/{CHAT}"

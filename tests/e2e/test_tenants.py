@@ -174,6 +174,7 @@ async def test_who_holds_every_place_gives_some_back_to_another_that_asks(stack,
         assert {answer.status_code for answer in answers} == {200} and not ended
 
 
+@pytest.mark.slow
 async def test_weights_and_classes_come_from_the_key_and_from_nothing_else(stack, tenants):
     hostile = await tenants("hostile")
     later = await tenants("later", priority="batch")
@@ -188,6 +189,7 @@ async def test_weights_and_classes_come_from_the_key_and_from_nothing_else(stack
     assert passed > MANY // 3
 
 
+@pytest.mark.slow
 async def test_who_would_be_late_is_refused_at_once(stack, tenants):
     tenant = await tenants("impatient")
     async with flood(stack, tenant, 40, under_way=MANY + 16):

@@ -43,6 +43,7 @@ def test_facts_are_deterministic_and_cover_the_well_known_names(facts):
         assert wanted in names
 
 
+@pytest.mark.slow
 def test_facts_do_not_depend_on_what_else_is_imported():
     """In interpreters of their own: libraries patch the standard library; transformers adds to logging.Logger."""
     code = "from training.facts import build_facts; print('\\n'.join(f.answer for f in build_facts()))"

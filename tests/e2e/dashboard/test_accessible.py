@@ -94,6 +94,7 @@ def show(tab, place: str) -> None:
     tab.page.locator(SKELETON).first.wait_for(state="detached")
 
 
+@pytest.mark.slow
 def test_a_phone_shows_every_page(new_tab, signed_in):
     tab = new_tab(viewport={"width": 390, "height": 844}, has_touch=True, storage_state=signed_in)
     wide = []

@@ -99,6 +99,7 @@ def test_a_model_is_started_scaled_and_stopped(tab, http, run):
             http.delete(f"/models/records/{MINE}")
 
 
+@pytest.mark.slow
 def test_a_queue_is_made_filled_bound_and_ended(tab, stack, http):
     page = tab.page
     name, answers = f"browser-{uuid4().hex[:8]}", f"answers-{uuid4().hex[:8]}"
@@ -136,6 +137,7 @@ def test_a_queue_is_made_filled_bound_and_ended(tab, stack, http):
     assert page.evaluate("window.ran") is None
 
 
+@pytest.mark.slow
 def test_a_webhook_is_made_switched_and_ended(tab, http):
     page = tab.page
     name = f"{HOSTILE}{uuid4().hex[:8]}"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 
 from benchmarks.serving.processes import descendants
 from tests.e2e.pair.client import Client, body, text
@@ -157,6 +158,7 @@ async def test_what_is_sent_to_a_worker_stays_within_its_places(pair, gateways, 
     await until_idle(pair)
 
 
+@pytest.mark.slow
 async def test_a_tenant_has_one_share_over_both(pair, gateways, clients):
     light, hostile = await clients("light"), await clients("hostile")
     asked = [hostile.ask(g, body(2000 + n, 40)) for n in range(MANY // 2) for g in gateways]
@@ -189,6 +191,7 @@ async def test_clients_that_leave_one_free_the_engine_for_the_other(pair, gatewa
     assert sum(w["generated_tokens"] for w in pair.workers) - made < 2 * SLOTS * LONG
 
 
+@pytest.mark.slow
 async def test_the_loss_of_one_is_none_to_the_other(pair, gateways, clients):
     client = await clients()
     await until_idle(pair)

@@ -52,6 +52,7 @@ async def pool(stack, pair) -> AsyncIterator[Any]:
             assert (await client.post(f"{stack.api}/run/{CHAT}", json=asked)).status_code == 200
 
 
+@pytest.mark.slow
 async def test_cached_tokens_come_from_every_tier_of_a_node(pair, gateways, clients, pool):
     client = await clients()
     decoders: set[str] = set()

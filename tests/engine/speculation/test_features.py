@@ -44,6 +44,7 @@ def test_only_one_file_names_a_feature(feature):
     assert naming - own - WITH_IT == {plug}
 
 
+@pytest.mark.slow
 def test_engines_need_none_of_them():
     blocked = [f"serve_app.engine.speculation.{name}" for f, (parts, _) in FEATURES.items() for name in (f, *parts)]
     code = f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"

@@ -124,6 +124,7 @@ def test_the_plan_fills_the_device_and_no_more() -> None:
     assert prefill.tiles == 4096 // 32 + 4
 
 
+@pytest.mark.slow
 def test_the_tuning_script_runs(device: torch.device, capsys) -> None:
     import json
 

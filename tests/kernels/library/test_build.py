@@ -85,6 +85,7 @@ build.SOURCES = sources
     assert "kernels unavailable" in err
 
 
+@pytest.mark.slow
 def test_an_unwritable_cache_falls_back(tmp_path: Path) -> None:
     compiler_or_skip()
     (tmp_path / "file").write_text("")

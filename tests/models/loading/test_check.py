@@ -120,6 +120,7 @@ def test_a_model_whose_masks_alone_have_a_window_is_served_where_it_ends_beyond_
     assert "differs by" in check.compare(PhimoeForCausalLM, narrow).differs
 
 
+@pytest.mark.slow
 def test_a_part_of_the_head_is_rotated_in_the_small_copy_as_well():
     """Mistral 4's configuration says how large it is by a factor of sizes that change."""
     assert check.compare(Mistral4ForCausalLM, Mistral4Config()).differs == ""
