@@ -232,8 +232,8 @@ def adapt(lib: Library, deltas: int, places: int, lanes: int, adapters: Tensor, 
 
 
 def mask_logits(lib: Library, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Makes ``logits`` [S, V] float32, contiguous, minus infinity in ``rows`` [C] int64 where ``bits`` [C, words] int32,
-    contiguous, are zero, lowest token first. The rows are the caller's to check. Raises ValueError.
+    """Makes ``logits`` [S, V] float32, contiguous, minus infinity in ``rows`` [C] int64 where ``bits`` [C, words]
+    int32, contiguous, are zero, lowest token first. The rows are the caller's to check. Raises ValueError.
     """
     count, words = bits.shape
     code = lib.mask(
