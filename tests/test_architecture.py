@@ -323,8 +323,9 @@ def test_no_file_names_a_machine_or_a_package_index() -> None:
     found = []
     for folder, folders, names in os.walk(ROOT):
         # An environment has a hundred thousand files.
-        folders[:] = set(folders) - {"__pycache__"} - (skipped if Path(folder) == ROOT else set())
-        for path in (Path(folder, name) for name in names):
+        out = skipped if Path(folder) == ROOT else set()
+        folders[:] = set(folders) - {"__pycache__"} - out
+        for path in (Path(folder, name) for name in set(names) - out):
             if path.suffix not in suffixes or not path.is_file():
                 continue
             text = path.read_text(encoding="utf-8", errors="replace")
