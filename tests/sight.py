@@ -29,6 +29,10 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SiglipVisionConfig,
 )
 
@@ -53,7 +57,7 @@ TEMPLATE = (
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 # Positions are three numbers, which follow from a picture's grid.
-TURNING = ("qwen2_vl", "qwen2_5_vl")
+TURNING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 FAMILIES = ("llava", "mistral3", "gemma3", *TURNING)
 # What each template writes for a picture.
 MARK = {"llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>"} | dict.fromkeys(
@@ -116,21 +120,31 @@ def _turning(family: str, ends: dict[str, Any], sizes: dict[str, Any]) -> tuple[
     half = text["hidden_size"] // text["num_attention_heads"] // 2
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4,
                                "mrope_section": [half - 2 * (3 * half // 8), *[3 * half // 8] * 2]}  # fmt: skip
-    del text["head_dim"]  # they have none of their own
     shared = {"image_token_id": OWN + 8, "vision_start_token_id": OWN + 7, "vision_end_token_id": OWN + 9,
               "video_token_id": OWN + 12, "text_config": text, **ends}  # fmt: skip
     seen: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2}
-    if family == "qwen2_vl":
+    if family.startswith("qwen3"):
+        # Two layers of the decoder get more of a picture.
+        seen |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": text["hidden_size"],
+                 "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
+        if family == "qwen3_vl":
+            model: Any = Qwen3VLForConditionalGeneration(Qwen3VLConfig(vision_config=seen, **shared))
+        else:
+            text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 2}
+            model = Qwen3VLMoeForConditionalGeneration(Qwen3VLMoeConfig(vision_config=seen, **shared))
+    elif family == "qwen2_vl":
+        del text["head_dim"]  # they have none of their own
         seen |= {"embed_dim": 32, "hidden_size": text["hidden_size"], "mlp_ratio": 2}
-        model: Any = Qwen2VLForConditionalGeneration(Qwen2VLConfig(vision_config=seen, **shared))
+        model = Qwen2VLForConditionalGeneration(Qwen2VLConfig(vision_config=seen, **shared))
     else:
+        del text["head_dim"]
         # Windows of 2 by 2 merged patches in the first layer.
         seen |= {"hidden_size": 32, "intermediate_size": 64, "out_hidden_size": text["hidden_size"], "window_size": 16,
                  "fullatt_block_indexes": [1]}  # fmt: skip
         model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(vision_config=seen, **shared))
     settings = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2,
                 "min_pixels": 256, "max_pixels": 3600}  # fmt: skip
-    return model, settings, {"processor_class": "Qwen2_5_VLProcessor" if family == "qwen2_5_vl" else "Qwen2VLProcessor"}
+    return model, settings, {"processor_class": "Qwen2VLProcessor"}
 
 
 def write_tokenizer(path: Path, mark: str) -> None:

@@ -166,7 +166,8 @@ class Capture:
 class InputEmbeddings:
     """Rows of a batch that enter the first layer as ``values`` [E, hidden] instead of their tokens' embeddings.
 
-    ``rows`` [E] int64 ascend; both lie on the batch's device.
+    ``rows`` [E] int64 ascend; both lie on the batch's device. Values that are several times as wide go on with what is
+    added to the rows behind the first layer, the second and so on (:mod:`serve_app.models.deepstack`).
     """
 
     rows: Tensor
@@ -174,7 +175,18 @@ class InputEmbeddings:
 
     def put_into(self, x: Tensor) -> Tensor:
         """``x`` [T, hidden], the embeddings of all tokens, with these in place."""
-        return x.index_copy(0, self.rows, self.values.to(x.dtype))
+        return x.index_copy(0, self.rows, self.values[:, : x.shape[1]].to(x.dtype))
+
+    def feeds(self, layer: int, hidden: int) -> bool:
+        """Whether anything is added behind ``layer``."""
+        return self.values.shape[1] > (layer + 1) * hidden
+
+    def add_behind(self, layer: int, x: Tensor) -> Tensor:
+        """``x`` [T, hidden], the states behind ``layer``, with what is added there."""
+        if not self.feeds(layer, x.shape[1]):
+            return x
+        own = self.values[:, (layer + 1) * x.shape[1] : (layer + 2) * x.shape[1]].to(x.dtype)
+        return x.index_copy(0, self.rows, x[self.rows] + own)
 
 
 @dataclass(slots=True)

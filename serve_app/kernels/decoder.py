@@ -28,7 +28,7 @@ PARTS = ("norms and embedding", "layer linears", "rotary and K/V write", "attent
 _NORM, _LINEAR = "Pd", LINEAR
 _LAYER = struct.Struct(_NORM + _LINEAR + 2 * _NORM + _LINEAR + _NORM + 2 * _LINEAR + "qddPP")
 _MODEL = struct.Struct("PP" + _NORM + _LINEAR + "8q")
-_STEP = struct.Struct("19P11q")
+_STEP = struct.Struct("19P12q")
 _REASONS = {
     2: "lengths or sample rows contradict each other",
     3: "a block id or slot is outside the cache",
@@ -245,6 +245,7 @@ class Decoder:
                 batch.block_tables.stride(0), samples, table, self.threads, len(layers),
                 0 if given is None else given.shape[0],
                 0 if adapters is None else adapters.places, 0 if adapters is None else adapters.lanes,
+                0 if given is None else given.shape[1] // self.shape.hidden - 1,
             )
         )  # fmt: skip
         if code:
@@ -254,7 +255,8 @@ class Decoder:
     def _given(self, batch: Any) -> tuple[Tensor, Tensor]:
         """For each token the row of the given embeddings that takes its place, or -1, and these as bfloat16."""
         values = batch.embeddings.values.to(torch.bfloat16).contiguous()
-        if values.shape[1] != self.shape.hidden:
+        parts, rest = divmod(values.shape[1], self.shape.hidden)
+        if rest or not 0 < parts <= self._layers:
             raise ValueError(
                 f"embeddings of {values.shape[1]} for a model of {self.shape.hidden}; use its own encoder's"
             )

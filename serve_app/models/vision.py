@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 # By `model_type`. Llama 3.2 reads pictures in layers of its own, Llama 4 cuts them into tiles.
-KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl"})
+KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
 # The tokens of one picture attend to each other in both directions.
 WHOLE = frozenset({"gemma3"})
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a picture has become: ``features`` [places, hidden] in the model's dtype, and the rows and columns of these
-    where the model's positions follow from them."""
+    """What a picture has become: ``features`` [places, hidden] in the model's dtype, as wide as
+    :class:`serve_app.engine.step.InputEmbeddings` has them, and their rows and columns where the model's positions
+    follow from these."""
 
     features: Tensor
     grid: tuple[int, int] | None = None
@@ -54,7 +55,9 @@ class PictureEncoder:
         grids: list[tuple[int, int] | None] = [None] * len(pictures)
         if self.merged:
             grids = [(rows // self.merged, columns // self.merged) for _, rows, columns in _sides(pictures)]
-        return [Seen(features.to(dtype), grid) for features, grid in zip(found.pooler_output, grids, strict=True)]
+        parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        rows = [torch.cat(own, -1).to(dtype) for own in zip(*parts, strict=True)]
+        return [Seen(features, grid) for features, grid in zip(rows, grids, strict=True)]
 
 
 def _sides(pictures: Sequence[dict[str, Tensor]]) -> list[list[int]]:

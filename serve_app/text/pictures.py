@@ -195,7 +195,7 @@ def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
             found = _fixed(processor, settings, vision, config)
         elif family == "gemma3":
             found = _enclosed(processor, settings, _json(folder, "tokenizer_config.json"), config)
-        elif family in ("qwen2_vl", "qwen2_5_vl"):
+        elif family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
             found = _merged(settings, _json(folder, "tokenizer_config.json"), vision, config)
         else:
             raise NoPictures(f"the way of {family or kind} with pictures is not supported; text alone is")

@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ KEPT_BYTES = 256 << 20
 # Patches of 16 by 16 pixels in one batch of the encoder, and pictures that are prepared at the same time.
 BATCH_PATCHES = 4096
 PREPARED = 8
+# Those of more places than this are prepared and encoded one after the other: what a processor makes of one with
+# 16,384 has 300 MB.
+LARGE = 2048
 
 
 class BadPictures(ValueError):
@@ -57,14 +61,14 @@ class PictureWork:
         self.whole, self.grids = encoder.whole, bool(encoder.merged)
         self._batcher = _Encoding(encoder)
         self._threads = ThreadPoolExecutor(PREPARED, "pictures")
-        self._lock = threading.Lock()
+        self._lock, self._large = threading.Lock(), threading.Lock()
         self._coming: dict[tuple[bytes, bytes], Future[Seen]] = {}
         self._kept: OrderedDict[tuple[bytes, bytes], Seen] = OrderedDict()
         self._left = kept_bytes
         self.encoded = self.remembered = 0
 
-    def features(self, data: bytes, digest: bytes, salt: bytes) -> Future[Seen]:
-        """What becomes of a file of the tenant that ``salt`` stands for. Raises
+    def features(self, data: bytes, digest: bytes, salt: bytes, places: int) -> Future[Seen]:
+        """What becomes of a file of the tenant that ``salt`` stands for, for so many ``places``. Raises
         :class:`~serve_app.predict.predictor.BadInput` for one that can't be decoded.
         """
         key = (salt, digest)
@@ -78,7 +82,7 @@ class PictureWork:
             if (coming := self._coming.get(key)) is not None:
                 return coming
             found = self._coming[key] = Future()
-        self._threads.submit(self._encode, data, key, found)
+        self._threads.submit(self._encode, data, key, found, places > LARGE)
         return found
 
     def stats(self) -> dict[str, int]:
@@ -92,9 +96,10 @@ class PictureWork:
         self._batcher.close()
         self._files.close()
 
-    def _encode(self, data: bytes, key: tuple[bytes, bytes], found: Future[Seen]) -> None:
+    def _encode(self, data: bytes, key: tuple[bytes, bytes], found: Future[Seen], large: bool) -> None:
         try:
-            [seen] = self._batcher.enqueue(_call(self._files.item(data))).result()
+            with self._large if large else nullcontext():
+                [seen] = self._batcher.enqueue(_call(self._files.item(data))).result()
             with self._lock:
                 self.encoded += 1
                 self._keep(key, seen)
@@ -147,14 +152,17 @@ class Look:
         first, count = self.at.places[-1]
         return first + count
 
+    @property
+    def places(self) -> int:
+        return sum(count for _, count in self.at.places)
+
     def ask(self) -> Future[Seen]:
-        return self._work.features(self.at.data, self.at.digest, self._salt)
+        return self._work.features(self.at.data, self.at.digest, self._salt, self.places)
 
     def take(self, seen: Seen) -> None:
         """Raises :class:`BadPictures` where they are not as many as the gateway has made room for, or lie otherwise."""
-        wanted = sum(count for _, count in self.at.places)
-        if len(seen.features) != wanted:
-            raise BadPictures(f"a picture has {len(seen.features)} features and {wanted} placeholders")
+        if len(seen.features) != self.places:
+            raise BadPictures(f"a picture has {len(seen.features)} features and {self.places} placeholders")
         if seen.grid != self.at.grid:
             raise BadPictures(f"a picture has a grid of {seen.grid}, and its prompt was made for {self.at.grid}")
         self._features = seen.features

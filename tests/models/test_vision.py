@@ -30,7 +30,10 @@ def test_features_are_transformers_own(path):
     together = encoder(given)
     for file, one, found in zip(files, given, together, strict=True):
         with torch.inference_mode():
-            [wanted] = truth.model.model.get_image_features(**truth.seen([file]), return_dict=True).pooler_output
+            their = truth.model.model.get_image_features(**truth.seen([file]), return_dict=True)
+        parts = [their.pooler_output, *getattr(their, "deepstack_features", ())]
+        wanted = torch.cat([part for [part] in parts], 1)
+        assert len(parts) == (3 if path.name.startswith("qwen3") else 1)
         torch.testing.assert_close(found.features, wanted, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(encoder([one])[0].features, found.features, atol=1e-5, rtol=1e-4)
         assert found.grid == encoder([one])[0].grid == ((4, 5) if path.name in sight.TURNING else None)

@@ -33,6 +33,7 @@ public:
             if (a.sample_rows[s] < 0 || a.sample_rows[s] >= a.tokens) return 2;
         const int64_t q_width = m.q_heads * m.head_dim;
         qkv_width = q_width + 2 * m.kv_heads * m.head_dim;
+        if (a.embedded && (a.deep < 0 || a.deep >= m.layer_count)) return 2;
         if (quantized() && !HAS_QUANTIZED) return 9;
         static thread_local std::vector<bf16> memory;
         const int64_t widths[] = {m.hidden, m.hidden, qkv_width, q_width, m.inner};
@@ -67,7 +68,7 @@ public:
         if (thread == 0) last = Clock::now();
         self.rows(a.tokens, [&](int64_t t) {
             const bf16* row = m.embedding + a.input_ids[t] * m.hidden;
-            if (a.embedded && a.embedded[t] >= 0) row = a.given + a.embedded[t] * m.hidden;
+            if (a.embedded && a.embedded[t] >= 0) row = given(t, 0);
             std::memcpy(x + t * m.hidden, row, m.hidden * sizeof(bf16));
         });
         done(NORMS, m.layer_count ? m.layers[0].qkv : m.head);
@@ -76,6 +77,12 @@ public:
         int64_t count = a.tokens;
         for (int64_t i = 0; i < m.layer_count; i++) {
             const Layer& l = m.layers[i];
+            if (a.embedded && i > 0 && i <= a.deep) {
+                self.rows(a.tokens, [&](int64_t t) {
+                    if (a.embedded[t] >= 0) add_given(x + t * m.hidden, given(t, i));
+                });
+                team.wait();
+            }
             for (int64_t c = 0; c < a.captures; c++) {
                 if (a.captured_layers[c] != i) continue;
                 self.rows(a.tokens, [&](int64_t t) {
@@ -156,6 +163,15 @@ private:
         self.rows(count, [&](int64_t r) { row(normed, r); });
         self.team.wait();
         return normed;
+    }
+
+    // What is given for a token: its embedding, then what is added behind layer `part - 1`.
+    const bf16* given(int64_t t, int64_t part) const {
+        return a.given + (a.embedded[t] * (1 + a.deep) + part) * m.hidden;
+    }
+
+    void add_given(bf16* to, const bf16* from) const {
+        for (int64_t d = 0; d < m.hidden; d += LANES) put(to + d, load(to + d) + load(from + d));
     }
 
     // Where thread `thread` will begin with a product, as far as it stays in the cache until then.

@@ -100,6 +100,8 @@ class DeviceForward:
             added = layer.o(heads, batch, held)
             normed, x = operators.add_rms_norm(x, added, layer.post_norm.weight, layer.post_norm.eps)
             delta = layer.down(operators.swiglu(layer.gate_up(normed, batch, held)), batch, held)
+            if batch.embeddings is not None and held is None and batch.embeddings.feeds(index, x.shape[1]):
+                x, delta = batch.embeddings.add_behind(index, x + delta), None
         if batch.capture is not None:
             batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
         if len(rows) == 0:

@@ -140,6 +140,8 @@ class FusedForward:
                 x = x + _block(self.blocks[index], normed)
             else:
                 x = linears.down.plus(linears.gated(normed, batch), x, batch)
+            if batch.embeddings is not None:
+                x = batch.embeddings.add_behind(index, x)
         if batch.capture is not None:
             batch.capture.states = torch.stack([captured[i] for i in wanted], 1)
         return self.head(rms_norm(x[batch.sample_rows], self.final_norm), batch, batch.sample_rows)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.kv_cache import KVShape, LayerShape
 from serve_app.models import longrope
+from serve_app.models.deepstack import add_behind_layers
 from serve_app.models.latent import use_latents
 from serve_app.models.loading.adapt import adapt
 from serve_app.models.loading.observe import SeenLayer, Unservable, hands_batch_down, observe, parameters_of, run
@@ -44,6 +45,7 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
     if latents:
         use_latents(module)
     leave_odd_experts(module)
+    add_behind_layers(module)
     try:
         extend_at = longrope.replace_rotary(module, generates=True)
         layers, vocab_size = observe(module, device, coded=extend_at is not None)
