@@ -18,6 +18,10 @@ from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Llama4Config,
+    Llama4ForConditionalGeneration,
+    Llama4TextConfig,
+    Llama4VisionConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
@@ -38,15 +42,17 @@ from transformers import (
 
 from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.models.loading.miniature import randomise
+from serve_app.predict.tiles import TileProcessor, cuts_tiles
 
 MARKS = [
     "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<image_soft_token>", "<end_of_image>",
-    "<|vision_start|>", "<|image_pad|>", "<|vision_end|>",
+    "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|image|>", "<|patch|>", "<|image_start|>", "<|image_end|>",
+    "<|tile_x_separator|>", "<|tile_y_separator|>",
 ]  # fmt: skip
 # The shipped tokenizer's, before the marks.
 OWN = 6144
 TEXT = {
-    "vocab_size": OWN + 16, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "vocab_size": OWN + 24, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
     "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
 }  # fmt: skip
@@ -58,9 +64,9 @@ TEMPLATE = (
 )
 # Positions are three numbers, which follow from a picture's grid.
 TURNING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-FAMILIES = ("llava", "mistral3", "gemma3", *TURNING)
+FAMILIES = ("llava", "mistral3", "gemma3", "llama4", *TURNING)
 # What each template writes for a picture.
-MARK = {"llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>"} | dict.fromkeys(
+MARK = {"llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>", "llama4": "<|image|>"} | dict.fromkeys(
     TURNING, "<|vision_start|><|image_pad|><|vision_end|>"
 )
 
@@ -92,6 +98,20 @@ def write(path: Path, family: str, seed: int = 0, **sizes: Any) -> Path:
         settings = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 64, "width": 64},
                     "image_seq_length": 16}  # fmt: skip
         processor = {"processor_class": "Gemma3Processor", "image_seq_length": 16}
+    elif family == "llama4":
+        seen4 = Llama4VisionConfig(**SEES | {"intermediate_size": 128}, image_size=32, patch_size=8,
+                                   projector_input_dim=48, projector_output_dim=48, vision_output_dim=48)  # fmt: skip
+        # Local layers see fewer tokens than some pictures have, and layers without rotation are scaled by position.
+        text4 = Llama4TextConfig(
+            **TEXT | {"num_hidden_layers": 4}, attention_chunk_size=24, no_rope_layers=[1, 1, 1, 0], floor_scale=16,
+            num_local_experts=2, interleave_moe_layer_step=2, intermediate_size_mlp=96,
+        )  # fmt: skip
+        config = Llama4Config(vision_config=seen4, text_config=text4, boi_token_index=OWN + 12,
+                              eoi_token_index=OWN + 13, image_token_index=OWN + 11, **ends)  # fmt: skip
+        model = Llama4ForConditionalGeneration(config)
+        settings = {"image_processor_type": "Llama4ImageProcessorFast", "size": {"height": 32, "width": 32},
+                    "max_patches": 4}  # fmt: skip
+        processor = {"processor_class": "Llama4Processor", "patch_size": 8, "pixel_shuffle_ratio": 0.5}
     elif family in TURNING:
         model, settings, processor = _turning(family, ends, sizes)
     else:
@@ -121,7 +141,7 @@ def _turning(family: str, ends: dict[str, Any], sizes: dict[str, Any]) -> tuple[
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4,
                                "mrope_section": [half - 2 * (3 * half // 8), *[3 * half // 8] * 2]}  # fmt: skip
     shared = {"image_token_id": OWN + 8, "vision_start_token_id": OWN + 7, "vision_end_token_id": OWN + 9,
-              "video_token_id": OWN + 12, "text_config": text, **ends}  # fmt: skip
+              "video_token_id": OWN + 20, "text_config": text, **ends}  # fmt: skip
     seen: dict[str, Any] = {"depth": 2, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2}
     if family.startswith("qwen3"):
         # Two layers of the decoder get more of a picture.
@@ -173,13 +193,17 @@ class Truth:
         self.model: Any = AutoModelForImageTextToText.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
-        self.processor = AutoImageProcessor.from_pretrained(path, backend="pil")
+        # Of Llama 4's, which needs torchvision, tests/predict/test_tiles.py has what it gives.
+        self.tiles = TileProcessor(path) if cuts_tiles(path) else None
+        self.processor = None if self.tiles else AutoImageProcessor.from_pretrained(path, backend="pil")
         self.merged = 8 if self.model.config.model_type == "mistral3" else 0
 
     def seen(self, files: list[bytes]) -> dict[str, Any]:
         """What the processor makes of the pictures of one prompt."""
         more = {"patch_size": {"height": self.merged, "width": self.merged}} if self.merged else {}
         images = [Image.open(BytesIO(file)).convert("RGB") for file in files]
+        if self.tiles is not None:
+            return {"pixel_values": torch.cat([self.tiles(image)["pixel_values"][0] for image in images]).float()}
         found = self.processor(images=images, return_tensors="pt", **more)
         return {name: found[name] for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in found}
 

@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve_app.documents": {"markitdown", "serve_app.media.preparing"},
     "serve_app.predict": {
         "diffusers", "numpy", "PIL", "torch", "transformers", "serve_app.engine.batching", "serve_app.media",
+        "serve_app.text.tiles",
     },
     "serve_app.worker": {
         "serve_app.sampling_params",

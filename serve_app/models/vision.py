@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# By `model_type`. Llama 3.2 reads pictures in layers of its own, Llama 4 cuts them into tiles.
-KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"})
+# By `model_type`. Llama 3.2 reads pictures in layers of its own.
+KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama4"})
 # The tokens of one picture attend to each other in both directions.
 WHOLE = frozenset({"gemma3"})
+
+
+# Pictures are several tiles, whose features transformers leaves to the model's forward to project.
+TILED = frozenset({"llama4"})
 
 
 @dataclass(slots=True)
@@ -35,12 +39,13 @@ class Seen:
 class PictureEncoder:
     """``options``: what the model's image processor is told beside its own configuration. ``whole``: see
     :class:`serve_app.engine.request.EmbeddedSpan`. ``merged``: patches to a side of what becomes one feature, for
-    models whose positions follow from the grid of these; 0 for others."""
+    models whose positions follow from the grid of these; 0 for others. ``tiled``: of :data:`TILED`."""
 
     module: Any
     options: dict[str, Any]
     whole: bool = False
     merged: int = 0
+    tiled: bool = False
 
     @torch.inference_mode()
     def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Seen]:
@@ -51,6 +56,8 @@ class PictureEncoder:
         batch["pixel_values"] = batch["pixel_values"].to(dtype)
         if self.merged:
             batch["pixel_values"] = batch["pixel_values"].flatten(0, 1)
+        if self.tiled:
+            return [Seen(features.to(dtype)) for features in self._tiled(batch["pixel_values"])]
         found = self.module.model.get_image_features(**batch, return_dict=True)
         grids: list[tuple[int, int] | None] = [None] * len(pictures)
         if self.merged:
@@ -58,6 +65,13 @@ class PictureEncoder:
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         rows = [torch.cat(own, -1).to(dtype) for own in zip(*parts, strict=True)]
         return [Seen(features, grid) for features, grid in zip(rows, grids, strict=True)]
+
+    def _tiled(self, pixels: Tensor) -> Tensor:
+        """Features [pictures, places, hidden] of [pictures, tiles, 3, side, side]."""
+        found = self.module.get_image_features(pixels.flatten(0, 1), return_dict=True).last_hidden_state
+        return self.module.multi_modal_projector(found).view(
+            len(pixels), -1, self.module.config.text_config.hidden_size
+        )
 
 
 def _sides(pictures: Sequence[dict[str, Tensor]]) -> list[list[int]]:
@@ -77,5 +91,5 @@ def picture_encoder(module: nn.Module) -> PictureEncoder | None:
     if config.vision_config.model_type == "pixtral":
         side = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
         options["patch_size"] = {"height": side, "width": side}
-    merged = tower.spatial_merge_size if hasattr(owner.model, "get_rope_index") else 0
-    return PictureEncoder(module, options, config.model_type in WHOLE, merged)
+    merged = tower.spatial_merge_size if hasattr(getattr(owner, "model", None), "get_rope_index") else 0
+    return PictureEncoder(module, options, config.model_type in WHOLE, merged, config.model_type in TILED)

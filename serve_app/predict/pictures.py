@@ -13,6 +13,7 @@ from transformers import AutoImageProcessor
 from serve_app.media.decoder import Decoder
 from serve_app.media.errors import BadFile
 from serve_app.predict.predictor import BadInput, Item, Place
+from serve_app.predict.tiles import TileProcessor, cuts_tiles
 
 # Pixels that the budget of a batch counts as one: of 16 by 16, as most models cut pictures.
 PATCH = 256
@@ -24,8 +25,12 @@ class Pictures:
     def __init__(self, place: Place, **options: Any) -> None:
         """``options``: what the processor is told beside its configuration."""
         # Pillow resizes on every machine alike.
-        self.processor = AutoImageProcessor.from_pretrained(
-            place.path, local_files_only=True, trust_remote_code=False, backend="pil"
+        self.processor: Any = (
+            TileProcessor(place.path)
+            if cuts_tiles(place.path)
+            else AutoImageProcessor.from_pretrained(
+                place.path, local_files_only=True, trust_remote_code=False, backend="pil"
+            )
         )
         self._options = options
         self._decoder = Decoder()
@@ -53,7 +58,9 @@ class Pictures:
 def _patches(tensors: dict[str, torch.Tensor]) -> int:
     if "image_grid_thw" in tensors:
         return len(tensors["pixel_values"])
-    return max(1, max(t.shape[-1] * t.shape[-2] for t in tensors.values() if t.ndim > 1) // PATCH)
+    return max(
+        1, max(t.shape[-1] * t.shape[-2] * (t.ndim < 4 or len(t)) for t in tensors.values() if t.ndim > 1) // PATCH
+    )
 
 
 def stacked(items: Any, model: Any) -> dict[str, torch.Tensor]:

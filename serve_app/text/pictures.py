@@ -2,8 +2,8 @@
 
 How many follows from the picture's size by the rules of the model's processor. Those are code of transformers, which a
 gateway does not import, so the rules of the families that are served stand here, and a worker compares each number with
-what its encoder gives. Sources: `processing_llava.py`, `processing_pixtral.py`, `processing_gemma3.py` and
-`image_processing_qwen2_vl.py` of transformers 5.
+what its encoder gives. Sources: `processing_llava.py`, `processing_pixtral.py`, `processing_gemma3.py`,
+`image_processing_qwen2_vl.py` and `processing_llama4.py` of transformers 5.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from serve_app.api.errors import InvalidInput
+from serve_app.text.tiles import canvas
 
 # Of the longer side to the shorter: what Qwen's processors take at most.
 MAX_ASPECT = 200
@@ -179,6 +180,30 @@ class Merged(PictureRule):
         return rows, columns
 
 
+@dataclass(slots=True, frozen=True)
+class Tiles(PictureRule):
+    """Llama 4: a picture is cut into tiles of ``side`` pixels, with ``each`` tokens, and shown once more as a whole
+    where there are several. ``most`` and ``largest`` as :func:`serve_app.text.tiles.canvas` takes them."""
+
+    side: int
+    most: int
+    largest: bool
+    each: int
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        rows, columns = self._canvas(width, height)
+        return rows * columns + (rows * columns > 1), self.each
+
+    def written(self, picture: Picture) -> str:
+        rows, columns = self._canvas(picture.width, picture.height)
+        tile = self.placeholder * self.each
+        row = "<|tile_x_separator|>".join([tile] * columns) + "<|tile_y_separator|>"
+        return f"<|image_start|>{row * rows if rows * columns > 1 else ''}<|image|>{tile}<|image_end|>"
+
+    def _canvas(self, width: int, height: int) -> tuple[int, int]:
+        return canvas(width, height, self.side, self.most, largest=self.largest)
+
+
 def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
     """The rule of the model in ``folder``, whose control tokens have these ``names``. Raises :class:`NoPictures`."""
     config, processor = _json(folder, "config.json"), _json(folder, "processor_config.json")
@@ -197,6 +222,8 @@ def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
             found = _enclosed(processor, settings, _json(folder, "tokenizer_config.json"), config)
         elif family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
             found = _merged(settings, _json(folder, "tokenizer_config.json"), vision, config)
+        elif family == "llama4":
+            found = _tiles(processor, settings, vision, config)
         else:
             raise NoPictures(f"the way of {family or kind} with pictures is not supported; text alone is")
     except (KeyError, TypeError) as error:
@@ -256,6 +283,20 @@ def _merged(
         raise NoPictures("its processor merges other patches than its encoder")
     mark = named.get("image_token") or "<|image_pad|>"
     return Merged(mark, mark, _token(config), settings.get("patch_size", 14) * merged, least, most)
+
+
+def _tiles(
+    processor: dict[str, Any], settings: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]
+) -> PictureRule:
+    changed = [name for name in ("do_resize", "do_rescale", "do_normalize") if settings.get(name) is False]
+    size = settings.get("size") or {"height": 336, "width": 336}
+    if changed or settings.get("resample", 2) != 2 or size["height"] != size["width"]:
+        raise NoPictures(f"its processor prepares them otherwise ({', '.join([*changed, 'resample, size'])})")
+    patch, side = processor.get("patch_size") or vision["patch_size"], size["height"]
+    ratio = processor.get("pixel_shuffle_ratio") or vision.get("pixel_shuffle_ratio", 0.5)
+    each = (side // patch) ** 2 // round(1 / ratio**2)
+    most, largest = settings.get("max_patches", 16), settings.get("resize_to_max_canvas", False)
+    return Tiles("<|image|>", "<|patch|>", _token(config), side, most, largest, each)
 
 
 def _token(config: dict[str, Any]) -> int:

@@ -18,7 +18,7 @@ def path(request, tmp_path_factory):
 def test_features_are_transformers_own(path):
     model, truth = tiny.load(path, optimise=True), sight.Truth(path)
     # The decoder is the fused one where text alone would have it: what looks stands beside it.
-    assert ("fused_decoder" in model.report) == (path.name != "gemma3")
+    assert ("fused_decoder" in model.report) == (path.name not in ("gemma3", "llama4"))
     encoder = model.pictures
     assert encoder is not None
     files = [sight.picture(40, 30, seed) for seed in range(3)]
@@ -30,8 +30,12 @@ def test_features_are_transformers_own(path):
     together = encoder(given)
     for file, one, found in zip(files, given, together, strict=True):
         with torch.inference_mode():
-            their = truth.model.model.get_image_features(**truth.seen([file]), return_dict=True)
-        parts = [their.pooler_output, *getattr(their, "deepstack_features", ())]
+            if path.name == "llama4":
+                their = truth.model.get_image_features(**truth.seen([file]), return_dict=True).last_hidden_state
+                parts = [[truth.model.multi_modal_projector(their).flatten(0, 1)]]
+            else:
+                their = truth.model.model.get_image_features(**truth.seen([file]), return_dict=True)
+                parts = [their.pooler_output, *getattr(their, "deepstack_features", ())]
         wanted = torch.cat([part for [part] in parts], 1)
         assert len(parts) == (3 if path.name.startswith("qwen3") else 1)
         torch.testing.assert_close(found.features, wanted, atol=1e-5, rtol=1e-4)

@@ -22,8 +22,8 @@ DIVISIONS = [
     ("gemma3", 1, 2),
     ("qwen2_5_vl", 2, 1),
     ("qwen2_5_vl", 1, 2),
-    ("qwen3_vl", 2, 1),
     ("qwen3_vl", 1, 2),
+    ("llama4", 2, 1),
 ]
 
 

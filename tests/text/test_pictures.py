@@ -14,6 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from serve_app.api.errors import ContextTooLong, InvalidInput
 from serve_app.api.fields.turn import CONTINUED
 from serve_app.api.types import GenerateRequest
+from serve_app.predict.tiles import TileProcessor
 from serve_app.sampling_params import SamplingParams
 from serve_app.text.pictures import Merged, NoPictures, Picture
 from serve_app.text.prompt import Prompt, read_prompt, with_pictures
@@ -55,7 +56,8 @@ def covered(prompt: Prompt) -> list[int]:
 
 
 def test_the_number_of_tokens_is_what_the_processor_makes(folder, tokenizer):
-    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    tiled = folder.name == "llama4"
+    processor = TileProcessor(folder) if tiled else AutoImageProcessor.from_pretrained(folder, backend="pil")
     if folder.name == "mistral3":
         with pytest.raises(InvalidInput, match="1000 by 10 pixels is too thin"):  # as its processor fails
             read_prompt(tokenizer, asked("x", (1000, 10)))
@@ -63,6 +65,8 @@ def test_the_number_of_tokens_is_what_the_processor_makes(folder, tokenizer):
         image = Image.fromarray(np.zeros((height, width, 3), np.uint8))
         if folder.name == "gemma3":
             wanted = 16
+        elif tiled:
+            wanted = 4 * processor(images=image)["pixel_values"].shape[1]
         elif folder.name == "llava":
             made = processor(images=image, return_tensors="np")["pixel_values"][0]
             wanted = (made.shape[1] // 8) * (made.shape[2] // 8)
@@ -109,6 +113,22 @@ def test_pictures_of_gemma_stand_between_lines(tmp_path):
     found = read_prompt(tokenizer, asked("a", (25, 17), "b"))
     text = tokenizer.decode(found.ids, skip_special_tokens=False)
     assert f"a\n\n<start_of_image>{'<image_soft_token>' * 16}<end_of_image>\n\nb" in text
+
+
+def test_tiles_of_llama_are_told_apart(tmp_path):
+    """As `Llama4Processor._prompt_split_image` writes them, which needs torchvision."""
+    tokenizer = Tokenizer(sight.write(tmp_path / "llama4", "llama4"))
+    tile = "<|patch|>" * 4
+    for size, tiles in (
+        ((9, 9), ""),
+        ((40, 30), f"{tile}<|tile_x_separator|>{tile}<|tile_y_separator|>"),
+        ((25, 70), f"{tile}<|tile_y_separator|>" * 3),
+        ((64, 64), f"{tile}<|tile_x_separator|>{tile}<|tile_y_separator|>" * 2),
+    ):
+        found = read_prompt(tokenizer, asked("a", size, "b"))
+        text = tokenizer.decode(found.ids, skip_special_tokens=False)
+        assert f"a<|image_start|>{tiles}<|image|>{tile}<|image_end|>b" in text
+        assert [count for _, count in found.pictures[0].places] == [4] * text.count(tile)
 
 
 def test_pictures_keep_their_shape_within_a_number_of_pixels(tmp_path):

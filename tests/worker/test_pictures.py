@@ -63,7 +63,7 @@ def at(prompt: Prompt) -> tuple[PictureAt, ...]:
     return tuple(PictureAt(p.picture.data, p.picture.digest, p.places, p.grid) for p in prompt.pictures)
 
 
-@pytest.fixture(scope="module", params=some(sight.FAMILIES, "llava", "gemma3", "qwen2_5_vl", "qwen3_vl"))
+@pytest.fixture(scope="module", params=some(sight.FAMILIES, "llava", "gemma3", "qwen2_5_vl", "qwen3_vl", "llama4"))
 def family(request):
     return request.param
 

@@ -149,7 +149,13 @@ def divide(module: Any, place: Place) -> Division:
     more = MORE.get(module.config.get_text_config().model_type, {})
     plan |= {f"{below}.*.{rule}": style for rule, style in more.items()}
     outer = {each for each, child in modules.items() if child is head or child is module.get_input_embeddings()}
-    rules = [(t, style) for rule, style in plan.items() for t in _named(rule, [*modules, *found.names])]
+    seeing = tuple(f"{each}." for each in looking(module))
+    rules = [
+        (target, style)
+        for rule, style in plan.items()
+        for target in _named(rule, [*modules, *found.names])
+        if not f"{target}.".startswith(seeing)
+    ]
     if place.whole_experts:
         _whole_experts(found, modules, [target for target, style in rules if style == "moe_tp_experts"], name)
     for target, style in rules:
@@ -184,17 +190,23 @@ def _stages(module: Any, layers: nn.ModuleList, count: int) -> list[tuple[int, i
 
     costs = [size(layer) for layer in layers]
     table = module.get_input_embeddings()
-    base: Any = getattr(module, "model", None)
-    seeing = [child for name, child in base.named_children() if name != "language_model"] if looks(base) else []
-    first = size(table, *seeing)
+    first = size(table, *looking(module).values())
     tied = module.get_output_embeddings().weight is table.weight
     last = size(module) - sum(costs) - first + (size(table) if tied else 0)
     return stages(costs, count, (first, last))
 
 
-def looks(base: Any) -> bool:
-    """Whether what looks at pictures stands beside a language model."""
-    return hasattr(base, "language_model")
+def looking(module: Any) -> dict[str, nn.Module]:
+    """What looks at pictures beside a language model, by name; it is whole on the rank that looks."""
+    for prefix, base in (("", module), ("model.", getattr(module, "model", None))):
+        children = dict(base.named_children()) if base is not None else {}
+        if "language_model" in children:
+            return {
+                f"{prefix}{name}": child
+                for name, child in children.items()
+                if name not in ("language_model", "lm_head")
+            }
+    return {}
 
 
 def _attends(layer: nn.Module) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from serve_app.engine.runner import Forward
-from serve_app.models.divided.division import Division, bare, divide, layers_of, looks
+from serve_app.models.divided.division import Division, bare, divide, layers_of, looking
 from serve_app.models.divided.modules import (
     JoinedLinear,
     NoEmbedding,
@@ -128,11 +128,10 @@ def load_part(model_class: Any, path: Path, *, dtype: torch.dtype, group: Group)
 
 def _leave_pictures(model: Any, place: Place) -> None:
     """Rank 0 alone looks at pictures; what stands beside the language model is nothing to the others."""
-    base: Any = getattr(model, "model", None)
-    if place.rank and looks(base):
-        for name, child in list(base.named_children()):
-            if name != "language_model" and next(child.parameters(), None) is not None:
-                setattr(base, name, Through())
+    for name, child in looking(model).items() if place.rank else ():
+        if next(child.parameters(), None) is not None:
+            owner, _, own = name.rpartition(".")
+            setattr(model.get_submodule(owner), own, Through())
 
 
 def _leave_other_stages(model: Any, division: Division, dtype: torch.dtype) -> None:
