@@ -224,6 +224,11 @@ def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
             found = _merged(settings, _json(folder, "tokenizer_config.json"), vision, config)
         elif family == "llama4":
             found = _tiles(processor, settings, vision, config)
+        elif family == "mllama":
+            raise NoPictures(
+                "layers of mllama attend to them beside the text, whose keys and values the paged cache does not hold; "
+                "text alone is supported"
+            )
         else:
             raise NoPictures(f"the way of {family or kind} with pictures is not supported; text alone is")
     except (KeyError, TypeError) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import MllamaConfig, MllamaForConditionalGeneration
 
+from serve_app.models.loading.miniature import randomise
 from serve_app.predict.pictures import Pictures
 from serve_app.predict.predictor import Place
 from tests import sight, tiny
@@ -45,3 +47,23 @@ def test_features_are_transformers_own(path):
 
 def test_models_without_eyes_have_no_encoder(tmp_path):
     assert tiny.load(tiny.write_checkpoint(tmp_path, "llama")).pictures is None
+
+
+def test_layers_that_attend_to_pictures_are_left_out_of_text(tmp_path):
+    """Llama 3.2 Vision reads text without them, in transformers as here; of its pictures nothing is known."""
+    text = {**sight.TEXT, "num_hidden_layers": 5, "cross_attention_layers": [1, 3], "hidden_act": "silu"}
+    seen = {"hidden_size": 32, "num_hidden_layers": 2, "num_global_layers": 1, "attention_heads": 4,
+            "intermediate_size": 64, "vision_output_dim": 64, "image_size": 16, "patch_size": 8, "max_num_tiles": 2,
+            "intermediate_layers_indices": [1], "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]}  # fmt: skip
+    torch.manual_seed(0)
+    model = MllamaForConditionalGeneration(MllamaConfig(vision_config=seen, text_config=text))
+    randomise(model)
+    model.save_pretrained(tmp_path)
+    prompts = [[(7 * i * i + n) % 5000 + 3 for i in range(n)] for n in (5, 70, 71)]
+    wanted = {str(i): tiny.reference_tokens(model.eval(), p, 8, eos_token_id=None) for i, p in enumerate(prompts)}
+    loaded = tiny.load(tmp_path, optimise=True)
+    assert loaded.pictures is None and len(loaded.kv_shape.layers) == 3
+    engine = tiny.make_engine(loaded, num_blocks=40, max_batch_tokens=24)
+    for i, prompt in enumerate(prompts):
+        engine.add(tiny.make_request(str(i), prompt, max_tokens=8, ignore_eos=True))
+    assert tiny.run_all(engine) == wanted

@@ -200,6 +200,7 @@ def test_what_cannot_be_is_refused(tokenizer, tmp_path):
 
 @pytest.mark.parametrize(("change", "why"), [
     ({"model_type": "internvl"}, "internvl with pictures is not supported"),
+    ({"model_type": "mllama"}, "layers of mllama attend to them"),
     ({"vision_config": None}, "no processor"),
     ({"image_token_id": 5, "image_token_index": 5}, "is no control token"),
     ({"image_token_id": None, "image_token_index": None}, "names no token"),

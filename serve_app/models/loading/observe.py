@@ -152,7 +152,9 @@ def _placed(module: nn.Module, calls: list[SeenLayer]) -> list[SeenLayer]:
     config: Any = module.config.get_text_config()  # type: ignore[union-attr, operator]
     every = getattr(config, "num_hidden_layers", None) or getattr(config, "num_layers", None) or len(calls)
     # Of a model that several ranks divide, some layers may be elsewhere (serve_app.models.divided).
-    held = getattr(module, "held_layers", range(max(every, len(calls))))
+    # Llama 3.2 Vision's that attend to pictures are left out of texts without any.
+    left_out = getattr(config, "cross_attention_layers", None) or ()
+    held = getattr(module, "held_layers", [i for i in range(max(every, len(calls))) if i not in left_out])
     expected = min(every, len(held))
     name = type(module).__name__
     if not calls or len(calls) < expected:
