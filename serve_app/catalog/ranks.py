@@ -70,7 +70,7 @@ def _obstacle(record: ModelRecord, name: str, stage: Stage) -> str:
         return f"{name} stage"
     if record.adapters is not None and stage.pipeline_parallel > 1:
         return "adapters (lora) with pipeline_parallel"
-    if record.quantization != "none":
+    if record.quantization == "fp8":
         return f"quantization {record.quantization}"
     if record.draft is not None and record.draft.method == "eagle3":
         return "EAGLE-3 head (draft.method)"

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from serve_app.kernels.library import native
 from serve_app.kernels.linear.packing import LinearLayout
-from serve_app.kernels.linear.panels import LINEAR, PANEL, PanelStore, panel_library, plain_order
+from serve_app.kernels.linear.panels import LINEAR, PanelStore, panel_library, plain_order
 from serve_app.kernels.linear.places import Places
-from serve_app.kernels.linear.quantize import Quantized, pack_panels
+from serve_app.kernels.linear.quantize import PANEL, Quantized
 from serve_app.kernels.mixture import ABSENT, MixtureWeight, mixture_record
 from serve_app.kernels.shapes import ShapeMismatch, check_batch, check_decoder, check_plane
 
@@ -125,7 +125,7 @@ class DecoderLayer:
 
 def decoder_library(*, quantized: bool = False) -> native.Library | None:
     """The C++ library if this CPU can run the pass, and with ``quantized`` also on weights in fewer bits."""
-    return None if quantized and not torch.cpu._is_vnni_supported() else panel_library()
+    return panel_library(quantized=quantized)
 
 
 def paired_order(inner: int) -> np.ndarray:
@@ -307,14 +307,10 @@ class Decoder:
         return weight.data_ptr(), norm.eps
 
     def _linear(self, weight: LinearWeight, paired: bool = False) -> tuple[int, ...]:
-        rows, k = weight.out_features, weight.parts[0].shape[1]
+        rows = weight.out_features
         order = paired_order(rows // 2) if paired else plain_order(rows)
         bias = torch.cat([b.detach().float() for b in weight.biases]) if weight.biases else None
         if weight.quantized:
-            at = self._store.take(weight.packed_bytes)
-            codes = Quantized.stack(weight.quantized)
-            panels = pack_panels(codes, order)
-            ctypes.memmove(at, panels.data_ptr(), panels.numel())
-            return at, self._store.bias(order, bias), 0, 0, 0, rows, k, codes.bits
+            return self._store.pack(Quantized.stack(weight.quantized), order, bias)
         source = weight.parts[0] if len(weight.parts) == 1 else torch.cat(weight.parts)
         return self._store.pack(source.detach().to(torch.bfloat16), order, bias)

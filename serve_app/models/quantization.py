@@ -49,6 +49,11 @@ def codes_of(module: nn.Module) -> list:
     return [] if found is None or isinstance(found, torch.Tensor) else [found]
 
 
+def is_quantized(model: nn.Module) -> bool:
+    """Whether any module carries codes."""
+    return any(codes_of(module) or getattr(module, "expert_codes", None) for module in model.modules())
+
+
 def _quantize_experts(module: Any, bits: int) -> int:
     """How many experts transformers' module of them has, if their weights can be rounded; 0 for any other module."""
     if not hasattr(module, "_apply_gate") or not hasattr(module, "is_transposed"):

@@ -15,11 +15,6 @@ COMPACT_BYTES = 1.5 + 4 / (16 * PANEL) + 4 / 3000
 GROUP = 64
 _QUANTIZED = {"int8": 1 + 2 / GROUP, "int4": 0.5 + 4 / GROUP}
 _LINEARS = ("experts", "shared experts", "latent projections", "head", "attention", "mlp", "routers")
-# Models whose linears stay in the bits they are rounded to: those of the fused pass. Others hold the rounded values.
-FUSED = {
-    "cwm", "granite", "llama", "ministral", "mistral", "mistral3", "phi3", "qwen2", "qwen3", "seed_oss", "mixtral",
-    "qwen3_moe", "gpt_oss",
-}  # fmt: skip
 # Models whose latents lie in a worker's cache; of other models with latents every head's keys and values do.
 LATENT = {"deepseek_v2", "deepseek_v3"}
 _ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -27,12 +22,13 @@ _ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(slots=True, frozen=True)
 class Held:
-    """How a worker on a CPU has its weights. ``panels``: whether the CPU multiplies bfloat16 in panels."""
+    """How a worker on a CPU has its weights. ``panels``: whether the CPU multiplies bfloat16 in panels, and with it
+    codes of fewer bits.
+    """
 
     dtype: str = "bfloat16"
     quantization: str = "none"
     panels: bool = True
-    model_type: str = ""
 
 
 def panels_here() -> bool:
@@ -47,9 +43,10 @@ def as_held(tensors: Iterable[Tensor], held: Held) -> list[Tensor]:
     it.
     """
     dtype, panels = held.dtype, held.panels
-    fused = panels and dtype == "bfloat16" and held.model_type in FUSED
-    quantization = held.quantization if fused else "none"
+    quantization = held.quantization if panels and dtype == "bfloat16" else "none"
     found = list(tensors)
+    # Experts are rounded altogether or not at all.
+    whole = all(size % GROUP == 0 for t in found if t.role == "experts" and _is_linear(t) for size in t.shape[-2:])
     if not any(tensor.role == "head" for tensor in found):
         found += [replace(t, name="lm_head.weight") for t in found if t.role == "embedding"]
     item = _ITEMS[dtype]
@@ -60,7 +57,8 @@ def as_held(tensors: Iterable[Tensor], held: Held) -> list[Tensor]:
     def size(tensor: Tensor) -> int:
         if not _is_linear(tensor):
             return tensor.values * item
-        if quantization != "none" and tensor.role not in ("experts", "routers"):
+        fits = whole if tensor.role == "experts" else tensor.shape[-1] % GROUP == 0
+        if quantization != "none" and tensor.role != "routers" and fits:
             bits = "int8" if tensor.role == "head" else quantization  # whose errors choose tokens
             return int(_padded(tensor) * _QUANTIZED[bits])
         return int(_padded(tensor) * each) if in_panels else tensor.values * item

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def plan_model(
     latent = True
     if held is not None:
         latent = full.get_text_config().model_type in LATENT and held.quantization == "none"
-        tensors = as_held(tensors, replace(held, model_type=full.get_text_config().model_type))
+        tensors = as_held(tensors, held)
     return build(name, full, tensors, layer_caches(full, item, latent=latent))
 
 

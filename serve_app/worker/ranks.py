@@ -89,7 +89,7 @@ def refuse_features(spec: WorkerSpec) -> None:
     asked = {
         "lora with pipeline_parallel": spec.adapters > 0 and spec.pipeline_parallel > 1,
         "draft.method: eagle3": spec.draft_method == "eagle3" and bool(spec.draft_weights),
-        f"quantization: {spec.quantization}": spec.quantization != "none",
+        f"quantization: {spec.quantization}": spec.quantization == "fp8",
     }  # fmt: skip
     if wrong := [name for name, wanted in asked.items() if wanted]:
         raise ValueError(

@@ -35,6 +35,7 @@ def test_ranks_are_a_stage_s_own():
     check(record("local", tensor_parallel=2))
     check(record("local", tensor_parallel=2, expert_parallel=2))
     check(record("local", tensor_parallel=2, other={"lora": True}))
+    check(record("local", tensor_parallel=2, other={"quantization": "int8"}))
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from transformers import (
     DeepseekV3ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
 )
 
-from serve_app.models.divided.division import Cut, bare, divide
+from serve_app.models.divided.division import Cut, bare, divide, keep_groups
 from serve_app.models.divided.load import refuse_divided
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.parallel.place import Place
@@ -86,6 +88,9 @@ HEADS = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
 ODD_EXPERTS = MixtralConfig(**tiny.COMMON, num_local_experts=5)
 LATENT = DeepseekV3Config(**tiny.COMMON | tiny.LATENT["deepseek_v3"][2])
 ODD = LlamaConfig(**tiny.COMMON | HEADS)
+WIDE = tiny.COMMON | {"hidden_size": 128, "num_local_experts": 4, "head_dim": 32}
+WIDE_EXPERTS = MixtralConfig(**WIDE)
+NARROW_EXPERTS = MixtralConfig(**WIDE | {"intermediate_size": 192})
 
 
 @pytest.mark.parametrize(
@@ -106,10 +111,30 @@ def test_what_can_not_be_divided_is_named(model, config, place, said):
 
 
 @pytest.mark.parametrize(
+    ("model", "config", "place", "said"),
+    [
+        (LlamaForCausalLM, LLAMA, Place(2), r"o_proj.weight has 64 columns, 32 for each of 2 ranks, and 64 of them"),
+        (LlamaForCausalLM, LLAMA, Place(1, 2), ""),
+        (MixtralForCausalLM, WIDE_EXPERTS, Place(2), ""),
+        (MixtralForCausalLM, NARROW_EXPERTS, Place(2), r"down_proj has 192 columns, 96 for each.*expert_parallel"),
+        (MixtralForCausalLM, NARROW_EXPERTS, Place(2, whole_experts=True), ""),
+        (GptOssForCausalLM, GptOssConfig(**WIDE | {"intermediate_size": 192}), Place(2), "down_proj has 192 columns"),
+    ],
+)
+def test_columns_that_are_rounded_together_stay_together(model, config, place, said):
+    whole = bare(model, config)
+    division = divide(whole, place)
+    if not said:
+        return keep_groups(whole, division)
+    with pytest.raises(UnsupportedModel, match=said):
+        keep_groups(whole, division)
+
+
+@pytest.mark.parametrize(
     ("asked", "said"),
     [
         ({"adapters": 2}, "adapters, stages and several ranks"),
-        ({"quantization": "int8"}, "quantization: int8 and several ranks"),
+        ({"quantization": "fp8"}, "quantization: fp8 and several ranks"),
         ({"plug": lambda place, linear: linear}, "plugged linears"),
     ],
 )

@@ -1,13 +1,14 @@
-// Linears on packed bfloat16 weights (gemm.h), and those of a mixture's experts in one call; plain C ABI.
+// Linears on packed weights, bfloat16 (gemm.h) or in fewer bits (quantized.h), and those of a mixture's experts in one call; plain
+// C ABI.
 #include <atomic>
 #include <vector>
 
-#include "wide.h"
+#include "quantized.h"
 
 namespace {
 
 struct LinearArgs {  // mirrored by serve_app/kernels/library/native.py, field by field, 8 bytes each
-    const Linear* linears;  // [experts], all of one shape
+    const Linear* linears;  // [experts], all of one shape; all in 8 bits, all in 4, or none
     const bf16* x;          // [rows, k]
     bf16* out;              // [pairs, n]: pair p is row p / (pairs / rows) of x times expert chosen[p]
     const int64_t* chosen;  // [pairs], or null: expert 0 for all
@@ -17,6 +18,7 @@ struct LinearArgs {  // mirrored by serve_app/kernels/library/native.py, field b
 #if HAS_BF16_DOT
 
 constexpr int64_t SINGLE_THREAD_BYTES = 96 << 10;  // less is read before another thread has woken up
+constexpr int64_t FEW_ROWS = 16;                   // one thread has them in 8 bits before another has woken up
 
 // Rows of x by the expert they go to: those of active[i] are [starts[i], starts[i + 1]) of `order`, which names pairs.
 struct Groups {
@@ -62,12 +64,25 @@ inline void write_row(bf16* to, const float* sums, int width) {
     std::memcpy(to + j, &half, (width - j) * sizeof(bf16));
 }
 
+// Rows in 8 bits, for weights that are multiplied so.
+Codes coded(const bf16* x, int64_t rows, int64_t k, int threads) {
+    static thread_local CodeMemory memory;
+    const Codes to = memory.take(rows, k);
+#if HAS_QUANTIZED
+#pragma omp parallel for num_threads(threads) if (threads > 1 && rows > FEW_ROWS)
+    for (int64_t r = 0; r < rows; r++) quantize_row(x + r * k, to.from(r));
+#endif
+    return to;
+}
+
 // Every panel of every expert that rows go to, by `threads` threads: each takes one after the other, so that one that comes
 // late takes fewer. Without `groups` there is one expert, and rows keep their order.
 void multiply(const LinearArgs& a, const Groups* groups) {
     const int64_t n = a.linears->n, k = a.linears->k;
     const int each = panels(*a.linears), all = each * (groups ? (int)groups->active.size() : 1);
-    const int threads = (int64_t)all * PANEL * k * 2 < SINGLE_THREAD_BYTES ? 1 : (int)a.threads;
+    const int threads = all * any_panel_bytes(*a.linears) < SINGLE_THREAD_BYTES ? 1 : (int)a.threads;
+    const bf16* x = groups ? groups->gathered.data() : a.x;
+    const Codes codes = is_wide(*a.linears) ? Codes{} : coded(x, groups ? a.pairs : a.rows, k, threads);
     std::atomic<int> taken{0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (int item = taken++, next; item < all; item = next) {
@@ -78,8 +93,8 @@ void multiply(const LinearArgs& a, const Groups* groups) {
         const int width = (int)std::min<int64_t>(PANEL, n - (int64_t)panel * PANEL);
         const auto linear_of = [&](int which) -> const Linear& { return a.linears[groups ? groups->active[which] : 0]; };
         const int then = next < all ? next : item;
-        wide_panel(linear_of(group), panel, panel_at(linear_of(then / each), then % each),
-                   (groups ? groups->gathered.data() : a.x) + first * k, rows, [&](int row, const float* sums) {
+        any_panel(linear_of(group), panel, any_panel_at(linear_of(then / each), then % each), x + first * k,
+                  codes.k ? codes.from(first) : codes, rows, [&](int row, const float* sums) {
                       const int64_t to = groups ? groups->order[first + row] : row;
                       write_row(a.out + to * n + panel * PANEL, sums, width);
                   });
@@ -90,9 +105,10 @@ void multiply(const LinearArgs& a, const Groups* groups) {
 
 }  // namespace
 
-// Returns 0; 3 for an expert that there is not, 9 for a build without bfloat16 dot products.
+// Returns 0; 3 for an expert that there is not, 9 for a build without the dot products that it takes.
 extern "C" int linear(const LinearArgs* args) {
 #if HAS_BF16_DOT
+    if (!HAS_QUANTIZED && !is_wide(*args->linears)) return 9;
     if (args->rows <= 0 || args->pairs <= 0) return 0;
     if (!args->chosen) {
         multiply(*args, nullptr);

@@ -29,7 +29,7 @@ _REASONS = {
 _LINEAR_REASONS = {
     3: "an expert that there is not",
     6: "a place for adapters that there is not",
-    9: "this build has no bfloat16 dot products",
+    9: "this build has no bfloat16 or 8-bit dot products",
 }
 MAX_HEAD_DIM = 640
 

@@ -1,4 +1,6 @@
-"""Linears that take in what follows them, on weights in oneDNN's blocked format where that is there."""
+"""Linears that take in what follows them, on weights in oneDNN's blocked format where that is there, and linears in
+fewer bits.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from torch import Tensor
 
 from serve_app.kernels.linear.base import Linear
 from serve_app.kernels.linear.packed import packing_available
+from serve_app.kernels.linear.panels import PanelLinears, PanelStore
+from serve_app.kernels.linear.quantize import Quantized
 
 
 def tail_rows(rows: int) -> int:
@@ -50,3 +54,13 @@ class FusedLinear(Linear):
         if self._binary is not None:
             return self._binary(x, other, self.weight, self._bias, "add")
         return super().plus(x, other, batch, rows)
+
+
+class QuantizedLinear(Linear):
+    """A linear whose codes lie in ``store`` and are multiplied as they are."""
+
+    def __init__(self, store: PanelStore, codes: Quantized, bias: Tensor | None) -> None:
+        self.linears, self.dtype = PanelLinears(store, [codes], [bias]), torch.bfloat16
+
+    def __call__(self, x: Tensor, batch: Any = None, rows: Tensor | None = None) -> Tensor:
+        return self.linears(x)

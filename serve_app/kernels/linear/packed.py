@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from serve_app.kernels.linear.panels import PanelLinears, PanelStore, panel_bytes
+from serve_app.kernels.linear.panels import PanelLinears, PanelStore, panel_bytes, panel_library
+from serve_app.kernels.linear.quantize import Quantized
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +28,18 @@ TRANSPOSED = "Conv1D"
 _PLAIN = frozenset({TRANSPOSED, "FalconLinear"})
 # Largest difference from F.linear, as a share of the largest output.
 _TOLERANCE = {torch.bfloat16: 2**-7, torch.float32: 1e-5}
+# Where activations are rounded to 8 bits as well.
+TOLERANCE_QUANTIZED = 2**-5
 
 
 @dataclass(slots=True)
 class PackReport:
     """What :func:`pack_linears` did. ``skipped`` maps module names to reasons; ``bytes`` counts packed
-    weights, and ``panels`` how many are in panels."""
+    weights, ``panels`` how many are in panels, and ``quantized`` how many of those in fewer bits."""
 
     packed: int = 0
     panels: int = 0
+    quantized: int = 0
     bytes: int = 0
     seconds: float = 0.0
     skipped: dict[str, str] = field(default_factory=dict)
@@ -43,6 +47,7 @@ class PackReport:
     def __str__(self) -> str:
         text = f"packed {self.packed} linears ({self.bytes / 1e6:.1f} MB) in {self.seconds:.2f} s"
         text += f", {self.panels} of them in panels" if self.panels else ""
+        text += f", {self.quantized} quantised" if self.quantized else ""
         reasons = Counter(self.skipped.values())
         return text + "".join(f"; {count} left as they are: {reason}" for reason, count in reasons.items())
 
@@ -51,18 +56,22 @@ class PackedLinear(nn.Module):
     """``nn.Linear`` for inference on CPU: [..., in_features] -> [..., out_features] in the weight's dtype.
 
     Holds no parameters, so that the row-major weight can be freed; :attr:`weight` rebuilds it. With ``store`` the
-    weight lies there in panels. Raises RuntimeError or ValueError where it can't be packed.
+    weight lies there in panels, in fewer bits where it comes with its ``codes``. Raises RuntimeError or ValueError
+    where it can't be packed.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, store: PanelStore | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, store: PanelStore | None = None, codes: Quantized | None = None
+    ) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.bias: Tensor | None = None if bias is None else bias.detach()
         # A plain attribute: looking a Parameter up through nn.Module.__getattr__ shows in a step of hundreds of layers.
         self.weights: PanelLinears | _OneDnn
+        self.quantized = codes is not None and store is not None
         if store is not None:
-            self.weights = PanelLinears(store, [weight.detach()], [self.bias])
+            self.weights = PanelLinears(store, [weight] if codes is None else [codes], [self.bias])
         else:
             self.weights = _OneDnn(weight.detach(), self.bias)
 
@@ -137,6 +146,7 @@ def pack_linears(model: nn.Module, *, exclude: Collection[str] = (), store: Pane
         done[id(module)] = packed
         report.packed += 1
         report.panels += isinstance(packed.weights, PanelLinears)
+        report.quantized += packed.quantized
         report.bytes += module.weight.numel() * module.weight.element_size()
     report.seconds = time.monotonic() - started
     if any("differs" in reason or "cannot" in reason for reason in report.skipped.values()):
@@ -170,10 +180,14 @@ def _obstacle(name: str, module: nn.Module, exclude: Collection[str]) -> str | N
 def _pack_checked(module: Any, store: PanelStore | None) -> PackedLinear | None:
     """The first way of packing that agrees with the module itself."""
     weight = _weight_of(module)
-    ways = (store, None) if store is not None and weight.dtype is torch.bfloat16 else (None,)
+    ways: list[tuple[PanelStore | None, Quantized | None]] = [(None, None)]
+    if store is not None and weight.dtype is torch.bfloat16:
+        codes = getattr(module, "quantized", None)
+        known = isinstance(codes, Quantized) and panel_library(quantized=True) is not None
+        ways = [*([(store, codes)] if known else []), (store, None), *ways]
     for way in ways:
         try:
-            packed = PackedLinear(weight, module.bias, way)
+            packed = PackedLinear(weight, module.bias, *way)
             if _agrees(packed, module, weight.dtype):
                 return packed
         except (RuntimeError, ValueError) as error:
@@ -182,11 +196,12 @@ def _pack_checked(module: Any, store: PanelStore | None) -> PackedLinear | None:
 
 
 def _agrees(packed: PackedLinear, module: Any, dtype: torch.dtype) -> bool:
+    tolerance = TOLERANCE_QUANTIZED if packed.quantized else _TOLERANCE[dtype]
     generator = torch.Generator().manual_seed(0)
     for rows in (1, 3):  # matrix-vector and matrix-matrix kernels are different code in oneDNN
         x = torch.randn(rows, packed.in_features, generator=generator).to(dtype)
         want, got = module(x).float(), packed(x).float()
-        limit = _TOLERANCE[dtype] * float(want.abs().max()) + 1e-30
+        limit = tolerance * float(want.abs().max()) + 1e-30
         if not float((got - want).abs().max()) <= limit:
             return False
     return True

@@ -1,5 +1,5 @@
-"""bfloat16 linears on weights in panels (``cpu/gemm.h``), for CPUs with bfloat16 dot products: one C++ call for a
-linear, and one for those of all experts of a mixture.
+"""bfloat16 linears on weights in panels (``cpu/gemm.h``; ``cpu/quantized.h`` for those in fewer bits), for CPUs with
+bfloat16 dot products: one C++ call for a linear, and one for those of all experts of a mixture.
 
 For up to some 32 rows this reads memory up to twice as fast as oneDNN, whose call alone costs as much as a small
 linear. Sums run over the columns in one order whatever the number of rows.
@@ -20,9 +20,9 @@ from torch import Tensor
 from serve_app.kernels.library import native
 from serve_app.kernels.library.load import cpu_library
 from serve_app.kernels.linear import compact
+from serve_app.kernels.linear.quantize import PANEL, Quantized, pack_panels
 from serve_app.kernels.shapes import ShapeMismatch
 
-PANEL = 64
 # `bits` of weights that are floats of four bits with scales (cpu/float4.h).
 FLOAT4 = 5
 # `Linear` of cpu/gemm.h: weight, bias, three addresses of exceptions; outputs, columns, bits.
@@ -33,10 +33,13 @@ _LINEAR = struct.Struct(LINEAR)
 _HUGE_PAGE = 2 << 20
 
 
-def panel_library() -> native.Library | None:
-    """The C++ library if this CPU multiplies bfloat16 weights in panels."""
+def panel_library(*, quantized: bool = False) -> native.Library | None:
+    """The C++ library if this CPU multiplies bfloat16 weights in panels, and with ``quantized`` also those in fewer
+    bits.
+    """
     library = cpu_library()
-    return library if library is not None and torch.cpu._is_avx512_bf16_supported() else None
+    known = torch.cpu._is_avx512_bf16_supported() and (not quantized or torch.cpu._is_vnni_supported())
+    return library if library is not None and known else None
 
 
 def plain_order(rows: int) -> np.ndarray:
@@ -104,11 +107,16 @@ class PanelStore:
         self._keep.append(tensor)
         return tensor.data_ptr()
 
-    def pack(self, source: Tensor, order: np.ndarray, bias: Tensor | None = None) -> tuple[int, ...]:
-        """The record ``Linear`` of a weight [n, k] bfloat16 and its bias [n], packed row r being row ``order[r]`` (-1:
-        zeros)."""
+    def pack(self, source: Tensor | Quantized, order: np.ndarray, bias: Tensor | None = None) -> tuple[int, ...]:
+        """The record ``Linear`` of a weight [n, k], bfloat16 or in fewer bits, and its bias [n], packed row r being row
+        ``order[r]`` (-1: zeros)."""
         rows, k = source.shape
-        source = source.contiguous()
+        if isinstance(source, Quantized):
+            at = self.take(len(order) * source.row_bytes)
+            panels = pack_panels(source, order)
+            ctypes.memmove(at, panels.data_ptr(), panels.numel())
+            return at, self.bias(order, bias), 0, 0, 0, rows, k, source.bits
+        source = source.detach().contiguous()
         threads = native.threads(self.library)
         if self.compact and k % 32 == 0 and self.library.fits_float4(source.data_ptr(), rows, k, threads):
             at, bits, exceptions = self.take(len(order) * k * 17 // 32), FLOAT4, (0, 0, 0)
@@ -135,14 +143,18 @@ class PanelStore:
 
 
 class PanelLinears:
-    """Linears of one shape: ``weights`` [n, k] bfloat16 and their biases [n] or None."""
+    """Linears of one shape: ``weights`` [n, k], all bfloat16 or all in as many bits, and their biases [n] or None."""
 
-    def __init__(self, store: PanelStore, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self, store: PanelStore, weights: Sequence[Tensor | Quantized], biases: Sequence[Tensor | None]
+    ) -> None:
         self.out_features, self.in_features = weights[0].shape
+        if len({each.bits if isinstance(each, Quantized) else 16 for each in weights}) > 1:
+            raise ShapeMismatch("experts differ in their bits")
         if self.in_features % 2 or any(weight.shape != weights[0].shape for weight in weights):
             raise ShapeMismatch(f"weights of {list(weights[0].shape)} do not fit panels; leave them to oneDNN")
         order = plain_order(self.out_features)
-        packed = [store.pack(w.detach(), order, b) for w, b in zip(weights, biases, strict=True)]
+        packed = [store.pack(w, order, b) for w, b in zip(weights, biases, strict=True)]
         self.store = store  # whose memory the records point to
         self._records = ctypes.create_string_buffer(b"".join(_LINEAR.pack(*record) for record in packed))
         self._at, self._count, self._library = ctypes.addressof(self._records), len(packed), store.library

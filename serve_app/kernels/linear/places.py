@@ -19,7 +19,8 @@ import numpy as np
 
 from serve_app.kernels.linear.delta import LowRank
 from serve_app.kernels.linear.packing import FIELDS, GROUP, LINE, LinearLayout, Plan, Recipe
-from serve_app.kernels.linear.panels import PANEL, Arena
+from serve_app.kernels.linear.panels import Arena
+from serve_app.kernels.linear.quantize import PANEL
 
 # What is read from memory of its own, in huge pages, and does not waste most of one; and how many of those that are
 # gone are kept for others.

@@ -30,6 +30,11 @@ class Quantized:
     offset: Tensor | None
 
     @property
+    def shape(self) -> torch.Size:
+        """[n, k]"""
+        return self.codes.shape
+
+    @property
     def row_bytes(self) -> int:
         """Bytes per output once packed."""
         k = self.codes.shape[1]

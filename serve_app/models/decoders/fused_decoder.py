@@ -28,7 +28,9 @@ from serve_app.kernels.decoder import (
     decoder_library,
 )
 from serve_app.kernels.linear.base import Linear
-from serve_app.kernels.linear.fused import FusedLinear, tail_rows
+from serve_app.kernels.linear.fused import FusedLinear, QuantizedLinear, tail_rows
+from serve_app.kernels.linear.panels import PanelStore, panel_library
+from serve_app.kernels.linear.quantize import Quantized
 from serve_app.kernels.reference.operators import swiglu
 from serve_app.models.adapters import AdapterBank, bank_plug
 from serve_app.models.decoders.decoder_parts import DecoderParts, NotStandard
@@ -97,11 +99,18 @@ class FusedForward:
         self.embed = parts.embed
         self.rotary, self.rotary_rows, self.positions = parts.rotary, parts.rotary_rows, 0
         self.blocks = dict(parts.blocks)
-        self.layers = [(layer, _linears(layer, plug)) for layer in parts.layers]
-        self.head = _plugged(plug, parts.head)
+        self.store = _store(parts)
+        make = _Making(plug, self.store)
+        self.layers = [(layer, _linears(layer, make)) for layer in parts.layers]
+        self.head = make(parts.head)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of its linears in fewer bits."""
+        return 0 if self.store is None else self.store.bytes
 
     def weights(self) -> list[Tensor]:
-        """Those of its linears, as they lie in memory."""
+        """Those of its other linears, as they lie in memory."""
         linears = [linear for _, own in self.layers for linear in (own.qkv, own.o, *own.halves)]
         return [linear.weight for linear in (*linears, self.head) if isinstance(linear, FusedLinear)]
 
@@ -196,27 +205,44 @@ class LayerLinears:
     down: Linear | None
 
 
-def _linears(layer: DecoderLayer, plug: Plug | None) -> LayerLinears:
+def _store(parts: DecoderParts) -> PanelStore | None:
+    """Where linears in fewer bits lie, if this CPU multiplies those."""
+    library = panel_library(quantized=True) if parts.quantized and parts.embedding.dtype == torch.bfloat16 else None
+    weights = [*(weight for layer in parts.layers for weight in layer.linears()), parts.head]
+    return None if library is None else PanelStore(library, sum(w.packed_bytes for w in weights if w.quantized))
+
+
+@dataclass(slots=True)
+class _Making:
+    """Makes linears of weights, with what ``plug`` makes of them."""
+
+    plug: Plug | None
+    store: PanelStore | None
+
+    def __call__(self, weight: LinearWeight) -> Linear:
+        if self.store is not None and weight.quantized:
+            bias = torch.cat(weight.biases) if weight.biases else None
+            return plugged(self.plug, weight, QuantizedLinear(self.store, Quantized.stack(weight.quantized), bias))
+        return plugged(self.plug, weight, FusedLinear(*_fused(weight)))
+
+
+def _linears(layer: DecoderLayer, make: _Making) -> LayerLinears:
     if layer.gate_up is None or layer.down is None:
-        return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), lambda x, batch: x, (), None)
-    if len(layer.gate_up.names) == 1 and plug is not None:  # what is plugged into one module computes all of it
-        joined = _plugged(plug, layer.gate_up)
+        return LayerLinears(make(layer.qkv), make(layer.o), lambda x, batch: x, (), None)
+    if len(layer.gate_up.names) == 1 and make.plug is not None:  # what is plugged into one module computes all of it
+        joined = make(layer.gate_up)
         halves: tuple[Linear, ...] = (joined,)
 
         def gated(x: Tensor, batch: Batch) -> Tensor:
             return swiglu(joined(x, batch))
     else:
-        gate, up = halves = tuple(plugged(plug, half, FusedLinear(*_fused(half))) for half in _split(layer.gate_up))
+        gate, up = halves = tuple(make(half) for half in _split(layer.gate_up))
 
         def gated(x: Tensor, batch: Batch) -> Tensor:
             return up.times(x, gate.swish(x, batch), batch)
 
-    down = _plugged(plug, layer.down)
-    return LayerLinears(_plugged(plug, layer.qkv), _plugged(plug, layer.o), gated, (*halves, down), down)
-
-
-def _plugged(plug: Plug | None, weight: LinearWeight) -> Linear:
-    return plugged(plug, weight, FusedLinear(*_fused(weight)))
+    down = make(layer.down)
+    return LayerLinears(make(layer.qkv), make(layer.o), gated, (*halves, down), down)
 
 
 def _split(weight: LinearWeight) -> list[LinearWeight]:
@@ -224,4 +250,8 @@ def _split(weight: LinearWeight) -> list[LinearWeight]:
     joined, bias = _fused(weight)
     biases = [[half] for half in bias.chunk(2)] if bias is not None else [[], []]
     names = [(name,) for name in weight.names] if len(weight.names) == 2 else [(), ()]
-    return [LinearWeight([w], b, [], n) for w, b, n in zip(joined.chunk(2), biases, names, strict=True)]
+    codes: list[list[Quantized]] = [[], []]
+    if weight.quantized:
+        both, half = Quantized.stack(weight.quantized), weight.out_features // 2
+        codes = [[both.part(slice(half))], [both.part(slice(half, None))]]
+    return [LinearWeight(*each) for each in zip(([w] for w in joined.chunk(2)), biases, codes, names, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from serve_app.kernels.linear.quantize import GROUP
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.parallel.place import Place
 from serve_app.parallel.stages import stages
@@ -166,6 +167,26 @@ def divide(module: Any, place: Place) -> Division:
         found.cuts |= {f"{own}.{key}": Cut(0) for key, _ in child.named_parameters(recurse=False)}
     _few_heads(found, modules, name)
     return found
+
+
+def keep_groups(module: Any, division: Division) -> None:
+    """Raises :class:`UnsupportedModel` where ranks would get parts of the groups of columns that are rounded together
+    in int8 and int4. ``module`` is :func:`bare`.
+    """
+    tensor = division.place.tensor
+    for target, cut in division.cuts.items():
+        owner, _, own = target.rpartition(".")
+        holder = module.get_submodule(owner)
+        weight = getattr(holder, own)
+        if weight.ndim < 2 or cut.dim != (1 if getattr(holder, "is_transposed", False) else weight.ndim - 1):
+            continue
+        size = weight.shape[cut.dim]
+        if size % GROUP == 0 and size // tensor % GROUP:
+            raise UnsupportedModel(
+                f"{type(module).__name__}: {target} has {size} columns, {size // tensor} for each of {tensor} ranks, "
+                f"and {GROUP} of them are rounded together; use fewer ranks, pipeline_parallel, expert_parallel where "
+                "it has experts, or quantization: none"
+            )
 
 
 def layers_of(module: Any) -> nn.ModuleList:

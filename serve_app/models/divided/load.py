@@ -8,6 +8,7 @@ transformers' modules with smaller weights, and :mod:`.modules` where ranks come
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from serve_app.engine.runner import Forward
-from serve_app.models.divided.division import Division, bare, divide, layers_of, looking
+from serve_app.models.divided.division import Division, bare, divide, keep_groups, layers_of, looking
 from serve_app.models.divided.modules import (
     JoinedLinear,
     NoEmbedding,
@@ -27,6 +28,7 @@ from serve_app.models.divided.modules import (
     hold_experts,
     sums,
 )
+from serve_app.models.divided.packed import format_of, open_files
 from serve_app.models.linears import Plug
 from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.folder import UnsupportedModel
@@ -76,7 +78,7 @@ class PartOfModel:
 
 def refuse_divided(place: Place, *, plug: Plug | None, adapters: int, quantization: str) -> None:
     """Raises :class:`UnsupportedModel` for what a model on several ranks can't do yet."""
-    wanted = {f"quantization: {quantization}": quantization != "none", "plugged linears": plug is not None}
+    wanted = {f"quantization: {quantization}": quantization == "fp8", "plugged linears": plug is not None}
     # Rank 0 could not check what is for other stages' layers.
     wanted["adapters, stages"] = bool(adapters) and place.pipeline > 1
     for name, asked in wanted.items():
@@ -84,18 +86,27 @@ def refuse_divided(place: Place, *, plug: Plug | None, adapters: int, quantizati
             raise UnsupportedModel(f"{name} and several ranks do not go together yet; leave one of them out")
 
 
-def load_part(model_class: Any, path: Path, *, dtype: torch.dtype, group: Group) -> PartOfModel:
-    """Every rank of the group calls it. Raises :class:`UnsupportedModel` where the model has no such division."""
+def load_part(
+    model_class: Any, path: Path, *, dtype: torch.dtype, group: Group, quantization: str = "none"
+) -> PartOfModel:
+    """Every rank of the group calls it. ``quantization``: what the weights will be rounded to. Raises
+    :class:`UnsupportedModel` where the model has no such division.
+    """
     from transformers import AutoConfig
     from transformers.distributed.configuration_utils import DistributedConfig
 
     config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModel(f"{path} holds packed weights, which several ranks can't divide yet")
+    described = getattr(config, "quantization_config", None)
+    if described:
+        format_of(described, path, group.device)
+        del config.quantization_config
     named = getattr(model_class, "config_class", None)
     if named is not None and not isinstance(config, named):
         config = config.get_text_config()
-    division = divide(bare(model_class, config), group.place)
+    whole = bare(model_class, config)
+    division = divide(whole, group.place)
+    if quantization != "none":
+        keep_groups(whole, division)
 
     def holds(model: Any, *_: Any) -> Any:
         _leave_pictures(model, group.place)
@@ -103,7 +114,13 @@ def load_part(model_class: Any, path: Path, *, dtype: torch.dtype, group: Group)
         _hold_places(model, division, group)
         return model
 
-    part: Any = type(model_class.__name__, (model_class,), {"maybe_distribute_model": staticmethod(holds)})
+    def reads(model: Any, state: Any, files: Any, *more: Any, **named: Any) -> Any:
+        with ExitStack() as opened:
+            tensors = open_files(files, described, dtype, opened) if described else state
+            return model_class._load_pretrained_model(model, tensors, files, *more, **named)
+
+    own = {"maybe_distribute_model": staticmethod(holds), "_load_pretrained_model": staticmethod(reads)}
+    part: Any = type(model_class.__name__, (model_class,), own)
     part.__module__ = model_class.__module__
     module, info = part.from_pretrained(
         path,
@@ -115,6 +132,7 @@ def load_part(model_class: Any, path: Path, *, dtype: torch.dtype, group: Group)
         output_loading_info=True,
         ignore_mismatched_sizes=True,
         distributed_config=DistributedConfig(),
+        **({"config": config} if described else {}),
     )
     module.__class__ = model_class
     module.config.__dict__.pop("distributed_config", None)

@@ -17,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.kernels.linear.packed import PackedLinear, packing_available
-from serve_app.kernels.linear.panels import PanelLinears, PanelStore
+from serve_app.kernels.linear.packed import TOLERANCE_QUANTIZED, PackedLinear, packing_available
+from serve_app.kernels.linear.panels import PanelLinears, PanelStore, panel_library
+from serve_app.kernels.linear.quantize import Quantized
+from serve_app.models.quantization import codes_of_experts
 
 NAME = "serve_app_experts"
 log = logging.getLogger(__name__)
@@ -134,40 +136,52 @@ def _standard(module: Any) -> bool:
     )
 
 
+@dataclass(slots=True)
+class ExpertWeights:
+    """``weights`` [E, n, k] and their biases; ``codes``, if there, are the same in fewer bits."""
+
+    weights: Tensor
+    biases: Sequence[Tensor | None]
+    codes: list[Quantized] | None = None
+
+
 @torch.inference_mode()
 def _pack(module: Any, store: PanelStore | None) -> PackedExperts | None:
-    def linears(name: str) -> tuple[Tensor, Sequence[Tensor | None]]:
+    known = panel_library(quantized=True) is not None
+
+    def linears(name: str) -> ExpertWeights:
         weights = getattr(module, name).detach()
         biases = getattr(module, f"{name}_bias").detach() if module.has_bias else [None] * len(weights)
-        return weights.transpose(1, 2) if module.is_transposed else weights, biases
+        codes = codes_of_experts(module, name) if known else None
+        return ExpertWeights(weights.transpose(1, 2) if module.is_transposed else weights, biases, codes)
 
     return pack_products(linears("gate_up_proj" if module.has_gate else "up_proj"), linears("down_proj"), store)
 
 
-def pack_products(
-    up: tuple[Tensor, Sequence[Tensor | None]], down: tuple[Tensor, Sequence[Tensor | None]], store: PanelStore | None
-) -> PackedExperts | None:
-    """Of weights [E, n, k] and their biases; None where what is packed does not agree with them."""
+def pack_products(up: ExpertWeights, down: ExpertWeights, store: PanelStore | None) -> PackedExperts | None:
+    """None where what is packed does not agree with the weights."""
     for way in (store, None) if store is not None else (None,):
         try:
-            first, second = _product(*up, way), _product(*down, way)
+            first, second = _product(up, way), _product(down, way)
         except (RuntimeError, ValueError) as error:
             log.info("packing experts failed: %s", error)
             continue
         if first is not None and second is not None:
-            return PackedExperts(first, second, len(up[0]))
+            return PackedExperts(first, second, len(up.weights))
     return None
 
 
-def _product(weights: Tensor, biases: Sequence[Tensor | None], store: PanelStore | None) -> Product | None:
+def _product(of: ExpertWeights, store: PanelStore | None) -> Product | None:
     """None where the first expert's linear does not agree with the weights it was made of."""
+    weights, biases, tolerance = of.weights, of.biases, _TOLERANCE[of.weights.dtype]
     product: Product
     if store is not None and weights.dtype is torch.bfloat16:
-        product = PanelLinears(store, list(weights), list(biases))
+        product = PanelLinears(store, of.codes or list(weights), list(biases))
+        tolerance = TOLERANCE_QUANTIZED if of.codes else tolerance
     else:
         product = ExpertLinears([PackedLinear(w, b) for w, b in zip(weights, biases, strict=True)])
     x = torch.randn(3, weights.shape[2], generator=torch.Generator().manual_seed(0)).to(weights.dtype)
     want = F.linear(x, weights[0].contiguous(), biases[0]).float()
-    limit = _TOLERANCE[weights.dtype] * float(want.abs().max()) + 1e-30
+    limit = tolerance * float(want.abs().max()) + 1e-30
     found = product(x, torch.zeros(3, dtype=torch.int64)).float()
     return product if float((found - want).abs().max()) <= limit else None

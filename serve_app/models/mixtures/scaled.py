@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from serve_app.kernels.linear.packed import packing_available
 from serve_app.kernels.linear.panels import PanelStore
-from serve_app.models.mixtures.experts import PackedExperts, pack_products
+from serve_app.models.mixtures.experts import ExpertWeights, PackedExperts, pack_products
 
 log = logging.getLogger(__name__)
 _CHILDREN = {"experts", "router", "shared_expert"}
@@ -52,7 +52,7 @@ def pack_scaled(model: nn.Module, store: PanelStore | None = None) -> int:
         experts = block.experts
         up, down = (getattr(experts, name).detach().transpose(1, 2) for name in _WEIGHTS)
         none = [None] * len(up)
-        packed = pack_products((up, none), (down, none), store)
+        packed = pack_products(ExpertWeights(up, none), ExpertWeights(down, none), store)
         if packed is None:
             continue
         forward = ScaledExperts(block, packed)

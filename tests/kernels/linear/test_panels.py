@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from serve_app.kernels.linear import panels
 from serve_app.kernels.linear.panels import Arena, PanelLinears, PanelStore, panel_bytes, panel_library
+from serve_app.kernels.linear.quantize import quantize
 from serve_app.kernels.shapes import ShapeMismatch
 
 pytestmark = pytest.mark.skipif(panel_library() is None, reason="needs a compiler and AVX512_BF16")
@@ -158,3 +159,52 @@ def test_large_weights_are_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None
         store = PanelStore(library, panel_bytes(given[0]))
         PanelLinears(store, given, [None])
         assert store.bytes <= share * panel_bytes(given[0])
+
+
+needs_vnni = pytest.mark.skipif(panel_library(quantized=True) is None, reason="needs AVX512_VNNI")
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Rows in 8 bits, as ``cpu/quantized.h`` has them."""
+    grouped = x.float().unflatten(-1, (-1, 64))
+    scale = grouped.abs().amax(-1, keepdim=True) / 127
+    return ((grouped / scale.clamp_min(1e-30)).round() * scale).flatten(-2)
+
+
+@needs_vnni
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", [(1, 64), (64, 128), (100, 1088)])
+@torch.inference_mode()
+def test_fewer_bits(shape: tuple[int, int], bits: int, threads: int) -> None:
+    """Codes are multiplied with rows in 8 bits, and a row's result does not depend on the others."""
+    n, k = shape
+    codes, bias = quantize(weights(1, n, k)[0], bits), torch.linspace(-2, 2, n).bfloat16()
+    store = PanelStore(panel_library(), panel_bytes(torch.empty(n, k)))
+    linear = PanelLinears(store, [codes], [bias])
+    assert store.bytes == -(-n // 64) * 64 * codes.row_bytes
+    x = torch.randn(400, k, generator=torch.Generator().manual_seed(0)).bfloat16()
+    want = (F.linear(rounded(x), codes.dequantize(torch.float32)) + bias.float()).bfloat16()
+    alone = torch.cat([linear(x[i : i + 1]) for i in range(0, 400, 7)])
+    for rows in (0, 1, 6, 7, 17, 48, 193, 400):
+        got = linear(x[:rows])
+        close(got, want[:rows])
+        assert torch.equal(got[::7], alone[: len(got[::7])]), rows
+
+
+@needs_vnni
+@pytest.mark.parametrize("bits", [8, 4])
+@torch.inference_mode()
+def test_experts_in_fewer_bits(bits: int, threads: int) -> None:
+    codes = [quantize(weight, bits) for weight in weights(5, 70, 128)]
+    biases: list[torch.Tensor | None] = [torch.full((70,), float(i)).bfloat16() for i in range(5)]
+    experts = PanelLinears(PanelStore(panel_library(), 1 << 20), codes, biases)
+    generator = torch.Generator().manual_seed(3)
+    for tokens, choices in ((1, 1), (3, 2), (250, 1)):
+        x = torch.randn(tokens, 128, generator=generator).bfloat16()
+        chosen = torch.randint(0, 4, (tokens, choices), generator=generator)
+        got = experts(x, chosen.view(-1)).view(tokens, choices, 70)
+        for t in range(0, tokens, 9):
+            for c, e in enumerate(chosen[t].tolist()):
+                close(got[t, c], (F.linear(rounded(x[t]), codes[e].dequantize(torch.float32)) + e).bfloat16())
+    with pytest.raises(ShapeMismatch, match="differ in their bits"):
+        PanelLinears(experts.store, [codes[0], quantize(weights(1, 70, 128)[0], 12 - bits)], biases[:2])
