@@ -68,8 +68,6 @@ def check_room(record: ModelRecord, profile: Profile, gpus: Sequence[float], sou
 def _obstacle(record: ModelRecord, name: str, stage: Stage) -> str:
     if name not in ENGINES:
         return f"{name} stage"
-    if record.adapters is not None and stage.pipeline_parallel > 1:
-        return "adapters (lora) with pipeline_parallel"
     if record.quantization == "fp8":
         return f"quantization {record.quantization}"
     if record.draft is not None and record.draft.method == "eagle3":

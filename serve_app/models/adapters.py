@@ -139,13 +139,7 @@ class AdapterBank:
         for name, delta in weights.deltas.items():
             if name not in known:
                 raise AdapterRefused(f"{name} is no linear of this model that takes an adapter; leave it out")
-            n, k, experts = known[name]
-            if delta.a.shape != (*experts, delta.rank, k) or delta.b.shape != (*experts, n, delta.rank):
-                of = f" of {experts[0]} experts each" if experts else ""
-                raise AdapterRefused(
-                    f"the adapter of {name} has A {list(delta.a.shape)} and B {list(delta.b.shape)}, and the model "
-                    f"takes [r, {k}] and [{n}, r]{of}; was it trained on another model?"
-                )
+            require_sizes(name, delta, *known[name])
         return [[weights.deltas.get(name) for name in place.names] for place in self.linears]
 
     def put(self, place: int, prepared: Prepared) -> None:
@@ -163,6 +157,16 @@ class AdapterBank:
     def _check(self, place: int) -> None:
         if not 1 <= place <= self.places:
             raise ValueError(f"place {place}, and the model has places 1 to {self.places}; load it with more")
+
+
+def require_sizes(name: str, delta: Delta, n: int, k: int, experts: tuple[int, ...] = ()) -> None:
+    """Raises :class:`AdapterRefused` for the delta of another linear than one of ``n`` outputs and ``k`` inputs."""
+    if delta.a.shape != (*experts, delta.rank, k) or delta.b.shape != (*experts, n, delta.rank):
+        of = f" of {experts[0]} experts each" if experts else ""
+        raise AdapterRefused(
+            f"the adapter of {name} has A {list(delta.a.shape)} and B {list(delta.b.shape)}, and the model "
+            f"takes [r, {k}] and [{n}, r]{of}; was it trained on another model?"
+        )
 
 
 class Recipes:

@@ -39,13 +39,22 @@ class RankLayer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     shared: bool = False
 
 
-class RankLoaded(Message, tag="rank-loaded:1", frozen=True):
+class RankLinear(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A linear that takes adapters, with the outputs and inputs that the whole model has there."""
+
+    name: str
+    outputs: int
+    inputs: int
+
+
+class RankLoaded(Message, tag="rank-loaded:2", frozen=True):
     """Rank -> rank 0: it has its part of the model. ``read_bytes``: of its weights."""
 
     rank: int
     layers: tuple[RankLayer, ...]
     read_bytes: int
     seconds: float
+    linears: tuple[RankLinear, ...] = ()
 
 
 class RankFailed(Message, tag="rank-failed:1", frozen=True):

@@ -56,6 +56,7 @@ class Ranks:
         self.forward = LedForward(shared, self.leader, self._failed)
         model.forward = self.forward
         if model.adapters is not None:
+            model.adapters.learn(linear for each in loaded for linear in each.linears)  # type: ignore[attr-defined]
             model.adapters = GroupBank(model.adapters, self.leader)  # type: ignore[assignment]
         model.kv_shape = GroupShape.of(parts, dtype, self.group, self.leader, self._failed)
         model.report["ranks"] = [
@@ -87,7 +88,6 @@ def place_of(spec: WorkerSpec, rank: int = 0) -> Place:
 def refuse_features(spec: WorkerSpec) -> None:
     """Raises ValueError for what a worker of several ranks can't do yet."""
     asked = {
-        "lora with pipeline_parallel": spec.adapters > 0 and spec.pipeline_parallel > 1,
         "draft.method: eagle3": spec.draft_method == "eagle3" and bool(spec.draft_weights),
         f"quantization: {spec.quantization}": spec.quantization == "fp8",
     }  # fmt: skip
@@ -192,6 +192,7 @@ def _follow(spec: WorkerSpec, rank: int, link: Follower, token: str, progress: P
     assert isinstance(shared, SharedForward)
     seconds = time.perf_counter() - began
     log.info("%s has read %d bytes in %.1f s", place, model.report["read_bytes"], seconds)
-    link.say(RankLoaded(rank, model.part, model.report["read_bytes"], seconds))
+    linears = model.adapters.whole_linears if model.adapters is not None else ()  # type: ignore[attr-defined]
+    link.say(RankLoaded(rank, model.part, model.report["read_bytes"], seconds, linears))
     progress("ready")
     follow(link, shared, Part.of(model.part, model.kv_shape.dtype), model.dtype, model.adapters)

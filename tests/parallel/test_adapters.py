@@ -16,6 +16,8 @@ pytestmark = pytest.mark.slow
 DIVISIONS = [
     ("llama", 2, 1), ("llama", 4, 1), ("phi3", 2, 1), ("qwen2", 2, 1), ("gemma2", 2, 1),
     ("gpt_oss", 2, 1), ("gpt_neox", 2, 1), ("deepseek_v3", 2, 1),
+    # Each stage has its layers' matrices.
+    ("llama", 1, 2), ("llama", 2, 2), ("gpt_oss", 1, 2), ("gpt_neox", 1, 2),
 ]  # fmt: skip
 
 
@@ -79,6 +81,9 @@ def test_each_row_runs_through_its_own(running):
 def test_one_of_another_model_is_refused_before_any_rank_hears_of_it(running):
     """Even where it would fit the part of one rank."""
     found, _, _ = running
-    weights = made.weights({"model.layers.0.self_attn.o_proj": (64, 64 // found.ranks.group.place.tensor // 2)})
-    with pytest.raises(AdapterRefused):
-        found.model.adapters.read(made.config(target_modules=["o_proj"]), weights)
+    for layer in (0, 2):  # of the first stage and of the last
+        weights = made.weights(
+            {f"model.layers.{layer}.self_attn.o_proj": (64, 64 // found.ranks.group.place.tensor // 2)}
+        )
+        with pytest.raises(AdapterRefused):
+            found.model.adapters.read(made.config(target_modules=["o_proj"]), weights)

@@ -133,11 +133,10 @@ def test_columns_that_are_rounded_together_stay_together(model, config, place, s
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"adapters": 2}, "adapters, stages and several ranks"),
         ({"quantization": "fp8"}, "quantization: fp8 and several ranks"),
         ({"plug": lambda place, linear: linear}, "plugged linears"),
     ],
 )
 def test_features_that_are_not_divided_yet_are_refused(asked, said):
     with pytest.raises(UnsupportedModel, match=said):
-        refuse_divided(Place(2, 2), **{"plug": None, "adapters": 0, "quantization": "none"} | asked)
+        refuse_divided(**{"plug": None, "quantization": "none"} | asked)

@@ -96,7 +96,7 @@ FIELDS = {
     "rank-failed:1": "rank reason",
     "rank-go:1": "ok",
     "rank-hello:1": "rank token pid",
-    "rank-loaded:1": "rank layers read_bytes seconds",
+    "rank-loaded:2": "rank layers read_bytes seconds linears",
     "rank-meeting:2": "host port file",
     "rank-ready:1": "rank ok",
     "rank-state:2": "rank pid memory_bytes seconds together_s waits_s",
@@ -123,6 +123,7 @@ INSIDE = {
     "handover_at_s drafted_tokens accepted_tokens",
     "Query": "id agreed suffix adapter",
     "RankLayer": "layer heads first_head all_heads head_dim shared",
+    "RankLinear": "name outputs inputs",
     "TokenItem": "stream_id offset ids finish logprobs cached",
     "SamplingParams": "max_tokens temperature top_k top_p min_p seed repetition_penalty frequency_penalty "
     "presence_penalty logit_bias logprobs stop_token_ids ignore_eos min_tokens grammar prompt_logprobs",

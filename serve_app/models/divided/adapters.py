@@ -1,11 +1,13 @@
 """Adapters of a model that several ranks divide: each adds its part of a delta to its part of a linear.
 
 A linear that has some of the outputs takes as many rows of B and all of A; one that has some of the inputs as many
-columns of A and all of B, and what ranks then add up is the delta of the whole.
+columns of A and all of B, and what ranks then add up is the delta of the whole. What is for layers of other stages is
+theirs; rank 0 checks it for all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,9 +16,10 @@ from torch import Tensor
 from serve_app.adapters.config import AdapterRefused
 from serve_app.adapters.weights import AdapterWeights, Delta
 from serve_app.kernels.linear.base import Linear
-from serve_app.models.adapters import AdapterBank
+from serve_app.models.adapters import AdapterBank, require_sizes
 from serve_app.models.divided.division import Division
 from serve_app.models.linears import Place
+from serve_app.wire.ranks import RankLinear
 
 
 class PartBank(AdapterBank):
@@ -25,6 +28,21 @@ class PartBank(AdapterBank):
     def __init__(self, places: int, device: torch.device, division: Division) -> None:
         super().__init__(places, device)
         self._division = division
+        # What other ranks have, by name: its outputs and inputs. Rank 0 learns it from them; they leave checks to it.
+        self._elsewhere: dict[str, tuple[int, int]] | None = None if division.place.rank else {}
+
+    @property
+    def whole_linears(self) -> tuple[RankLinear, ...]:
+        """Of this rank, as the whole model has them."""
+        return tuple(
+            RankLinear(name, *self._whole(name, width, place.columns))
+            for place in self.linears
+            for name, width in zip(place.names, place.widths, strict=True)
+        )
+
+    def learn(self, others: Iterable[RankLinear]) -> None:
+        """At rank 0: what the other ranks have."""
+        self._elsewhere = {linear.name: (linear.outputs, linear.inputs) for linear in others}
 
     def plug(self, place: Place, linear: Linear) -> Linear:
         names = tuple(name.removesuffix(".linear") for name in place.names)
@@ -36,11 +54,28 @@ class PartBank(AdapterBank):
             for place in self.linears
             for name, width in zip(place.names, place.widths, strict=True)
         }
-        deltas = {
-            name: self._part(name, delta, *sizes[name]) if name in sizes else delta
-            for name, delta in weights.deltas.items()
-        }
+        deltas = {}
+        for name, delta in weights.deltas.items():
+            if name in sizes:
+                deltas[name] = self._part(name, delta, *sizes[name])
+            elif self._elsewhere is None:
+                continue
+            elif name in self._elsewhere:
+                require_sizes(name, delta, *self._elsewhere[name])
+            else:
+                deltas[name] = delta  # nobody's, which is refused
         return super().arranged(AdapterWeights(weights.rank, deltas))
+
+    def _whole(self, name: str, n: int, k: int) -> tuple[int, int]:
+        """Outputs and inputs of a linear of which this rank has ``n`` and ``k``."""
+        cut, tensor = self._division.cuts.get(f"{name}.weight"), self._division.place.tensor
+        if (heads := self._division.few.get(name)) is not None:
+            return n * heads, k
+        if cut is None:
+            return n, k
+        if cut.dim:
+            return n, k * tensor
+        return self._division.vocab if name == self._division.head else n * tensor, k
 
     def _part(self, name: str, delta: Delta, n: int, k: int) -> Delta:
         """``n`` outputs and ``k`` inputs are this rank's. Raises :class:`AdapterRefused`."""

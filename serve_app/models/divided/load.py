@@ -76,11 +76,9 @@ class PartOfModel:
         return tuple(found)
 
 
-def refuse_divided(place: Place, *, plug: Plug | None, adapters: int, quantization: str) -> None:
+def refuse_divided(*, plug: Plug | None, quantization: str) -> None:
     """Raises :class:`UnsupportedModel` for what a model on several ranks can't do yet."""
     wanted = {f"quantization: {quantization}": quantization == "fp8", "plugged linears": plug is not None}
-    # Rank 0 could not check what is for other stages' layers.
-    wanted["adapters, stages"] = bool(adapters) and place.pipeline > 1
     for name, asked in wanted.items():
         if asked:
             raise UnsupportedModel(f"{name} and several ranks do not go together yet; leave one of them out")

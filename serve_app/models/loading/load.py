@@ -120,7 +120,7 @@ def load_causal_lm(
     try:
         wanted = _dtype(dtype, config, device)
         if group is not None:
-            refuse_divided(group.place, plug=plug, adapters=adapters, quantization=quantization)
+            refuse_divided(plug=plug, quantization=quantization)
             part = load_part(model_class, path, dtype=wanted, group=group, quantization=quantization)
             refuse_contradictions(path, part.module, part.info)
             module, report = part.module, {"read_bytes": part.read_bytes}
