@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ config.json and the headers of the safetensors files, never weights.
 
   serve-app plan ~/models/Qwen3-8B --gpu h100
   serve-app plan kimi-k2.5 --gpu h100 --count 8
+  serve-app plan ~/models/Qwen3-8B --gpu h100 --count 8 --prefill 2
   serve-app plan @cf/pico/pico-instruct --cpu --memory 16
 """
 
@@ -29,6 +31,7 @@ def add_parser(commands: Any) -> None:
     where.add_argument("--gpu", choices=sorted(GPUS), default="h100", help="the kind of GPU (default h100)")
     where.add_argument("--cpu", action="store_true", help="one worker on this machine's CPU")
     plan.add_argument("--count", type=int, default=1, help="how many GPUs (default 1)")
+    plan.add_argument("--prefill", type=int, default=0, help="so many of them for a stage of its own for prompts")
     plan.add_argument("--memory", type=float, help="GiB of one device, where it is another than known")
     plan.add_argument("--utilization", type=float, default=0.9, help="share of a device that may be used (default 0.9)")
     plan.add_argument("--batch-tokens", type=int, default=2048, help="rows of one step (default 2048)")
@@ -59,11 +62,12 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.cpu:
         device = cpu(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), threads=os.cpu_count() or 1)
     if arguments.memory:
-        from dataclasses import replace
-
         device = replace(device, memory=int(arguments.memory * GiB))
+    apart = arguments.prefill
+    if apart < 0 or (apart and (arguments.cpu or apart >= arguments.count)):
+        return _refuse(f"--prefill {apart} of --count {arguments.count} GPUs leaves none for answers, or is no number")
     asked = Asked(
-        device, 1 if arguments.cpu else arguments.count, arguments.utilization, arguments.batch_tokens,
+        device, 1 if arguments.cpu else arguments.count - apart, arguments.utilization, arguments.batch_tokens,
         arguments.sequences, arguments.context,
     )  # fmt: skip
     item = 1 if arguments.kv_dtype == "fp8" else 4 if arguments.cpu and arguments.dtype == "float32" else 2
@@ -79,9 +83,17 @@ def _plan(arguments: argparse.Namespace) -> int:
             plan = make_plan(model, asked, split)
         else:
             plan = best_plan(model, asked)
+        prompts = best_plan(model, replace(asked, count=apart), prefill=True) if apart else None
         if arguments.write is not None:
-            write_record(plan, record, arguments.model, arguments.write)
+            write_record(plan, record, arguments.model, arguments.write, prompts)
     except (NoTensors, DoesNotDivide, DoesNotFit, NotWritten) as error:
-        print(f"serve-app: {error}", file=sys.stderr)
-        return 1
-    return show(to_json(plan), arguments.json, said(plan))
+        return _refuse(str(error))
+    if prompts is None:
+        return show(to_json(plan), arguments.json, said(plan))
+    text = f"{said(plan)}\n\nprefill\n\n{said(prompts)}"
+    return show({**to_json(plan), "prefill": to_json(prompts)}, arguments.json, text)
+
+
+def _refuse(reason: str) -> int:
+    print(f"serve-app: {reason}", file=sys.stderr)
+    return 1

@@ -131,9 +131,9 @@ def make_plan(model: Model, asked: Asked, split: Split) -> Plan:
     return plan
 
 
-def best_plan(model: Model, asked: Asked) -> Plan:
-    """Of the splits that fit at least one text, the one of most tokens per second on all devices together; of equals
-    the one with most room for K/V. Raises :class:`DoesNotFit`.
+def best_plan(model: Model, asked: Asked, *, prefill: bool = False) -> Plan:
+    """Of the splits that fit at least one text, the one of most tokens per second on all devices together, of answers
+    or with ``prefill`` of prompts; of equals the one with most room for K/V. Raises :class:`DoesNotFit`.
     """
     found: list[Plan] = []
     reasons: list[str] = []
@@ -146,7 +146,12 @@ def best_plan(model: Model, asked: Asked) -> Plan:
         found.append(plan)
     if not found:
         raise DoesNotFit(f"{model.name} does not fit {asked.count} x {asked.device.name}. " + ". ".join(reasons[-3:]))
-    return max(found, key=lambda plan: (round(plan.rates.decode * plan.split.replicas), plan.left_bytes))
+
+    def worth(plan: Plan) -> tuple[int, int]:
+        rate = plan.rates.prefill if prefill else plan.rates.decode
+        return round(rate * plan.split.replicas), plan.left_bytes
+
+    return max(found, key=worth)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

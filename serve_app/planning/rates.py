@@ -29,14 +29,12 @@ class Rates:
 
 
 def rates(model: Model, split: Split, ranks: list[Rank], device: Device, *, streams: int, context: int) -> Rates:
-    """Of one replica."""
+    """Of one replica, whose stages take turns: one batch is under way at a time."""
     alone = sum(stage_seconds(model, split, rank, device, 1, context) for rank in ranks)
-    each = max(1, streams // split.pipeline)  # as many groups of texts are under way as there are stages
-    slowest = max(stage_seconds(model, split, rank, device, each, context) for rank in ranks)
-    round_trip = max(slowest * split.pipeline, alone)
-    decode = min(streams, each * split.pipeline) / round_trip if streams else 0.0
-    products = 2 * model.active_values / (device.flops * MULTIPLIES * split.ranks)
-    told = _all_reduce(model.hidden * 2, split.tensor, device) * 2 * len(model.layers) / split.pipeline
+    together = sum(stage_seconds(model, split, rank, device, streams, context) for rank in ranks)
+    decode = streams / together if streams else 0.0
+    products = 2 * model.active_values / (device.flops * MULTIPLIES * split.tensor)
+    told = _all_reduce(model.hidden * 2, split.tensor, device) * 2 * len(model.layers)
     return Rates(1 / alone, streams, context, decode, 1 / (products + told))
 
 

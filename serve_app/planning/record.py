@@ -24,11 +24,10 @@ def _decodes() -> str:
     return next(task.name for task in declared().values() if "decode" in task.stages)
 
 
-def record_of(plan: Plan, record: ModelRecord | None, name: str) -> dict[str, Any]:
-    """The record's values. A model that has one keeps it, but for the profile that is planned. Raises
-    :class:`NotWritten`.
+def record_of(plan: Plan, record: ModelRecord | None, name: str, prefill: Plan | None = None) -> dict[str, Any]:
+    """The record's values; ``prefill``: the plan of a stage for prompts, if there is one. A model that has a record
+    keeps it, but for the profile that is planned. Raises :class:`NotWritten`.
     """
-    asked, split = plan.asked, plan.split
     context = min(plan.model.context or plan.tokens, plan.tokens)
     if record is not None:
         values = record.model_dump(mode="json", exclude_defaults=True)
@@ -41,28 +40,35 @@ def record_of(plan: Plan, record: ModelRecord | None, name: str) -> dict[str, An
             "created_at": datetime.date.today().isoformat(), "weights": {"path": str(Path(name).resolve())},
             "properties": {"context_window": context},
         }  # fmt: skip
+    profile = {"decode": _stage_of(plan)}
+    if prefill is not None:
+        profile["prefill"] = _stage_of(prefill)
+    values.setdefault("serving", {})["local" if plan.asked.device.cpu else "gpu"] = profile
+    return values
+
+
+def _stage_of(plan: Plan) -> dict[str, Any]:
+    asked, split = plan.asked, plan.split
     # What is left is for the cache; the rest of it belongs to who measures again at load.
     cache = min(plan.left) // (1 << 20)
-    decode: dict[str, Any] = {
+    stage: dict[str, Any] = {
         "max_replicas": split.replicas, "kv_cache_bytes": f"{cache}MiB", "max_batch_tokens": asked.batch_tokens,
         "max_num_seqs": asked.sequences,
     }  # fmt: skip
     if not asked.device.cpu:
-        decode |= {"num_gpus": 1, "gpu_memory_utilization": asked.utilization}
-    profile: dict[str, Any] = {"decode": decode}
+        stage |= {"num_gpus": 1, "gpu_memory_utilization": asked.utilization}
     if split.tensor > 1:
-        decode["tensor_parallel"] = split.tensor
+        stage["tensor_parallel"] = split.tensor
     if split.pipeline > 1:
-        decode["pipeline_parallel"] = split.pipeline
+        stage["pipeline_parallel"] = split.pipeline
     if split.expert:
-        decode["expert_parallel"] = split.tensor
-    values.setdefault("serving", {})["local" if asked.device.cpu else "gpu"] = profile
-    return values
+        stage["expert_parallel"] = split.tensor
+    return stage
 
 
-def write_record(plan: Plan, record: ModelRecord | None, name: str, file: Path) -> None:
+def write_record(plan: Plan, record: ModelRecord | None, name: str, file: Path, prefill: Plan | None = None) -> None:
     """Writes ``file``; a record that the catalogue would refuse is not written. Raises :class:`NotWritten`."""
-    values = record_of(plan, record, name)
+    values = record_of(plan, record, name, prefill)
     try:
         ModelRecord.model_validate(values)
     except ValueError as error:

@@ -48,12 +48,29 @@ def test_a_split_is_written_and_can_be_started(home, tmp_path, capsys):
         (["nothing-like-it"], "none of the configurations that ship"),
         (["llama-3.3-70b-instruct"], "does not fit 1 x h100"),
         (["llama-3.3-70b-instruct", "--count", "2", "--tensor", "3"], "takes 3 devices, and there are 2"),
+        (["llama-3.3-70b-instruct", "--count", "8", "--prefill", "8"], "leaves none for answers"),
+        (["llama-3.3-70b-instruct", "--count", "8", "--prefill", "1"], "does not fit 1 x h100"),
         (["gpt-oss-20b", "--write", "x.yaml"], "a configuration without weights"),
     ],
 )
 def test_what_can_not_be_planned_is_said(home, capsys, arguments, said):
     assert main(["plan", *arguments]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_prompts_get_a_stage_with_a_split_of_its_own(home, tmp_path, capsys):
+    folder = tiny.write_checkpoint(tmp_path / "Tiny", "llama")
+    file = home / "models" / "tiny.yaml"
+    arguments = ["plan", str(folder), "--count", "6", "--prefill", "2", "--tensor", "4", "--json", "--write", str(file)]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"]["tensor"], found["prefill"]["split"]["replicas"]) == (4, 2)
+    [(_, profile)] = load_catalog(home).started("gpu", ["@cf/local/tiny"])
+    stages = profile.stages
+    assert (stages["decode"].tensor_parallel, stages["prefill"].ranks, stages["prefill"].max_replicas) == (4, 1, 2)
+    assert stages["prefill"].kv_cache_bytes and stages["prefill"].num_gpus == 1
+    assert main(["plan", str(folder), "--count", "6", "--prefill", "2"]) == 0
+    assert "prefill\n\n" in capsys.readouterr().out
 
 
 def test_a_plan_for_this_machine(home, tmp_path, capsys):

@@ -89,3 +89,17 @@ def test_every_byte_of_a_rank_has_a_name():
     assert sum(found["weights"]["by_role"].values()) == found["weights"]["bytes"]
     text = said(plan)
     assert all(role in text for role in model.by_role()) and "streams" in text
+
+
+def test_stages_take_turns_and_prompts_choose_by_their_own_rate():
+    """One batch is under way at a time, so that stages make room and no speed."""
+    model, asked = model_of("llama-3.3-70b-instruct-fp8"), Asked(GPUS["h200"], 4)
+    whole, stages = (make_plan(model, asked, Split(1, n)) for n in (1, 2))
+    assert stages.rates.prefill == pytest.approx(whole.rates.prefill, rel=0.01)
+    assert stages.rates.single == pytest.approx(whole.rates.single, rel=0.01)
+    texts = min(whole.rates.streams, stages.rates.streams)
+    assert texts and stages.rates.decode / stages.rates.streams <= whole.rates.decode / whole.rates.streams * 1.01
+    assert best_plan(model, asked).split.pipeline == 1
+    prompts = best_plan(model, asked, prefill=True)
+    others = (make_plan(model, asked, Split(n, 1, replicas=4 // n)) for n in (1, 2, 4))
+    assert prompts.rates.prefill * prompts.split.replicas >= max(p.rates.prefill * p.split.replicas for p in others)
