@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 @dataclass(slots=True, frozen=True)
 class Identity:
     """``id``: 32 hex digits. ``created``: unix seconds. ``again``: another gateway had begun with it. ``batch``: the
-    batch that it belongs to. ``kept``: what was looked up for it and is the same when it is run again, by name.
-    ``begun`` has an entry once there is a piece of work of it.
+    batch or queue that it belongs to. ``bound``: what it needs was looked up for all of its batch. ``kept``: what was
+    looked up for it and is the same when it is run again, by name. ``begun`` has an entry once there is a piece of work
+    of it.
     """
 
     id: str
     created: float
     again: bool = False
     batch: str = ""
+    bound: bool = False
     kept: dict[str, str] = field(default_factory=dict)
     begun: list[bool] = field(default_factory=list)
 
@@ -63,6 +65,12 @@ def again() -> bool:
 def batch() -> str:
     known = current.get()
     return "" if known is None else known.batch
+
+
+def bound() -> bool:
+    """Whether what the request needs has been looked up before, if at all."""
+    known = current.get()
+    return known is not None and (known.again or known.bound)
 
 
 def begin() -> None:

@@ -7,6 +7,7 @@ distinct wording, and of the others only the prompt is looked at. Whatever is no
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import orjson
 from serve_app.api.anthropic.read import parse_messages_request
 from serve_app.api.errors import ApiError, BodyTooLarge, InvalidInput, NoRoute
 from serve_app.api.fields.body import parse_body
-from serve_app.api.fields.lora import with_lora
+from serve_app.api.fields.lora import split_model, with_lora
 from serve_app.api.openai.read import model_of, parse_chat, parse_completions, parse_embeddings
 from serve_app.api.rerank.read import parse_rerank, parse_score
 from serve_app.api.responses.read import parse_responses
@@ -41,7 +42,8 @@ class Known:
     """What a gateway knows of models. ``find``: a model by name, of one of some tasks, ready or not; raises `ApiError`.
     ``allow``: raises one for a model that the caller may not use. ``most``: requests of a batch. ``bodies``: bounds of
     each. ``adapter``: looks up the one that requests of the caller name, as `Request.kept` has it; raises `ApiError`,
-    and `Away`.
+    and `Away`. ``version``: which version of a model a batch runs on, by a number from 0 to 100 that was drawn for it
+    and whether requests name an adapter; and what is kept of that.
     """
 
     find: Callable[[str, tuple[str, ...]], ServedModel]
@@ -50,6 +52,7 @@ class Known:
     bodies: BodyLimits
     most: int = 50_000
     adapter: Callable[[ServedModel, Caller, str], dict[str, str]] = lambda model, caller, which: {}
+    version: Callable[[ServedModel, float, bool], tuple[ServedModel, dict[str, str]]] = lambda model, *_: (model, {})
 
     @property
     def longest(self) -> int:
@@ -116,7 +119,11 @@ class Checker:
 
     known: Known
     caller: Caller
-    _models: dict[tuple[str, type[Asked] | None], ServedModel] = field(default_factory=dict)
+    # One for all requests: those for one model run on one version of it.
+    _draw: float = field(default_factory=lambda: 100 * random.random())
+    _models: dict[tuple[str, type[Asked] | None, bool], tuple[ServedModel, dict[str, str]]] = field(
+        default_factory=dict
+    )
     _limits: dict[str, ModelLimits] = field(default_factory=dict)
     # What is known of each: its model and what is kept of it, or why it is refused.
     _wordings: dict[tuple[str, bytes], tuple[ServedModel, dict[str, str]] | InvalidInput] = field(default_factory=dict)
@@ -138,13 +145,13 @@ class Checker:
             if len(self._wordings) >= MAX_WORDINGS:
                 self._wordings.clear()
             try:
-                model, parsed = self._parsed(url, form, raw)
+                model, kept, parsed = self._parsed(url, form, raw)
             except InvalidInput as error:
                 # What is wrong with the prompt of one is wrong with no other.
                 if error.param is not None and _NAME.split(error.param, 1)[0] in body.keys() - set(varying):
                     self._wordings[key] = error
                 raise
-            known = self._wordings[key] = model, self._kept(model, parsed)
+            known = self._wordings[key] = model, kept | self._kept(model, parsed)
         if isinstance(known, InvalidInput):
             raise known.with_traceback(None)
         model, kept = known
@@ -155,18 +162,19 @@ class Checker:
 
     def read(self, url: str, raw: bytes) -> list[Any]:
         """The pieces of work that a request is. Raises like :meth:`check`."""
-        return self._parsed(url, FORMS.get(url), raw)[1]
+        return self._parsed(url, FORMS.get(url), raw)[2]
 
-    def _parsed(self, url: str, form: _Form | None, raw: bytes) -> tuple[ServedModel, list[Any]]:
+    def _parsed(self, url: str, form: _Form | None, raw: bytes) -> tuple[ServedModel, dict[str, str], list[Any]]:
+        """The model, what is kept of which version it is, and the pieces of work."""
         body = parse_body(raw)
         if form is not None:
-            model = self._model(model_of(body)[0], form.takes)
+            model, kept = self._model(model_of(body)[0], form.takes, body)
             parsed = form.parse(body, model.id, self._limits_of(model))
         else:
             run = _RUN.fullmatch(url)
             if run is None:
                 raise NoRoute("POST", url)
-            model = self._model(run["model"], None)
+            model, kept = self._model(run["model"], None, body)
             parsed = [
                 tasks()[model.record.task].read(Body(with_lora(body, run["model"])), model, self._limits_of(model))
             ]
@@ -175,19 +183,21 @@ class Checker:
                 raise InvalidInput("stream: requests of a batch are answered as a whole; leave it out.", param="stream")
             if request.estimate:
                 raise InvalidInput("options.estimate is for the batch as a whole, not for one of it.", param="options")
-        return model, parsed
+        return model, kept, parsed
 
-    def _model(self, name: str, takes: type[Asked] | None) -> ServedModel:
-        found = self._models.get((name, takes))
+    def _model(self, name: str, takes: type[Asked] | None, body: dict[str, Any]) -> tuple[ServedModel, dict[str, str]]:
+        adapter = bool(body.get("lora") or split_model(name)[1])
+        found = self._models.get((name, takes, adapter))
         if found is None:
             fitting = () if takes is None else tuple(task.declaration.name for task in taking(takes))
             try:
-                found = self.known.find(name, fitting)
-                self.known.allow(self.caller, found)
+                model = self.known.find(name, fitting)
+                self.known.allow(self.caller, model)
+                found = self.known.version(model, self._draw, adapter)
             except ApiError as error:
                 raise NoModel(error) from None
             if len(self._models) < MAX_WORDINGS:
-                self._models[name, takes] = found
+                self._models[name, takes, adapter] = found
         return found
 
     def _kept(self, model: ServedModel, parsed: list[Any]) -> dict[str, str]:

@@ -14,7 +14,8 @@ from serve_app.state.spending.ledger import Entry
 @dataclass(slots=True, frozen=True)
 class Job:
     """``created``: of the batch, in unix seconds. ``tries``: how often it has been tried before; ``faults``: how often
-    it may itself have been why that failed. ``model``: what it asks for, "" where that is not known.
+    it may itself have been why that failed. ``model``: what it asks for, "" where that is not known. ``alone``: a
+    message, for which nothing was looked up when it was sent.
     """
 
     batch: str
@@ -24,6 +25,7 @@ class Job:
     tries: int = 0
     faults: int = 0
     model: str = ""
+    alone: bool = False
 
     @property
     def request_id(self) -> str:

@@ -198,7 +198,8 @@ def job_of(task: Task) -> Job:
     message, account = task.message, task.caller.account
     url = f"/client/v4/accounts/{account}/ai/run/{task.consumer.model}"
     number = int(message.id[:15], 16)
-    return Job(message.queue, Request(number, None, url, message.body), task.caller, message.sent, message.attempts - 1)
+    request, tries = Request(number, None, url, message.body), message.attempts - 1
+    return Job(message.queue, request, task.caller, message.sent, tries, alone=True)
 
 
 def answer_of(task: Task, done: Done) -> bytes:

@@ -11,8 +11,9 @@ from types import MappingProxyType
 import yaml
 from pydantic import ValidationError
 
+from serve_app.catalog import canary
 from serve_app.catalog.errors import CatalogError, from_validation
-from serve_app.catalog.operated import Operated
+from serve_app.catalog.operated import Operated, Share
 from serve_app.catalog.price_list import PriceList, Prices
 from serve_app.catalog.price_list import built_in as built_in_prices
 from serve_app.catalog.pricing import Price
@@ -33,11 +34,13 @@ class Entry:
 class Catalog:
     """Model records by id, in the order they were read (built-in files by name, then the user's, then what was added by
     hand). ``operated``: what else was said by hand. ``problems``: by model, why some of that cannot be followed.
+    ``canaries``: by model, those that can be followed.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
     operated: Mapping[str, Operated] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    canaries: dict[str, Share] = field(default_factory=dict)
 
     def __contains__(self, model: object) -> bool:
         return model in self.entries
@@ -157,7 +160,23 @@ def with_operated(files: Mapping[str, Entry], home: Path | None, operated: Mappi
         if entry.record.price is None and model in table:
             priced = entry.record.model_copy(update={"price": table[model]})
             catalog.entries[model] = Entry(priced, entry.source)
+    _take_canaries(catalog)
     return catalog
+
+
+def _take_canaries(catalog: Catalog) -> None:
+    """Raises CatalogError for one that stands in a file, and where nothing was said by hand of either model."""
+    records, operated = {record.id: record for record in catalog}, catalog.operated
+    for model, record in records.items():
+        if (found := canary.effective(record, operated)) is None:
+            continue
+        error = canary.wrong(model, records, operated)
+        if error is None:
+            catalog.canaries[model] = found
+        elif model in operated or found.model in operated:
+            catalog.problems[model] = error.told
+        else:
+            raise CatalogError(catalog.source(model), canary.FIELD, error.reason, error.remedy)
 
 
 def load_record(path: Path) -> ModelRecord:

@@ -195,6 +195,13 @@ class Lora(Record):
     price: Price | None = None  # of tokens that go through an adapter; None: as the model's
 
 
+class Canary(Record):
+    """``percent`` of a model's requests are answered by ``model``, another one of the same task."""
+
+    model: str
+    percent: float = Field(ge=0, le=100)
+
+
 class Drawing(Record):
     """How a model draws where a request does not say, and what it may ask for."""
 
@@ -266,6 +273,7 @@ class ModelRecord(Record):
     speculation: Speculation = Speculation()
     lora: bool | Lora = False
     drawing: Drawing = Drawing()
+    canary: Canary | None = None
     serving: dict[ProfileName, Profile] = {}
     tags: tuple[str, ...] = ()
 

@@ -14,6 +14,7 @@ from serve_app.config import load_settings
 
 PROFILES = ("local", "gpu")
 LOOK_S = 0.5
+HOUR_S = 3600
 # Within which every gateway has heard of a model that another one was told to start.
 HEARD_S = 30.0
 # What Serve calls an application of which nothing more is tried.
@@ -29,11 +30,12 @@ examples:
   serve-app models start @cf/pico/pico-sentiment --wait          until it answers
   serve-app models scale @cf/pico/pico-instruct --replicas 2     or --min 1 --max 4, --stage prefill
   serve-app models stop @cf/pico/pico-sentiment
+  serve-app models canary @cf/me/chat --to @cf/me/chat-v2 --percent 5    then --percent 50; compare; --end
 """
 
 
 def add_parser(commands: Any) -> None:
-    models = add_command(commands, "models", "list the catalogue; start, stop, scale and add models", _ABOUT)
+    models = add_command(commands, "models", "list the catalogue; start, stop, scale, add and replace models", _ABOUT)
     models.add_argument("--profile", choices=PROFILES, help="only what this profile starts")
     models.add_argument("--ids", action="store_true", help="only ids")
     models.set_defaults(command=_catalogue)
@@ -62,6 +64,11 @@ def add_parser(commands: Any) -> None:
     add.add_argument("--check", action="store_true", help="only check it")
     add.add_argument("--start", action="store_true", help="start its model as well")
     _waits(add)
+    canary = action("canary", "send a share of a model's requests to another one, and compare them", _canary)
+    canary.add_argument("model", help="the model's id")
+    canary.add_argument("--to", metavar="MODEL", help="the one that answers the share, such as a new version")
+    canary.add_argument("--percent", type=float, metavar="N", help="the share, 0 to 100")
+    canary.add_argument("--end", action="store_true", help="the model answers all of its requests again")
     remove = action("remove", "remove a record that was added; weights stay where they are", _remove)
     remove.add_argument("model", help="the model's id")
 
@@ -117,6 +124,48 @@ def _add(arguments: argparse.Namespace, server: Server) -> int:
     return _start(arguments, server)
 
 
+def _canary(arguments: argparse.Namespace, server: Server) -> int:
+    model = arguments.model
+    if arguments.end:
+        record = _act(server, model, "canary", canary=None)
+    elif arguments.to is not None or arguments.percent is not None:
+        now = _record(server, model).get("canary") or {}
+        to, percent = arguments.to or now.get("model"), arguments.percent
+        if to is None or percent is None:
+            raise ServerError(f"{model} has no canary yet: give --to MODEL and --percent N" if to is None else
+                              "how much of the requests? Give --percent N", 400)  # fmt: skip
+        record = _act(server, model, "canary", canary={"model": to, "percent": percent})
+    else:
+        record = _record(server, model)
+    share = record["canary"]
+    if share is None:
+        return show({"canary": None, "compared": []}, arguments.json, f"{model} has no canary")
+    compared = [_last_hour(server, one) for one in (model, share["model"])]
+    return show({"canary": share, "compared": compared}, arguments.json, _compared(record, compared))
+
+
+def _last_hour(server: Server, model: str) -> dict[str, Any]:
+    """What the model has done in the hour at hand, and the one before where that is all there is."""
+    asked = {"since": "1h", "step": HOUR_S, "model": model}
+    points = server.ask("GET", "/v1/metrics/history", params=asked)["result"]
+    return {"model": model, **(points[-1] if points else {"requests": 0})}
+
+
+def _compared(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    share = record["canary"]
+    away = "" if share["ready"] else ", which is not ready: it gets none"
+    lines = [f"{share['percent']:g} % of {record['model']} go to {share['model']}{away}"]
+    for row in rows:
+        cells = [f"{row['model']:48}", f"{row['requests']:8} requests"]
+        if row["requests"]:
+            cells.append(f"{100 * row['errors'] / row['requests']:5.1f} % errors")
+        for name, label in (("ttft", "first token"), ("itl", "gap")):
+            if (found := row.get(name) or {}).get("p50") is not None:
+                cells.append(f"{label} {1e3 * found['p50']:.0f} ms, p90 {1e3 * found['p90']:.0f} ms")
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
 def _remove(arguments: argparse.Namespace, server: Server) -> int:
     found = server.result("DELETE", f"{server.ai}/models/records/{arguments.model}")
     return show(found, arguments.json, f"{arguments.model} is removed")
@@ -151,6 +200,14 @@ def _wait(server: Server, model: str) -> dict[str, Any]:
         time.sleep(LOOK_S)
 
 
+def _record(server: Server, model: str) -> dict[str, Any]:
+    """Raises `ServerError` for one that there is not."""
+    found = next((one for one in _records(server) if one["model"] == model), None)
+    if found is None:
+        raise ServerError(f"there is no model {model}; serve-app models list shows them", 404)
+    return found
+
+
 def _records(server: Server) -> list[dict[str, Any]]:
     return list(server.result("GET", f"{server.ai}/models/records"))
 
@@ -162,6 +219,8 @@ def described(record: dict[str, Any]) -> str:
     workers = [f"{name} {_bounds(**each)}" for name, each in bounds.items()]
     cells = (f"{record['model']:48}", f"{state:12}", ", ".join(workers), "added" if record["source"] == "added" else "")
     line = "  ".join(cell for cell in cells if cell).rstrip()
+    if (share := record["canary"]) is not None:
+        line += f"\n  {share['percent']:g} % of its requests go to {share['model']}"
     return line + (f"\n  {record['problem']}" if record["problem"] else "")
 
 

@@ -28,7 +28,7 @@ from serve_app.catalog.price_file import PriceFile
 from serve_app.catalog.prompts import Prompts
 from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.served import gateway_name
-from serve_app.gateway import prometheus
+from serve_app.gateway import canary, prometheus
 from serve_app.gateway.adapters import Adapters, Bounds
 from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.booking import Booking
@@ -39,7 +39,7 @@ from serve_app.gateway.health import HealthMonitor
 from serve_app.gateway.history import History
 from serve_app.gateway.http import request_id
 from serve_app.gateway.listed import Listed
-from serve_app.gateway.models import Models
+from serve_app.gateway.models import Models, up
 from serve_app.gateway.operate import ByHand
 from serve_app.gateway.price_watch import PriceWatch
 from serve_app.gateway.prompt_log import Prompts as PromptLog
@@ -69,6 +69,8 @@ from serve_app.wire.replicas import Nothing
 
 log = logging.getLogger("ray.serve")
 
+Headers = Mapping[str, str]
+_NONE: Headers = MappingProxyType({})
 _JSON = {"accept": "application/json"}  # who calls the handle gets objects, and no files
 
 
@@ -299,7 +301,8 @@ class Gateway:
             self.state.allowance.check_plan(caller, model.id, paid=paid)
 
         most = self.settings.batch_max_requests
-        return Known(self.models.named, self.limits, allow, self.settings, most, self.adapters.kept)
+        version = partial(canary.for_batch, self.models)
+        return Known(self.models.named, self.limits, allow, self.settings, most, self.adapters.kept, version)
 
     def limits(self, model: ServedModel) -> ModelLimits:
         """Bounds and defaults that bodies for the model are read with; the defaults for one that generates nothing."""
@@ -307,15 +310,11 @@ class Gateway:
         return self.backend(model).limits(model) if generates else ModelLimits()
 
     async def run(
-        self,
-        name: str,
-        body: Body,
-        caller: Caller,
-        *,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        self, name: str, body: Body, caller: Caller, *, headers: Headers = _NONE, model: ServedModel | None = None
     ) -> Answer | Streamed:
-        """The native call."""
-        model = self.models.find(name)
+        """The native call. ``model``: which version of the one called ``name``."""
+        if model is None:
+            model = up(canary.version(self.models, self.models.named(name), name, body.json, headers, caller), name)
         task = tasks()[model.record.task]
         if body.json:
             body = replace(body, json=with_lora(body.json, name))
@@ -328,6 +327,7 @@ class Gateway:
         """
         if request.estimate:
             raise Estimated(await self.estimate(model, [request], caller))
+        canary.name_answer(self.models, model, request)
         run, log_it = tasks()[model.record.task].run, self.prompt_log
         if not log_it.wanted(caller):
             return await run(self.runtime, model, request, caller)

@@ -14,6 +14,13 @@ from serve_app.tasks.model import ServedModel
 _MODEL_ID = re.compile(r"@?[A-Za-z0-9][\w.:+-]*(/[A-Za-z0-9][\w.:+-]*)*", re.ASCII)
 
 
+def up(model: ServedModel, name: str) -> ServedModel:
+    """``model``, which a request calls ``name``. Raises `ModelLoading`."""
+    if not model.ready and not model.scales_to_zero:
+        raise ModelLoading(name.removeprefix("workers-ai/"), retry_after=2.0)
+    return model
+
+
 class Models:
     """The catalogue as the gateway sees it: what is started in this profile, and what could be."""
 
@@ -43,7 +50,7 @@ class Models:
             started[record.id] = model
         self.started = started
         self.catalog.entries, self.catalog.operated = catalog.entries, catalog.operated
-        self.catalog.problems = catalog.problems
+        self.catalog.problems, self.catalog.canaries = catalog.problems, catalog.canaries
         return new
 
     def __iter__(self) -> Iterator[ServedModel]:
@@ -59,10 +66,7 @@ class Models:
     def find(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
         """The model called ``name``: its id, or the id without ``@cf/``, or with a provider before it as the gateway's
         compat paths have it. Raises the error a client should see."""
-        model = self.named(name, tasks)
-        if not model.ready and not model.scales_to_zero:
-            raise ModelLoading(name.removeprefix("workers-ai/"), retry_after=2.0)
-        return model
+        return up(self.named(name, tasks), name)
 
     def named(self, name: str, tasks: tuple[str, ...] = ()) -> ServedModel:
         """The same, ready or not."""

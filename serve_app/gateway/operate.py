@@ -11,14 +11,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from serve_app.api.errors import AlreadyThere, BadChange, NoSuchObject, NotDone, StoreAway
+from serve_app.catalog.canary import read_canary
 from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import Catalog, bounded, read_sent_record, with_operated
-from serve_app.catalog.operated import Operated
+from serve_app.catalog.operated import NO_CANARY, Operated
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.gateway.models import Models
 from serve_app.state.callers.audit import Actor
@@ -29,6 +30,8 @@ log = logging.getLogger("ray.serve")
 
 Action = Literal["start", "stop", "scale"]
 ACTIONS: tuple[Action, ...] = ("start", "stop", "scale")
+# The action that :meth:`ByHand.share` is.
+SHARE = "canary"
 # How often it is looked whether another gateway was told something.
 LOOK_S = 0.25
 MOST_ADDED = 1000
@@ -105,6 +108,10 @@ class ByHand:
             name: {"min_replicas": stage.min_replicas, "max_replicas": stage.max_replicas}
             for name, stage in stages.items()
         }
+        found["canary"] = None
+        if (share := catalog.canaries.get(model)) is not None:
+            other = self._models.started.get(share.model)
+            found["canary"] = {**asdict(share), "ready": other is not None and other.ready}
         return found
 
     def check(self, text: str) -> ModelRecord:
@@ -125,10 +132,13 @@ class ByHand:
                 raise AlreadyThere(f"{record.id} runs. Stop it first, or give the record another id.")
             if before is None and len(catalog.operated) >= MOST_ADDED:
                 raise BadChange(f"There are {MOST_ADDED} models by hand already. Remove some.")
+            would = await asyncio.to_thread(self._with, said)
+            if record.canary is not None and record.id in would.problems:
+                raise BadChange(f"The record is refused: {would.problems[record.id]}", param="record")
             if self._models.profile in record.serving:
                 # As the start would: whether its weights are where it says.
                 try:
-                    await asyncio.to_thread(self._with(said).startable, record.id, self._models.profile)
+                    await asyncio.to_thread(would.startable, record.id, self._models.profile)
                 except CatalogError as error:
                     raise BadChange(f"The record is refused: {error.told}", param="record") from None
             if not check:
@@ -178,6 +188,24 @@ class ByHand:
             await self._say(said, by)
             source = catalog.source(model)
             await self._serve(lambda deployer: deployer.deploy(record, chosen, source, keep=served is not None))
+
+    async def share(self, model: str, given: dict[str, Any] | None, by: Actor) -> None:
+        """Has another model answer a share of the model's requests: ``given`` as `Canary` has it, None to end that.
+        Raises `NoSuchObject`, `BadChange`.
+        """
+        async with self._changing:
+            catalog = self._models.catalog
+            if model not in catalog:
+                raise NoSuchObject(f"There is no model {model[:120]} in the catalogue. Add a record of it first.")
+            try:
+                canary = NO_CANARY if given is None else read_canary(given)
+            except CatalogError as error:
+                raise BadChange(f"canary: {error.told}", param="canary") from None
+            said = replace(catalog.operated.get(model) or Operated(model), canary=canary)
+            would = await asyncio.to_thread(self._with, said)
+            if canary.model and model not in would.canaries:
+                raise BadChange(would.problems[model], param="canary")
+            await self._say(said, by)
 
     def _startable(self, said: Operated) -> tuple[ModelRecord, Profile]:
         """Raises `BadChange`."""

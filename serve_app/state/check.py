@@ -39,10 +39,12 @@ def read_operated(home: Path, database: str | None) -> dict[str, Operated]:
         try:
             # Without the libraries that the store needs: a start does not wait for them.
             with closing(sqlite3.connect(home / FILE)) as db:
-                rows = db.execute("SELECT model, record, running, bounds FROM operated_models").fetchall()
+                db.row_factory = sqlite3.Row
+                # All columns: a file of an older program has fewer.
+                rows = [dict(row) for row in db.execute("SELECT * FROM operated_models")]
         except sqlite3.Error:  # of an older program, or damaged: the gateways say so
             return {}
-        return {row[0]: of_row(*row) for row in rows}
+        return {row["model"]: of_row(**row) for row in rows}
     from serve_app.state.store.sql import SqlStore
 
     with SqlStore(home, database) as store:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Protocol
 
-from serve_app.catalog.operated import Operated
+from serve_app.catalog.operated import Operated, Share
 from serve_app.state.callers.audit import Actor
 
 
@@ -25,10 +25,11 @@ class OperatedStore(Protocol):
     def forget(self, account: str, model: str, by: Actor | None = None) -> None: ...
 
 
-def of_row(model: str, record: str, running: bool | None, bounds: str) -> Operated:
-    """As a row of the store has it; ``bounds``: JSON."""
+def of_row(model: str, record: str, running: bool | None, bounds: str, canary: str | None = None) -> Operated:
+    """As a row of the store has it; ``bounds``, ``canary``: JSON."""
     replicas = {stage: (least, most) for stage, (least, most) in json.loads(bounds).items()}
-    return Operated(model, record, None if running is None else bool(running), replicas)
+    share = None if canary is None else Share(**json.loads(canary))
+    return Operated(model, record, None if running is None else bool(running), replicas, share)
 
 
 class OperatedBook:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from serve_app.catalog.load import BUILT_IN
 from serve_app.cli import main
 from serve_app.cli import models as command
 from tests.cli.conftest import connected
 from tests.gateway.test_operate import MINE, RECORD, Serve
 from tests.tasks.conftest import record, serve  # noqa: F401
 
-CHAT = "@cf/pico/pico-instruct"
+CHAT, NEXT = "@cf/pico/pico-instruct", "@cf/me/next"
 
 
 @pytest.fixture
@@ -105,3 +106,22 @@ def test_without_an_action_the_catalogue_is_listed(capsys, monkeypatch, tmp_path
     monkeypatch.setenv("SERVE_APP_HOME", str(tmp_path))
     assert main(["models", "--profile", "local", "--ids"]) == 0
     assert CHAT in capsys.readouterr().out.splitlines()
+
+
+async def test_a_share_goes_to_another_version_and_comes_back(operated, shell, tmp_path):
+    assert (await shell("canary", CHAT))[0] == f"{CHAT} has no canary\n"
+    written = (BUILT_IN / "pico-instruct.yaml").read_text().replace(CHAT, NEXT, 1)
+    (tmp_path / "next.yaml").write_text(written)
+    await shell("add", str(tmp_path / "next.yaml"))
+    assert "give --to MODEL and --percent N" in (await shell("canary", CHAT, "--percent", "5", status=1))[1]
+    assert "Give --percent" in (await shell("canary", CHAT, "--to", NEXT, status=1))[1]
+    out, _ = await shell("canary", CHAT, "--to", NEXT, "--percent", "5")
+    first, old, new = out.splitlines()
+    assert first == f"5 % of {CHAT} go to {NEXT}, which is not ready: it gets none"
+    assert old.split() == [CHAT, "0", "requests"] and new.split() == [NEXT, "0", "requests"]
+    shown = json.loads((await shell("canary", CHAT, "--percent", "50", "--json"))[0])
+    assert shown["canary"] == {"model": NEXT, "percent": 50.0, "ready": False}
+    assert f"50 % of its requests go to {NEXT}" in (await shell("list"))[0]
+    assert "out of range" in (await shell("canary", CHAT, "--percent", "101", status=1))[1]
+    assert "no model @cf/no/such" in (await shell("canary", "@cf/no/such", status=1))[1]
+    assert (await shell("canary", CHAT, "--end"))[0] == f"{CHAT} has no canary\n"

@@ -180,7 +180,7 @@ async def test_a_wrong_record_is_refused_with_the_loaders_reason(operated):
 async def test_what_cannot_be_done_is_refused(operated):
     served, serve = operated
     for body, says in [
-        ({"model": CHAT, "action": "explode"}, "start, stop, scale"),
+        ({"model": CHAT, "action": "explode"}, "start, stop, scale, canary"),
         ({"action": "start"}, "model is the id"),
         ({"model": CHAT, "action": "scale"}, "Give replicas"),
         ({"model": CHAT, "action": "scale", "replicas": 2, "max_replicas": 3}, "Give replicas"),

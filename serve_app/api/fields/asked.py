@@ -47,11 +47,11 @@ def parse_asked(body: dict[str, Any]) -> dict[str, Any]:
 def with_headers(request: _Request, headers: Mapping[str, str]) -> _Request:
     """``request`` with what its headers ask for. They are hints: what cannot be read is left out, and what the body
     says about time stands."""
-    session = next((value for name in _SESSION_HEADERS if (value := headers.get(name, "").strip())), None)
+    session = _session_in(headers)
     timeout = headers.get("cf-aig-request-timeout", "").strip()
     changes: dict[str, Any] = {}
     if session:
-        changes["session"] = session[:MAX_SESSION_CHARS]
+        changes["session"] = session
     if request.deadline_s is None and timeout.isascii() and timeout.isdigit():
         milliseconds = min(int(timeout[:12]), int(DEADLINE_MS.high))
         if milliseconds:
@@ -64,6 +64,17 @@ def with_headers(request: _Request, headers: Mapping[str, str]) -> _Request:
     if headers.get(ESTIMATE, "").strip().lower() in ("true", "1"):
         changes["estimate"] = True
     return replace(request, **changes) if changes else request
+
+
+def session_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> str:
+    """The session that a request will have, "" for none: before anything else of it is read, and checked."""
+    said = body.get("prompt_cache_key")
+    return _session_in(headers) or (said[:MAX_SESSION_CHARS] if isinstance(said, str) else "")
+
+
+def _session_in(headers: Mapping[str, str]) -> str:
+    found = (value for name in _SESSION_HEADERS if (value := headers.get(name, "").strip()))
+    return next(found, "")[:MAX_SESSION_CHARS]
 
 
 def parse_metadata(value: Any) -> dict[str, str]:

@@ -44,9 +44,9 @@ def performer(
     async def perform(job: Job) -> Done:
         entries: list[Entry] = []
         request_id.current.set(job.request_id)
-        identity.current.set(
-            identity.Identity(job.request_id, job.created, batch=job.batch, kept=dict(job.request.kept))
-        )
+        kept = dict(job.request.kept)
+        known = identity.Identity(job.request_id, job.created, batch=job.batch, bound=not job.alone, kept=kept)
+        identity.current.set(known)
         kept_with_answer.set(entries)
         endpoint = None
         try:

@@ -18,6 +18,7 @@ from serve_app.api.fields.values import string
 from serve_app.api.multipart import Part, write_multipart
 from serve_app.api.schema.openapi import Operation
 from serve_app.api.types import Asked, Event, GenerateRequest
+from serve_app.gateway import canary
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.address import is_local
 from serve_app.gateway.http.auth import authenticate, has_key
@@ -27,6 +28,7 @@ from serve_app.gateway.http.in_turns import InTurns
 from serve_app.gateway.http.resumable import resumable
 from serve_app.gateway.http.session import signed_in
 from serve_app.gateway.http.streams import streamed
+from serve_app.gateway.models import up
 from serve_app.state.callers.accounts import Scope
 from serve_app.tasks.estimate import Estimated
 from serve_app.tasks.model import ServedModel
@@ -114,7 +116,8 @@ class Exchange:
         names = {task.declaration.name for task in fitting}
         # Which model is meant stands in the body; one that may be smaller is refused where the model is looked up.
         limits = (body_limit(m, self.gateway.settings) for m in self.gateway.models if m.record.task in names)
-        return (await read_body(request, max(limit, *limits, 0), self._large)).json
+        request.state.asked = (await read_body(request, max(limit, *limits, 0), self._large)).json
+        return request.state.asked
 
     async def native_body(self, request: Request, name: str, most: int = 0) -> Body:
         """The body as the model's task takes it, up to ``most`` bytes at least; a JSON object for a model that is not
@@ -151,12 +154,16 @@ class Exchange:
     async def model(
         self, request: Request, name: str, takes: type[Asked] | None = None, *, ready: bool = True
     ) -> ServedModel:
-        """The model that ``request`` names, which must run requests of the type ``takes``; counted against the limits
-        of requests of its caller. Raises `PaidPlanNeeded` where its caller may not use it. ``ready``: at once.
+        """The model that ``request`` names or its canary, which must run requests of the type ``takes``; counted
+        against the limits of requests of its caller. Raises `PaidPlanNeeded` where its caller may not use it.
+        ``ready``: at once; otherwise whoever runs it later has the choice.
         """
         fitting = () if takes is None else tuple(task.declaration.name for task in taking(takes))
         models = self.gateway.models
-        model = models.find(name, fitting) if ready else models.named(name, fitting)
+        model = models.named(name, fitting)
+        if ready:
+            asked = getattr(request.state, "asked", {})
+            model = up(canary.version(models, model, name, asked, request.headers, request.state.caller), name)
         if takes is GenerateRequest:
             self._check_size(request, model)
         # A request that is run again has been counted.

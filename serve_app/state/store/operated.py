@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,7 +17,7 @@ from serve_app.state.store.callers import audit
 from serve_app.state.store.database import Database
 from serve_app.state.store.tables import metadata
 
-# See `serve_app.catalog.operated.Operated`. `bounds`: JSON.
+# See `serve_app.catalog.operated.Operated`. `bounds`, `canary`: JSON.
 operated = Table(
     "operated_models",
     metadata,
@@ -24,6 +25,7 @@ operated = Table(
     Column("record", Text, nullable=False),
     Column("running", Boolean),
     Column("bounds", String, nullable=False),
+    Column("canary", String),
 )
 
 
@@ -41,6 +43,7 @@ class OperatedTable:
 
     def put(self, account: str, found: Operated, by: Actor | None = None) -> None:
         row = {"record": found.record, "running": found.running, "bounds": json.dumps(found.bounds)}
+        row["canary"] = None if found.canary is None else json.dumps(asdict(found.canary))
         new = self._database.insert(operated).values(model=found.model, **row)
         with self._database.writing() as connection:
             one = sa.select(operated).where(operated.c.model == found.model).with_for_update()
@@ -64,4 +67,5 @@ class OperatedTable:
 
 def _shown(found: Operated) -> dict[str, Any]:
     replicas = {stage: list(bounds) for stage, bounds in found.bounds.items()}
-    return {"record": found.record or None, "running": found.running, "replicas": replicas}
+    canary = None if found.canary is None else asdict(found.canary)
+    return {"record": found.record or None, "running": found.running, "replicas": replicas, "canary": canary}

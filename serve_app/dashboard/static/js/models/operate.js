@@ -17,6 +17,7 @@ const act = (model, action, more = {}) => post(ai("/models/actions"), { model, a
 /** Buttons for one model. @param {{record: Object, reload: () => Promise<void>, small?: boolean}} props */
 export function Actions({ record, reload, small }) {
   const [scaling, setScaling] = useState(false);
+  const [sharing, setSharing] = useState(false);
   const name = shortModel(record.model);
   const start = async () => {
     await act(record.model, "start");
@@ -36,9 +37,32 @@ export function Actions({ record, reload, small }) {
     await reload();
   };
   return html`${record.started
-    ? html`<${Button} small=${small} icon="cluster" onClick=${() => setScaling(true)}>Scale<//><${Button} small=${small} bad icon="stop" onClick=${stop}>Stop<//>`
+    ? html`<${Button} small=${small} icon="cluster" onClick=${() => setScaling(true)}>Scale<//>${!small && html`<${Button} onClick=${() => setSharing(true)}>Canary<//>`}<${Button} small=${small} bad icon="stop" onClick=${stop}>Stop<//>`
     : html`${record.startable && html`<${Button} small=${small} main=${!small} icon="play" onClick=${start}>Start<//>`}${record.source === "added" && html`<${Button} small=${small} bad icon="trash" label=${`Remove ${name}`} onClick=${forget} />`}`}
-    ${scaling && html`<${Scale} record=${record} onClose=${() => setScaling(false)} onDone=${async () => { setScaling(false); await reload(); }} />`}`;
+    ${scaling && html`<${Scale} record=${record} onClose=${() => setScaling(false)} onDone=${async () => { setScaling(false); await reload(); }} />`}
+    ${sharing && html`<${Share} record=${record} onClose=${() => setSharing(false)} onDone=${async () => { setSharing(false); await reload(); }} />`}`;
+}
+
+/** Which share of the model's requests another one answers. */
+function Share({ record, onClose, onDone }) {
+  const [to, setTo] = useState(record.canary?.model ?? "");
+  const [percent, setPercent] = useState(String(record.canary?.percent ?? 5));
+  const [error, setError] = useState("");
+  const save = async (canary) => {
+    try {
+      await act(record.model, "canary", { canary });
+      toast(canary ? `${canary.percent} % of ${shortModel(record.model)} go to ${shortModel(canary.model)}` : `${shortModel(record.model)} answers everything again`);
+      await onDone();
+    } catch (failure) {
+      setError(failure.message);
+    }
+  };
+  return html`<${Dialog} title=${`Canary of ${shortModel(record.model)}`} onClose=${onClose} foot=${html`${record.canary && html`<${Button} bad onClick=${() => save(null)}>End<//>`}<${Button} main onClick=${() => save({ model: to.trim(), percent: Number(percent) })}>Save<//>`}>
+    ${error && html`<${Notice} kind="bad" role="alert">${error}<//>`}
+    ${record.canary && !record.canary.ready && html`<${Notice} kind="warn">${shortModel(record.canary.model)} is not ready: it gets none.<//>`}
+    <p class="hint">A session stays with the version that it has. Usage and metrics are of the model that answers.</p>
+    <${TextField} label="Goes to" value=${to} onInput=${setTo} placeholder="@cf/author/name-v2" />
+    <${TextField} label="Percent of requests" type="number" min="0" max="100" step="any" value=${percent} onInput=${setPercent} /><//>`;
 }
 
 function Scale({ record, onClose, onDone }) {

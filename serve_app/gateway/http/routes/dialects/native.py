@@ -115,8 +115,10 @@ class NativeRoutes:
         if (answer := await queued(self._exchange, request, name, body.json)) is not None:
             return answer
         self._exchange.check_size(request, name)
-        await self._exchange.model(request, name)
-        result = await self._exchange.gateway.run(name, body, request.state.caller, headers=request.headers)
+        request.state.asked = body.json
+        model = await self._exchange.model(request, name)
+        run = self._exchange.gateway.run
+        result = await run(name, body, request.state.caller, headers=request.headers, model=model)
         if isinstance(result, Answer):
             return written(result)
         return await self._exchange.streamed(request, result.events, result.frames, result.waiting, result.resumable_s)

@@ -14,7 +14,7 @@ from serve_app.api.schema.openapi import Operation
 from serve_app.gateway.http import request_id
 from serve_app.gateway.http.auth import is_operator
 from serve_app.gateway.http.exchange import ACCOUNT, ADMIN, Endpoint, Exchange, json_answer
-from serve_app.gateway.operate import ACTIONS, Action
+from serve_app.gateway.operate import ACTIONS, SHARE, Action
 from serve_app.state.callers.audit import Actor
 
 TAG = "Models by hand"
@@ -25,11 +25,24 @@ _ACTION: dict[str, Any] = {
     "type": "object",
     "properties": {
         "model": {"type": "string", "maxLength": 200},
-        "action": {"enum": list(ACTIONS)},
+        "action": {"enum": [*ACTIONS, SHARE]},
         "stage": {"type": "string", "maxLength": 60},
         "replicas": {**_COUNT, "minimum": 1},
         "min_replicas": _COUNT,
         "max_replicas": {**_COUNT, "minimum": 1},
+        "canary": {
+            "anyOf": [
+                {"type": "null"},
+                {
+                    "type": "object",
+                    "properties": {
+                        "model": {"type": "string", "maxLength": 200},
+                        "percent": {"type": "number", "minimum": 0, "maximum": 100},
+                    },
+                    "required": ["model", "percent"],
+                },
+            ]
+        },
     },
     "required": ["model", "action"],
 }
@@ -63,7 +76,9 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
         return Endpoint(method, models + path, handler, about, scopes=ADMIN)
 
     listing = Operation("Every record, whether or not its model runs", TAG, schemas.list_answer())
-    act = Operation("Start, stop or scale a model", TAG, one, _ACTION, _EXAMPLE)
+    act = Operation(
+        "Start, stop or scale a model, or send a share of its requests to another", TAG, one, _ACTION, _EXAMPLE
+    )
     add = Operation("Add a record, or only check it", TAG, one, _RECORD, {"record": _YAML, "check": True})
     return [
         operator("GET", "/records", routes.list, listing),
@@ -109,13 +124,22 @@ class ModelRoutes:
         model, action = body.get("model"), body.get("action")
         if not isinstance(model, str) or not model:
             raise BadChange("model is the id of a model, such as @cf/pico/pico-instruct.", param="model")
-        if action not in ACTIONS:
-            raise BadChange(f"action is one of {', '.join(ACTIONS)}.", param="action")
+        if action not in (*ACTIONS, SHARE):
+            raise BadChange(f"action is one of {', '.join((*ACTIONS, SHARE))}.", param="action")
         by_hand = self._exchange.gateway.by_hand
-        bounds = self._bounds(model, body) if action == "scale" else {}
-        await by_hand.act(model, cast(Action, action), bounds, _by(request))
+        if action == SHARE:
+            await by_hand.share(model, self._canary(body), _by(request))
+        else:
+            bounds = self._bounds(model, body) if action == "scale" else {}
+            await by_hand.act(model, cast(Action, action), bounds, _by(request))
         shown = next((one for one in by_hand.listed() if one["model"] == model), {"model": model})
         return json_answer(success({**shown, "action": action}))
+
+    def _canary(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        given = body.get("canary", False)
+        if given is not None and not isinstance(given, dict):
+            raise BadChange("canary is an object with model and percent, or null to end it.", param="canary")
+        return given
 
     def _bounds(self, model: str, body: dict[str, Any]) -> dict[str, tuple[int, int]]:
         """By stage; what is not said of one stays."""
