@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[3]
 # By subject, so that one can be run alone.
 TESTS = {
     "kernels": (
-        "tests/kernels/test_attention.py", "tests/kernels/test_norm.py", "tests/kernels/test_shapes.py",
-        "tests/kernels/linear",
+        "tests/kernels/test_attention.py", "tests/kernels/test_masking.py", "tests/kernels/test_norm.py",
+        "tests/kernels/test_shapes.py", "tests/kernels/linear",
     ),
     "folders": (
         "tests/models/test_odd_shapes.py", "tests/models/loading/test_folder.py", "tests/models/loading/test_load.py",
