@@ -81,6 +81,7 @@ def test_refused_by_name(label, reason):
     assert line.verdict == "refused" and reason in line.note, line
 
 
+@pytest.mark.slow
 def test_odd_sizes_are_exact_as_well():
     assert line_of("Phi3ForCausalLM (longrope)", seed=3).verdict == "exact"
 

@@ -147,6 +147,7 @@ async def flood(
         assert all(isinstance(error, asyncio.CancelledError) for error in ended if error is not None), ended
 
 
+@pytest.mark.slow
 async def test_a_light_tenant_passes_a_hostile_ones_queue(stack, tenants):
     light, hostile = await tenants("light"), await tenants("hostile")
     async with flood(stack, hostile, 60, under_way=2 * MANY):

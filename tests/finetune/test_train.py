@@ -50,6 +50,7 @@ def run(model: Path, data: Path, out: Path, **options):
     return train(Options(str(model), str(data), str(out), **{**SMALL, **options}), model, told.append), told
 
 
+@pytest.mark.slow
 def test_what_is_learnt_shows_on_lines_that_were_not(model, talks, tmp_path):
     from peft import PeftModel
 

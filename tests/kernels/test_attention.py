@@ -142,6 +142,7 @@ def test_contradictory_batches_are_refused(library: Library) -> None:
             write_kv(b.kv_layer, row, row, torch.tensor([slot]))
 
 
+@pytest.mark.slow
 def test_one_openmp_runtime_serves_torch_and_the_kernels(library: Library) -> None:
     """In a process of its own, as workers are: libraries of other tests bring runtimes of their own."""
     program = (

@@ -14,6 +14,7 @@ from tests.routing.world import ROUTER, STEP_S, assert_empty, report_of, request
 SIZES = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 60)), min_size=25, max_size=40)
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 2000.0]))
 @settings(max_examples=25, deadline=None)
 def test_tenants_that_always_wait_are_served_by_their_weights(first, second, weight, slack) -> None:

@@ -98,6 +98,7 @@ def test_side_turns_have_answers(facts):
         assert question.strip() and answer.strip()
 
 
+@pytest.mark.slow
 def test_code_pieces_compile(facts):
     pieces = code_text.functions()
     assert len(pieces) > 1000
@@ -122,6 +123,7 @@ def test_batches_depend_on_seed_and_step_alone():
     )
 
 
+@pytest.mark.slow
 def test_loss_covers_the_assistants_tokens_and_nothing_else():
     batches = Batches(tokenizer.load(CHECKPOINT), 0)
     text = "<|begin|><|user|>Hi there<|end|><|assistant|>Hello!<|end|>"
