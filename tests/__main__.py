@@ -27,7 +27,7 @@ from typing import NamedTuple, TextIO
 # pytest's exit statuses: all passed, some failed, there were none. Any other says that not all of them have run.
 PASSED, FAILED, NO_TESTS = 0, 1, 5
 # How many processes run the rest beside the cluster's tests, and how far these go before.
-BESIDE, NICE = 3, 5
+BESIDE, NICE = 3, 15
 # More failures than these are no accident.
 MAX_AGAIN = 5
 # Of so many it is told at the end why they have failed.

@@ -60,8 +60,8 @@ class Target:
         return named(self.pid, *prefixes)
 
     def workers(self, stage: str) -> list[int]:
-        """Processes of one stage's workers of the chat model, as the gateway knows them."""
-        told = self.ask("GET", "/v1/status")["models"][MODEL]["workers"]
+        """Processes of one stage's workers of the chat model, as the gateway knows them; none while it is not ready."""
+        told = self.ask("GET", "/v1/status")["models"][MODEL].get("workers", [])
         return [worker["pid"] for worker in told if worker["stage"] == stage]
 
     def owner(self) -> list[int]:

@@ -53,6 +53,9 @@ SERVING: dict[str, str] = {
     # local stack uses.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.2",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+    # Ray starts workers at nice 15, where whatever else runs on the machine takes the cores from models. They stay
+    # behind Ray's own daemons, which must answer each other in time.
+    "RAY_worker_niceness": "5",
     # Autoscaling sees load that is at most this old; the default of 10 s is longer than many generations.
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from benchmarks.serving.processes import descendants
+from serve_app.ray_private.environment import SERVING
 
 
 def test_only_workers_have_loaded_torch(stack):
@@ -22,3 +23,14 @@ def test_only_workers_have_loaded_torch(stack):
     assert any(title.startswith("ray::KVPool") for title in titles)
     allowed = re.compile(r"ray::\w*Worker|.*fork_server \d+ torch$")
     assert holders and all(allowed.match(title) for title in holders), holders
+
+
+def test_workers_are_nicer_than_rays_daemons_and_no_nicer_than_they_were_told(stack):
+    found = {}
+    for pid in descendants(os.getpid())[1:]:
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+            found[title] = os.getpriority(os.PRIO_PROCESS, pid)
+    told = os.getpriority(os.PRIO_PROCESS, 0) + int(SERVING["RAY_worker_niceness"])
+    replicas = {title: nice for title, nice in found.items() if re.match(r"ray::(ServeReplica|EngineWorker)", title)}
+    assert replicas and set(replicas.values()) == {told}, replicas
