@@ -172,7 +172,7 @@ class EngineStage:
             request.adapter,
             request.weight,
             request.origin,
-            request.pictures,
+            request.media,
         )
         told = Prefilled(request.id)
         try:

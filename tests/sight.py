@@ -4,6 +4,8 @@ pictures with them."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from transformers import (
 from serve_app.catalog.load import PROJECT_ROOT
 from serve_app.models.loading.miniature import randomise
 from serve_app.predict.tiles import TileProcessor, cuts_tiles
+from serve_app.text.pictures import Picture
 
 MARKS = [
     "<image>", "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<start_of_image>", "<image_soft_token>", "<end_of_image>",
@@ -59,7 +62,7 @@ TEXT = {
 SEES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for p in m.content %}{% if p.type == 'image' %}MARK{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% else %}MARK{% endif %}{% endfor %}{% endif %}"
     "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 # Positions are three numbers, which follow from a picture's grid.
@@ -167,10 +170,11 @@ def _turning(family: str, ends: dict[str, Any], sizes: dict[str, Any]) -> tuple[
     return model, settings, {"processor_class": "Qwen2VLProcessor"}
 
 
-def write_tokenizer(path: Path, mark: str) -> None:
+def write_tokenizer(path: Path, mark: str, marks: Sequence[str] = MARKS) -> None:
+    """The shipped tokenizer with ``marks``, and a template that writes ``mark`` for a file."""
     source = PROJECT_ROOT / "checkpoints" / "pico-instruct"
     backend = Backend.from_file(str(source / "tokenizer.json"))
-    backend.add_special_tokens(MARKS)
+    backend.add_special_tokens(list(marks))
     backend.save(str(path / "tokenizer.json"))
     config = json.loads((source / "tokenizer_config.json").read_text())
     config["chat_template"] = TEMPLATE.replace("MARK", mark)
@@ -184,6 +188,22 @@ def picture(width: int, height: int, seed: int = 0) -> bytes:
     out = BytesIO()
     Image.fromarray(blocks).resize((width, height), Image.Resampling.NEAREST).save(out, "PNG")
     return out.getvalue()
+
+
+def looked_at(width: int, height: int, seed: int = 0) -> Picture:
+    file = picture(width, height, seed)
+    return Picture(file, sha256(file).digest(), width, height)
+
+
+def files(family: str) -> dict[str, Picture]:
+    """Of several sizes, by name."""
+    sizes = {"a": (40, 30), "b": (64, 64), "c": (25, 70), "d": (9, 9), "e": (90, 33)}
+    return {name: looked_at(*size, seed=seed) for seed, (name, size) in enumerate(sizes.items())}
+
+
+def another(family: str, seed: int) -> Picture:
+    """As many places as the one named b has."""
+    return looked_at(64, 64, seed)
 
 
 class Truth:

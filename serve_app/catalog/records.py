@@ -95,6 +95,7 @@ class Properties(Record):
     function_calling: bool | None = None
     reasoning: bool | None = None
     vision: bool | None = None
+    hearing: bool | None = None  # sounds may stand in conversations
     async_queue: bool | None = True  # every model takes batches
     beta: bool | None = None
     require_workers_paid: bool | None = None  # accounts with the free plan may not use it

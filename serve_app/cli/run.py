@@ -24,6 +24,7 @@ examples:
   serve-app run @cf/pico/pico-instruct                     a chat; /help lists its commands
   serve-app run @cf/openai/whisper --audio talk.wav        what is said in a file; --json for its times
   serve-app run @cf/pico/pico-shapes --image x.png
+  serve-app run @cf/qwen/qwen2-audio "What is heard?" --audio talk.wav
   serve-app run @cf/facebook/mms-tts-eng "Good morning." --out morning.mp3
   serve-app run @cf/black-forest-labs/flux-1-schnell "A lighthouse at dawn" --seed 7 --out lighthouse.jpg
   serve-app run @cf/pico/pico-instruct@my-adapter --stats  with an adapter; tokens per second and cost after the answer
@@ -52,8 +53,7 @@ def add_parser(commands: Any) -> None:
 def _run(arguments: argparse.Namespace, server: Server) -> int:
     if arguments.audio or arguments.image or arguments.mask or arguments.out:
         return _run_files(arguments, server)
-    names = ("max_tokens", "temperature", "top_p", "seed")
-    options = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    options = _options(arguments)
     prompt = arguments.prompt
     if prompt is None and sys.stdin.isatty():
         if arguments.json or arguments.raw or not sys.stdout.isatty():
@@ -82,6 +82,11 @@ def _run(arguments: argparse.Namespace, server: Server) -> int:
     return 0
 
 
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("max_tokens", "temperature", "top_p", "seed")
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
+
+
 def _run_files(arguments: argparse.Namespace, server: Server) -> int:
     """Files go along with the prompt, and come back in its place."""
     given = {name: getattr(arguments, name) for name in ("audio", "image", "mask") if getattr(arguments, name)}
@@ -92,8 +97,10 @@ def _run_files(arguments: argparse.Namespace, server: Server) -> int:
         return 2
     if arguments.prompt is not None:
         inputs["prompt"] = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
-    if arguments.seed is not None:
-        inputs["seed"] = arguments.seed
+    if arguments.system:
+        roles = [("system", arguments.system), ("user", inputs.pop("prompt", ""))]
+        inputs["messages"] = [{"role": role, "content": text} for role, text in roles]
+    inputs |= _options(arguments)
     sent = {"json": inputs, "headers": {"Accept": "application/json"}}
     result = server.result("POST", f"{server.ai}/run/{arguments.model}", **sent, timeout=None)
     if arguments.out is not None:

@@ -32,8 +32,10 @@ def container(data: bytes) -> str | None:
     return None
 
 
-def decode_audio(data: bytes) -> Iterator[bytes]:
-    """Little-endian int16 of one channel at `SAMPLE_RATE`, in pieces. Raises :class:`BadFile`."""
+def decode_audio(data: bytes, seconds: float | None = None) -> Iterator[bytes]:
+    """Little-endian int16 of one channel at `SAMPLE_RATE`, in pieces; of a sound that has no more than ``seconds``.
+    Raises :class:`BadFile`.
+    """
     # Here, since pictures need no FFmpeg.
     import av
     from av.audio.resampler import AudioResampler
@@ -42,17 +44,20 @@ def decode_audio(data: bytes) -> Iterator[bytes]:
     if name is None:
         raise BadFile(f"it is no sound file that is known. Send {TAKEN}")
     samples, most = 0, longest_s(len(data))
+    asked = most if seconds is None else min(seconds, most)
     try:
         with av.open(BytesIO(data), format=name, options={"protocol_whitelist": "none"}) as file:
             if not file.streams.audio:
                 raise BadFile("the file has no sound")
             stream = file.streams.audio[0]
+            if seconds is not None and _says(name, stream) > asked + 1:
+                raise BadFile(_too_long(asked, most))
             resampler = AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
             for frame in _frames(file, stream):
                 for piece in resampler.resample(frame):
                     samples += piece.samples
-                    if samples > most * SAMPLE_RATE:
-                        raise BadFile(_too_long(most))
+                    if samples > asked * SAMPLE_RATE:
+                        raise BadFile(_too_long(asked, most))
                     # FFmpeg pads planes.
                     yield bytes(piece.planes[0])[: 2 * piece.samples]
     except BadFile:
@@ -65,9 +70,17 @@ def decode_audio(data: bytes) -> Iterator[bytes]:
         raise BadFile("the file has no sound")
 
 
-def _too_long(most: int) -> str:
-    if most == MAX_SECONDS:
-        return f"the sound is longer than {most} seconds; send it in parts"
+def _says(name: str, stream: Any) -> float:
+    """Seconds that the file says it has, so that much of a long one need not be decoded; 0 where that may be wrong: a
+    WAV that was written into a pipe. FFmpeg guesses of an MP3 by what its beginning takes."""
+    if stream.duration is None or name not in ("flac", "mov", "ogg", "matroska", "mp3"):
+        return 0.0
+    return float(stream.duration * stream.time_base) / (3 if name == "mp3" else 1)
+
+
+def _too_long(asked: float, most: int) -> str:
+    if asked < most or most == MAX_SECONDS:
+        return f"the sound is longer than {asked:g} seconds; send it in parts"
     return f"the sound is longer than the {most} seconds that a file of its size may hold; send it as WAV or MP3"
 
 

@@ -63,7 +63,7 @@ class Decoder:
     """
 
     def __init__(self, image_s: float = IMAGE_S, audio_s: float = AUDIO_S) -> None:
-        self._seconds = {"image": image_s, "mask": image_s, "size": image_s, "audio": audio_s}
+        self._seconds = {"image": image_s, "mask": image_s, "size": image_s, "audio": audio_s, "length": audio_s}
         self._idle: queue.LifoQueue[_Process | None] = queue.LifoQueue()
         for _ in range(PROCESSES):
             self._idle.put(None)
@@ -90,13 +90,20 @@ class Decoder:
         told, raw = self._decode("audio", data)
         return Sound(raw.view(np.int16)[: told["samples"]])
 
+    def length(self, data: bytes, most_s: float) -> int:
+        """Samples of a sound that can be decoded and has no more than ``most_s`` seconds. Raises :class:`BadFile`."""
+        told, _ = self._decode("length", data, most_s)
+        return int(told["samples"])
+
     def close(self) -> None:
         for _ in range(PROCESSES):
             if (process := self._idle.get()) is not None:
                 process.end()
             self._idle.put(None)
 
-    def _decode(self, kind: str, data: bytes) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
+    def _decode(
+        self, kind: str, data: bytes, most_s: float | None = None
+    ) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:
         process = self._idle.get()
         handle, out = tempfile.mkstemp(prefix="decoded-")
         try:
@@ -104,7 +111,7 @@ class Decoder:
             while told is None:
                 fresh, process = process is None, process or _Process()
                 try:
-                    told = process.ask(kind, data, out, self._seconds[kind])
+                    told = process.ask(kind, data, out, self._seconds[kind], most_s)
                 except Interrupted:
                     process.end()
                     process = None
@@ -121,7 +128,7 @@ class Decoder:
                 raise BadFile(told["error"])
             if "failed" in told:
                 raise OSError(told["failed"])
-            return told, _NOTHING if kind == "size" else _mapped(handle)
+            return told, _NOTHING if kind in ("size", "length") else _mapped(handle)
         finally:
             os.close(handle)
             os.unlink(out)
@@ -166,9 +173,9 @@ class _Process:
             bufsize=0,
         )
 
-    def ask(self, kind: str, data: bytes, out: str, seconds: float) -> dict[str, Any]:
+    def ask(self, kind: str, data: bytes, out: str, seconds: float, most_s: float | None = None) -> dict[str, Any]:
         until = time.monotonic() + seconds
-        asked = json.dumps({"kind": kind, "size": len(data), "out": out}).encode() + b"\n"
+        asked = json.dumps({"kind": kind, "size": len(data), "out": out, "most_s": most_s}).encode() + b"\n"
         assert self._process.stdin is not None and self._process.stdout is not None
         line = b""
         try:

@@ -1,9 +1,10 @@
 """The process that decodes: reads files from its standard input, writes what they hold into a file that it is told.
 
-``python -m serve_app.media.program``. A request is a line of JSON (``kind``, ``size``, ``out``) and ``size`` bytes; an
-answer is a line of JSON: what the file is, or ``error``. A ``size`` is asked for without the pixels, but they are
-decoded: only then is it known that the file is whole. It ends when its input does. Whatever it reads was written by
-strangers, so it gives up memory and time that it does not need before it reads the first byte.
+``python -m serve_app.media.program``. A request is a line of JSON (``kind``, ``size``, ``out``, ``most_s``) and as many
+bytes as ``size`` says; an answer is a line of JSON: what the file is, or ``error``. A ``size`` or ``length`` is asked
+for without the pixels or samples, but they are decoded: only then is it known that the file is whole. It ends when its
+input does. Whatever it reads was written by strangers, so it gives up memory and time that it does not need before it
+reads the first byte.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ def restrict() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def answer(kind: str, data: bytes, out: str) -> dict[str, Any]:
+def answer(kind: str, data: bytes, out: str, seconds: float | None = None) -> dict[str, Any]:
     """Decodes into the file ``out``, and says what lies there."""
     try:
         if kind == "size":
             width, height, _ = decode_image(data)
             return {"width": width, "height": height}
+        if kind == "length":
+            return {"samples": sum(map(len, decode_audio(data, seconds))) // 2}
         with open(out, "wb") as file:
             if kind in DECODED:
                 width, height, pixels = DECODED[kind](data)
@@ -72,7 +75,7 @@ def main() -> None:
         data = sys.stdin.buffer.read(asked["size"])
         if len(data) < asked["size"]:
             return
-        told.write(json.dumps(answer(asked["kind"], data, asked["out"])).encode() + b"\n")
+        told.write(json.dumps(answer(asked["kind"], data, asked["out"], asked["most_s"])).encode() + b"\n")
 
 
 if __name__ == "__main__":

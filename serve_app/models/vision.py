@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from serve_app.models.media import Encoded
+
 # By `model_type`. Llama 3.2 reads pictures in layers of its own.
 KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama4"})
 # The tokens of one picture attend to each other in both directions.
@@ -26,19 +28,8 @@ TILED = frozenset({"llama4"})
 
 
 @dataclass(slots=True)
-class Seen:
-    """What a picture has become: ``features`` [places, hidden] in the model's dtype, as wide as
-    :class:`serve_app.engine.step.InputEmbeddings` has them, and their rows and columns where the model's positions
-    follow from these."""
-
-    features: Tensor
-    grid: tuple[int, int] | None = None
-
-
-@dataclass(slots=True)
 class PictureEncoder:
-    """``options``: what the model's image processor is told beside its own configuration. ``whole``: see
-    :class:`serve_app.engine.request.EmbeddedSpan`. ``merged``: patches to a side of what becomes one feature, for
+    """See :class:`~serve_app.models.media.MediaEncoder`. ``merged``: patches to a side of what becomes one feature, for
     models whose positions follow from the grid of these; 0 for others. ``tiled``: of :data:`TILED`."""
 
     module: Any
@@ -47,8 +38,12 @@ class PictureEncoder:
     merged: int = 0
     tiled: bool = False
 
+    @property
+    def grids(self) -> bool:
+        return bool(self.merged)
+
     @torch.inference_mode()
-    def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Seen]:
+    def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         """Of each picture, as the processor makes it and all of one shape, what it becomes."""
         device, dtype = self.module.device, self.module.dtype
         names = [name for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in pictures[0]]
@@ -57,14 +52,14 @@ class PictureEncoder:
         if self.merged:
             batch["pixel_values"] = batch["pixel_values"].flatten(0, 1)
         if self.tiled:
-            return [Seen(features.to(dtype)) for features in self._tiled(batch["pixel_values"])]
+            return [Encoded(features.to(dtype)) for features in self._tiled(batch["pixel_values"])]
         found = self.module.model.get_image_features(**batch, return_dict=True)
         grids: list[tuple[int, int] | None] = [None] * len(pictures)
         if self.merged:
             grids = [(rows // self.merged, columns // self.merged) for _, rows, columns in _sides(pictures)]
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         rows = [torch.cat(own, -1).to(dtype) for own in zip(*parts, strict=True)]
-        return [Seen(features, grid) for features, grid in zip(rows, grids, strict=True)]
+        return [Encoded(features, grid) for features, grid in zip(rows, grids, strict=True)]
 
     def _tiled(self, pixels: Tensor) -> Tensor:
         """Features [pictures, places, hidden] of [pictures, tiles, 3, side, side]."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.api.errors import OutOfCapacity
-from serve_app.api.fields.content import SEES, TEXT_ONLY
+from serve_app.api.fields.content import HEARS, SEES, TEXT_ONLY, PartKind
 from serve_app.api.types import ModelLimits
 from serve_app.catalog.records import ModelRecord, Profile
 from serve_app.catalog.weights import tokenizer_directory
@@ -73,9 +73,10 @@ class ServedModel:
         return properties.context_window or properties.max_input_tokens
 
     @property
-    def sees(self) -> bool:
-        """Whether pictures may stand in its conversations."""
-        return bool(self.record.properties.vision)
+    def takes(self) -> frozenset[PartKind]:
+        """What may stand in its conversations."""
+        properties = self.record.properties
+        return TEXT_ONLY | (SEES if properties.vision else TEXT_ONLY) | (HEARS if properties.hearing else TEXT_ONLY)
 
     @property
     def limits(self) -> ModelLimits:
@@ -90,7 +91,7 @@ class ServedModel:
             top_k=defaults.top_k,
             min_p=defaults.min_p,
             repetition_penalty=defaults.repetition_penalty,
-            takes=SEES if self.sees else TEXT_ONLY,
+            takes=self.takes,
             lora=self.record.adapters is not None,
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
+from serve_app.api.fields.content import MEDIA
 from serve_app.api.types import Asked
 from serve_app.catalog.tasks import declared, folders, task_path
 from serve_app.tasks.model import ServedModel
@@ -24,9 +25,9 @@ def taking(request: type[Asked]) -> list[Task]:
 
 
 def body_limit(model: ServedModel, settings: BodyLimits) -> int:
-    """Bytes of a body for ``model``: pictures in conversations are large."""
+    """Bytes of a body for ``model``: pictures and sounds in conversations are large."""
     limit = tasks()[model.record.task].body_limit(settings)
-    return max(limit, settings.max_media_body_bytes) if model.sees else limit
+    return max(limit, settings.max_media_body_bytes) if model.takes & MEDIA else limit
 
 
 @cache

@@ -8,57 +8,31 @@ what its encoder gives. Sources: `processing_llava.py`, `processing_pixtral.py`,
 
 from __future__ import annotations
 
-import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
-
-from serve_app.api.errors import InvalidInput
+from serve_app.text.media import MediaFile, MediaRule, Medium, NoMedia, read_json
 from serve_app.text.tiles import canvas
 
 # Of the longer side to the shorter: what Qwen's processors take at most.
 MAX_ASPECT = 200
 
-Places = tuple[tuple[int, int], ...]
-
-
-class NoPictures(ValueError):
-    """The model takes no pictures here; the text says why."""
-
 
 @dataclass(slots=True, frozen=True)
-class Picture:
-    """A file that has been looked at. ``digest``: of its bytes; ``width`` and ``height`` in pixels, as it is shown."""
+class Picture(MediaFile):
+    """``width`` and ``height`` in pixels, as it is shown."""
 
-    data: bytes
-    digest: bytes
+    medium: ClassVar[Medium] = "image"
     width: int
     height: int
 
 
 @dataclass(slots=True, frozen=True)
-class Placed:
-    """``places``: (first token, count) of each run of placeholders that its features stand for, in their order.
-    ``grid``: rows and columns of these, where the positions of what follows depend on it."""
-
-    picture: Picture
-    places: Places
-    grid: tuple[int, int] | None = None
-
-
-@dataclass(slots=True, frozen=True)
-class PictureRule(ABC):
-    """``mark``: what the chat template writes for a picture. ``placeholder``: the token that stands for one feature;
-    ``token``: its id."""
-
-    mark: str
-    placeholder: str
-    token: int
+class PictureRule(MediaRule):
+    """The rule of one model, for pictures of any size."""
 
     @property
     def turns(self) -> bool:
@@ -69,48 +43,26 @@ class PictureRule(ABC):
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of features of a picture; none where its processor refuses it."""
 
-    def tokens_of(self, picture: Picture) -> int:
-        return math.prod(self.grid(picture.width, picture.height))
+    def tokens_of(self, file: MediaFile) -> int:
+        assert isinstance(file, Picture)
+        return math.prod(self.grid(file.width, file.height))
 
-    def written(self, picture: Picture) -> str:
-        """What stands in the prompt in the mark's place."""
-        rows, columns = self.grid(picture.width, picture.height)
+    def grid_of(self, file: MediaFile) -> tuple[int, int] | None:
+        assert isinstance(file, Picture)
+        return self.grid(file.width, file.height) if self.turns else None
+
+    def refusal(self, file: MediaFile) -> str:
+        assert isinstance(file, Picture)
+        return f"A picture of {file.width} by {file.height} pixels is too thin for this model; cut it."
+
+    def written(self, file: MediaFile) -> str:
+        assert isinstance(file, Picture)
+        return self.shown(file.width, file.height)
+
+    def shown(self, width: int, height: int) -> str:
+        """What stands in the prompt for a picture of this size."""
+        rows, columns = self.grid(width, height)
         return self.placeholder * (rows * columns)
-
-    def expand(self, text: str, pictures: Sequence[Picture]) -> str:
-        """A rendered prompt with what its marks stand for. Raises `InvalidInput` where they are not as many."""
-        for picture in pictures:
-            if not self.tokens_of(picture):
-                told = f"A picture of {picture.width} by {picture.height} pixels is too thin for this model; cut it."
-                raise InvalidInput(told, param="messages")
-        pieces = text.split(self.mark)
-        if len(pieces) - 1 != len(pictures):
-            raise InvalidInput(
-                f"The model's chat template shows {len(pieces) - 1} of the {len(pictures)} pictures; send them in "
-                "messages of the user.",
-                param="messages",
-            )
-        return "".join(part for pair in zip(pieces, [*map(self.written, pictures), ""], strict=True) for part in pair)
-
-    def place(self, ids: np.ndarray, pictures: Sequence[Picture]) -> tuple[Placed, ...]:
-        """Where the pictures' placeholders lie among the prompt's tokens."""
-        at = np.flatnonzero(ids == self.token)
-        sizes = [self.tokens_of(picture) for picture in pictures]
-        if len(at) != sum(sizes):
-            raise InvalidInput(
-                f"The prompt has {len(at)} placeholders for pictures of {sum(sizes)} tokens; send no control tokens "
-                "beside pictures.",
-                param="messages",
-            )
-        own = np.split(at, np.cumsum(sizes)[:-1]) if sizes else []
-        grids = [self.grid(p.width, p.height) if self.turns else None for p in pictures]
-        return tuple(Placed(p, _runs(where), grid) for p, where, grid in zip(pictures, own, grids, strict=True))
-
-
-def _runs(where: np.ndarray) -> Places:
-    """Ascending token numbers as (first, count) of those without a gap."""
-    parts = np.split(where, np.flatnonzero(np.diff(where) != 1) + 1)
-    return tuple((int(part[0]), len(part)) for part in parts if len(part))
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,7 +76,7 @@ class Fixed(PictureRule):
     def grid(self, width: int, height: int) -> tuple[int, int]:
         return 1, self.tokens
 
-    def written(self, picture: Picture) -> str:
+    def shown(self, width: int, height: int) -> str:
         return f"{self.before}{self.placeholder * self.tokens}{self.behind}"
 
 
@@ -145,8 +97,8 @@ class Rows(PictureRule):
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         return (height - 1) // self.patch + 1, (width - 1) // self.patch + 1
 
-    def written(self, picture: Picture) -> str:
-        rows, columns = self.grid(picture.width, picture.height)
+    def shown(self, width: int, height: int) -> str:
+        rows, columns = self.grid(width, height)
         row = self.placeholder * columns
         return (row + self.row_end) * (rows - 1) + row + self.end
 
@@ -194,8 +146,8 @@ class Tiles(PictureRule):
         rows, columns = self._canvas(width, height)
         return rows * columns + (rows * columns > 1), self.each
 
-    def written(self, picture: Picture) -> str:
-        rows, columns = self._canvas(picture.width, picture.height)
+    def shown(self, width: int, height: int) -> str:
+        rows, columns = self._canvas(width, height)
         tile = self.placeholder * self.each
         row = "<|tile_x_separator|>".join([tile] * columns) + "<|tile_y_separator|>"
         return f"<|image_start|>{row * rows if rows * columns > 1 else ''}<|image|>{tile}<|image_end|>"
@@ -205,12 +157,13 @@ class Tiles(PictureRule):
 
 
 def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
-    """The rule of the model in ``folder``, whose control tokens have these ``names``. Raises :class:`NoPictures`."""
-    config, processor = _json(folder, "config.json"), _json(folder, "processor_config.json")
-    settings = processor.get("image_processor") or _json(folder, "preprocessor_config.json")
+    """The rule of the model in ``folder``, whose control tokens have these ``names``. Raises
+    :class:`~serve_app.text.media.NoMedia`."""
+    config, processor = read_json(folder, "config.json"), read_json(folder, "processor_config.json")
+    settings = processor.get("image_processor") or read_json(folder, "preprocessor_config.json")
     vision = config.get("vision_config")
     if not isinstance(vision, dict) or not settings:
-        raise NoPictures("it has no processor for them")
+        raise NoMedia("it has no processor for them")
     kind = processor.get("processor_class") or settings.get("processor_class") or ""
     family = config.get("model_type")
     try:
@@ -219,22 +172,22 @@ def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
         elif family == "llava":
             found = _fixed(processor, settings, vision, config)
         elif family == "gemma3":
-            found = _enclosed(processor, settings, _json(folder, "tokenizer_config.json"), config)
+            found = _enclosed(processor, settings, read_json(folder, "tokenizer_config.json"), config)
         elif family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"):
-            found = _merged(settings, _json(folder, "tokenizer_config.json"), vision, config)
+            found = _merged(settings, read_json(folder, "tokenizer_config.json"), vision, config)
         elif family == "llama4":
             found = _tiles(processor, settings, vision, config)
         elif family == "mllama":
-            raise NoPictures(
+            raise NoMedia(
                 "layers of mllama attend to them beside the text, whose keys and values the paged cache does not hold; "
                 "text alone is supported"
             )
         else:
-            raise NoPictures(f"the way of {family or kind} with pictures is not supported; text alone is")
+            raise NoMedia(f"the way of {family or kind} with pictures is not supported; text alone is")
     except (KeyError, TypeError) as error:
-        raise NoPictures(f"its processor's configuration is of an unknown form ({error})") from None
+        raise NoMedia(f"its processor's configuration is of an unknown form ({error})") from None
     if names.get(found.placeholder) != found.token or found.mark not in names:
-        raise NoPictures(f"{found.placeholder} is no control token of its tokenizer with the id {found.token}")
+        raise NoMedia(f"{found.placeholder} is no control token of its tokenizer with the id {found.token}")
     return found
 
 
@@ -257,7 +210,7 @@ def _enclosed(
     processor: dict[str, Any], settings: dict[str, Any], named: dict[str, Any], config: dict[str, Any]
 ) -> PictureRule:
     if settings.get("do_pan_and_scan"):
-        raise NoPictures("its processor cuts them into several (do_pan_and_scan), which is not supported")
+        raise NoMedia("its processor cuts them into several (do_pan_and_scan), which is not supported")
     begin, end = named.get("boi_token") or "<start_of_image>", named.get("eoi_token") or "<end_of_image>"
     tokens = processor.get("image_seq_length") or config["mm_tokens_per_image"]
     placeholder = named.get("image_token") or "<image_soft_token>"
@@ -277,7 +230,7 @@ def _merged(
     settings: dict[str, Any], named: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]
 ) -> PictureRule:
     if settings.get("do_resize") is False:
-        raise NoPictures("its processor takes pictures of its own sizes alone (do_resize), which is not supported")
+        raise NoMedia("its processor takes pictures of its own sizes alone (do_resize), which is not supported")
     merged = settings.get("merge_size", 2)
     size = dict(settings.get("size") or {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280})
     least, most = (
@@ -285,7 +238,7 @@ def _merged(
         settings.get("max_pixels") or size["longest_edge"],
     )
     if merged != vision.get("spatial_merge_size", 2):
-        raise NoPictures("its processor merges other patches than its encoder")
+        raise NoMedia("its processor merges other patches than its encoder")
     mark = named.get("image_token") or "<|image_pad|>"
     return Merged(mark, mark, _token(config), settings.get("patch_size", 14) * merged, least, most)
 
@@ -296,7 +249,7 @@ def _tiles(
     changed = [name for name in ("do_resize", "do_rescale", "do_normalize") if settings.get(name) is False]
     size = settings.get("size") or {"height": 336, "width": 336}
     if changed or settings.get("resample", 2) != 2 or size["height"] != size["width"]:
-        raise NoPictures(f"its processor prepares them otherwise ({', '.join([*changed, 'resample, size'])})")
+        raise NoMedia(f"its processor prepares them otherwise ({', '.join([*changed, 'resample, size'])})")
     patch, side = processor.get("patch_size") or vision["patch_size"], size["height"]
     ratio = processor.get("pixel_shuffle_ratio") or vision.get("pixel_shuffle_ratio", 0.5)
     each = (side // patch) ** 2 // round(1 / ratio**2)
@@ -307,11 +260,5 @@ def _tiles(
 def _token(config: dict[str, Any]) -> int:
     found = config.get("image_token_id", config.get("image_token_index"))
     if not isinstance(found, int):
-        raise NoPictures("its configuration names no token for them")
+        raise NoMedia("its configuration names no token for them")
     return found
-
-
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    path = folder / name
-    found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    return found if isinstance(found, dict) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +13,10 @@ import numpy as np
 
 from serve_app.api.errors import ContextTooLong, InvalidInput
 from serve_app.api.fields.body import parse_inner
-from serve_app.api.fields.content import Content, content_text, text_part
+from serve_app.api.fields.content import MEDIA, Content, content_text, text_part
 from serve_app.api.types import GenerateRequest
 from serve_app.text.chat_template import TemplateFailed, map_strings
-from serve_app.text.pictures import Picture, Placed
+from serve_app.text.media import MediaFile, Placed, count_tokens, expand, place
 from serve_app.text.reasoning import MARKS
 from serve_app.text.tokenizer import Tokenizer
 from serve_app.text.truncate import without_oldest
@@ -25,10 +26,10 @@ _THINK = MARKS["qwen3"]
 
 @dataclass(slots=True)
 class Prompt:
-    """``ids``: int32 [tokens]; ``pictures``: where those of the conversation stand among them."""
+    """``ids``: int32 [tokens]; ``media``: where files of the conversation stand among them."""
 
     ids: np.ndarray
-    pictures: tuple[Placed, ...] = ()
+    media: tuple[Placed, ...] = ()
 
 
 def prompt_ids(
@@ -44,11 +45,11 @@ def read_prompt(
     """The prompt of ``request``.
 
     Messages, and a prompt that is not raw, go through the model's chat template; a raw prompt is the client's
-    own rendering, in which control tokens count. Pictures in messages have been looked at (:func:`with_pictures`).
+    own rendering, in which control tokens count. Files in messages have been looked at (:func:`with_files`).
     Raises `InvalidInput` (no template, template refuses, nothing to say) and `ContextTooLong`, early where a prompt
     cannot fit whatever its tokens are; with ``at_once`` `NoCopy` where it takes a while.
     """
-    pictures: tuple[Placed, ...] = ()
+    media: tuple[Placed, ...] = ()
     if request.prompt_ids is not None:
         ids = np.asarray(request.prompt_ids, dtype=np.int32)
     elif request.messages is None and (request.raw or tokenizer.chat_template() is None):
@@ -59,8 +60,10 @@ def read_prompt(
         )
     else:
         messages = request.messages or [{"role": "user", "content": request.prompt or ""}]
-        if request.keep_tokens is not None and any(map(picture_parts, messages)):
-            raise InvalidInput("A prompt with pictures can't be cut; leave old messages out.", param="messages")
+        if request.keep_tokens is not None and any(map(file_parts, messages)):
+            raise InvalidInput(
+                "A prompt with pictures or sounds can't be cut; leave old messages out.", param="messages"
+            )
         shortened = None
         if request.drop_oldest and context_window is not None:
             most = context_window - _room(request, context_window)
@@ -68,13 +71,13 @@ def read_prompt(
         if shortened is None:
             _refuse_huge(_least(tokenizer, messages), request, context_window)
             shortened = _conversation(tokenizer, request, messages, at_once)
-        ids, pictures = shortened.ids, shortened.pictures
+        ids, media = shortened.ids, shortened.media
     if request.keep_tokens is not None:
         kept = _kept(request, context_window)
         ids = ids[:kept] if request.keep_first else ids[-kept:]
     if len(ids) == 0:
         raise InvalidInput("The prompt has no tokens; send some text.", param="prompt")
-    return Prompt(ids, pictures)
+    return Prompt(ids, media)
 
 
 def _conversation(
@@ -82,28 +85,28 @@ def _conversation(
 ) -> Prompt:
     tools = None if request.tool_choice == "none" else request.tools
     text = render(tokenizer, messages, tools, **request.template_kwargs)
-    shown = [part["picture"] for message in messages for part in picture_parts(message)]
-    if not shown:
+    files = [part["file"] for message in messages for part in file_parts(message)]
+    if not files:
         return Prompt(tokenizer.encode_prompt(text, at_once=at_once))
-    ids = tokenizer.encode_prompt(tokenizer.pictures.expand(text, shown), at_once=at_once)
-    return Prompt(ids, tokenizer.pictures.place(ids, shown))
+    ids = tokenizer.encode_prompt(expand(text, files, tokenizer.rule_of), at_once=at_once)
+    return Prompt(ids, place(ids, files, tokenizer.rule_of))
 
 
-def picture_parts(message: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a message that are pictures."""
+def file_parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parts of a message that are pictures or sounds."""
     content = message.get("content")
-    return [part for part in content if part["type"] == "image"] if isinstance(content, list) else []
+    return [part for part in content if part["type"] in MEDIA] if isinstance(content, list) else []
 
 
-def with_pictures(messages: list[dict[str, Any]], pictures: list[Picture]) -> list[dict[str, Any]]:
-    """``messages`` with ``pictures``, as many and in the same order, in place of the parts that were images."""
-    left = iter(pictures)
+def with_files(messages: list[dict[str, Any]], files: Sequence[MediaFile]) -> list[dict[str, Any]]:
+    """``messages`` with ``files``, as many and in the same order, in place of the parts that they came in."""
+    left = iter(files)
 
     def looked_at(part: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "image", "picture": next(left)} if part["type"] == "image" else part
+        return {"type": part["type"], "file": next(left)} if part["type"] in MEDIA else part
 
     return [
-        {**message, "content": list(map(looked_at, message["content"]))} if picture_parts(message) else message
+        {**message, "content": list(map(looked_at, message["content"]))} if file_parts(message) else message
         for message in messages
     ]
 
@@ -120,15 +123,15 @@ def _within(
 
 def _least(tokenizer: Tokenizer, messages: list[dict[str, Any]]) -> int:
     """Tokens that a conversation has at the very least, known before anything is written or tokenised."""
-    shown = [part["picture"] for message in messages for part in picture_parts(message)]
+    files = [part["file"] for message in messages for part in file_parts(message)]
     text = "".join(_said(m.get("content")) for m in messages)
-    return tokenizer.min_tokens(text) + sum(map(tokenizer.pictures.tokens_of, shown) if shown else ())
+    return tokenizer.min_tokens(text) + count_tokens(files, tokenizer.rule_of)
 
 
 def _said(content: Content | None) -> str:
-    """The text of a message, pictures aside."""
+    """The text of a message, files aside."""
     if isinstance(content, list):
-        content = [part for part in content if part["type"] != "image"]
+        content = [part for part in content if part["type"] not in MEDIA]
     return content_text(content)
 
 
@@ -232,7 +235,7 @@ def _lengthened(content: Content, end: str) -> Content:
 
 def _for_template(tokenizer: Tokenizer, message: dict[str, Any], source: str) -> dict[str, Any]:
     """A message as the template ``source`` expects it: text where there is none, arguments of tool calls as objects;
-    parts where there are pictures, or where it shows nothing else."""
+    parts where there are files, or where it shows nothing else."""
     out = {**message, "content": _said(message.get("content"))}
     splits = _THINK.end in tokenizer.control.names and out["role"] == "assistant"
     if splits and "reasoning_content" not in out:
@@ -241,8 +244,9 @@ def _for_template(tokenizer: Tokenizer, message: dict[str, Any], source: str) ->
         out["tool_calls"] = [_call_for_template(call) for call in message["tool_calls"]]
     else:
         out.pop("tool_calls", None)
-    if picture_parts(message):
-        out["content"] = [{"type": "image"} if p["type"] == "image" else p for p in message["content"]]
+    if file_parts(message):
+        # Templates tell a part's kind by its type, or by a field of that name.
+        out["content"] = [{"type": p["type"], p["type"]: ""} if p["type"] in MEDIA else p for p in message["content"]]
     elif tokenizer.wants_parts:
         out["content"] = [text_part(out["content"])] if out["content"] else []
     return out

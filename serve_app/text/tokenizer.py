@@ -17,11 +17,14 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
+from serve_app.api.fields.content import Medium
 from serve_app.api.types import Shorten
 from serve_app.text.chat_template import ChatTemplate, TemplateFailed
 from serve_app.text.control import ControlTokens, control_names
+from serve_app.text.media import MediaRule
 from serve_app.text.pictures import PictureRule, read_rule
 from serve_app.text.shorten import kept_tokens
+from serve_app.text.sounds import SoundRule, read_sound_rule
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -228,8 +231,17 @@ class Tokenizer:
 
     @cached_property
     def pictures(self) -> PictureRule:
-        """What stands in prompts for pictures. Raises :class:`~serve_app.text.pictures.NoPictures`."""
+        """What stands in prompts for pictures. Raises :class:`~serve_app.text.media.NoMedia`."""
         return read_rule(self.folder, self.control.names)
+
+    @cached_property
+    def sounds(self) -> SoundRule:
+        """What stands in prompts for sounds. Raises :class:`~serve_app.text.media.NoMedia`."""
+        return read_sound_rule(self.folder, self.control.names)
+
+    def rule_of(self, medium: Medium) -> MediaRule:
+        """What stands in prompts for files of a medium. Raises :class:`~serve_app.text.media.NoMedia`."""
+        return self.pictures if medium == "image" else self.sounds
 
 
 def _shortened(encoding: Any, shorten: Shorten | None) -> tuple[np.ndarray, np.ndarray]:

@@ -34,19 +34,20 @@ class AdapterAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
-class PictureAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A picture of a prompt. ``data``: the file as it came; ``digest``: of that; ``places``: (first token, count) of
-    each run of placeholders that its features stand for, in order. ``grid``: rows and columns of these, where the
-    positions of all that follows depend on it.
+class MediaAt(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A picture or sound of a prompt. ``data``: the file as it came; ``digest``: of that; ``places``: (first token,
+    count) of each run of placeholders that its features stand for, in order. ``grid``: rows and columns of these, where
+    the positions of all that follows depend on it.
     """
 
+    medium: Literal["image", "audio"]
     data: bytes
     digest: bytes
     places: tuple[tuple[int, int], ...]
     grid: tuple[int, int] | None = None
 
 
-class GenerateCall(Message, tag="generate:11", frozen=True):
+class GenerateCall(Message, tag="generate:12", frozen=True):
     """One request from prompt to last token. Answered by :data:`GenerateResult`.
 
     ``ids``: little-endian int32; the prompt, then ``resumed`` tokens that a lost worker has generated. ``inbox``: where
@@ -55,7 +56,7 @@ class GenerateCall(Message, tag="generate:11", frozen=True):
     but answered with :class:`Missing`. ``share``: of the worker's time, the least that batch requests get. ``adapter``:
     what its tokens pass through beside the model; None: the model alone. ``weight``: the account's, whose part of the
     worker's places grows with it. ``together``: so many tokens behind the first are sent together, for who reads them
-    at the end. ``origin``: ids of the client's request and its trace, for logs. ``pictures``: in the order of their
+    at the end. ``origin``: ids of the client's request and its trace, for logs. ``media``: in the order of their
     places.
     """
 
@@ -73,7 +74,7 @@ class GenerateCall(Message, tag="generate:11", frozen=True):
     weight: Weight = 1.0
     together: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
     origin: tuple[str, str] = ("", "")
-    pictures: tuple[PictureAt, ...] = ()
+    media: tuple[MediaAt, ...] = ()
 
 
 class Missing(Message, tag="missing:1", frozen=True):
@@ -159,10 +160,10 @@ class GeneratedMany(Message, tag="generated-many:1", frozen=True):
     results: tuple[Generated | Failed, ...]
 
 
-class PrefillCall(Message, tag="prefill:7", frozen=True):
+class PrefillCall(Message, tag="prefill:8", frozen=True):
     """Computes and publishes the K/V of all ``ids`` (little-endian int32). Answered by :data:`PrefillResult`.
 
-    ``priority``, ``share``, ``adapter``, ``weight``, ``origin`` and ``pictures`` as in :class:`GenerateCall`.
+    ``priority``, ``share``, ``adapter``, ``weight``, ``origin`` and ``media`` as in :class:`GenerateCall`.
     """
 
     id: str
@@ -173,7 +174,7 @@ class PrefillCall(Message, tag="prefill:7", frozen=True):
     adapter: AdapterAt | None = None
     weight: Weight = 1.0
     origin: tuple[str, str] = ("", "")
-    pictures: tuple[PictureAt, ...] = ()
+    media: tuple[MediaAt, ...] = ()
 
 
 class PrefillDone(Message, tag="prefill-done:1", frozen=True):

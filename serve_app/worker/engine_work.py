@@ -45,7 +45,7 @@ from serve_app.worker.deciding import decide
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.kv_read import PoolReader, Stored
 from serve_app.worker.load_report import WorkerLoad
-from serve_app.worker.pictures import BadPictures, Look, look_at, put_into
+from serve_app.worker.media import BadMedia, Look, look_at, put_into
 from serve_app.worker.pool_watch import PoolWatch
 from serve_app.worker.requests import Finished, Requests, Running, request_of, token_item
 
@@ -88,7 +88,7 @@ class EngineWork:
         self._engine_loop = EngineLoop(engine, self._on_outputs, name=f"{spec.stage}-engine")
         self.requests = Requests(self._engine_loop.abort)
         self.adapters = open_adapters(spec, loaded.model.adapters, self._engine_loop, self._fail)
-        self.pictures = loaded.pictures
+        self.media = loaded.media
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
         told = self._reader.fetches, self.adapters, loaded.weights, PoolWatch(self._publisher.client)
@@ -104,7 +104,7 @@ class EngineWork:
         logs.at_hand.set(call.origin)
         try:
             request, looks = self._read(call)
-        except BadPictures as bad:
+        except BadMedia as bad:
             return Failed(str(bad), refused=True)
         running = self._register(request, call, looks)
         parked = False
@@ -179,7 +179,7 @@ class EngineWork:
         logs.at_hand.set(call.origin)
         try:
             request, looks = self._read(call)
-        except BadPictures as bad:
+        except BadMedia as bad:
             return Failed(str(bad), refused=True)
         self._publisher.awaited.add(call.id)
         try:
@@ -252,7 +252,7 @@ class EngineWork:
             "speculation": engine.speculation.stats() if engine.speculation is not None else None,
             "draft_connected": self.draft.connected,
             "adapters": self.adapters.stats() if self.adapters is not None else None,
-            "pictures": self.pictures.stats() if self.pictures is not None else None,
+            "media": {medium: work.stats() for medium, work in self.media.items()} or None,
             "pool": self._publisher.stats() | self._reader.stats(),
             "ranks": self._ranks.states() if self._ranks is not None else None,
         }
@@ -274,17 +274,17 @@ class EngineWork:
         self._load.close()
         if self.adapters is not None:
             self.adapters.close()
-        if self.pictures is not None:
-            await asyncio.to_thread(self.pictures.close)
+        for work in self.media.values():
+            await asyncio.to_thread(work.close)
         await self._sender.aclose()
         await asyncio.get_running_loop().run_in_executor(None, self._engine_loop.stop)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _read(self, call: GenerateCall | PrefillCall) -> tuple[Request, list[Look]]:
-        """The call's request and its pictures. Raises :class:`BadPictures`."""
+        """The call's request and its pictures and sounds. Raises :class:`BadMedia`."""
         request = request_of(call, self.root_of(call.salt, call.adapter.digest if call.adapter else ""))
-        return request, put_into(request, call.pictures, self.pictures, call.salt)
+        return request, put_into(request, call.media, self.media, call.salt)
 
     def _register(self, request: Request, call: GenerateCall | None, looks: Sequence[Look]) -> Running:
         self._loop = self._publisher.loop = asyncio.get_running_loop()
@@ -314,7 +314,7 @@ class EngineWork:
         return Generated(result.reason, result.cached, path, undelivered, prompt_logprobs=result.prompt_logprobs)
 
     async def _placed(self, running: Running, at: AdapterAt | None, stored: int) -> Failed | None:
-        """Waits for the request's adapter and for its pictures behind the first ``stored`` tokens; how it has ended."""
+        """Waits for the request's adapter and for its files behind the first ``stored`` tokens; how it has ended."""
         if running.looks and (failed := await look_at(running.looks, stored)) is not None:
             return failed
         if at is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from serve_app.parallel.group import Group
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.drafting import make_drafter
 from serve_app.worker.kv_publish import Publisher
-from serve_app.worker.pictures import PictureWork
+from serve_app.worker.media import MediaWork, works
 from serve_app.worker.ranks import Ranks, load_together, refuse_features
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def fingerprint(path: Path) -> str:
 @dataclass(slots=True)
 class Loaded:
     """An engine with the stage's features plugged in. ``publisher`` gets what it exports; ``weights``: as
-    :func:`serve_app.kv.keys.weights_key` names them; ``pictures``: None for a model without.
+    :func:`serve_app.kv.keys.weights_key` names them; ``media``: by what the model reads beside text.
     """
 
     model: CausalModel
@@ -133,7 +133,7 @@ class Loaded:
     publisher: Publisher
     weights: bytes
     ranks: Ranks | None = None
-    pictures: PictureWork | None = None
+    media: dict[str, MediaWork] = field(default_factory=dict)
 
     def root_of(self, salt: bytes, adapter: str) -> bytes:
         """The root of a tenant's cache keys, with an adapter's digest ("": none)."""
@@ -193,8 +193,7 @@ def load_engine(
         revision += f" {fingerprint(drafter.weights)}"
 
     weights = weights_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name)
-    pictures = PictureWork(model.pictures, path) if model.pictures is not None else None
-    return Loaded(model, engine, publisher, weights, ranks, pictures)
+    return Loaded(model, engine, publisher, weights, ranks, works(model.encoders, path))
 
 
 def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:

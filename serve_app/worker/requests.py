@@ -20,14 +20,14 @@ from serve_app.worker.kv_read import Prompt
 
 if TYPE_CHECKING:
     from serve_app.engine.step import StepOutput
-    from serve_app.worker.pictures import Look
+    from serve_app.worker.media import Look
 
 # A request that waits for prefill elsewhere is given up if nobody goes on with it: the second call follows at once.
 WAIT_S = 10.0
 
 
 def request_of(call: GenerateCall | PrefillCall, root: bytes) -> Request:
-    """What the engine is given for a call; ``root`` is that of its cache keys. Pictures are put in by who has them."""
+    """What the engine is given for a call; ``root`` is that of its cache keys. Files are put in by who has them."""
     ids = np.frombuffer(call.ids, np.int32).tolist()
     share = call.share if call.priority == "batch" else None
     shared: dict[str, Any] = {"tenant": tenant_id(call.salt), "share": share, "weight": call.weight}
@@ -74,7 +74,7 @@ class Running:
     given_up: asyncio.TimerHandle | None = None
     started: float = field(default_factory=time.perf_counter)
     first_token_s: float | None = None
-    # Pictures of its prompt.
+    # Pictures and sounds of its prompt.
     looks: Sequence[Look] = ()
     # For whom this is computed: gateway, tenant's id, class. None: a prefill, which decode counts.
     caller: tuple[str, str, str] | None = None

@@ -9,7 +9,8 @@ import pytest
 from serve_app.api.anthropic.read import parse_messages_request
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.content import SEES
-from serve_app.api.fields.pictures import data_url, picture_file
+from serve_app.api.fields.files import part_file
+from serve_app.api.fields.pictures import data_url
 from serve_app.api.ollama.read import parse_ollama_chat, parse_ollama_generate
 from serve_app.api.openai.read import parse_chat
 from serve_app.api.responses.items import input_parts
@@ -48,7 +49,7 @@ def said(dialect: str, part: dict[str, Any], limits: ModelLimits = LIMITS) -> An
 def test_all_dialects_say_the_same(dialect, part, kind):
     shown, text = said(dialect, part)
     assert shown == {"type": "image", "source": {"data": BASE64, "media_type": kind}} and text == TEXT
-    assert picture_file(shown, "x") == FILE and data_url(shown) == f"data:{kind};base64,{BASE64}"
+    assert part_file(shown, "x") == FILE and data_url(shown) == f"data:{kind};base64,{BASE64}"
     with pytest.raises(InvalidInput, match="not supported"):
         said(dialect, part, ModelLimits())
 
@@ -76,7 +77,7 @@ def test_the_native_field_stands_before_the_question(image):
     for body in ({"prompt": "What?"}, {"messages": [{"role": "user", "content": "What?"}]}):
         request = parse_generate({**body, "image": image}, "m", LIMITS)
         shown, text = request.messages[0]["content"]
-        assert request.prompt is None and picture_file(shown, "x") == FILE and text == TEXT
+        assert request.prompt is None and part_file(shown, "x") == FILE and text == TEXT
         with pytest.raises(InvalidInput, match="image input is not supported"):
             parse_generate({**body, "image": image}, "m", ModelLimits())
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
@@ -89,7 +90,7 @@ def test_the_native_field_stands_before_the_question(image):
 def test_ollama_has_a_field_of_its_own():
     body = {"model": "m", "messages": [{"role": "user", "content": "What?", "images": [BASE64, BASE64]}]}
     content = parse_ollama_chat(body, "m", LIMITS).messages[0]["content"]
-    assert [part["type"] for part in content] == ["image", "image", "text"] and picture_file(content[1], "x") == FILE
+    assert [part["type"] for part in content] == ["image", "image", "text"] and part_file(content[1], "x") == FILE
     asked = {"model": "m", "prompt": "What?", "images": [BASE64]}
     assert [p["type"] for p in parse_ollama_generate(asked, "m", LIMITS).messages[0]["content"]] == ["image", "text"]
     with pytest.raises(InvalidInput, match="not supported"):

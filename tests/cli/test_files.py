@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from serve_app.api.fields.content import HEARS
+from serve_app.api.fields.files import part_file
 from tests.cli.conftest import connected
 from tests.media.files import sound
 from tests.media.test_encoding import decoded
@@ -38,3 +40,18 @@ async def test_sound_in_and_out(models, shell, tmp_path):
     assert "none.wav can't be read" in err
     _, err = await shell("run", hears, "--audio", str(talk), "--out", str(said), status=1)
     assert "without sound" in err
+
+
+async def test_a_chat_model_is_asked_about_a_sound(echo, shell, tmp_path):
+    talk, asked = tmp_path / "talk.wav", ("run", echo.model, "What is said?", "--audio", str(tmp_path / "talk.wav"))
+    talk.write_bytes(sound(0.1))
+    _, err = await shell(*asked, status=1)
+    assert "audio is not supported" in err
+    echo.backend.takes = HEARS
+    await shell(*asked, "--system", "Be brief.", "--max-tokens", "7", "--temperature", "0")
+    [request] = echo.backend.asked
+    assert (request.sampling.max_tokens, request.sampling.temperature) == (7, 0)
+    rules, question = request.messages
+    heard, text = question["content"]
+    assert rules == {"role": "system", "content": "Be brief."} and text == {"type": "text", "text": "What is said?"}
+    assert part_file(heard, "") == talk.read_bytes()

@@ -16,6 +16,7 @@ import pytest
 import torch
 import uvicorn
 
+from serve_app.api.fields.content import HEARS
 from serve_app.catalog.load import load_catalog
 from serve_app.gateway.http.app import build_http
 from serve_app.worker.predict_work import PredictWork
@@ -31,11 +32,13 @@ from tests.predict.test_rewriting import bart, m2m100
 from tests.predict.test_speech import whisper
 from tests.predict.test_vits import vits
 from tests.tasks.conftest import ACCOUNT, KEY, Served, serve  # noqa: F401
+from tests.tasks.test_backend import EchoBackend
 from tests.tasks.test_small_tasks import DETECTOR, SENTIMENT, SHAPE, png
 from training.scenes import SHAPES, draw, draw_one
 
 SPEECH, TRANSLATION, SUMMARY, VOICE = (f"@cf/test/{name}" for name in ("speech", "translation", "summary", "voice"))
 PAINTER = "@cf/test/painter"
+TALK = "@cf/test/talk"
 MADE = {
     SPEECH: ("automatic-speech-recognition", lambda folder: whisper(folder, 3)),
     TRANSLATION: ("translation", lambda folder: m2m100(folder, 1)),
@@ -147,6 +150,8 @@ async def page(serve, tmp_path: Path) -> AsyncIterator[Page]:  # noqa: F811
         text = RECORD.format(model=model, task=task, path=tmp_path / task)
         (tmp_path / "models" / f"{task}.yaml").write_text(text + (DRAWING if model == PAINTER else ""))
         (tmp_path / task).mkdir()
+    talk = RECORD.format(model=TALK, task="text-generation", path=tmp_path).replace("predictor", "decode")
+    (tmp_path / "models" / "talk.yaml").write_text(talk + "properties: {hearing: true}\n")
     catalog, workers = load_catalog(tmp_path), {}
     threads = torch.get_num_threads()
 
@@ -164,7 +169,8 @@ async def page(serve, tmp_path: Path) -> AsyncIterator[Page]:  # noqa: F811
     async def ask_all(model: Any, method: Any, wire: Any) -> Any:
         return [workers[model.id].progress(wire)] if model.id in workers else []
 
-    async with serve(call, models=(SENTIMENT, SHAPE, DETECTOR, *MADE)) as served:
+    async with serve(call, models=(SENTIMENT, SHAPE, DETECTOR, TALK, *MADE)) as served:
+        served.gateway.backends[TALK] = EchoBackend(HEARS)
         served.gateway.runtime.ask_all = ask_all
         await served.gateway.state.start()
         config = uvicorn.Config(build_http(served.gateway), "127.0.0.1", 0, log_level="error", lifespan="off")
@@ -211,6 +217,22 @@ async def test_a_picture_is_dropped_and_what_is_on_it_is_drawn(page: Page) -> No
         f"{one['score']:.4f}" for one in found
     ]
     assert await page.accessible() == []
+
+
+@pytest.mark.slow
+async def test_a_sound_goes_along_in_a_chat(page: Page) -> None:
+    await page.tab.evaluate("place => { location.hash = '#/' + place; }", f"playground?model={TALK}")
+    wav = sound(0.2)
+    chosen = {"name": "said.wav", "mimeType": "audio/wav", "buffer": wav}
+    await page.tab.get_by_label("Add a sound").set_input_files(chosen)
+    await page.tab.get_by_text("A sound to send").wait_for()
+    await page.tab.get_by_role("textbox", name="Message").fill("What is said?")
+    await page.tab.get_by_role("button", name="Send").click()
+    await page.tab.get_by_text("A sound that was sent").wait_for()
+    await page.tab.locator(".message-assistant", has_text="What is said?").wait_for()
+    heard, text = page.served.gateway.backends[TALK].seen
+    assert heard == {"type": "audio", "source": {"data": base64.b64encode(wav).decode(), "format": "wav"}}
+    assert text == {"type": "text", "text": "What is said?"} and await page.accessible() == []
 
 
 @pytest.mark.slow  # six models are made and loaded

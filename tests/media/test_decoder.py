@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from serve_app.media import audio
+from serve_app.media.audio import decode_audio
 from serve_app.media.decoder import Decoder, Interrupted, _Process, interrupted
+from serve_app.media.encoding import Encoder
 from serve_app.media.errors import BadFile
 from serve_app.media.limits import MAX_SECONDS, MEMORY_BYTES, SAMPLE_RATE, longest_s
 from tests.media.files import bad_pictures, bad_sounds, picture, sound
@@ -136,6 +139,24 @@ def test_bad_sounds_are_refused(decoder, name):
     with pytest.raises(BadFile) as refused:
         decoder.sound(bad_sounds()[name])
     assert len(str(refused.value)) > 15
+
+
+def test_a_length_is_told_without_the_samples(decoder):
+    assert decoder.length(sound(0.5), 1.0) == decoder.length(sound(0.5), 0.5) == 8000
+    with pytest.raises(BadFile, match="longer than 0.4 seconds; send it in parts"):
+        decoder.length(sound(0.5), 0.4)
+    with pytest.raises(BadFile, match="it is no sound"):
+        decoder.length(picture(), 1e9)
+
+
+@pytest.mark.parametrize("kind", ["flac", "mp3"])
+def test_a_sound_that_says_it_is_too_long_is_refused_undecoded(kind, monkeypatch):
+    encoder = Encoder(kind, SAMPLE_RATE, streamed=False)
+    long = encoder.feed(np.zeros(SAMPLE_RATE * 8, np.int16).tobytes()) + encoder.finish()
+    assert sum(map(len, decode_audio(long, 8.5))) > 2 * SAMPLE_RATE * 7.5
+    monkeypatch.setattr(audio, "_frames", None)
+    with pytest.raises(BadFile, match="longer than 0.1 seconds; send it in parts"):
+        next(decode_audio(long, 0.1))
 
 
 def test_a_process_that_hangs_is_ended_and_the_next_file_has_another():

@@ -21,8 +21,7 @@ def test_features_are_transformers_own(path):
     model, truth = tiny.load(path, optimise=True), sight.Truth(path)
     # The decoder is the fused one where text alone would have it: what looks stands beside it.
     assert ("fused_decoder" in model.report) == (path.name not in ("gemma3", "llama4"))
-    encoder = model.pictures
-    assert encoder is not None
+    encoder = model.encoders["image"]
     files = [sight.picture(40, 30, seed) for seed in range(3)]
     prepared = Pictures(Place(path), **encoder.options)
     try:
@@ -46,7 +45,7 @@ def test_features_are_transformers_own(path):
 
 
 def test_models_without_eyes_have_no_encoder(tmp_path):
-    assert tiny.load(tiny.write_checkpoint(tmp_path, "llama")).pictures is None
+    assert tiny.load(tiny.write_checkpoint(tmp_path, "llama")).encoders == {}
 
 
 def test_layers_that_attend_to_pictures_are_left_out_of_text(tmp_path):
@@ -62,7 +61,7 @@ def test_layers_that_attend_to_pictures_are_left_out_of_text(tmp_path):
     prompts = [[(7 * i * i + n) % 5000 + 3 for i in range(n)] for n in (5, 70, 71)]
     wanted = {str(i): tiny.reference_tokens(model.eval(), p, 8, eos_token_id=None) for i, p in enumerate(prompts)}
     loaded = tiny.load(tmp_path, optimise=True)
-    assert loaded.pictures is None and len(loaded.kv_shape.layers) == 3
+    assert loaded.encoders == {} and len(loaded.kv_shape.layers) == 3
     engine = tiny.make_engine(loaded, num_blocks=40, max_batch_tokens=24)
     for i, prompt in enumerate(prompts):
         engine.add(tiny.make_request(str(i), prompt, max_tokens=8, ignore_eos=True))

@@ -160,23 +160,27 @@ IMAGES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"type": "input_image", "image_url": PNG},
     "/v1/messages": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
 }
+WAV = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+FILES = [
+    *(("image", dialect, part, {"data": "AAAA", "media_type": "image/png"}) for dialect, part in IMAGES.items()),
+    *(("audio", dialect, WAV, {"data": "AAAA", "format": "wav"}) for dialect in IMAGES if dialect != "/v1/messages"),
+]
 
 
-@pytest.mark.parametrize("dialect", IMAGES)
-@pytest.mark.parametrize("takes", [TEXT_ONLY, frozenset({"text", "image"})])
-async def test_parts_reach_a_backend_that_takes_them(elsewhere, dialect, takes) -> None:
-    elsewhere.backend.takes = takes
+@pytest.mark.parametrize(("medium", "dialect", "part", "source"), FILES)
+@pytest.mark.parametrize("taken", [False, True])
+async def test_parts_reach_a_backend_that_takes_them(elsewhere, medium, dialect, part, source, taken) -> None:
+    elsewhere.backend.takes = TEXT_ONLY | {medium} if taken else TEXT_ONLY
     path = f"{ACCOUNT}/run/{elsewhere.model}" if dialect == "native" else dialect
     kind = "input_text" if dialect == "/v1/responses" else "text"
-    content = [{"type": kind, "text": "one"}, IMAGES[dialect], {"type": kind, "text": "two"}]
+    content = [{"type": kind, "text": "one"}, part, {"type": kind, "text": "two"}]
     body: dict[str, Any] = {"model": elsewhere.model, "max_tokens": 9}
     body["input" if dialect == "/v1/responses" else "messages"] = [{"role": "user", "content": content}]
     answer = await elsewhere.http.post(path, json=body)
-    if "image" not in takes:
+    if not taken:
         assert answer.status_code == 400 and answer.json()["errors"][0]["code"] == 5006
         assert "are not supported" in answer.text and elsewhere.settled == [] and elsewhere.backend.seen == []
         return
     assert answer.status_code == 200 and "one two" in answer.text
-    source = {"data": "AAAA", "media_type": "image/png"}
     text = [{"type": "text", "text": word} for word in ("one", "two")]
-    assert elsewhere.backend.seen == [text[0], {"type": "image", "source": source}, text[1]]
+    assert elsewhere.backend.seen == [text[0], {"type": medium, "source": source}, text[1]]

@@ -16,8 +16,10 @@ from serve_app.api.fields.turn import CONTINUED
 from serve_app.api.types import GenerateRequest
 from serve_app.predict.tiles import TileProcessor
 from serve_app.sampling_params import SamplingParams
-from serve_app.text.pictures import Merged, NoPictures, Picture
-from serve_app.text.prompt import Prompt, read_prompt, with_pictures
+from serve_app.text import prompt as prompts
+from serve_app.text.media import NoMedia
+from serve_app.text.pictures import Merged, Picture
+from serve_app.text.prompt import Prompt, read_prompt, with_files
 from serve_app.text.tokenizer import Tokenizer
 from tests import sight
 
@@ -45,14 +47,14 @@ def asked(*parts: str | tuple[int, int], **fields: Any) -> GenerateRequest:
     """One message of the user; pairs are pictures of that size."""
     content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image"} for p in parts]
     said = [*fields.pop("before", []), {"role": "user", "content": content}, *fields.pop("behind", [])]
-    messages = with_pictures(said, [sized(*p) for p in parts if not isinstance(p, str)])
+    messages = with_files(said, [sized(*p) for p in parts if not isinstance(p, str)])
     return GenerateRequest(
         model="", messages=messages, prompt=None, raw=False, sampling=SamplingParams(max_tokens=8), **fields
     )
 
 
 def covered(prompt: Prompt) -> list[int]:
-    return [i for placed in prompt.pictures for first, count in placed.places for i in range(first, first + count)]
+    return [i for placed in prompt.media for first, count in placed.places for i in range(first, first + count)]
 
 
 def test_the_number_of_tokens_is_what_the_processor_makes(folder, tokenizer):
@@ -105,7 +107,7 @@ def test_rows_of_pixtral_end_as_its_processor_ends_them(tmp_path):
     at = ids.index(sight.OWN + 1)
     mark, gap, end = sight.OWN + 1, sight.OWN + 2, sight.OWN + 3
     assert ids[at : at + 15] == [*[mark] * 4, gap, *[mark] * 4, gap, *[mark] * 4, end]
-    assert found.pictures[0].places == ((at, 4), (at + 5, 4), (at + 10, 4))
+    assert found.media[0].places == ((at, 4), (at + 5, 4), (at + 10, 4))
 
 
 def test_pictures_of_gemma_stand_between_lines(tmp_path):
@@ -128,7 +130,7 @@ def test_tiles_of_llama_are_told_apart(tmp_path):
         found = read_prompt(tokenizer, asked("a", size, "b"))
         text = tokenizer.decode(found.ids, skip_special_tokens=False)
         assert f"a<|image_start|>{tiles}<|image|>{tile}<|image_end|>b" in text
-        assert [count for _, count in found.pictures[0].places] == [4] * text.count(tile)
+        assert [count for _, count in found.media[0].places] == [4] * text.count(tile)
 
 
 def test_pictures_keep_their_shape_within_a_number_of_pixels(tmp_path):
@@ -148,13 +150,13 @@ def test_pictures_keep_their_shape_within_a_number_of_pixels(tmp_path):
     with pytest.raises(InvalidInput, match="1000 by 4 pixels is too thin"):
         read_prompt(tokenizer, asked("x", (1000, 4)))
     found = read_prompt(tokenizer, asked("a", (25, 17), "b", (40, 30)))
-    assert [placed.grid for placed in found.pictures] == [(2, 3), (4, 5)]
+    assert [placed.grid for placed in found.media] == [(2, 3), (4, 5)]
     text = tokenizer.decode(found.ids, skip_special_tokens=False)
     assert f"a<|vision_start|>{'<|image_pad|>' * 6}<|vision_end|>b" in text
 
 
 def test_pictures_beyond_the_window_are_refused_before_anything_is_written(tokenizer, monkeypatch):
-    monkeypatch.setattr(type(tokenizer.pictures), "expand", None)
+    monkeypatch.setattr(prompts, "expand", None)
     with pytest.raises(ContextTooLong):
         read_prompt(tokenizer, asked(*[(64, 64)] * 10), context_window=100)
     with pytest.raises(InvalidInput, match="can't be cut"):
@@ -164,7 +166,7 @@ def test_pictures_beyond_the_window_are_refused_before_anything_is_written(token
 def test_text_that_spells_a_mark_is_text(tokenizer):
     mark = tokenizer.pictures.mark
     found = read_prompt(tokenizer, asked(f"{mark} and", (40, 30), f"{mark[:3]}", f"{mark[3:]}"))
-    assert len(found.pictures) == 1
+    assert len(found.media) == 1
     plain = read_prompt(tokenizer, asked("x", (40, 30)))
     count = tokenizer.pictures.token
     assert (found.ids == count).sum() == (plain.ids == count).sum()
@@ -179,10 +181,10 @@ def test_pictures_stay_with_their_messages(tokenizer):
         tokenizer, asked("x", (64, 64), before=old, drop_oldest=True), context_window=len(whole.ids) - 1
     )
     assert shorter.ids.tolist() == read_prompt(tokenizer, asked("x", (64, 64))).ids.tolist()
-    assert len(shorter.pictures) == len(whole.pictures) == 1
+    assert len(shorter.media) == len(whole.media) == 1
     begun = [{"role": "assistant", "content": "It is"}]
     goes_on = read_prompt(tokenizer, asked("x", (64, 64), behind=begun, template_kwargs=CONTINUED))
-    assert tokenizer.decode(goes_on.ids[-2:]) == "It is" and len(goes_on.pictures) == 1
+    assert tokenizer.decode(goes_on.ids[-2:]) == "It is" and len(goes_on.media) == 1
 
 
 def test_what_cannot_be_is_refused(tokenizer, tmp_path):
@@ -209,7 +211,7 @@ def test_models_whose_way_is_not_known_are_named(tmp_path, change, why):
     path = sight.write(tmp_path / "llava", "llava")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | change))
-    with pytest.raises(NoPictures, match=why):
+    with pytest.raises(NoMedia, match=why):
         _ = Tokenizer(path).pictures
 
 

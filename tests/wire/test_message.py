@@ -62,8 +62,8 @@ FIELDS = {
     "foresee:1": "request",
     "foreseen:1": "id cached_tokens wait ttft",
     "generate-many:1": "calls",
-    "generate:11": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together "
-    "origin pictures",
+    "generate:12": "id ids salt sampling inbox priority resumed prefill prefill_above share adapter weight together "
+    "origin media",
     "generated-many:1": "results",
     "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
@@ -82,7 +82,7 @@ FIELDS = {
     "predicted:1": "results units",
     "progress-told:1": "done steps",
     "progress:1": "watch",
-    "prefill:7": "id ids salt priority share adapter weight origin pictures",
+    "prefill:8": "id ids salt priority share adapter weight origin media",
     "prefilled:1": "id cached node",
     "proposals:1": "drafts",
     "propose:2": "queries count over",
@@ -117,7 +117,7 @@ INSIDE = {
     "AdapterAt": "digest size",
     "ChunkFields": "chunk_id root start_token n_tokens block_keys tail_key layout nbytes tenant",
     "InboxAddress": "host port secret",
-    "PictureAt": "data digest places grid",
+    "MediaAt": "medium data digest places grid",
     "PrefillAt": "stage replica",
     "PromptPath": "own node disk remote prefilled computed bytes early_bytes handover_s handover_share ttft_s "
     "handover_at_s drafted_tokens accepted_tokens",
@@ -174,8 +174,8 @@ def test_calls_and_results_survive() -> None:
 
 def test_another_version_is_named_with_what_to_do() -> None:
     fields = msgspec.msgpack.decode(CALL.encode())
-    for version in ("10", "12"):
-        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:11.*upgrade"):
+    for version in ("11", "13"):
+        with pytest.raises(WrongVersion, match=f"generate of version {version} .* reads generate:12.*upgrade"):
             read_generate_call(msgspec.msgpack.encode([f"generate:{version}", *fields[1:]]))
     with pytest.raises(WrongVersion, match="missing:1"):
         read_generate_result(msgspec.msgpack.encode(["missing:2", 1, 2, 3]))

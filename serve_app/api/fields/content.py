@@ -2,7 +2,7 @@
 or processor takes them.
 
 A part is ``{"type": "text", "text": str}`` or, of another kind, ``{"type": kind, "source": {...}}``: pictures as
-`pictures` has them, others with the fields that their dialect has for them.
+`pictures` has them, sounds as `sounds`, others with the fields that their dialect has for them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from typing import Any, Literal, get_args
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.body import json_type
 from serve_app.api.fields.pictures import picture_part
+from serve_app.api.fields.sounds import sound_part
 from serve_app.api.fields.values import objects, refuse, text
 
 PartKind = Literal["text", "image", "audio", "file"]
+# What a model reads by an encoder beside its text.
+Medium = Literal["image", "audio"]
 Content = str | list[dict[str, Any]]
 
 TEXT_ONLY: frozenset[PartKind] = frozenset({"text"})
 SEES: frozenset[PartKind] = frozenset({"text", "image"})
+HEARS: frozenset[PartKind] = frozenset({"text", "audio"})
 ANY_KIND: frozenset[PartKind] = frozenset(get_args(PartKind))
+MEDIA: frozenset[str] = frozenset(get_args(Medium))
 MAX_PARTS = 1024
 # OpenAI's names in chats and responses; Anthropic's are the kinds themselves, and `document`.
 _KINDS: dict[str, PartKind] = {
@@ -31,6 +36,7 @@ _KINDS: dict[str, PartKind] = {
     "image": "image",
     "input_audio": "audio",
     "audio_url": "audio",
+    "audio": "audio",
     "file": "file",
     "input_file": "file",
     "document": "file",
@@ -57,6 +63,8 @@ def _part(part: dict[str, Any], where: str, takes: frozenset[PartKind]) -> dict[
         raise InvalidInput(message, param=f"{where}.type")
     if kind == "image":
         return picture_part(part, where)
+    if kind == "audio":
+        return sound_part(part, where)
     return text_part(text(part.get("text"), f"{where}.text")) if kind == "text" else media_part(kind, part)
 
 

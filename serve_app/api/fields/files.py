@@ -50,6 +50,31 @@ def decoded(value: Any, name: str) -> bytes:
         raise InvalidInput(f"{name} must be base64; a URL is not fetched.", param=name) from None
 
 
+def inlined(value: Any, name: str, wanted: str, plural: str) -> tuple[str, str]:
+    """The base64 and the media type ("": none is told) of a data URL, base64 text or an array of bytes, where it is
+    said that ``plural`` are sent as ``wanted``. Raises `InvalidInput`."""
+    if isinstance(value, list):
+        return base64.b64encode(decoded(value, name)).decode(), ""
+    if not isinstance(value, str) or not value:
+        raise refuse(name, wanted, value)
+    if value[:8].lower().startswith(("http:", "https:")):
+        raise InvalidInput(f"{name}: {plural} are not fetched; send the file itself as {wanted}.", param=name)
+    head, comma, _ = value[:256].partition(",")
+    if not head.startswith("data:"):
+        return value, ""
+    if not comma or not head.endswith(";base64"):
+        raise InvalidInput(f"{name} must be {wanted}, with ;base64 before its comma.", param=name)
+    return value[len(head) + 1 :], head[5 : -len(";base64")].partition(";")[0]
+
+
+def part_file(part: dict[str, Any], where: str) -> bytes:
+    """The file in a content part that is a picture or sound. Raises `InvalidInput`."""
+    found = decoded(part["source"]["data"], where)
+    if not found:
+        raise InvalidInput(f"{where}: the file is empty.", param=where)
+    return found
+
+
 def file_schema(description: str) -> dict[str, Any]:
     """The field, in JSON Schema."""
     numbers = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 255}}

@@ -7,15 +7,12 @@ by who decodes it.
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.files import decoded
+from serve_app.api.fields.files import inlined
 from serve_app.api.fields.values import refuse
 
-# Of one conversation.
-MAX_PICTURES = 32
 _UNTOLD = "image/png"
 _WANTED = "a data URL (data:image/png;base64,...)"
 
@@ -39,19 +36,8 @@ def picture_part(part: dict[str, Any], where: str) -> dict[str, Any]:
 
 def picture_of(value: Any, name: str, media_type: str = _UNTOLD) -> dict[str, Any]:
     """The part of a data URL, base64 text or an array of bytes. Raises `InvalidInput`."""
-    if isinstance(value, list):
-        return _part(base64.b64encode(decoded(value, name)).decode(), media_type)
-    if not isinstance(value, str) or not value:
-        raise refuse(name, _WANTED, value)
-    if value[:8].lower().startswith(("http:", "https:")):
-        raise InvalidInput(f"{name}: pictures are not fetched; send the file itself as {_WANTED}.", param=name)
-    head, comma, _ = value[:256].partition(",")
-    if head.startswith("data:"):
-        if not comma or not head.endswith(";base64"):
-            raise InvalidInput(f"{name} must be {_WANTED}, with ;base64 before its comma.", param=name)
-        media_type = head[5 : -len(";base64")].partition(";")[0] or media_type
-        value = value[len(head) + 1 :]
-    return _part(value, media_type)
+    data, told = inlined(value, name, _WANTED, "pictures")
+    return {"type": "image", "source": {"data": data, "media_type": told or media_type}}
 
 
 def _block(source: dict[str, Any], where: str) -> dict[str, Any]:
@@ -62,18 +48,6 @@ def _block(source: dict[str, Any], where: str) -> dict[str, Any]:
         raise InvalidInput(f'{where}.type must be "base64"; other sources are not read here.', param=f"{where}.type")
     told = source.get("media_type")
     return picture_of(source.get("data"), f"{where}.data", told if isinstance(told, str) and told else _UNTOLD)
-
-
-def _part(data: str, media_type: str) -> dict[str, Any]:
-    return {"type": "image", "source": {"data": data, "media_type": media_type}}
-
-
-def picture_file(part: dict[str, Any], where: str) -> bytes:
-    """The file in a part. Raises `InvalidInput`."""
-    found = decoded(part["source"]["data"], where)
-    if not found:
-        raise InvalidInput(f"{where}: the picture is empty.", param=where)
-    return found
 
 
 def data_url(part: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from serve_app.api.errors import ApiError, InvalidInput
-from serve_app.api.fields.content import Content, content_text, text_part
+from serve_app.api.fields.content import MEDIA, Content, content_text, text_part
 from serve_app.api.fields.pictures import data_url
 from serve_app.api.receipt import receipt
 from serve_app.api.types import Usage
@@ -35,17 +35,23 @@ def usage_json(usage: Usage) -> dict[str, Any]:
 
 
 def input_parts(content: Content) -> list[dict[str, Any]]:
-    """What somebody has said, as this dialect shows it: text between pictures is one part."""
+    """What somebody has said, as this dialect shows it: text between files is one part."""
     parts: list[dict[str, Any]] = []
     said: list[dict[str, Any]] = []
     for part in [text_part(content)] if isinstance(content, str) else content:
-        if part["type"] != "image":
+        if part["type"] not in MEDIA:
             said.append(part)
             continue
         parts += [_input_text(said)] if said else []
-        parts.append({"type": "input_image", "image_url": data_url(part), "detail": "auto"})
+        parts.append(_input_file(part))
         said = []
     return [*parts, _input_text(said)] if said or not parts else parts
+
+
+def _input_file(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] == "image":
+        return {"type": "input_image", "image_url": data_url(part), "detail": "auto"}
+    return {"type": "input_audio", "input_audio": part["source"]}
 
 
 def _input_text(said: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from serve_app.api.fields import asked, content, messages, ranges, sampling
+from serve_app.api.fields.content import HEARS, SEES
 from serve_app.api.openai import read as openai
 from serve_app.api.responses import read as responses
 from serve_app.api.responses import template
@@ -37,7 +38,7 @@ def _sampling(*left_out: str, limits: ModelLimits = ModelLimits()) -> Schema:  #
 
 
 def chat_input() -> Schema:
-    chat = {**schemas.generation_fields(ModelLimits()), **schemas.messages_field()}
+    chat = {**schemas.generation_fields(ModelLimits()), **schemas.messages_field(SEES | HEARS)}
     same = ("messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
     fields = {"model": _MODEL, **{name: chat[name] for name in same}, **schemas.format_fields()}
     return _object(

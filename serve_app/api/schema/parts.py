@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.api.fields import asked, messages, ranges, sampling, thinking
+from serve_app.api.fields.content import TEXT_ONLY, PartKind
 from serve_app.api.fields.pictures import picture_schema
+from serve_app.api.fields.sounds import sound_schema
 from serve_app.api.types import ModelLimits
 from serve_app.api.workers_ai import read as workers_ai
 
@@ -140,10 +142,12 @@ def lora_field() -> Schema:
     return {"lora": field("string", "The id or name of a fine-tune of the account, or of a public one.", maxLength=200)}
 
 
-def messages_field(sees: bool = False) -> Schema:
-    """A conversation in OpenAI's shape, with pictures where the model ``sees``."""
+def messages_field(takes: frozenset[PartKind] = TEXT_ONLY) -> Schema:
+    """A conversation in OpenAI's shape, with parts of the kinds that the model ``takes``."""
     said = object_({"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"])
-    part = {"oneOf": [said, picture_schema()]} if sees else said
+    files = {"image": picture_schema, "audio": sound_schema}
+    shown = [schema() for kind, schema in files.items() if kind in takes]
+    part = {"oneOf": [said, *shown]} if shown else said
     content = {"oneOf": [{"type": "string"}, {"type": "array", "items": part}, {"type": "null"}]}
     message = object_(
         {

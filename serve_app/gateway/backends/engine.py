@@ -17,7 +17,7 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.gateway.backends import deciding
 from serve_app.gateway.backends.attempts import Attempts, Job
-from serve_app.gateway.backends.pictures import Looker
+from serve_app.gateway.backends.media import Looker
 from serve_app.gateway.backends.structure import Structure
 from serve_app.gateway.dispatch.dispatcher import Dispatcher
 from serve_app.gateway.dispatch.ticket import Ticket
@@ -33,10 +33,11 @@ from serve_app.tasks.model import ServedModel
 from serve_app.tasks.work import Work
 from serve_app.text.chat_template import strings
 from serve_app.text.control import NoCopy
+from serve_app.text.media import Placed
 from serve_app.text.output import open_output
-from serve_app.text.prompt import Prompt, fit_context, picture_parts, read_prompt
+from serve_app.text.prompt import Prompt, file_parts, fit_context, read_prompt
 from serve_app.text.prompt_tokens import prompt_tokens
-from serve_app.wire.generate import AdapterAt, GenerateCall, PictureAt
+from serve_app.wire.generate import AdapterAt, GenerateCall, MediaAt
 from serve_app.wire.load import ADAPTER_BYTES
 
 # The stage that requests are sent to.
@@ -77,7 +78,7 @@ class EngineBackend:
         self._attempts.lost(model)
 
     def close(self) -> None:
-        """Ends the processes that look at pictures."""
+        """Ends the processes that look at pictures and sounds."""
         self._looker.close()
 
     def serves(self, model: ServedModel) -> bool:
@@ -103,8 +104,8 @@ class EngineBackend:
         request = await self._looker.look(model, request, salt)
         window = model.context_window
         prompt = None
-        # What stands for pictures is longer than anything that was sent.
-        seen = any(map(picture_parts, request.messages or ()))
+        # What stands for files is longer than anything that was sent.
+        seen = any(map(file_parts, request.messages or ()))
         if not seen and sum(map(len, strings([request.prompt, request.messages, request.tools]))) <= INLINE_CHARS:
             with contextlib.suppress(NoCopy):
                 prompt = read_prompt(model.tokenizer, request, context_window=window, at_once=True)
@@ -183,7 +184,7 @@ class EngineBackend:
             weight=caller.weight,
             together=TOGETHER if priority == "batch" and not output.may_stop else 1,
             origin=(job.work.trace.id, job.work.trace.trace_id),
-            pictures=tuple(PictureAt(p.picture.data, p.picture.digest, p.places, p.grid) for p in prompt.pictures),
+            media=tuple(map(_media_at, prompt.media)),
         )
         told: list[PromptLogprobs] = []
         resumable = resume.current.get()
@@ -246,7 +247,7 @@ def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, call
     per_key = dispatcher.chunk_tokens // BLOCK_TOKENS
     # Where something is to be told of the prompt, nothing that is stored of it helps.
     stored = ids[:0] if request.sampling.prompt_logprobs is not None else ids
-    media = [part for p in prompt.pictures for part in media_parts(p.picture.digest, p.places, p.grid)]
+    media = [part for p in prompt.media for part in media_parts(p.file.digest, p.places, p.grid)]
     every = block_keys(root_key(dispatcher.weights, adapter, salt), stored, media=media)
     keys = every[per_key - 1 :: per_key]
     dispatcher.know(tenant_id(salt).hex(), caller.account)
@@ -267,6 +268,11 @@ def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, call
         adapter=bytes.fromhex(adapter)[:ADAPTER_BYTES],
         adapter_bytes=0 if request.adapter is None else request.adapter.size,
     )
+
+
+def _media_at(placed: Placed) -> MediaAt:
+    file = placed.file
+    return MediaAt(file.medium, file.data, file.digest, placed.places, placed.grid)
 
 
 def _with_ids(event: Event, generated: list[int]) -> Event:

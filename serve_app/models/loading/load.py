@@ -6,7 +6,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from serve_app.models.adapters import AdapterBank, bank_plug
 from serve_app.models.divided.adapters import part_bank
 from serve_app.models.divided.check import check_divided
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
+from serve_app.models.hearing import sound_encoder
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
 from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.check import check
@@ -36,9 +37,10 @@ from serve_app.models.loading.generation import end_tokens, read_rules
 from serve_app.models.loading.held import held_bytes
 from serve_app.models.loading.observe import Unservable
 from serve_app.models.loading.prepare import prepare
+from serve_app.models.media import MediaEncoder
 from serve_app.models.mixtures.mixture import own_weights
 from serve_app.models.quantization import quantize_linears
-from serve_app.models.vision import PictureEncoder, picture_encoder
+from serve_app.models.vision import picture_encoder
 from serve_app.parallel.group import Group
 from serve_app.wire.ranks import RankLayer
 
@@ -70,7 +72,8 @@ class CausalModel:
     # Makes of a pass over this rank's part one over the whole model.
     shared: Callable[[Forward], Forward] = lambda forward: forward
     agree: Callable[[bool], bool] = lambda ok: ok  # whether all its ranks say yes
-    pictures: PictureEncoder | None = None  # None: it takes none, or its way with them is not known here
+    # By medium; none for one that it does not take, or whose way is not known here.
+    encoders: dict[str, MediaEncoder] = field(default_factory=dict)
 
 
 def load_causal_lm(
@@ -163,7 +166,8 @@ def load_causal_lm(
     if part is not None and group is not None:
         model.part, model.shared, model.agree = part.cache(prepared.layers), part.sharing(group), group.agree
         model.forward, summing = model.shared(prepared.forward), part.summing(group)
-    model.pictures = picture_encoder(module) if group is None or not group.place.rank else None
+    if group is None or not group.place.rank:
+        model.encoders = media_encoders(module)
     model.rules, ignored = read_rules(module, path)
     if ignored:
         report["generation_config"] = f"not followed: {ignored}"
@@ -212,6 +216,11 @@ def load_causal_lm(
         report["weight_bytes"] = held_bytes(module, getattr(model.forward, "local", model.forward))
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model
+
+
+def media_encoders(module: Any) -> dict[str, MediaEncoder]:
+    found: dict[str, MediaEncoder | None] = {"image": picture_encoder(module), "audio": sound_encoder(module)}
+    return {medium: encoder for medium, encoder in found.items() if encoder is not None}
 
 
 def _load_module(

@@ -120,12 +120,19 @@ def parameters_of(module: nn.Module) -> frozenset[str]:
     return frozenset("**" if p.kind is p.VAR_KEYWORD else p.name for p in found)
 
 
+def _reads_text(module: Any) -> nn.Module:
+    """The part that tokens go through: what sees or hears beside it has no state between tokens."""
+    if module.config.get_text_config() is module.config:
+        return module
+    return module.get_decoder() or module
+
+
 def refuse_state(module: nn.Module) -> None:
     """Raises :class:`Unservable` for a model with layers that keep recurrent or convolutional state."""
     config = module.config.get_text_config()  # type: ignore[union-attr, operator]
     kinds = {str(kind) for kind in getattr(config, "layer_types", None) or ()}
     strange = {kind for kind in kinds if not kind.endswith("attention") or kind in ("linear_attention", "hybrid")}
-    for child in module.modules():
+    for child in _reads_text(module).modules():
         if isinstance(child, nn.Conv1d) or _STATEFUL.search(type(child).__name__):
             raise Unservable(
                 f"{type(child).__name__} keeps state between tokens beside keys and values, which the paged cache does "

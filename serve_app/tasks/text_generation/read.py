@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.content import text_part
+from serve_app.api.fields.content import MEDIA, text_part
 from serve_app.api.fields.formats import parse_format
 from serve_app.api.fields.lora import parse_lora
 from serve_app.api.fields.messages import parse_messages, parse_tool_choice, parse_tools, strict_tools
@@ -18,11 +18,15 @@ from serve_app.api.fields.sampling import (
     refuse_unsupported,
 )
 from serve_app.api.fields.shorten import parse_prompt_kept
+from serve_app.api.fields.sounds import sound_of
 from serve_app.api.fields.thinking import parse_thinking
 from serve_app.api.fields.values import boolean, string
 from serve_app.api.types import GenerateRequest, ModelLimits
 from serve_app.api.workers_ai.read import open_native
 
+# Files beside a prompt.
+_FILES = {"image": picture_of, "audio": sound_of}
+_NOTHING: tuple[Any, ...] = (None, "", [])
 _PROMPT_OR_MESSAGES = "required: either prompt (a string) or messages (an array of {role, content})"
 
 
@@ -31,14 +35,16 @@ def parse_generate(
     model: str,
     limits: ModelLimits | None = None,
 ) -> GenerateRequest:
-    """Text generation from ``prompt`` or ``messages``, with a picture beside them for models that see."""
+    """Text generation from ``prompt`` or ``messages``, with a picture or sound beside them for models that take
+    these."""
     body, asked = open_native(body)
     limits = limits or ModelLimits()
     lora = parse_lora(body, model, limits)
-    sees = "image" in limits.takes
-    refuse_unsupported(body, but=frozenset({"image"}) if sees else frozenset())
-    if sees and body.get("image") not in (None, "", []):
-        body = _with_picture(body)
+    beside = MEDIA & limits.takes
+    refuse_unsupported(body, but=beside)
+    files = [_FILES[name](body[name], name) for name in _FILES if name in beside and body.get(name) not in _NOTHING]
+    if files:
+        body = _with_files(body, files)
     prompt = string(body, "prompt")
     messages = body.get("messages")
     # cloudflare-python insists on a prompt even where messages come as an extra, and then sends "".
@@ -72,23 +78,23 @@ def parse_generate(
     )
 
 
-def _with_picture(body: dict[str, Any]) -> dict[str, Any]:
-    """``body`` with its field ``image`` as a part of the last message of the user."""
-    part = picture_of(body["image"], "image")
-    shown = {"type": "image", "image": part["source"]["data"]}
+def _with_files(body: dict[str, Any], files: list[dict[str, Any]]) -> dict[str, Any]:
+    """``body`` with ``files``, of the fields that are named like their kinds, before what the user said last."""
+    shown = [{"type": part["type"], part["type"]: part["source"]["data"]} for part in files]
+    name = files[0]["type"]
     prompt, messages = body.get("prompt"), body.get("messages")
     if messages is None and isinstance(prompt, str) and prompt:
         if _raw(body):
-            raise InvalidInput("raw and image exclude each other: the chat template shows pictures.", param="raw")
-        return {**body, "prompt": None, "messages": [{"role": "user", "content": [shown, text_part(prompt)]}]}
+            raise InvalidInput(f"raw and {name} exclude each other: the chat template shows the file.", param="raw")
+        return {**body, "prompt": None, "messages": [{"role": "user", "content": [*shown, text_part(prompt)]}]}
     if not isinstance(messages, list):
         return body
     at = next((i for i in reversed(range(len(messages))) if _from_user(messages[i])), None)
     if at is None:
-        raise InvalidInput("image belongs to a message of the user, of which there is none.", param="image")
+        raise InvalidInput(f"{name} belongs to a message of the user, of which there is none.", param=name)
     said = messages[at].get("content")
     parts = said if isinstance(said, list) else [text_part(said)] if isinstance(said, str) else []
-    return {**body, "messages": [*messages[:at], {**messages[at], "content": [shown, *parts]}, *messages[at + 1 :]]}
+    return {**body, "messages": [*messages[:at], {**messages[at], "content": [*shown, *parts]}, *messages[at + 1 :]]}
 
 
 def _from_user(message: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serve_app.api.fields.content import PartKind
 from serve_app.api.fields.files import file_schema
 from serve_app.api.schema.parts import Schema, field, generation_fields, messages_field, object_, usage_schema
 from serve_app.api.types import ModelLimits
@@ -14,9 +15,12 @@ def input_schema(limits: ModelLimits) -> Schema:
         "prompt": field("string", "What the model answers to.", minLength=1),
         "raw": field("boolean", "Sends the prompt without the chat template.", default=False),
     }
-    sees = "image" in limits.takes
-    shown = {"image": file_schema("A picture, which goes before the last words of the user.")} if sees else {}
-    chat = messages_field(sees) | shown
+    files: dict[PartKind, Schema] = {
+        "image": file_schema("A picture, which goes before the last words of the user."),
+        "audio": file_schema("A sound, which goes before the last words of the user."),
+    }
+    shown: Schema = {str(kind): schema for kind, schema in files.items() if kind in limits.takes}
+    chat = messages_field(limits.takes) | shown
     return {
         "type": "object",
         "oneOf": [

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from serve_app.api.errors import InvalidInput
-from serve_app.api.fields.pictures import MAX_PICTURES, picture_part
+from serve_app.api.fields.pictures import picture_part
 from serve_app.api.types import GenerateRequest
 from serve_app.catalog.load import load_catalog
 from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.backends import engine
 from serve_app.gateway.backends.engine import EngineBackend
+from serve_app.gateway.backends.media import MAX_FILES
 from serve_app.sampling_params import SamplingParams
 from serve_app.tasks.model import ServedModel
 from tests import sight
@@ -53,7 +54,7 @@ def asks(*files: bytes) -> GenerateRequest:
 
 
 async def test_pictures_count_as_tokens_of_the_prompt(backend, model):
-    assert model.sees and "image" in model.limits.takes
+    assert "image" in model.limits.takes
     one, two = sight.picture(40, 30), sight.picture(64, 10, seed=1)
     plain = await backend.prepare(model, asks(), SALT)
     prepared = await backend.prepare(model, asks(one, two, one), SALT)
@@ -62,9 +63,9 @@ async def test_pictures_count_as_tokens_of_the_prompt(backend, model):
         == plain.prompt_tokens + 3 * 16
         == await backend.count_tokens(model, asks(one, two, one), SALT)
     )
-    first, _, third = prepared.prompt.pictures
-    assert (first.picture.width, first.picture.height) == (40, 30) and first.picture.digest == third.picture.digest
-    assert [placed.places[0][1] for placed in prepared.prompt.pictures] == [16] * 3
+    first, _, third = prepared.prompt.media
+    assert (first.file.width, first.file.height) == (40, 30) and first.file.digest == third.file.digest
+    assert [placed.places[0][1] for placed in prepared.prompt.media] == [16] * 3
 
 
 async def test_bad_files_are_refused_at_once(backend, model):
@@ -99,8 +100,8 @@ async def test_what_one_account_has_sent_is_unknown_to_another(backend, model, m
 
 
 async def test_there_is_a_most_of_pictures(backend, model):
-    with pytest.raises(InvalidInput, match=f"at most {MAX_PICTURES} are taken"):
-        await backend.prepare(model, asks(*[sight.picture(8, 8)] * (MAX_PICTURES + 1)), SALT)
+    with pytest.raises(InvalidInput, match=f"at most {MAX_FILES} are taken"):
+        await backend.prepare(model, asks(*[sight.picture(8, 8)] * (MAX_FILES + 1)), SALT)
 
 
 async def test_a_family_that_is_not_known_is_named(backend, model, tmp_path):

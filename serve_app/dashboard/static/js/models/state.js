@@ -25,6 +25,7 @@ const MARKS = [
   ["function_calling", () => "tools"],
   ["reasoning", () => "reasoning"],
   ["vision", () => "vision"],
+  ["hearing", () => "hearing"],
   ["lora", () => "adapters"],
   ["async_queue", () => "batches"],
   ["beta", () => "beta"],

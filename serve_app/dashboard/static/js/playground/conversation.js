@@ -7,7 +7,7 @@ import { Icon } from "../ui/icons.js";
 import { answer, body } from "./chat.js";
 import { busy, state } from "./lanes.js";
 import { AnswerView } from "./answer_view.js";
-import { Picture } from "./picture.js";
+import { Picture, Shown } from "./picture.js";
 import { SettingsPanel } from "./settings_panel.js";
 
 const IDEAS = ["What does math.sqrt do?", "What does itertools.chain do?", "What does os.path.join do?"];
@@ -20,7 +20,9 @@ export function Chat({ list, choose, changed }) {
   const soon = () => { frame.current ||= requestAnimationFrame(() => { frame.current = 0; changed(); }); };
   useEffect(() => () => { cancelAnimationFrame(frame.current); }, []);
 
-  const sees = state.lanes.every((lane) => yes(list.find((one) => one.id === lane.model)?.properties.vision));
+  const all = (property) => state.lanes.every((lane) => yes(list.find((one) => one.id === lane.model)?.properties[property]));
+  const sees = all("vision");
+  const hears = all("hearing");
   const run = (lane) => answer(lane, soon).catch(toastError);
   const ask = (text) => {
     if (!text.trim() || busy()) return;
@@ -31,7 +33,7 @@ export function Chat({ list, choose, changed }) {
       toastError(error);
       return;
     }
-    const picture = sees ? state.picture : "";
+    const picture = sees || hears ? state.picture : "";
     state.draft = state.picture = "";
     for (const lane of state.lanes) {
       lane.messages.push({ role: "user", content: text, picture });
@@ -58,7 +60,7 @@ export function Chat({ list, choose, changed }) {
         ${two && html`<div class="lane-head"><${Select} label=${`Model ${at + 1}`} hideLabel value=${lane.model} options=${asOptions(list)} onInput=${choose(lane)} /></div>`}
         <${Messages} lane=${lane} ideas=${sees && state.picture ? OF_PICTURES : IDEAS} ask=${ask} again=${() => again(lane)} result=${(call, text) => result(lane, call, text)} />
       </section>`)}</div>
-      <${Composer} ask=${ask} changed=${changed} sees=${sees} />
+      <${Composer} ask=${ask} changed=${changed} sees=${sees} hears=${hears} />
     </div>
     <aside class="card settings" aria-label="Settings"><details open=${matchMedia("(min-width: 60rem)").matches}>
       <summary><h2>Settings</h2><${Icon} name="down" size="16" /></summary>
@@ -88,11 +90,11 @@ function Messages({ lane, ideas, ask, again, result }) {
       <h3 class="message-who">${one.role === "user" ? "You" : one.role === "tool" ? `Result of ${one.name}` : lane.model.replace(/^@cf\//, "")}</h3>
       ${one.role === "assistant"
         ? html`<${AnswerView} message=${one} last=${at === last} again=${again} result=${result} told=${lane.messages} />`
-        : html`<div class="said">${one.picture && html`<img src=${one.picture} alt="The picture that was sent" />`}${one.content}</div>`}
+        : html`<div class="said">${one.picture && html`<${Shown} url=${one.picture} tense="that was sent" />`}${one.content}</div>`}
     </article>`)}</div>`;
 }
 
-function Composer({ ask, changed, sees }) {
+function Composer({ ask, changed, sees, hears }) {
   const running = busy();
   const area = useRef(null);
   const [height, setHeight] = useState(0);
@@ -109,7 +111,7 @@ function Composer({ ask, changed, sees }) {
     ask(state.draft);
   };
   return html`<form class="composer" ref=${area} onSubmit=${(event) => { event.preventDefault(); ask(state.draft); }}>
-    ${sees && html`<${Picture} picture=${state.picture} set=${(url) => { state.picture = url; changed(); }} />`}
+    ${(sees || hears) && html`<${Picture} picture=${state.picture} sees=${sees} hears=${hears} set=${(url) => { state.picture = url; changed(); }} />`}
     <${TextArea} label="Message" hideLabel rows="1" placeholder="Ask something" value=${state.draft} onInput=${(text) => { state.draft = text; changed(); }} onKeyDown=${press} />
     ${running
       ? html`<${Button} icon="stop" label="Stop" onClick=${() => state.lanes.forEach((lane) => lane.controller?.abort())} />`

@@ -1,11 +1,12 @@
-"""Pictures of requests to what stands in their prompts: decoded, prepared by the model's own processor, and encoded.
+"""Pictures and sounds of requests to what stands in their prompts: decoded, prepared by the model's own processor, and
+encoded.
 
 ::
 
-    file -> pixels (another process) -> tensors (a thread) -> features (batches over requests) -> spans of prompts
+    file -> pixels or samples (another process) -> tensors (a thread) -> features (batches over requests) -> spans
 
-Features are remembered by tenant and the file's digest, and one picture that several requests of a tenant ask for at
-the same time is encoded once: whether another tenant has sent a picture can't be told by the clock. A prompt whose K/V
+Features are remembered by tenant and the file's digest, and one file that several requests of a tenant ask for at
+the same time is encoded once: whether another tenant has sent it can't be told by the clock. A prompt whose K/V
 are stored asks for none: then nobody reads its spans.
 """
 
@@ -15,12 +16,12 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -28,46 +29,54 @@ from serve_app.engine.batching import Batcher, Call, Picked
 from serve_app.engine.request import EmbeddedSpan
 from serve_app.kv.keys import media_parts
 from serve_app.predict.predictor import BadInput, Item, Place
-from serve_app.wire.generate import Failed, PictureAt
+from serve_app.wire.generate import Failed, MediaAt
 
 if TYPE_CHECKING:
     from serve_app.engine.request import Request
-    from serve_app.models.vision import PictureEncoder, Seen
+    from serve_app.models.media import Encoded, MediaEncoder
 
 log = logging.getLogger(__name__)
 
 # Of features that are remembered.
 KEPT_BYTES = 256 << 20
-# Patches of 16 by 16 pixels in one batch of the encoder, and pictures that are prepared at the same time.
-BATCH_PATCHES = 4096
+# Patches of 16 by 16 pixels, or moments of sound, in one batch of an encoder; and files that are prepared at the same
+# time.
+BATCH = 4096
 PREPARED = 8
-# Those of more places than this are prepared and encoded one after the other: what a processor makes of one with
+# Files of more places than this are prepared and encoded one after the other: what a processor makes of one with
 # 16,384 has 300 MB.
 LARGE = 2048
+NAMED = {"image": "a picture", "audio": "a sound"}
 
 
-class BadPictures(ValueError):
-    """Pictures that no worker of this model will ever take; the text says why."""
+class BadMedia(ValueError):
+    """Files that no worker of this model will ever take; the text says why."""
 
 
-class PictureWork:
-    """Of one worker. ``features`` may be called from any thread."""
+class Files(Protocol):
+    """Files of one medium to what an encoder takes."""
 
-    def __init__(self, encoder: PictureEncoder, path: Path, *, kept_bytes: int = KEPT_BYTES) -> None:
-        # Here, since workers of most models need no processor.
-        from serve_app.predict.pictures import Pictures
+    def item(self, data: bytes) -> Item:
+        """Raises :class:`~serve_app.predict.predictor.BadInput`."""
 
-        self._files = Pictures(Place(path), **encoder.options)
-        self.whole, self.grids = encoder.whole, bool(encoder.merged)
+    def close(self) -> None: ...
+
+
+class MediaWork:
+    """Of one worker and medium. ``features`` may be called from any thread."""
+
+    def __init__(self, encoder: MediaEncoder, files: Files, *, kept_bytes: int = KEPT_BYTES) -> None:
+        self._files = files
+        self.whole, self.grids = encoder.whole, encoder.grids
         self._batcher = _Encoding(encoder)
-        self._threads = ThreadPoolExecutor(PREPARED, "pictures")
+        self._threads = ThreadPoolExecutor(PREPARED, "media")
         self._lock, self._large = threading.Lock(), threading.Lock()
-        self._coming: dict[tuple[bytes, bytes], Future[Seen]] = {}
-        self._kept: OrderedDict[tuple[bytes, bytes], Seen] = OrderedDict()
+        self._coming: dict[tuple[bytes, bytes], Future[Encoded]] = {}
+        self._kept: OrderedDict[tuple[bytes, bytes], Encoded] = OrderedDict()
         self._left = kept_bytes
         self.encoded = self.remembered = 0
 
-    def features(self, data: bytes, digest: bytes, salt: bytes, places: int) -> Future[Seen]:
+    def features(self, data: bytes, digest: bytes, salt: bytes, places: int) -> Future[Encoded]:
         """What becomes of a file of the tenant that ``salt`` stands for, for so many ``places``. Raises
         :class:`~serve_app.predict.predictor.BadInput` for one that can't be decoded.
         """
@@ -76,7 +85,7 @@ class PictureWork:
             if (known := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 self.remembered += 1
-                found: Future[Seen] = Future()
+                found: Future[Encoded] = Future()
                 found.set_result(known)
                 return found
             if (coming := self._coming.get(key)) is not None:
@@ -86,7 +95,7 @@ class PictureWork:
         return found
 
     def stats(self) -> dict[str, int]:
-        """Pictures that were encoded, and that were asked for and remembered; bytes of features that are kept."""
+        """Files that were encoded, and that were asked for and remembered; bytes of features that are kept."""
         with self._lock:
             held = sum(map(_size, self._kept.values()))
             return {"encoded": self.encoded, "remembered": self.remembered, "bytes": held}
@@ -96,7 +105,7 @@ class PictureWork:
         self._batcher.close()
         self._files.close()
 
-    def _encode(self, data: bytes, key: tuple[bytes, bytes], found: Future[Seen], large: bool) -> None:
+    def _encode(self, data: bytes, key: tuple[bytes, bytes], found: Future[Encoded], large: bool) -> None:
         try:
             with self._large if large else nullcontext():
                 [seen] = self._batcher.enqueue(_call(self._files.item(data))).result()
@@ -110,7 +119,7 @@ class PictureWork:
                 self._coming.pop(key, None)
             found.set_exception(error)
 
-    def _keep(self, key: tuple[bytes, bytes], seen: Seen) -> None:
+    def _keep(self, key: tuple[bytes, bytes], seen: Encoded) -> None:
         self._kept[key] = seen
         self._left -= _size(seen)
         while self._left < 0 and self._kept:
@@ -118,13 +127,13 @@ class PictureWork:
 
 
 class _Encoding(Batcher):
-    """A step is one pass of the encoder over pictures of one shape."""
+    """A step is one pass of the encoder over files of one shape."""
 
-    def __init__(self, encoder: PictureEncoder) -> None:
+    def __init__(self, encoder: MediaEncoder) -> None:
         self._encoder = encoder
-        super().__init__(budget=BATCH_PATCHES, name="pictures")
+        super().__init__(budget=BATCH, name="media")
 
-    def step(self, picked: Picked) -> tuple[Sequence[Seen], int]:
+    def step(self, picked: Picked) -> tuple[Sequence[Encoded], int]:
         items: list[Item] = [call.items[i] for call, i in picked]
         return self._encoder([item.value for item in items]), sum(item.size for item in items)
 
@@ -133,14 +142,14 @@ def _call(item: Item) -> Call:
     return Call([item], [item.size], kind=item.kind)
 
 
-def _size(seen: Seen) -> int:
+def _size(seen: Encoded) -> int:
     return seen.features.numel() * seen.features.element_size()
 
 
 class Look:
-    """One picture of one request: its features, once somebody has asked for them."""
+    """One file of one request: its features, once somebody has asked for them."""
 
-    def __init__(self, work: PictureWork, at: PictureAt, salt: bytes) -> None:
+    def __init__(self, work: MediaWork, at: MediaAt, salt: bytes) -> None:
         self.at = at
         self._salt = salt
         self._work = work
@@ -156,15 +165,19 @@ class Look:
     def places(self) -> int:
         return sum(count for _, count in self.at.places)
 
-    def ask(self) -> Future[Seen]:
+    @property
+    def named(self) -> str:
+        return NAMED[self.at.medium]
+
+    def ask(self) -> Future[Encoded]:
         return self._work.features(self.at.data, self.at.digest, self._salt, self.places)
 
-    def take(self, seen: Seen) -> None:
-        """Raises :class:`BadPictures` where they are not as many as the gateway has made room for, or lie otherwise."""
+    def take(self, seen: Encoded) -> None:
+        """Raises :class:`BadMedia` where they are not as many as the gateway has made room for, or lie otherwise."""
         if len(seen.features) != self.places:
-            raise BadPictures(f"a picture has {len(seen.features)} features and {self.places} placeholders")
+            raise BadMedia(f"{self.named} has {len(seen.features)} features and {self.places} placeholders")
         if seen.grid != self.at.grid:
-            raise BadPictures(f"a picture has a grid of {seen.grid}, and its prompt was made for {self.at.grid}")
+            raise BadMedia(f"{self.named} has a grid of {seen.grid}, and its prompt was made for {self.at.grid}")
         self._features = seen.features
 
     def read(self, first: int, count: int) -> Tensor:
@@ -183,36 +196,54 @@ class Look:
         return found
 
 
-def put_into(request: Request, pictures: Sequence[PictureAt], work: PictureWork | None, salt: bytes) -> list[Look]:
-    """Gives a request its spans; ``salt`` stands for its tenant. Raises :class:`BadPictures` where they can't be its
+def works(encoders: Mapping[str, MediaEncoder], path: Path) -> dict[str, MediaWork]:
+    """By medium; ``path``: the model's folder."""
+    found = {}
+    for medium, encoder in encoders.items():
+        # Here, since workers of most models need no processor.
+        if medium == "image":
+            from serve_app.predict.pictures import Pictures
+
+            files: Files = Pictures(Place(path), **encoder.options)
+        else:
+            from serve_app.predict.sounds import Sounds
+
+            files = Sounds(Place(path), **encoder.options)
+        found[medium] = MediaWork(encoder, files)
+    return found
+
+
+def put_into(request: Request, media: Sequence[MediaAt], works: Mapping[str, MediaWork], salt: bytes) -> list[Look]:
+    """Gives a request its spans; ``salt`` stands for its tenant. Raises :class:`BadMedia` where they can't be its
     prompt's, or no model's.
     """
-    if not pictures:
-        return []
-    if work is None:
-        raise BadPictures("the model takes no pictures")
-    if not all(at.places for at in pictures):
-        raise BadPictures("a picture has no place in its prompt")
-    if not all(_lies(at, work.grids) for at in pictures):
-        raise BadPictures("its pictures' places are not those of their grids")
-    looks = [Look(work, at, salt) for at in pictures]
+    looks = []
+    for at in media:
+        work, named = works.get(at.medium), NAMED[at.medium]
+        if work is None:
+            raise BadMedia(f"the model takes no {named.removeprefix('a ')}s")
+        if not at.places:
+            raise BadMedia(f"{named} has no place in its prompt")
+        if not _lies(at, work.grids):
+            raise BadMedia(f"the places of {named} are not those of its grid")
+        looks.append(Look(work, at, salt))
     spans = [span for look in looks for span in look.spans()]
     borders = [0, *(border for span in spans for border in (span.start, span.end)), len(request.tokens)]
     if borders != sorted(borders) or any(span.count < 1 for span in spans):
-        raise BadPictures("its pictures' places are not in its prompt")
+        raise BadMedia("the places of its pictures and sounds are not in its prompt")
     request.embedded = spans
     return looks
 
 
-def _lies(at: PictureAt, grids: bool) -> bool:
-    """Whether a picture says in what grid its places lie, all of them in one run, where a model wants to know."""
+def _lies(at: MediaAt, grids: bool) -> bool:
+    """Whether a file says in what grid its places lie, all of them in one run, where a model wants to know."""
     if not grids or at.grid is None:
         return not grids and at.grid is None
     return len(at.places) == 1 and min(at.grid) > 0 and at.grid[0] * at.grid[1] == at.places[0][1]
 
 
 async def look_at(looks: Sequence[Look], computed: int) -> Failed | None:
-    """Has the pictures encoded that reach beyond the first ``computed`` tokens; what to answer where one can't be."""
+    """Has the files encoded that reach beyond the first ``computed`` tokens; what to answer where one can't be."""
     wanted = [look for look in looks if look.end > computed]
     # Others may wait for the same one.
     asked: list[Any] = [asyncio.shield(asyncio.wrap_future(look.ask())) for look in wanted]
@@ -222,9 +253,9 @@ async def look_at(looks: Sequence[Look], computed: int) -> Failed | None:
             if isinstance(features, BaseException):
                 raise features
             look.take(features)
-        except (BadInput, BadPictures) as refused:
+        except (BadInput, BadMedia) as refused:
             return Failed(str(refused), refused=True)
         except Exception as error:  # another worker may do better
-            log.warning("a picture can't be encoded: %s: %s", type(error).__name__, error)
-            return Failed(f"a picture can't be encoded here ({type(error).__name__})")
+            log.warning("%s can't be encoded: %s: %s", look.named, type(error).__name__, error)
+            return Failed(f"{look.named} can't be encoded here ({type(error).__name__})")
     return None

@@ -1,4 +1,4 @@
-"""Prompts with pictures through adapters in a worker, beside PEFT on transformers' own model."""
+"""Prompts with pictures and sounds through adapters in a worker, beside PEFT on transformers' own model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from serve_app.state.blobs.adapters import CONFIG, WEIGHTS, blob, digest_of
 from serve_app.state.blobs.files import open_files
 from serve_app.text.tokenizer import Tokenizer
 from serve_app.wire.generate import AdapterAt
-from tests import sight
 from tests.variants import some
-from tests.worker.test_pictures import World
+from tests.worker.test_media import SENSES, World
 from tests.worker.world import MemoryPool, start
 
-OF_TEXT = r"(?!.*(vision|visual)).*(q_proj|o_proj|down_proj)|lm_head"
+OF_TEXT = r"(?!.*(vision|visual|audio)).*(q_proj|o_proj|down_proj)|lm_head"
 
 
 def made(path: Path, folder: Path, targets: str) -> Path:
-    model = get_peft_model(sight.Truth(path).model, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    model = get_peft_model(SENSES[path.name].Truth(path).model, LoraConfig(r=4, lora_alpha=8, target_modules=targets))
     torch.manual_seed(1)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -37,17 +36,17 @@ def made(path: Path, folder: Path, targets: str) -> Path:
     return folder
 
 
-@pytest.fixture(params=some(sight.FAMILIES, "llava"))
+@pytest.fixture(params=some(SENSES, "llava"))
 def path(request, tmp_path):
-    return sight.write(tmp_path / request.param, request.param)
+    return SENSES[request.param].write(tmp_path / request.param, request.param)
 
 
-async def test_pictures_are_seen_alike_and_read_through_the_adapter(path, tmp_path):
+async def test_files_are_encoded_alike_and_read_through_the_adapter(path, tmp_path):
     folder, pool, inbox = made(path, tmp_path / "adapter", OF_TEXT), MemoryPool(), TokenInbox()
     await inbox.start()
     options = {"max_batch_tokens": 48, "speculate_tokens": 4, "ngram": True, "adapters": 2}
     decode = start(path, "decode", pool, files=str(tmp_path / "files"), **options)
-    plain, tuned = sight.Truth(path), sight.Truth(path)
+    plain, tuned = (SENSES[path.name].Truth(path) for _ in range(2))
     tuned.model = PeftModel.from_pretrained(tuned.model, folder).eval()
     config, weights = ((folder / name).read_bytes() for name in (CONFIG, WEIGHTS))
     digest, files = digest_of(config, weights), open_files(str(tmp_path / "files"))
@@ -55,7 +54,7 @@ async def test_pictures_are_seen_alike_and_read_through_the_adapter(path, tmp_pa
         files.put(blob(digest, name), data)
     at = AdapterAt(digest, len(config) + len(weights))
     try:
-        world = World(path, Tokenizer(path), plain, decode, None, inbox)
+        world = World(path.name, Tokenizer(path), plain, decode, None, inbox)
         prompts = [world.prompt("*a", "What is it?"), world.prompt("Look: ", "*b", "*c", "?"), world.prompt("None.")]
         asked = [(prompt, adapter) for prompt in prompts for adapter in (None, at)] * 2
         found = await asyncio.gather(*(world.ask(prompt, adapter=adapter) for prompt, adapter in asked))
@@ -70,7 +69,7 @@ async def test_pictures_are_seen_alike_and_read_through_the_adapter(path, tmp_pa
         await inbox.aclose()
 
 
-def test_what_pictures_go_through_takes_no_adapter(path, tmp_path):
+def test_what_files_go_through_takes_no_adapter(path, tmp_path):
     publish(path, tmp_path)
     base = base_of(path, tmp_path)
     for name, targets in (("text", OF_TEXT), ("all", "all-linear")):

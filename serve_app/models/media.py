@@ -1,0 +1,37 @@
+"""The parts of a model that see and hear: what becomes of pictures and sounds is what their placeholders are embedded
+as."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Encoded:
+    """What a file has become: ``features`` [places, hidden] in the model's dtype, as wide as
+    :class:`serve_app.engine.step.InputEmbeddings` has them, and their rows and columns where the model's positions
+    follow from these."""
+
+    features: Tensor
+    grid: tuple[int, int] | None = None
+
+
+class MediaEncoder(Protocol):
+    """``options``: what prepares files is told beside the model's own configuration. ``whole``: see
+    :class:`serve_app.engine.request.EmbeddedSpan`. ``grids``: whether what it encodes has rows and columns."""
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def grids(self) -> bool: ...
+
+    def __call__(self, prepared: Sequence[dict[str, Tensor]], /) -> list[Encoded]:
+        """Of each file, prepared and all of one shape, what it becomes."""
