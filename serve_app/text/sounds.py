@@ -92,6 +92,8 @@ def read_sound_rule(folder: Path, names: dict[str, int]) -> SoundRule:
     config, processor = read_json(folder, "config.json"), read_json(folder, "processor_config.json")
     settings = processor.get("feature_extractor") or read_json(folder, "preprocessor_config.json")
     hears, family = config.get("audio_config"), config.get("model_type")
+    if family not in ("voxtral", *_POOLED):
+        raise NoMedia(f"the way of {family} with sounds is not supported; text alone is")
     if not isinstance(hears, dict) or not settings:
         raise NoMedia("it has no processor for them")
     token = config.get("audio_token_id", config.get("audio_token_index"))
@@ -101,14 +103,11 @@ def read_sound_rule(folder: Path, names: dict[str, int]) -> SoundRule:
     try:
         if family == "voxtral":
             return Windows(mark, mark, token, _window(settings, hears), _each(hears))
-        if family in _POOLED:
-            merged, longest = _POOLED[family]
-            most = int(processor.get("max_audio_len", longest) // settings.get("chunk_length", 30)) if longest else 1
-            window, hop = _window(settings, hears), settings.get("hop_length", 160)
-            return Pooled(mark, mark, token, window, hop, merged, most)
+        merged, longest = _POOLED[family]
+        most = int(processor.get("max_audio_len", longest) // settings.get("chunk_length", 30)) if longest else 1
+        return Pooled(mark, mark, token, _window(settings, hears), settings.get("hop_length", 160), merged, most)
     except (KeyError, TypeError) as error:
         raise NoMedia(f"its processor's configuration is of an unknown form ({error})") from None
-    raise NoMedia(f"the way of {family} with sounds is not supported; text alone is")
 
 
 # How many become one, and the seconds that the processor takes by default; 0: one window.
