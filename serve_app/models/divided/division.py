@@ -218,7 +218,7 @@ def _stages(module: Any, layers: nn.ModuleList, count: int) -> list[tuple[int, i
 
 
 def looking(module: Any) -> dict[str, nn.Module]:
-    """What looks at pictures beside a language model, by name; it is whole on the rank that looks."""
+    """What sees or hears beside a language model, by name; it is whole on rank 0."""
     for prefix, base in (("", module), ("model.", getattr(module, "model", None))):
         children = dict(base.named_children()) if base is not None else {}
         if "language_model" in children:

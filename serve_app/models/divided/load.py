@@ -107,7 +107,7 @@ def load_part(
         keep_groups(whole, division)
 
     def holds(model: Any, *_: Any) -> Any:
-        _leave_pictures(model, group.place)
+        _leave_media(model, group.place)
         _leave_other_stages(model, division, dtype)
         _hold_places(model, division, group)
         return model
@@ -142,8 +142,8 @@ def load_part(
     return PartOfModel(module, division, info, read)
 
 
-def _leave_pictures(model: Any, place: Place) -> None:
-    """Rank 0 alone looks at pictures; what stands beside the language model is nothing to the others."""
+def _leave_media(model: Any, place: Place) -> None:
+    """Rank 0 alone sees and hears; what stands beside the language model is nothing to the others."""
     for name, child in looking(model).items() if place.rank else ():
         if next(child.parameters(), None) is not None:
             owner, _, own = name.rpartition(".")

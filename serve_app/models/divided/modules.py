@@ -110,6 +110,9 @@ class NoEmbedding(nn.Module):
 class Through(nn.Module):
     """Of what another stage has: hands on what comes in."""
 
+    # Qwen2-Audio's forward asks what hears where it is, and needs it for sounds alone.
+    device = torch.device("cpu")
+
     def forward(self, *inputs: Any, **options: Any) -> Any:
         return inputs[0] if inputs else options["hidden_states"]
 
