@@ -15,6 +15,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.gpu.graphs import DecodeGraphs
 from serve_app.engine.gpu.memory import measure
 from serve_app.engine.gpu.overlap import OverlapEngine
+from serve_app.engine.pipeline import PipelineEngine
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.scores import score_rows
@@ -38,6 +39,8 @@ class EngineLimits:
     # On a GPU only: decode as CUDA graphs; schedule a step while the one before runs.
     graphs: bool = True
     overlap: bool = True
+    # Of a pipeline's steps at a time; 0: as many as it has stages.
+    under_way: int = 0
 
 
 def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
@@ -77,6 +80,15 @@ def known_tokens(model: CausalModel) -> int:
     return getattr(table, "num_embeddings", model.vocab_size)
 
 
+def _engine_over(runner: Runner, scheduler: Scheduler, limits: EngineLimits, *, ahead: bool) -> Engine:
+    stages = getattr(runner.forward, "stages", 1)
+    depth = limits.under_way or stages
+    if stages > 1 and depth > 1:
+        runner.submit = runner.forward.submit  # type: ignore[attr-defined]
+        return PipelineEngine(runner, scheduler, depth=depth)
+    return OverlapEngine(runner, scheduler) if ahead else Engine(runner, scheduler)
+
+
 def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engine], None] | None = None) -> Engine:
     """An engine over ``model`` with its cache allocated; ``wire`` may plug features in."""
     count = num_blocks(limits, model.kv_shape.block_bytes)
@@ -99,7 +111,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         )
         runner.forward, runner.prepare = graphs, graphs.prepare
         runner.between_steps = graphs.prepare_when_due
-    engine = OverlapEngine(runner, scheduler) if limits.overlap and fixed else Engine(runner, scheduler)
+    engine = _engine_over(runner, scheduler, limits, ahead=limits.overlap and fixed)
     engine.rules = model.rules
     engine.vocab_size = known_tokens(model)
     if wire is not None:

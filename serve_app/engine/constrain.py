@@ -10,10 +10,11 @@ A step's masks are computed in a thread of their own while the forward pass runs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Protocol
 
 import numpy as np
@@ -106,9 +107,13 @@ class Masking:
         # On a busy machine the thread may not have had its turn.
         return Mask(self._rows, self._fill() if self._filling.cancel() else self._filling.result())
 
-    def settle(self, sampled: list[Sampled]) -> None:
-        """Lets the grammars read what was drawn; ``sampled`` is aligned with the step's requests and changed here."""
+    def settle(self, sampled: list[Sampled], gone: Collection[int] = ()) -> None:
+        """Lets the grammars read what was drawn; ``sampled`` is aligned with the step's requests and changed here.
+        Those at ``gone`` read nothing.
+        """
         for index, item in self._items:
+            if index in gone:
+                continue
             result, constraint = sampled[index], item.request.constraint
             assert constraint is not None
             drawn = result.token_ids
@@ -136,6 +141,8 @@ class Masks:
     def __init__(self, grammars: Grammars) -> None:
         self._grammars = grammars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        # Where several steps are under way, one's masks may be filled in the engine's thread beside another's.
+        self._filling = Lock()
 
     def compile(self, request: Request) -> None:
         """Gives a request its constraint, off the engine's thread and before it is added. Raises ValueError."""
@@ -153,12 +160,16 @@ class Masks:
             constraint = item.request.constraint
             if constraint is not None and item.samples:
                 items.append((index, item))
-                wanted.append(MaskRows(constraint, len(rows), item.request.draft))
+                wanted.append(MaskRows(constraint, len(rows), list(item.request.draft)))
                 rows += range(at, at + item.samples)
             at += item.samples
         if not items:
             return None
-        return Masking(items, rows, partial(self._grammars.fill, wanted, len(rows)), self._thread)
+        return Masking(items, rows, partial(self._fill, wanted, len(rows)), self._thread)
+
+    def _fill(self, wanted: Sequence[MaskRows], rows: int) -> NDArray[np.int32]:
+        with self._filling:
+            return self._grammars.fill(wanted, rows)
 
 
 def allowed_draft(request: Request, draft: list[int]) -> list[int]:

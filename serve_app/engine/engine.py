@@ -11,7 +11,7 @@ from serve_app.engine.request import Request, Status
 from serve_app.engine.rules import Rules
 from serve_app.engine.runner import Runner
 from serve_app.engine.scheduler import Scheduler
-from serve_app.engine.speculation.speculate import Speculation
+from serve_app.engine.speculation.speculate import Looked, Speculation
 from serve_app.engine.step import Prefix, Sampled, Step, StepOutput
 
 
@@ -25,6 +25,19 @@ class EngineStats:
     generated_tokens: int = 0
     finished: int = 0
     busy_seconds: float = 0.0
+    # Steps that were under way when each of them was done, itself included, added up.
+    under_way: int = 0
+
+    def numbers(self) -> dict[str, float]:
+        """For whoever watches a worker."""
+        return {
+            "steps": self.steps,
+            "steps_under_way": round(self.under_way / max(1, self.steps), 3),
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generated_tokens": self.generated_tokens,
+            "busy_seconds": round(self.busy_seconds, 3),
+        }
 
 
 class Engine:
@@ -105,10 +118,15 @@ class Engine:
         step = self.scheduler.next()
         if not step.scheduled:
             return []
+        self.stats.under_way += 1
         return self._take_over(step, self.runner.run(step), started)
 
-    def _take_over(self, step: Step, sampled: list[Sampled], started: float) -> list[StepOutput]:
-        """Commits what a step computed, hands it to the features and counts it."""
+    def _take_over(
+        self, step: Step, sampled: list[Sampled], started: float, looked: Looked | None = None
+    ) -> list[StepOutput]:
+        """Commits what a step computed, hands it to the features and counts it. ``looked``: as
+        :meth:`Speculation.after_step` wants it.
+        """
         prompt = sum(max(0, min(s.start + s.count, s.request.prompt_len) - s.start) for s in step.scheduled)
         # Commit forgets the blocks of a request that ends, but nobody writes to them before the next step.
         blocks = [s.request.blocks for s in step.scheduled]
@@ -118,7 +136,7 @@ class Engine:
                 ended = item.request.status is Status.FINISHED
                 self.exporter.computed(item.request, of_it, item.request.computed, last=ended)
         if self.speculation is not None:
-            self.speculation.after_step(step, started)
+            self.speculation.after_step(step, started, looked)
         seconds = time.perf_counter() - started
         sample = self.meter.record(step.scheduled, seconds)
         if self.scheduler.shares:

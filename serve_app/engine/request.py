@@ -89,6 +89,9 @@ class Request:
     accepted: int = 0
     cached: int = 0
     preemptions: int = 0
+    # Steps of it that are under way, as long as which it does not make way; what follows depends on what they give.
+    under_way: int = 0
+    held: bool = False
     # A prefill-only request wants K/V and no token: it finishes once `tokens` are computed.
     prefill_only: bool = False
     finish_reason: str | None = None

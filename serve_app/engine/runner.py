@@ -4,7 +4,8 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -37,6 +38,16 @@ class StepObserver(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Computing:
+    """A step whose pass has begun; ``logits`` waits for what it gives, once or more often."""
+
+    step: Step
+    batch: Batch
+    masking: Masking | None
+    logits: Callable[[], Tensor]
+
+
 class Runner:
     """Runs steps; ``observer`` may be set by a feature that reads hidden states."""
 
@@ -50,28 +61,43 @@ class Runner:
         self.between_steps: Callable[[], None] = lambda: None
         # Set where requests may bring grammars.
         self.masks: Masks | None = None
+        # Set where a pass can be begun before the one before has ended: gives what waits for its logits.
+        self.submit: Callable[[Batch], Callable[[], Tensor]] | None = None
 
-    @torch.inference_mode()
     def run(self, step: Step) -> list[Sampled]:
         """Computes ``step``; one :class:`Sampled` per scheduled request, empty where no row was to be sampled."""
+        return self.finish(self.begin(step))
+
+    @torch.inference_mode()
+    def begin(self, step: Step) -> Computing:
+        """Starts on ``step``. Those that have begun are finished in the same order."""
         self.load(step)
         batch = build_batch(step.scheduled, self.kv)
         if self.observer is not None:
             batch.capture = Capture(self.observer.layers)
         masking = self.masks.begin(step.scheduled) if self.masks is not None else None
+        if self.submit is not None:
+            return Computing(step, batch, masking, self.submit(batch))
         logits = self.forward(batch)
+        return Computing(step, batch, masking, lambda: logits)
+
+    @torch.inference_mode()
+    def finish(self, computing: Computing, gone: Collection[int] = ()) -> list[Sampled]:
+        """As :meth:`run`. ``gone``: indices of scheduled requests that do not want their tokens any more."""
+        step, batch = computing.step, computing.batch
+        logits = computing.logits()
         if self.observer is not None and batch.capture is not None and batch.capture.states is not None:
             self.observer.observe(step.scheduled, batch.capture.states)
         if not step.scores:
-            return self._sample(step, logits, masking)
+            return self._sample(step, logits, computing.masking, gone)
         scores, logits = take_scores(step.scheduled, logits)
-        results = self._sample(step, logits, masking)
+        results = self._sample(step, logits, computing.masking, gone)
         for result, found in zip(results, scores, strict=True):
             result.scores = found
         return results
 
-    def _sample(self, step: Step, logits: Tensor, masking: Masking | None) -> list[Sampled]:
-        """Draws from ``logits`` [S, V] of the rows to sample; see :meth:`run`."""
+    def _sample(self, step: Step, logits: Tensor, masking: Masking | None, gone: Collection[int]) -> list[Sampled]:
+        """Draws from ``logits`` [S, V] of the rows to sample; see :meth:`finish`."""
         rows = [row for item in step.scheduled for row in sample_rows(item)]
         if not rows:
             return [Sampled([]) for _ in step.scheduled]
@@ -83,7 +109,7 @@ class Runner:
             results.append(Sampled(token_ids[chosen], kept if item.request.sampling.logprobs is not None else None))
             at += item.samples
         if masking is not None:
-            masking.settle(results)
+            masking.settle(results, gone)
         return results
 
     def load(self, step: Step) -> None:

@@ -54,6 +54,8 @@ class Scheduler:
         self.recompute = False
         # Rows of a step that may tell log-probabilities of prompts; see `serve_app.engine.scores`.
         self.score_rows = 256
+        # Requests that a step lets generate; the others keep their blocks and go on later.
+        self.rows = max_num_seqs
 
     @property
     def has_work(self) -> bool:
@@ -149,7 +151,9 @@ class Scheduler:
         owed, budget = sum(wanted), self.max_batch_tokens - step.tokens
         for index, request in enumerate(order):
             owed -= wanted[index]
-            if request.status is not Status.RUNNING or budget <= 0 or request.pending == 0:
+            if request.status is not Status.RUNNING or budget <= 0 or request.pending == 0 or request.held:
+                continue
+            if len(step.scheduled) >= self.rows and request.pending == 1 + len(request.draft):
                 continue
             self._trim_draft(request, budget - (len(order) - 1 - index), owed)
             count = scorable(request, request.computed, min(request.pending, budget), self.score_rows - step.scores)
@@ -312,9 +316,13 @@ class Scheduler:
             request.draft.clear()
 
     def _extend(self, request: Request, tokens: int, step: Step) -> bool:
-        """Makes room for ``tokens`` tokens, preempting the latest comers. False: ``request`` itself had to go."""
+        """Makes room for ``tokens`` tokens, preempting the latest comers. False: ``request`` itself had to go, or waits
+        for a step of another that will.
+        """
         while not self.blocks.can_allocate(missing := blocks_for(tokens) - len(request.blocks)):
             victim = self.sharing.turns.latest(kind(self.running, self.running[-1].batch))
+            if victim.under_way:
+                return False
             self._preempt(victim, step, yields=victim.batch and not request.batch)
             if victim is request:
                 return False
@@ -328,6 +336,8 @@ class Scheduler:
         """
         batch = kind(self.running, True)
         if not request.batch and len(batch) > int(self.sharing.entitled):
+            if batch[-1].under_way:
+                return False
             self._preempt(batch[-1], step, yields=True)
             return True
         victim = self.sharing.turns.makes_way(request, batch if request.batch else kind(self.running, False))

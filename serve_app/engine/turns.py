@@ -74,7 +74,7 @@ class Turns:
             """Whether the account of ``other`` with so many places has no less for its weight than ours would have."""
             return other.tenant != request.tenant and places * request.weight >= mine * other.weight
 
-        able = [r for r in running if not r.prefill_only]
+        able = [r for r in running if not r.prefill_only and not r.under_way]
         found = [r for r in able if above(r, held[r.tenant] - 1)]
         if not found and waited >= TURN_S and now >= self._turn_at:
             found = [

@@ -5,6 +5,7 @@ Every rank calls the same ones in the same order; torch.distributed takes the wa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,8 @@ class Group:
         self._parts = self.mesh.get_group()
         # All that this rank is connected with.
         self.circles: list[Any] = [None, self._parts][: 1 + (place.tensor > 1)]
+        # What has been sent and may not have arrived.
+        self._sent: deque[tuple[Any, Tensor]] = deque()
         # Sums of bfloat16 are taken in float32 where a processor takes them: gloo rounds after each rank.
         self._wide = device.type == "cpu"
 
@@ -59,9 +62,16 @@ class Group:
             return torch.cat(parts, -1)
 
     def send_on(self, x: Tensor) -> None:
-        """Hands hidden states to the same part of the next stage."""
-        with self.waiting.counted():
-            dist.send(x.contiguous(), self.place.rank + self.place.tensor)
+        """Hands hidden states to the same part of the next stage, without waiting until it takes them."""
+        # What follows here may write to them.
+        self._send(x.clone(memory_format=torch.contiguous_format), self.place.rank + self.place.tensor)
+
+    def _send(self, data: Tensor, rank: int) -> None:
+        """Who takes it does so when it comes to it. As many as there are stages may be under way."""
+        if len(self._sent) >= self.place.pipeline:
+            with self.waiting.counted():
+                self._sent.popleft()[0].wait()
+        self._sent.append((dist.isend(data, rank), data))
 
     def take_on(self, like: Tensor) -> Tensor:
         """The hidden states that the stage before hands over, shaped like ``like``."""
@@ -74,27 +84,33 @@ class Group:
         """At rank 0 the whole logits float32 [rows, sum of widths]; elsewhere what was given. ``widths``: the columns
         that each part of the last stage has computed; one number where every part has all of them.
         """
+        return self.collecting(logits, rows, widths)()
+
+    def collecting(self, logits: Tensor, rows: int, widths: list[int]) -> Callable[[], Tensor]:
+        """As :meth:`collect`: what is given waits. Other steps may begin before; all are waited for in their order."""
         place = self.place
         senders = list(place.last_ranks)[: len(widths)]
-        if place.rank and place.rank not in senders:
-            return logits
-        with self.waiting.counted():
-            if place.rank:
-                if rows and widths[senders.index(place.rank)]:
-                    dist.send(logits.float().contiguous(), 0)
-                return logits
-            parts: list[Tensor] = []
-            waiting: list[Any] = []
-            for sender, width in zip(senders, widths, strict=True):
-                if sender == 0:
-                    parts.append(logits.float())
-                    continue
-                parts.append(torch.empty(rows, width, device=self.device))
-                if rows and width:
-                    waiting.append(dist.irecv(parts[-1], sender))
-            for each in waiting:
-                each.wait()
+        if place.rank:
+            if place.rank in senders and rows and widths[senders.index(place.rank)]:
+                self._send(logits.float().contiguous(), 0)
+            return lambda: logits
+        parts: list[Tensor] = []
+        coming: list[Any] = []
+        for sender, width in zip(senders, widths, strict=True):
+            if sender == 0:
+                parts.append(logits.float())
+                continue
+            parts.append(torch.empty(rows, width, device=self.device))
+            if rows and width:
+                coming.append(dist.irecv(parts[-1], sender))
+
+        def whole() -> Tensor:
+            with self.waiting.counted():
+                while coming:
+                    coming.pop(0).wait()
             return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+        return whole
 
     def everywhere(self, logits: Tensor, rows: int, widths: list[int]) -> Tensor:
         """What :meth:`collect` gives rank 0, on every rank: what they decide by it they decide alike."""
@@ -110,8 +126,7 @@ class Group:
     def send_bytes(self, data: Tensor, rank: int) -> None:
         """Flat uint8 to another rank, which takes it with :meth:`take_bytes`."""
         if data.numel():
-            with self.waiting.counted():
-                dist.send(data.contiguous(), rank)
+            self._send(data.contiguous(), rank)
 
     def take_bytes(self, count: int, rank: int) -> Tensor:
         """Flat uint8 [count] from another rank, on this one's device."""

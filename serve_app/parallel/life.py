@@ -52,6 +52,22 @@ class Waiting:
             self.total_s += time.perf_counter() - began
 
 
+class Work:
+    """What a rank has computed of steps. One thread computes; any may look."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.busy_s = 0.0
+
+    @contextmanager
+    def counted(self, waiting: Waiting) -> Iterator[None]:
+        """What is done inside is a step, and computing but for the time in ``waiting``."""
+        began, waited = time.perf_counter(), waiting.total_s
+        yield
+        self.steps += 1
+        self.busy_s += time.perf_counter() - began - (waiting.total_s - waited)
+
+
 class RankWatch:
     """Judges one rank by looks, :data:`BEAT_S` apart."""
 

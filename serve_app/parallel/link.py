@@ -25,7 +25,7 @@ from typing import Any
 from serve_app.activity import read_activity
 from serve_app.parallel.door import admitted
 from serve_app.parallel.frames import Heard, framed, prepare_line, receive, send
-from serve_app.parallel.life import BEAT_S, TOGETHER_S, RankWatch, Waiting, memory_bytes
+from serve_app.parallel.life import BEAT_S, TOGETHER_S, RankWatch, Waiting, Work, memory_bytes
 from serve_app.wire.message import BadMessage, Message
 from serve_app.wire.ranks import (
     RankFailed,
@@ -166,6 +166,7 @@ class Leader:
                 own |= {"read_bytes": peer.loaded.read_bytes, "load_s": round(peer.loaded.seconds, 2)}
             if peer.state is not None:
                 own |= {"memory_bytes": peer.state.memory_bytes, "together_s": round(peer.state.together_s, 3)}
+                own |= {"steps": peer.state.steps, "busy_s": round(peer.state.busy_s, 3)}
             found.append(own)
         return found
 
@@ -286,6 +287,7 @@ class Follower:
     # For words of rank 0, and in collectives.
     waiting: Waiting = field(default_factory=Waiting)
     together: Waiting = field(default_factory=Waiting)
+    work: Work = field(default_factory=Work)
     _sending: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -324,7 +326,8 @@ class Follower:
             lives, pid = time.monotonic() - began, os.getpid()
             waits_s = max(self.waiting.seconds, self.together.seconds)
             try:
-                self.say(RankState(self.rank, pid, memory_bytes(pid), lives, self.together.total_s, waits_s))
+                held, together_s, work = memory_bytes(pid), self.together.total_s, self.work
+                self.say(RankState(self.rank, pid, held, lives, together_s, waits_s, work.steps, work.busy_s))
             except OSError:
                 return
             time.sleep(BEAT_S)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from serve_app.engine.runner import Forward
 from serve_app.engine.step import Batch, InputEmbeddings
 from serve_app.parallel.cache import Part, owns
 from serve_app.parallel.group import Group
+from serve_app.parallel.life import Work
 from serve_app.parallel.link import Follower, Leader
 from serve_app.wire.ranks import RankAdapter, RankAllocate, RankCopyIn, RankCopyOut, RankGo, RankMeeting, RankStep
 
@@ -41,24 +43,43 @@ class LedForward:
         self._shared, self._leader, self._on_failure = shared, leader, on_failure
         # Seconds of all passes, and of these in putting batches into words.
         self.seconds = self.telling_s = 0.0
-        self.passes = 0
+        self.work = Work()
+        # How many passes can be under way.
+        self.stages = shared.group.place.pipeline
 
     def __call__(self, batch: Batch) -> Tensor:
         """Logits float32 [S, vocab] of ``batch.sample_rows``."""
+        return self.submit(batch)()
+
+    def submit(self, batch: Batch) -> Callable[[], Tensor]:
+        """Begins a pass, and gives what waits for its logits: in the order of passes, once or more often."""
         if batch.capture is not None:
             raise ValueError("a model on several ranks gives no hidden states")
-        began = time.perf_counter()
-        try:
+        group, widths = self._shared.group, self._shared.widths
+        with self._counted():
+            began = time.perf_counter()
             self._leader.tell(describe(batch))
             self.telling_s += time.perf_counter() - began
-            logits = self._shared.local(batch)
-            found = self._shared.group.collect(logits, len(batch.sample_rows), self._shared.widths)
+            with self.work.counted(group.waiting):
+                logits = self._shared.local(batch)
+            coming = group.collecting(logits, len(batch.sample_rows), widths)
+
+        def found() -> Tensor:
+            with self._counted():
+                return coming()
+
+        return found
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
         except BaseException as error:
             self._on_failure(error)
             raise
-        self.seconds += time.perf_counter() - began
-        self.passes += 1
-        return found
+        finally:
+            self.seconds += time.perf_counter() - began
 
 
 def describe(batch: Batch) -> RankStep:
@@ -120,7 +141,8 @@ def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype,
     kv = own.shape.allocate(1, device)
     while (said := link.next()) is not None:
         if isinstance(said, RankStep):
-            logits = shared.local(understand(said, kv, dtype))
+            with link.work.counted(group.waiting):
+                logits = shared.local(understand(said, kv, dtype))
             group.collect(logits, len(said.sample_rows) // 8, shared.widths)
         elif isinstance(said, RankCopyOut) and sends:
             group.send_bytes(kv.copy_out(_blocks(said.blocks)), 0)

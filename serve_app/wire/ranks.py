@@ -64,7 +64,7 @@ class RankFailed(Message, tag="rank-failed:1", frozen=True):
     reason: str
 
 
-class RankState(Message, tag="rank-state:2", frozen=True):
+class RankState(Message, tag="rank-state:3", frozen=True):
     """Rank -> rank 0, every second: that it is there."""
 
     rank: int
@@ -75,6 +75,9 @@ class RankState(Message, tag="rank-state:2", frozen=True):
     together_s: float
     # For how long it has been waiting for others now; 0: it computes.
     waits_s: float = 0.0
+    # It has computed, and the seconds of that.
+    steps: int = 0
+    busy_s: float = 0.0
 
 
 class RankReady(Message, tag="rank-ready:1", frozen=True):

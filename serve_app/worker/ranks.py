@@ -70,6 +70,7 @@ class Ranks:
         own: dict[str, Any] = {"rank": 0, "pid": os.getpid(), "memory_bytes": memory_bytes(os.getpid())}
         if self.forward is not None:
             own |= {"together_s": round(self.group.waiting.total_s, 3), "forward_s": round(self.forward.seconds, 3)}
+            own |= {"steps": self.forward.work.steps, "busy_s": round(self.forward.work.busy_s, 3)}
         return [own, *self.leader.states()]
 
     def close(self) -> None:

@@ -7,7 +7,8 @@ nothing is multiplied, results are bit for bit the same in every batch.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from serve_app.engine.blocks import BLOCK_TOKENS, BlockPool
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv_cache import KVShape
+from serve_app.engine.pipeline import PipelineEngine
 from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
 from serve_app.engine.sampling import SampleRow, sample
@@ -59,6 +61,36 @@ class HistoryModel:
 def make_engine(model: HistoryModel, *, num_blocks: int = 64, speculation=None, **options) -> Engine:
     runner = Runner(model.forward, SHAPE.allocate(num_blocks, "cpu"))
     return Engine(runner, Scheduler(BlockPool(num_blocks), **options), speculation=speculation)
+
+
+class Stages:
+    """A pipeline that computes as late as it can: what was begun, in its order, once something is waited for."""
+
+    def __init__(self, forward: Callable[[Batch], Tensor]) -> None:
+        self._forward = forward
+        self._begun: deque[tuple[Batch, list[Tensor]]] = deque()
+        self.most = 0
+
+    def submit(self, batch: Batch) -> Callable[[], Tensor]:
+        found: list[Tensor] = []
+        self._begun.append((batch, found))
+        self.most = max(self.most, len(self._begun))
+
+        def logits() -> Tensor:
+            while not found:
+                begun, into = self._begun.popleft()
+                into.append(self._forward(begun))
+            return found[0]
+
+        return logits
+
+
+def staged(engine: Engine, depth: int) -> PipelineEngine:
+    """The same engine over so many stages."""
+    engine.runner.submit = Stages(engine.runner.forward).submit
+    found = PipelineEngine(engine.runner, engine.scheduler, depth=depth)
+    found.speculation = engine.speculation
+    return found
 
 
 @dataclass(slots=True)
@@ -133,5 +165,6 @@ __all__ = [
     "make_engine",
     "random_prompt",
     "request",
+    "staged",
     "take",
 ]

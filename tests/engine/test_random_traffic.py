@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,6 +23,7 @@ from tests.engine.fake import (
     answer_alone,
     make_engine,
     random_prompt,
+    staged,
     take,
 )
 from tests.tiny import ROOT
@@ -102,6 +104,24 @@ traffic = st.builds(
 def test_everyone_gets_what_they_would_get_alone(case):
     model = HistoryModel()
     engine = make_engine(model, num_blocks=case.num_blocks, eos_token_ids=EOS, **case.options)
+    play(case, model, engine, checked_step)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(traffic, st.integers(2, 4))
+def test_everyone_gets_the_same_of_stages_that_work_at_the_same_time(case, depth):
+    model = HistoryModel()
+    engine = make_engine(model, num_blocks=case.num_blocks, eos_token_ids=EOS, **case.options)
+    play(case, model, staged(engine, depth), unchecked_step)
+
+
+def unchecked_step(engine: Engine) -> list[StepOutput]:
+    outputs = engine.step()
+    engine.scheduler.blocks.check()
+    return outputs
+
+
+def play(case: Traffic, model: HistoryModel, engine: Engine, step: Callable[[Engine], list[StepOutput]]) -> None:
     scheduler = engine.scheduler
     # Real-time requests are near for some steps, and accounts have their turns after a few. Steps cost as much of
     # that time as they take.
@@ -128,7 +148,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
             break
         if case.draft_seed is not None:
             put_drafts(scheduler.drafted_for, drafts)
-        take(checked_step(engine), case.answers)
+        take(step(engine), case.answers)
     assert not engine.has_work
     assert scheduler.blocks.used_blocks == 0
 
@@ -151,7 +171,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
 def put_drafts(running: list[Request], rng: random.Random) -> None:
     """Drafts of random length and quality on what is ready to take some."""
     for candidate in running:
-        if candidate.pending == 1 and not candidate.prefill_only:
+        if candidate.pending == 1 and not candidate.prefill_only and not candidate.held:
             room = candidate.sampling.max_tokens - candidate.output_len - 1
             candidate.draft = [rng.randrange(32) for _ in range(min(room, rng.randrange(5)))]
 

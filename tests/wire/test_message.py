@@ -99,7 +99,7 @@ FIELDS = {
     "rank-loaded:2": "rank layers read_bytes seconds linears",
     "rank-meeting:2": "host port file",
     "rank-ready:1": "rank ok",
-    "rank-state:2": "rank pid memory_bytes seconds together_s waits_s",
+    "rank-state:3": "rank pid memory_bytes seconds together_s waits_s steps busy_s",
     "rank-step:3": "input_ids positions slots query_start seq_lens block_tables sample_rows max_query_len max_seq_len "
     "total_seq_len decodes extended embedded_rows embedded_values ends adapters axes",
     "resume:1": "streams",

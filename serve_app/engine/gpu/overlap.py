@@ -144,6 +144,7 @@ class OverlapEngine(Engine):
         # Those that ended with the step before, or gave up their place since, have nothing to take over.
         going = [(s, r) for s, r in zip(flight.step.scheduled, sampled, strict=True) if _goes_on(s)]
         step = replace(flight.step, scheduled=[s for s, _ in going])
+        self.stats.under_way += 1 if following is None else 2
         outputs = self._take_over(step, [r for _, r in going], max(flight.started, self._landed_at))
         self._landed_at = time.perf_counter()
         if following is not None:

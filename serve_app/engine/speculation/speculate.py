@@ -23,7 +23,7 @@ from serve_app.engine.drafts import accept
 from serve_app.engine.request import Request
 from serve_app.engine.speculation.counters import Counters
 from serve_app.engine.speculation.proposer import Proposal, Proposer
-from serve_app.engine.step import Step
+from serve_app.engine.step import Scheduled, Step
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +98,14 @@ class _PlainRun:
     seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class Looked:
+    """What is kept of a step's beginning for its end, where others begin in between."""
+
+    drafted: _Drafted | None
+    plain: _PlainRun | None
+
+
 class Speculation:
     """Proposers and their controller: everything the engine plugs in, or leaves out. ``clock`` gives seconds."""
 
@@ -143,23 +151,26 @@ class Speculation:
         """Whether a step that begins now would not look for drafts, so that it may be run without asking."""
         return not running or self._still_plain(running) or self._begin_plain(len(running), len(running))
 
-    def after_step(self, step: Step, started: float) -> None:
+    def set_aside(self) -> Looked:
+        """What :meth:`after_step` is given of the step that begins now, where others begin before it is done."""
+        looked, self._drafted = Looked(self._drafted, self._plain_run), None
+        return looked
+
+    def after_step(self, step: Step, started: float, looked: Looked | None = None) -> None:
         """Compares what was drafted with what the target chose, and what the step took with what it yielded.
 
-        A step that began at ``started`` and did not look teaches what a plain one takes.
+        A step that began at ``started`` and did not look teaches what a plain one takes. ``looked``: at its beginning,
+        where that is not what :meth:`before_step` did last.
         """
         now = self._clock()
-        drafted, self._drafted = self._drafted, None
+        if looked is None:
+            looked = self.set_aside()
+        elif looked.drafted is not None:  # the step before it may have been done later
+            looked.drafted.done = max(looked.drafted.done, started)
+        drafted, own = looked.drafted, step.own
         if drafted is None:
-            run = self._plain_run
-            if run is not None:
-                run.left -= 1
-                own = step.own
-                if len(own) == run.batch and all([s.count == s.samples == 1 for s in own]):
-                    run.steps += 1
-                    run.seconds += now - started
+            self._after_plain(looked.plain, own, now - started)
             return
-        own = step.own
         verified = {id(s.request): s.samples - 1 for s in own if s.samples}
         # Nobody was preempted, or left out because there was no room.
         pure = drafted.pure and len(verified) == len(own) == len(drafted.proposals)
@@ -198,6 +209,18 @@ class Speculation:
         if run.steps:
             self.controller.ran_plain(run.batch, run.steps, run.seconds)
         return False
+
+    def _after_plain(self, run: _PlainRun | None, own: Sequence[Scheduled], seconds: float) -> None:
+        if run is None:
+            return
+        run.left -= 1
+        if len(own) != run.batch or not all([s.count == s.samples == 1 for s in own]):
+            return
+        if run is self._plain_run:
+            run.steps += 1
+            run.seconds += seconds
+        else:  # it has ended since
+            self.controller.ran_plain(run.batch, 1, seconds)
 
     def _begin_plain(self, batch: int, running: int) -> bool:
         """Whether this step and perhaps some more are plain ones."""
