@@ -39,6 +39,7 @@ from transformers import (
 )
 
 from serve_app.engine.blocks import BlockPool
+from serve_app.engine.build import engine_over
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request
 from serve_app.engine.runner import Runner
@@ -167,7 +168,9 @@ def make_engine(model: CausalModel, *, num_blocks: int = 64, **options: object) 
     scheduler = Scheduler(
         BlockPool(num_blocks), max_model_len=model.max_model_len, eos_token_ids=model.eos_token_ids, **options
     )
-    return Engine(Runner(model.forward, kv), scheduler, **parts)
+    engine = engine_over(Runner(model.forward, kv), scheduler)
+    engine.speculation, engine.exporter = parts.get("speculation"), parts.get("exporter")
+    return engine
 
 
 ROOT = root_key(b"test", "", b"tenant")

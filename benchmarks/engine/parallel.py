@@ -1,11 +1,14 @@
 """What a rank costs: one model on this machine's CPU in one process and divided among several.
 
-    python -m benchmarks parallel [--divisions 1x1,2x1,1x2] [--batch 1,8] [--new 64] [--model FOLDER] [--json]
+    python -m benchmarks parallel [--divisions 1x1,2x1,1x2] [--batch 1,8] [--under-way 1,0] [--prompt 48] [--new 64]
+                                  [--model FOLDER] [--json]
 
 A division is ranks that divide each layer x stages that divide the layers. Every rank has one thread, so that cores are
-divided as GPUs would be. Of a step it tells the time and the shares spent in rank 0's own products, in collectives
-(waiting for slower ranks included), in telling the others what to compute, and in everything else (scheduling,
-sampling). The tokens of every division must be those of one process.
+divided as GPUs would be. It tells the tokens per second of prompts and of answers; and of the answers' steps the time,
+how many were under way at a time, the share of it in which each rank computed, and the shares that rank 0 spent in its
+own products, in collectives (waiting for slower ranks included), in telling the others what to compute, and in
+everything else (scheduling, sampling). Stages are measured with as many steps under way as ``--under-way`` says, 0 for
+as many as stages. The tokens of every division must be those of one process.
 """
 
 from __future__ import annotations
@@ -22,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import Checks
+from serve_app.parallel.life import BEAT_S
 from serve_app.parallel.link import LinkAddress
 from serve_app.sampling_params import SamplingParams
 from serve_app.worker.ranks import Ranks, begin_ranks, load_together, run_rank
 from serve_app.worker.spec import WorkerSpec
-
-PROMPT = 48
 
 
 def child(spec: WorkerSpec, rank: int, address: LinkAddress) -> None:
@@ -84,36 +86,60 @@ def model_on(spec: WorkerSpec, path: Path) -> Iterator[tuple[Any, Ranks | None]]
             process.join(30)
 
 
-def measure(model: Any, ranks: Ranks | None, batch: int, new: int) -> tuple[dict[str, Any], list[list[int]]]:
-    """Of ``batch`` requests that answer ``new`` tokens each: a step's time and where it went; the tokens."""
+def busy(ranks: Ranks | None) -> list[float]:
+    """Seconds that each rank has computed; the others tell of theirs each second."""
+    if ranks is None:
+        return []
+    time.sleep(1.5 * BEAT_S)
+    return [state["busy_s"] for state in ranks.states()]
+
+
+def measure(
+    model: Any, ranks: Ranks | None, batch: int, prompt: int, new: int, under_way: int
+) -> tuple[dict[str, Any], list[list[int]]]:
+    """Of ``batch`` requests with ``prompt`` tokens that answer ``new`` each: a step's time and where it went; the
+    tokens.
+    """
     from serve_app.engine.build import EngineLimits, build_engine
     from serve_app.engine.request import Request
 
-    limits = EngineLimits(max_num_seqs=batch, max_model_len=PROMPT + new + 32, graphs=False, overlap=False)
+    limits = EngineLimits(
+        max_num_seqs=batch, max_model_len=prompt + new + 32, graphs=False, overlap=False, under_way=under_way,
+        kv_cache_bytes=model.kv_shape.block_bytes * (2 + batch * (2 + (prompt + new) // 32)),
+    )  # fmt: skip
     engine = build_engine(model, limits)
     for index in range(batch):
-        prompt = [(7 * i * (index + 1) + 3) % 4000 + 2 for i in range(PROMPT)]
+        ids = [(7 * i * (index + 1) + 3) % 4000 + 2 for i in range(prompt)]
         params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
-        engine.add(Request(str(index), prompt, PROMPT, params, root=bytes([index])))
+        engine.add(Request(str(index), ids, prompt, params, root=bytes([index])))
     answers: dict[str, list[int]] = {str(index): [] for index in range(batch)}
 
     def step() -> None:
         for output in engine.step():
             answers[output.request_id] += output.token_ids
 
-    step()  # the prompts
+    began = time.perf_counter()
+    while not all(answers.values()):
+        step()
+    prompts_s = time.perf_counter() - began
+    computed = busy(ranks)
     forward = ranks.forward if ranks is not None else None
     together = ranks.group.waiting.total_s if ranks is not None else 0.0
     passes, telling = (forward.seconds, forward.telling_s) if forward is not None else (0.0, 0.0)
-    began, steps = time.perf_counter(), engine.stats.steps
+    steps, under = engine.stats.steps, engine.stats.under_way
+    left = batch * new - sum(len(answer) for answer in answers.values())
+    began = time.perf_counter()
     while engine.has_work:
         step()
     seconds, steps = time.perf_counter() - began, engine.stats.steps - steps
     found: dict[str, Any] = {
+        "prompt_tokens_s": round(batch * prompt / prompts_s, 1),
         "step_ms": round(1e3 * seconds / steps, 3),
-        "tokens_s": round(batch * (new - 1) / seconds, 1),
+        "tokens_s": round(left / seconds, 1),
     }
     if ranks is not None and forward is not None:
+        found["under_way"] = round((engine.stats.under_way - under) / steps, 2)
+        found["busy"] = [round((n - b) / seconds, 2) for n, b in zip(busy(ranks), computed, strict=True)]
         parts = {"collectives": ranks.group.waiting.total_s - together, "telling": forward.telling_s - telling}
         parts["products"] = forward.seconds - passes - sum(parts.values())
         parts["engine"] = seconds - (forward.seconds - passes)
@@ -127,6 +153,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--divisions", default="1x1,2x1,1x2", help="ranks of a layer x stages, the first is the truth")
     parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--under-way", default="1,0", help="steps of a pipeline at a time; 0: as many as stages")
+    parser.add_argument("--prompt", type=int, default=48, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=512)
@@ -151,10 +179,11 @@ def main(argv: list[str] | None = None) -> int:
             torch.set_num_threads(1)
             with model_on(spec, path) as (model, ranks):
                 for batch in (int(b) for b in options.batch.split(",")):
-                    measured, answers = measure(model, ranks, batch, options.new)
-                    found.setdefault(division, {})[batch] = measured
-                    checks.equal(f"{division}, batch {batch}", answers, right.setdefault(batch, answers))
-                    print(f"{division:>6} batch {batch:>3}  {measured}", flush=True)
+                    for depth in [int(d) or pipeline for d in options.under_way.split(",")] if pipeline > 1 else [1]:
+                        measured, answers = measure(model, ranks, batch, options.prompt, options.new, depth)
+                        found.setdefault(f"{division}, {depth} under way", {})[batch] = measured
+                        checks.equal(f"{division}, batch {batch}", answers, right.setdefault(batch, answers))
+                        print(f"{division:>6} batch {batch:>3}, {depth} under way  {measured}", flush=True)
     answered = checks.require()
     if options.json:
         print(json.dumps({"divisions": found, "checked": answered}))

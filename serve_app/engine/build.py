@@ -80,9 +80,10 @@ def known_tokens(model: CausalModel) -> int:
     return getattr(table, "num_embeddings", model.vocab_size)
 
 
-def _engine_over(runner: Runner, scheduler: Scheduler, limits: EngineLimits, *, ahead: bool) -> Engine:
+def engine_over(runner: Runner, scheduler: Scheduler, *, under_way: int = 0, ahead: bool = False) -> Engine:
+    """``under_way``: see :class:`EngineLimits`; ``ahead``: on a device that runs beside the host."""
     stages = getattr(runner.forward, "stages", 1)
-    depth = limits.under_way or stages
+    depth = under_way or stages
     if stages > 1 and depth > 1:
         runner.submit = runner.forward.submit  # type: ignore[attr-defined]
         return PipelineEngine(runner, scheduler, depth=depth)
@@ -111,7 +112,7 @@ def build_engine(model: CausalModel, limits: EngineLimits, wire: Callable[[Engin
         )
         runner.forward, runner.prepare = graphs, graphs.prepare
         runner.between_steps = graphs.prepare_when_due
-    engine = _engine_over(runner, scheduler, limits, ahead=limits.overlap and fixed)
+    engine = engine_over(runner, scheduler, under_way=limits.under_way, ahead=limits.overlap and fixed)
     engine.rules = model.rules
     engine.vocab_size = known_tokens(model)
     if wire is not None:

@@ -1,4 +1,4 @@
-"""Stages that work at the same time change no token, whatever happens to requests while steps of theirs are under way."""
+"""Stages that work at the same time change no token, whatever happens to requests whose steps are under way."""
 
 from __future__ import annotations
 

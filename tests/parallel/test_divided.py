@@ -18,7 +18,7 @@ from serve_app.planning.ranks import Split, divide
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
 from tests import tiny
-from tests.parallel.groups import divided
+from tests.parallel.groups import divided, until
 from tests.variants import some
 
 NEW_TOKENS = 20
@@ -76,6 +76,18 @@ def generate(engine, batch, **sampling):
 
 def test_a_mixed_batch(running):
     assert generate(tiny.make_engine(running.model, num_blocks=100), prompts(8)) == running.expected
+
+
+def test_stages_work_at_the_same_time(running):
+    engine = tiny.make_engine(running.model, num_blocks=100)
+    before = [state.get("steps", 0) for state in running.ranks.states()]
+    assert generate(engine, prompts(8)) == running.expected
+    at_a_time = engine.stats.under_way / engine.stats.steps
+    assert at_a_time > 1.5 if running.ranks.group.place.pipeline > 1 else at_a_time == 1
+    # Each rank tells of it within a second.
+    until(lambda: all("busy_s" in state for state in running.ranks.states()))
+    steps = engine.stats.steps
+    until(lambda: all(s["steps"] >= b + steps for s, b in zip(running.ranks.states(), before, strict=True)))
 
 
 def test_chunks_preemption_and_prefix_hits(running):

@@ -22,7 +22,9 @@ def work(path: Path, tensor: int, pipeline: int, told: multiprocessing.connectio
         told.send([state["pid"] for state in running.ranks.states()])
         engine = tiny.make_engine(running.model)
         for turn in range(1 << 30):
-            engine.add(tiny.make_request(str(turn), [3, 4, 5 + turn % 200], max_tokens=50, ignore_eos=True))
+            for index in range(8):  # which several stages divide
+                prompt = [3, 4 + index, 5 + turn % 200]
+                engine.add(tiny.make_request(f"{turn} {index}", prompt, max_tokens=50, ignore_eos=True))
             while engine.has_work:
                 engine.step()
             if turn == 0:
@@ -63,12 +65,14 @@ def test_rank_0_hears_which_rank_it_was(tmp_path, one_thread):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_is_lost_and_leaves_nothing(tmp_path, one_thread):
+@pytest.mark.parametrize("division", [(2, 1), (1, 2)])
+def test_a_rank_that_is_stopped_is_lost_and_leaves_nothing(tmp_path, one_thread, division):
     """A step waits for it in a collective, and ends with it."""
-    path = tiny.write_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=1)
-    with divided(path, 2) as running:
+    path = tiny.write_checkpoint(tmp_path / "llama", "llama", num_hidden_layers=2)
+    with divided(path, *division) as running:
         engine = tiny.make_engine(running.model)
-        engine.add(tiny.make_request("one", [3, 4, 5], max_tokens=4, ignore_eos=True))
+        for index in range(8):
+            engine.add(tiny.make_request(str(index), [3, 4, 5 + index], max_tokens=9, ignore_eos=True))
         engine.step()
         process = running.ranks.handles[0]
         os.kill(process.pid, signal.SIGSTOP)

@@ -1,7 +1,8 @@
-"""A worker of two ranks in the place of any other: grammars, drafts, the pool, and what it tells of its ranks."""
+"""A worker of two ranks, or two stages, in the place of any other: grammars, drafts, the pool, what it tells of ranks."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
 import numpy as np
@@ -19,8 +20,8 @@ from tests.worker.world import MemoryPool, call, read, start
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def works(tmp_path_factory):
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["tensor_parallel", "pipeline_parallel"])
+async def works(request, tmp_path_factory):
     """A worker of two ranks and one of a single process, with one pool; and what was lost."""
     folder = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", vocab_size=6144)
     for name in ("tokenizer.json", "tokenizer_config.json"):  # for grammars
@@ -33,7 +34,7 @@ async def works(tmp_path_factory):
         )
 
     options = {"speculate_tokens": 4, "ngram": True, "always_draft": True}
-    divided = start(folder, "decode", pool, begin=begin, tensor_parallel=2, **options)
+    divided = start(folder, "decode", pool, begin=begin, **{request.param: 2}, **options)
     alone = start(folder, "decode", pool, **options)
     yield divided, alone
     for work in (divided, alone):
@@ -66,6 +67,17 @@ async def test_it_answers_as_one_process_does(works, inbox, sampling):
     for seed, length in ((1, 5), (2, 70), (3, 300)):
         ids = prompt(seed, length)
         assert (await answer(divided, inbox, ids, **sampling))[0] == (await answer(alone, inbox, ids, **sampling))[0]
+
+
+async def test_many_at_once(works, inbox):
+    """Some with a grammar, some with drafts that stand."""
+    divided, alone = works
+    asked = [(prompt(20 + i, 20 + 30 * i), {"grammar": "start: /[a-z ]{30}/"} if i % 3 == 0 else {}) for i in range(12)]
+    found = [
+        [tokens for tokens, _ in await asyncio.gather(*(answer(work, inbox, ids, **more) for ids, more in asked))]
+        for work in (divided, alone)
+    ]
+    assert found[0] == found[1]
 
 
 async def test_each_takes_over_from_the_pool_what_the_other_has_computed(works, inbox):
