@@ -21,20 +21,13 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
+from serve_app.costs.stages import rows_of_a_step, tokens_of_a_step
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, Status
 from serve_app.engine.runner import Computing, Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.speculation.speculate import Looked
 from serve_app.engine.step import Scheduled, Step, StepOutput
-
-# Fewer generating requests are not divided, and a step has no fewer tokens of prompts if there are as many: below,
-# what a step takes does not depend on how much is in it.
-LEAST_ROWS = 4
-LEAST_TOKENS = 256
-# Into so many pieces for each stage a prompt of a whole batch is divided. The first piece and the last one leave stages
-# idle.
-PIECES = 2
 
 
 @dataclass(slots=True)
@@ -71,9 +64,7 @@ class PipelineEngine(Engine):
     def __init__(self, runner: Runner, scheduler: Scheduler, *, depth: int) -> None:
         super().__init__(runner, scheduler)
         self.depth = depth
-        if depth > 1:
-            piece = max(LEAST_TOKENS, -(-scheduler.max_batch_tokens // (PIECES * depth)))
-            scheduler.max_batch_tokens = min(scheduler.max_batch_tokens, piece)
+        scheduler.max_batch_tokens = tokens_of_a_step(scheduler.max_batch_tokens, depth)
         self._flights: deque[Flight] = deque()
         self._landed_at = 0.0
 
@@ -102,7 +93,7 @@ class PipelineEngine(Engine):
         started = time.perf_counter()
         scheduler = self.scheduler
         generating = sum(_generates(r) for r in scheduler.running)
-        scheduler.rows = max(LEAST_ROWS, -(-generating // self.depth))
+        scheduler.rows = rows_of_a_step(generating, self.depth)
         looked = None
         if self.speculation is not None:
             self.speculation.before_step(self._next_rows(), scheduler.max_model_len)

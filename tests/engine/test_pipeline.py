@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from serve_app.engine.pipeline import LEAST_ROWS, LEAST_TOKENS
+from serve_app.costs.stages import LEAST_ROWS, LEAST_TOKENS
 from serve_app.engine.sharing import Sharing
 from serve_app.engine.speculation.controller import SpeculationController
 from serve_app.engine.speculation.everything import VerifyEverything

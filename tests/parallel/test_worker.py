@@ -1,4 +1,4 @@
-"""A worker of two ranks, or two stages, in the place of any other: grammars, drafts, the pool, what it tells of ranks."""
+"""A worker of two ranks, or two stages, in the place of any other: grammars, drafts, the pool, what it tells."""
 
 from __future__ import annotations
 
