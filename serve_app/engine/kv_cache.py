@@ -14,7 +14,7 @@ block's payload is then the planes' bytes one after another.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -135,6 +135,12 @@ class KVCache:
         index = self._index(blocks)
         parts = [_raw(plane).index_select(2, index).view(torch.uint8).flatten() for plane in self.planes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def copy_out_beside(self, blocks: list[int]) -> Callable[[], Tensor] | None:
+        """As :meth:`copy_out` of what ``blocks`` hold now, without waiting for those who have it: what is given waits,
+        in any thread. None: nobody else has any.
+        """
+        return None
 
     def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
         """Overwrites ``blocks`` with as many blocks of ``payload`` (see :meth:`copy_out`), from its ``first`` on.

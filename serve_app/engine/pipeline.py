@@ -96,7 +96,8 @@ class PipelineEngine(Engine):
         scheduler.rows = rows_of_a_step(generating, self.depth)
         looked = None
         if self.speculation is not None:
-            self.speculation.before_step(self._next_rows(), scheduler.max_model_len)
+            if rows := self._next_rows():
+                self.speculation.before_step(rows, scheduler.max_model_len)
             looked = self.speculation.set_aside()
         step = scheduler.next()
         if not step.scheduled:

@@ -9,7 +9,9 @@ over to one of two, or of one. Rank 0 puts a block's bytes together from the ran
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +28,9 @@ from serve_app.parallel.group import Group
 from serve_app.parallel.link import Leader
 from serve_app.parallel.place import Place
 from serve_app.wire.ranks import RankAllocate, RankCopyIn, RankCopyOut, RankLayer
+
+# Payloads that may be on their way from ranks: chunks that nobody wants any more are among them.
+COMING = 16
 
 
 @dataclass(slots=True, frozen=True)
@@ -97,39 +102,76 @@ class GroupShape(KVShape):
             raise
 
 
+class Gathering:
+    """A payload of ``blocks`` blocks whose ``parts`` come from the ranks. Calling it waits, in any thread."""
+
+    def __init__(self, whole: GroupShape, blocks: int) -> None:
+        self._whole, self._blocks = whole, blocks
+        # Rank -> its bytes, and what to wait for, once.
+        self.parts: dict[int, tuple[Tensor, Any]] = {}
+        self.arrived = False
+        self._waiting = threading.Lock()
+
+    def wait(self) -> None:
+        with self._waiting, self._whole.together():
+            if not self.arrived:
+                for _, work in self.parts.values():
+                    if work is not None:
+                        work.wait()
+                self.arrived = True
+
+    def __call__(self) -> Tensor:
+        self.wait()
+        whole = self._whole
+        payload = torch.empty(self._blocks * whole.layout.block_bytes, dtype=torch.uint8, device=whole.group.device)
+        targets = views(whole, payload, self._blocks)
+        for rank, (data, _) in self.parts.items():
+            place, part = replace(whole.group.place, rank=rank), whole.parts[rank]
+            for layer, view in zip(part.layers, views(part.shape, data, self._blocks), strict=True):
+                if owns(layer, place):
+                    targets[layer.layer][:, :, layer.first_head : layer.first_head + layer.heads] = view
+        return payload
+
+
 class GroupCache(KVCache):
     """Rank 0's part, through which the others' are copied as well. Called in the engine's thread alone, as steps
     are.
     """
 
-    __slots__ = ("own", "whole")
+    __slots__ = ("coming", "own", "whole")
 
     def __init__(self, shape: GroupShape, num_blocks: int, device: str | torch.device) -> None:
         self.own = own = shape.parts[0].shape.allocate(num_blocks, device)
         self.shape = self.whole = shape
         self.num_blocks, self.device, self.planes, self._layers = num_blocks, own.device, own.planes, own._layers
         self.copies = Rate(COPY_BYTES_S["cuda" if own.device.type == "cuda" else "cpu"])
+        self.coming: deque[Gathering] = deque()
 
     def copy_out(self, blocks: list[int]) -> Tensor:
         """The payload of ``blocks``, of all layers and heads, on rank 0's device."""
-        with self.whole.together():
-            return self._gather(blocks)
+        found = self._gather(blocks)
+        with self.whole.group.waiting.counted():
+            found.wait()
+        return found()
 
-    def _gather(self, blocks: list[int]) -> Tensor:
+    def copy_out_beside(self, blocks: list[int]) -> Callable[[], Tensor] | None:
+        if self.device.type != "cpu":
+            return None
+        while self.coming and (self.coming[0].arrived or len(self.coming) >= COMING):
+            self.coming.popleft().wait()
+        self.coming.append(self._gather(blocks))
+        return self.coming[-1]
+
+    def _gather(self, blocks: list[int]) -> Gathering:
         whole, group = self.whole, self.whole.group
-        whole.leader.tell(RankCopyOut(_ids(blocks)))
-        payload = torch.empty(len(blocks) * whole.layout.block_bytes, dtype=torch.uint8, device=self.device)
-        targets = views(whole, payload, len(blocks))
-        for rank, part in enumerate(whole.parts):
-            place = replace(group.place, rank=rank)
-            if not any(owns(layer, place) for layer in part.layers):
-                continue
-            size = len(blocks) * part.shape.block_bytes
-            data = group.take_bytes(size, rank) if rank else self.own.copy_out(blocks)
-            for layer, view in zip(part.layers, views(part.shape, data, len(blocks)), strict=True):
-                if owns(layer, place):
-                    targets[layer.layer][:, :, layer.first_head : layer.first_head + layer.heads] = view
-        return payload
+        found = Gathering(whole, len(blocks))
+        with whole.together():
+            whole.leader.tell(RankCopyOut(_ids(blocks)))
+            for rank, part in enumerate(whole.parts):
+                if any(owns(layer, replace(group.place, rank=rank)) for layer in part.layers):
+                    size = len(blocks) * part.shape.block_bytes
+                    found.parts[rank] = group.taking_bytes(size, rank) if rank else (self.own.copy_out(blocks), None)
+        return found
 
     def copy_in(self, blocks: list[int], payload: Tensor, first: int = 0) -> None:
         """Overwrites ``blocks`` on every rank; as :meth:`KVCache.copy_in`."""

@@ -136,6 +136,11 @@ class Group:
                 dist.recv(data, rank)
         return data
 
+    def taking_bytes(self, count: int, rank: int) -> tuple[Tensor, Any]:
+        """As :meth:`take_bytes`, without waiting: the bytes are there once the second has been waited for."""
+        data = torch.empty(count, dtype=torch.uint8, device=self.device)
+        return data, dist.irecv(data, rank)
+
     def told(self, data: bytes) -> bytes:
         """Rank 0's ``data``, on every rank."""
         size = torch.tensor([len(data)], dtype=torch.int64, device=self.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -89,7 +90,7 @@ class HostCopy:
 # A finished answer that adds less than this to what the pool holds is not worth an object of its own.
 MIN_NEW_TOKENS = 2 * BLOCK_TOKENS
 
-Emit = Callable[[str, ChunkMeta, HostCopy], None]
+Emit = Callable[[str, ChunkMeta, Callable[[], np.ndarray]], None]
 
 
 class ChunkExporter:
@@ -150,7 +151,9 @@ class ChunkExporter:
         full, media = end // BLOCK_TOKENS * BLOCK_TOKENS, request.media
         keys = block_keys(request.root, request.tokens[:full], known=request.keys, media=media)
         tail = request.tokens[full:end]
-        payload = self._kv.copy_out(blocks[start // BLOCK_TOKENS : blocks_for(end)])
+        taken = blocks[start // BLOCK_TOKENS : blocks_for(end)]
+        beside = self._kv.copy_out_beside(taken)
+        copy = HostCopy(self._kv.copy_out(taken)) if beside is None else partial(_on_host, beside)
         parent = keys[-1] if keys else request.root
         meta = ChunkMeta.make(
             root=request.root,
@@ -161,4 +164,8 @@ class ChunkExporter:
             layout=self._layout,
             tenant=request.tenant,
         )
-        self._emit(request.id, meta, HostCopy(payload))
+        self._emit(request.id, meta, copy)
+
+
+def _on_host(payload: Callable[[], Tensor]) -> np.ndarray:
+    return payload().numpy()
