@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from serve_app.costs.steps import StepSample
 from serve_app.engine.kv_io.transfer import ChunkExporter
 from serve_app.engine.meter import StepMeter
 from serve_app.engine.request import Request, Status
@@ -138,11 +139,14 @@ class Engine:
         if self.speculation is not None:
             self.speculation.after_step(step, started, looked)
         seconds = time.perf_counter() - started
-        sample = self.meter.record(step.scheduled, seconds)
+        sample = self._measure(step, seconds)
         if self.scheduler.shares:
             self.scheduler.sharing.learn(sample)
         self._count(prompt, outputs, seconds)
         return outputs
+
+    def _measure(self, step: Step, seconds: float) -> StepSample:
+        return self.meter.record(step.scheduled, seconds)
 
     def _count(self, prompt: int, outputs: list[StepOutput], seconds: float) -> None:
         self.stats.steps += 1

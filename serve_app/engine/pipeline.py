@@ -22,6 +22,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from serve_app.costs.stages import rows_of_a_step, tokens_of_a_step
+from serve_app.costs.steps import StepSample
 from serve_app.engine.engine import Engine
 from serve_app.engine.request import Request, Status
 from serve_app.engine.runner import Computing, Runner
@@ -128,6 +129,13 @@ class PipelineEngine(Engine):
         self._landed_at = time.perf_counter()
         self._assume()
         return outputs
+
+    def _measure(self, step: Step, seconds: float) -> StepSample:
+        """A step that came so long after the one before it, as one that had all requests under way in it: what others
+        predict by it is when a request's next token comes.
+        """
+        others = [item for flight in self._flights for item in flight.step.scheduled]
+        return self.meter.record([*step.scheduled, *others], seconds * (1 + len(self._flights)))
 
     def _take_back(self) -> None:
         for flight in reversed(self._flights):

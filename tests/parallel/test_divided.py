@@ -14,6 +14,7 @@ from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.kv.chunk import ChunkMeta
+from serve_app.parallel.cache import COMING
 from serve_app.planning.ranks import Split, divide
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
@@ -131,6 +132,24 @@ def computed(model, prompt: list[int]) -> StoredPrefix:
     [(meta, payload)] = chunks
     assert payload.nbytes == meta.nbytes
     return StoredPrefix([LoadedPiece(0, meta.n_tokens, torch.from_numpy(payload))])
+
+
+def test_what_goes_to_the_pool_holds_no_step_up(running):
+    """Ranks send it while steps go on; it is there when somebody asks, in whatever order."""
+    found, wanted = (all_chunks(model) for model in (running.model, tiny.load(running.path)))
+    assert len(found) > COMING and found.keys() == wanted.keys()
+    for chunk, payload in found.items():
+        np.testing.assert_allclose(payload, wanted[chunk], atol=1e-4)
+
+
+def all_chunks(model) -> dict[str, np.ndarray]:
+    chunks = []
+    engine = tiny.make_engine(model, num_blocks=100, max_batch_tokens=23)
+    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, copy: chunks.append((meta.chunk_id, copy)))
+    for index, prompt in enumerate(prompts(30)):
+        engine.add(tiny.make_request(str(index), prompt, prefill_only=True), held=0)
+    tiny.run_all(engine)
+    return {chunk: copy().view(np.float32) for chunk, copy in reversed(chunks)}
 
 
 def test_each_rank_holds_its_part(running):
