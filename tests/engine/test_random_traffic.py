@@ -107,7 +107,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
     play(case, model, engine, checked_step)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(traffic, st.integers(2, 4))
 def test_everyone_gets_the_same_of_stages_that_work_at_the_same_time(case, depth):
     model = HistoryModel()

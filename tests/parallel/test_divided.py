@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from serve_app.engine.blocks import blocks_for
 from serve_app.engine.kv_io.transfer import ChunkExporter, LoadedPiece, StoredPrefix
 from serve_app.engine.speculation.everything import VerifyEverything
 from serve_app.engine.speculation.ngram import NgramProposer
 from serve_app.engine.speculation.speculate import Speculation
 from serve_app.kv.chunk import ChunkMeta
-from serve_app.parallel.cache import COMING
+from serve_app.parallel.cache import COMING, views
 from serve_app.planning.ranks import Split, divide
 from serve_app.planning.source import plan_model
 from serve_app.planning.tensors import read_headers
@@ -139,17 +140,23 @@ def test_what_goes_to_the_pool_holds_no_step_up(running):
     found, wanted = (all_chunks(model) for model in (running.model, tiny.load(running.path)))
     assert len(found) > COMING and found.keys() == wanted.keys()
     for chunk, payload in found.items():
-        np.testing.assert_allclose(payload, wanted[chunk], atol=1e-4)
+        torch.testing.assert_close(payload, wanted[chunk], atol=1e-4, rtol=1e-4)
 
 
-def all_chunks(model) -> dict[str, np.ndarray]:
+def all_chunks(model) -> dict[str, list[torch.Tensor]]:
+    """Each layer's K/V of prompts: of tokens alone, since a block may have been another's before."""
     chunks = []
     engine = tiny.make_engine(model, num_blocks=100, max_batch_tokens=23)
-    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, copy: chunks.append((meta.chunk_id, copy)))
+    engine.exporter = ChunkExporter(engine.runner.kv, lambda _, meta, copy: chunks.append((meta, copy)))
     for index, prompt in enumerate(prompts(30)):
         engine.add(tiny.make_request(str(index), prompt, prefill_only=True), held=0)
     tiny.run_all(engine)
-    return {chunk: copy().view(np.float32) for chunk, copy in reversed(chunks)}
+    found = {}
+    for meta, copy in reversed(chunks):
+        layers = views(model.kv_shape, torch.from_numpy(copy()), blocks_for(meta.n_tokens))
+        tokens = [layer.view(torch.float32).transpose(1, 2).flatten(2, 3)[:, :, : meta.n_tokens] for layer in layers]
+        found[meta.chunk_id] = tokens
+    return found
 
 
 def test_each_rank_holds_its_part(running):
