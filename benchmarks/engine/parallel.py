@@ -5,10 +5,12 @@
 
 A division is ranks that divide each layer x stages that divide the layers. Every rank has one thread, so that cores are
 divided as GPUs would be. It tells the tokens per second of prompts and of answers; and of the answers' steps the time,
-how many were under way at a time, the share of it in which each rank computed, and the shares that rank 0 spent in its
-own products, in collectives (waiting for slower ranks included), in telling the others what to compute, and in
-everything else (scheduling, sampling). Stages are measured with as many steps under way as ``--under-way`` says, 0 for
-as many as stages. The tokens of every division must be those of one process.
+how many were under way at a time, and the shares that rank 0 spent in its own products, in collectives (waiting for
+slower ranks included), in telling the others what to compute, and in everything else (scheduling, sampling).
+``busy_s`` are the seconds of its processor that each rank took, rank 0 with all that it does, for prompts and for
+answers. They hardly change with what else the machine does, and tell how many tokens per second there would be if ranks
+took turns and if none waited for another. Stages are measured with as many steps under way as ``--under-way`` says, 0
+for as many as stages. The tokens of every division must be those of one process.
 """
 
 from __future__ import annotations
@@ -87,11 +89,21 @@ def model_on(spec: WorkerSpec, path: Path) -> Iterator[tuple[Any, Ranks | None]]
 
 
 def busy(ranks: Ranks | None) -> list[float]:
-    """Seconds that each rank has computed; the others tell of theirs each second."""
+    """Seconds of its processor that each rank has taken; the others tell of theirs each second."""
+    own = time.thread_time()
     if ranks is None:
-        return []
+        return [own]
     time.sleep(1.5 * BEAT_S)
-    return [state["busy_s"] for state in ranks.states()]
+    return [own, *(state.get("busy_s", 0.0) for state in ranks.states()[1:])]
+
+
+def taken(before: list[float], after: list[float], tokens: int) -> dict[str, Any]:
+    spent = [b - a for a, b in zip(before, after, strict=True)]
+    return {
+        "busy_s": [round(each, 2) for each in spent],
+        "in_turns_tokens_s": round(tokens / sum(spent), 1),
+        "at_once_tokens_s": round(tokens / max(spent), 1),
+    }
 
 
 def measure(
@@ -118,7 +130,7 @@ def measure(
         for output in engine.step():
             answers[output.request_id] += output.token_ids
 
-    began = time.perf_counter()
+    at_first, began = busy(ranks), time.perf_counter()
     while not all(answers.values()):
         step()
     prompts_s = time.perf_counter() - began
@@ -139,7 +151,8 @@ def measure(
     }
     if ranks is not None and forward is not None:
         found["under_way"] = round((engine.stats.under_way - under) / steps, 2)
-        found["busy"] = [round((n - b) / seconds, 2) for n, b in zip(busy(ranks), computed, strict=True)]
+        found["prompts"] = taken(at_first, computed, batch * prompt)
+        found["answers"] = taken(computed, busy(ranks), left)
         parts = {"collectives": ranks.group.waiting.total_s - together, "telling": forward.telling_s - telling}
         parts["products"] = forward.seconds - passes - sum(parts.values())
         parts["engine"] = seconds - (forward.seconds - passes)

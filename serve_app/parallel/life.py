@@ -53,19 +53,19 @@ class Waiting:
 
 
 class Work:
-    """What a rank has computed of steps. One thread computes; any may look."""
+    """What a rank has computed of steps, in seconds of its processor. One thread computes; any may look."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.busy_s = 0.0
 
     @contextmanager
-    def counted(self, waiting: Waiting) -> Iterator[None]:
-        """What is done inside is a step, and computing but for the time in ``waiting``."""
-        began, waited = time.perf_counter(), waiting.total_s
+    def counted(self) -> Iterator[None]:
+        """What is done inside is a step; who waits for others sleeps."""
+        began = time.thread_time()
         yield
         self.steps += 1
-        self.busy_s += time.perf_counter() - began - (waiting.total_s - waited)
+        self.busy_s += time.thread_time() - began
 
 
 class RankWatch:

@@ -60,7 +60,7 @@ class LedForward:
             began = time.perf_counter()
             self._leader.tell(describe(batch))
             self.telling_s += time.perf_counter() - began
-            with self.work.counted(group.waiting):
+            with self.work.counted():
                 logits = self._shared.local(batch)
             coming = group.collecting(logits, len(batch.sample_rows), widths)
 
@@ -141,7 +141,7 @@ def follow(link: Follower, shared: SharedForward, own: Part, dtype: torch.dtype,
     kv = own.shape.allocate(1, device)
     while (said := link.next()) is not None:
         if isinstance(said, RankStep):
-            with link.work.counted(group.waiting):
+            with link.work.counted():
                 logits = shared.local(understand(said, kv, dtype))
             group.collect(logits, len(said.sample_rows) // 8, shared.widths)
         elif isinstance(said, RankCopyOut) and sends:

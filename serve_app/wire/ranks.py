@@ -75,7 +75,7 @@ class RankState(Message, tag="rank-state:3", frozen=True):
     together_s: float
     # For how long it has been waiting for others now; 0: it computes.
     waits_s: float = 0.0
-    # It has computed, and the seconds of that.
+    # It has computed, and the seconds of its processor for that.
     steps: int = 0
     busy_s: float = 0.0
 
