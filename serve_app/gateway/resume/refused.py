@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from serve_app.state.errors import Away
-from serve_app.state.kept.streams import Head
+from serve_app.state.kept.streams import Head, Part
 from serve_app.state.protocols import StreamStore
 
 log = logging.getLogger("ray.serve")
@@ -26,6 +27,15 @@ class Refused:
 
     def add(self, head: Head) -> None:
         self._heads[head.id] = replace(head, request=b"")
+
+    def write(self, parts: Sequence[Part], lease_s: float) -> set[str]:
+        """As the store's, for as long as a lease. What is refused while the store takes it may seem to have lost its
+        gateway by then, so it is told of that at once.
+        """
+        now = time.time()
+        lost = self._store.write(self._owner, parts, now, now + lease_s)
+        self.tell()
+        return lost
 
     def tell(self) -> bool:
         """Nobody goes on with them: they would be charged, and their clients send them again. False: the store does not

@@ -188,10 +188,7 @@ class Streams:
     async def _write(self, taken: list[tuple[StreamLog, Part]]) -> None:
         while True:
             try:
-                parts = [part for _, part in taken]
-                now = time.time()
-                write = self._store.write
-                refused = await self._ask(self._thread, write, self.owner, parts, now, now + LEASE_S)
+                refused = await self._ask(self._thread, self._refused.write, [part for _, part in taken], LEASE_S)
                 break
             except Away:
                 await asyncio.sleep(0.25)
