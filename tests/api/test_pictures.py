@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 
-from serve_app.api.anthropic.read import parse_messages_request
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.content import SEES
 from serve_app.api.fields.files import part_file
 from serve_app.api.fields.pictures import data_url
 from serve_app.api.ollama.read import parse_ollama_chat, parse_ollama_generate
-from serve_app.api.openai.read import parse_chat
 from serve_app.api.responses.items import input_parts
-from serve_app.api.responses.read import parse_responses
 from serve_app.api.types import ModelLimits
 from serve_app.tasks.text_generation.read import parse_generate
+from tests.api import dialects
+from tests.api.dialects import TEXT
 
 LIMITS = ModelLimits(takes=SEES)
 FILE, BASE64 = b"\x89PNG", "iVBORw=="
 URL = f"data:image/webp;base64,{BASE64}"
-TEXT = {"type": "text", "text": "What?"}
-
-
-def said(dialect: str, part: dict[str, Any], limits: ModelLimits = LIMITS) -> Any:
-    """The content of the one message that has a picture."""
-    body: dict[str, Any] = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": [part, TEXT]}]}
-    if dialect == "responses":
-        words = {"type": "input_text", "text": "What?"}
-        body = {"model": "m", "input": [{"role": "user", "content": [part, words]}]}
-        return parse_responses(body, limits).generate.messages[0]["content"]
-    parse = {"chat": parse_chat, "anthropic": parse_messages_request}.get(dialect)
-    request = parse(body, limits) if parse else parse_generate(body, "m", limits)
-    return request.messages[0]["content"]
+said = partial(dialects.said, limits=LIMITS)
 
 
 @pytest.mark.parametrize(("dialect", "part", "kind"), [
@@ -51,7 +38,7 @@ def test_all_dialects_say_the_same(dialect, part, kind):
     assert shown == {"type": "image", "source": {"data": BASE64, "media_type": kind}} and text == TEXT
     assert part_file(shown, "x") == FILE and data_url(shown) == f"data:{kind};base64,{BASE64}"
     with pytest.raises(InvalidInput, match="not supported"):
-        said(dialect, part, ModelLimits())
+        said(dialect, part, limits=ModelLimits())
 
 
 @pytest.mark.parametrize(("dialect", "part", "why"), [

@@ -14,14 +14,11 @@ import pytest
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.pictures import picture_part
 from serve_app.api.types import GenerateRequest
-from serve_app.catalog.load import load_catalog
-from serve_app.channel.inbox import TokenInbox
 from serve_app.gateway.backends import engine
-from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.backends.media import MAX_FILES
-from serve_app.sampling_params import SamplingParams
 from serve_app.tasks.model import ServedModel
 from tests import sight
+from tests.gateway.backends.conftest import question, served
 from tests.media.files import bad_pictures
 
 SALT, OTHER = b"one account's", b"another's"
@@ -30,27 +27,13 @@ SALT, OTHER = b"one account's", b"another's"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     path = sight.write(tmp_path_factory.mktemp("model") / "llava", "llava")
-    catalog = load_catalog()
-    record = catalog["@cf/pico/pico-instruct"]
-    seeing = record.model_copy(update={
-        "weights": record.weights.model_copy(update={"path": str(path)}),
-        "properties": record.properties.model_copy(update={"vision": True}),
-    })  # fmt: skip
-    return ServedModel(seeing, record.serving["local"], path, Path("/nonexistent"))
-
-
-@pytest.fixture(scope="module")
-def backend():
-    found = EngineBackend(TokenInbox(), None)
-    yield found
-    found.close()
+    return served(path, vision=True)
 
 
 def asks(*files: bytes) -> GenerateRequest:
     urls = ["data:image/png;base64," + base64.b64encode(file).decode() for file in files]
     parts = [picture_part({"type": "image_url", "image_url": {"url": url}}, "x") for url in urls]
-    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
-    return GenerateRequest(model="", messages=messages, prompt=None, raw=False, sampling=SamplingParams(max_tokens=4))
+    return question(parts)
 
 
 async def test_pictures_count_as_tokens_of_the_prompt(backend, model):

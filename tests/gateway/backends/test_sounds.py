@@ -13,14 +13,11 @@ import pytest
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.sounds import sound_part
 from serve_app.api.types import GenerateRequest
-from serve_app.catalog.load import load_catalog
-from serve_app.channel.inbox import TokenInbox
-from serve_app.gateway.backends.engine import EngineBackend
 from serve_app.gateway.backends.media import MAX_FILES
-from serve_app.sampling_params import SamplingParams
 from serve_app.tasks.model import ServedModel
 from serve_app.tasks.registry import body_limit
 from tests import hearing
+from tests.gateway.backends.conftest import question, served
 from tests.media.files import bad_sounds
 from tests.media.files import sound as tone
 
@@ -30,26 +27,13 @@ SALT, OTHER = b"one account's", b"another's"
 @pytest.fixture(scope="module", params=["voxtral", "qwen2_audio"])
 def model(request, tmp_path_factory):
     path = hearing.write(tmp_path_factory.mktemp("model") / request.param, request.param)
-    record = load_catalog()["@cf/pico/pico-instruct"]
-    hears = record.model_copy(update={
-        "weights": record.weights.model_copy(update={"path": str(path)}),
-        "properties": record.properties.model_copy(update={"hearing": True}),
-    })  # fmt: skip
-    return ServedModel(hears, record.serving["local"], path, Path("/nonexistent"))
-
-
-@pytest.fixture(scope="module")
-def backend():
-    found = EngineBackend(TokenInbox(), None)
-    yield found
-    found.close()
+    return served(path, hearing=True)
 
 
 def asks(*files: bytes) -> GenerateRequest:
     said = [{"data": base64.b64encode(file).decode(), "format": "wav"} for file in files]
     parts = [sound_part({"type": "input_audio", "input_audio": one}, "x") for one in said]
-    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
-    return GenerateRequest(model="", messages=messages, prompt=None, raw=False, sampling=SamplingParams(max_tokens=4))
+    return question(parts)
 
 
 async def test_sounds_count_as_tokens_of_the_prompt(backend, model):
