@@ -38,6 +38,19 @@ print(made.path, daemon.pid, made._keeper.pid, flush=True)
 time.sleep(600)
 """
 
+# One whose title is written by Ray, in the environment that Ray is started with.
+RAY_TITLED = """
+import os, subprocess, sys, time
+from serve_app.ray_private.environment import ONE_MACHINE
+from serve_app.run_directory import RunDirectory
+made = RunDirectory()
+source = "from tests.ray_private.names import take_title; take_title('ray::Agent'); import time; time.sleep(600)"
+daemon = subprocess.Popen([sys.executable, "-c", source], start_new_session=True,
+                          env={**os.environ, **ONE_MACHINE, "RAY_AUTH_TOKEN_PATH": f"{made.path}/ray_token"})
+print(made.path, daemon.pid, made._keeper.pid, flush=True)
+time.sleep(600)
+"""
+
 # One that becomes something else when it is asked to end, and stays.
 BECOMES_ANOTHER = """
 import subprocess, sys, time
@@ -96,7 +109,7 @@ def test_it_is_private_and_short_enough_for_sockets() -> None:
     assert not made.path.exists()
 
 
-@pytest.mark.parametrize("source", [OWNER, TITLED, BECOMES_ANOTHER])
+@pytest.mark.parametrize("source", [OWNER, TITLED, RAY_TITLED, BECOMES_ANOTHER])
 def test_a_killed_owner_leaves_nothing_behind(source: str) -> None:
     process, path, daemon, _ = owner(source)
     assert until(lambda: processes_in(path) == [daemon])  # once it is executed

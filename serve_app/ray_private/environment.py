@@ -70,6 +70,9 @@ ONE_MACHINE: dict[str, str] = {
     # second, and an agent looks at all of them every five seconds.
     "RAY_event_stats": "0",
     "REPORTER_UPDATE_INTERVAL_MS": "15000",
+    # A title would be written over the environment, by which Ray's agents are known as this server's
+    # (run_directory.py). Ray sets it for its workers alone.
+    "SPT_NOENV": "1",
 }
 
 # The inner ports that Serve takes from the environment, by the setting that an operator gives.

@@ -48,3 +48,10 @@ def built_deployments(application: dict[str, Any]) -> dict[str, Any]:
     app = call_user_app_builder_with_args_if_necessary(import_attr(application["import_path"]), application["args"])
     done = build_app(app, name=application["name"], route_prefix=application["route_prefix"])
     return {deployment.name: deployment for deployment in done.deployments}
+
+
+def take_title(title: str) -> None:
+    """Gives this process a title as Ray's agents have one."""
+    from ray._raylet import setproctitle
+
+    setproctitle(title)

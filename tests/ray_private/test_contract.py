@@ -82,6 +82,7 @@ USED = [
     Used("ray.serve._private.controller:ServeController.list_deployments_internal", ("self",), *VERSIONS),
     Used("ray.serve._private.controller:ServeController.get_target_groups", None, *TESTS),
     Used("ray._private.internal_api:memory_summary", None, *TESTS),
+    Used("ray._raylet:setproctitle", None, *TESTS),
     Used("ray._common.utils:import_attr", ("full_path",), *TESTS),
     Used("ray.serve._private.api:call_user_app_builder_with_args_if_necessary", ("builder", "args"), *TESTS),
     Used("ray.serve._private.build_app:build_app", None, *TESTS),
@@ -198,8 +199,9 @@ def test_ray_knows_every_variable_we_set() -> None:
         for path in (RAY / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8", errors="replace")
             names -= {name for name in names if f'"{name}"' in text}
-    server = (RAY / "core/src/ray/gcs/gcs_server").read_bytes()
-    names -= {name for name in names if name.encode() in server}
+    for program in ("core/src/ray/gcs/gcs_server", "_raylet.so"):
+        code = (RAY / program).read_bytes()
+        names -= {name for name in names if name.encode() in code}
     assert names == set(), broken(
         f"variable {sorted(names)}", "its comment says what", "environment.py and cluster.yaml"
     )
