@@ -4,7 +4,7 @@ be reached: they belong on threads of their own, never on an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -239,7 +239,14 @@ class TraceStore(Protocol):
 class StreamStore(Protocol):
     max_bytes: int
 
-    def write(self, owner: str, parts: Sequence[Part], now: float, until: float) -> set[str]: ...
+    def write(
+        self,
+        owner: str,
+        parts: Sequence[Part],
+        now: float,
+        until: float,
+        last: Callable[[], tuple[float, Sequence[Head]]] | None = None,
+    ) -> set[str]: ...
 
     def beat(self, owner: str, until: float, watched: Collection[str], now: float) -> list[Running]: ...
 

@@ -29,11 +29,17 @@ class Refused:
         self._heads[head.id] = replace(head, request=b"")
 
     def write(self, parts: Sequence[Part], lease_s: float) -> set[str]:
-        """As the store's, for as long as a lease. What is refused while the store takes it may seem to have lost its
-        gateway by then, so it is told of that at once.
+        """As the store's, for a lease that begins when the store has taken it. What has been refused by then is over
+        before others see it; what is refused until that is confirmed, at once.
         """
-        now = time.time()
-        lost = self._store.write(self._owner, parts, now, now + lease_s)
+        now, heads = time.time(), list[Head]()
+
+        def last() -> tuple[float, list[Head]]:
+            heads[:] = self._heads.values()
+            return time.time() + lease_s, heads
+
+        lost = self._store.write(self._owner, parts, now, now + lease_s, last)
+        self._forget(heads)
         self.tell()
         return lost
 
@@ -50,6 +56,9 @@ class Refused:
         except Exception as error:
             log.error("the store cannot be told of refused streams", exc_info=error)
             return False
+        self._forget(heads)
+        return True
+
+    def _forget(self, heads: Sequence[Head]) -> None:
         for head in heads:
             del self._heads[head.id]
-        return True

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -231,8 +231,7 @@ class Streams:
         now = time.time()
         known = [stream for stream in self._running.values() if stream.begun]
         if self._running or self._watched or self._retried or self._needed or self._refused:
-            told = await self._ask(self._thread, self._store.beat, self.owner, now + LEASE_S, list(self._watched), now)
-            mine = {one.id: one for one in told}
+            mine = {one.id: one for one in await self._ask(self._thread, self._live, list(self._watched))}
             for stream in known:
                 row = mine.get(stream.id)
                 if row is None or row.epoch != stream.epoch:
@@ -250,6 +249,11 @@ class Streams:
             self._trimmed = time.monotonic()
             await self._ask(self._thread, self._store.trim, now)
 
+    def _live(self, watched: Collection[str]) -> list[Running]:
+        """Blocks. A lease begins when it is its turn to be written, which may be seconds after it was asked for."""
+        now = time.time()
+        return self._store.beat(self.owner, now + LEASE_S, watched, now)
+
     def _look_after(self, stream: StreamLog, row: Running) -> None:
         """Ends a stream that nobody has read for as long as it may go on so: by our own clock, since others' jump."""
         now = time.monotonic()
@@ -259,10 +263,9 @@ class Streams:
             stream.stop(Stopped(f"No client was there for {stream.head.keep_s:g} seconds."))
 
     async def _take_over(self, stream_id: str) -> None:
-        now = time.time()
         # Alive first, or another gateway would take it from us.
-        await self._ask(self._thread, self._store.beat, self.owner, now + LEASE_S, (), now)
-        taken = await self._ask(self._thread, self._store.take, self.owner, stream_id, now)
+        await self._ask(self._thread, self._live, ())
+        taken = await self._ask(self._thread, self._store.take, self.owner, stream_id, time.time())
         if taken is not None:
             log.warning("stream %s has lost its gateway and goes on here", stream_id)
             self._retried.add(stream_id)

@@ -72,6 +72,40 @@ async def test_what_was_refused_is_run_by_nobody_though_the_store_takes_it(start
     assert len(worker.calls) <= len(refused) and charged(one, other) == []
 
 
+async def test_nobody_goes_on_with_it_before_the_store_hears_of_the_refusal(start, monkeypatch):
+    """The store is slow between what it takes and what it is told next."""
+    monkeypatch.setattr(streams, "AWAY_S", 0.1)
+    monkeypatch.setattr(streams, "LEASE_S", 0.05)
+    worker, through, told = Worker(let=5), threading.Event(), threading.Event()
+    one, other = await start(worker), await start(worker)
+    write, refuse, asked, wrote = one.state.streams.write, one.state.streams.refuse, [], []
+
+    def late(owner: str, parts: Any, *more: Any) -> Any:
+        asked.extend(parts)
+        through.wait(60)
+        lost = write(owner, parts, *more)
+        wrote.extend(parts)
+        return lost
+
+    def later(*args: Any) -> None:
+        if wrote:
+            told.wait(60)
+        refuse(*args)
+
+    monkeypatch.setattr(one.state.streams, "write", late)
+    monkeypatch.setattr(one.state.streams, "refuse", later)
+    refused = []
+    while not asked:
+        refused.append((await one.http.post("/v1/chat/completions", json=RESUMES)).headers["cf-ray"])
+    assert asked[0].id in refused
+    through.set()
+    await until(lambda: wrote)
+    await looks(other, 3, monkeypatch)
+    told.set()
+    assert len(worker.calls) <= len(refused)
+    assert one.state.streams.shown("local", asked[0].id, 0).status == "expired"
+
+
 def test_the_end_of_a_stream_comes_behind_what_it_was_begun_with():
     """Until the store knows of it its client may be refused, and is not to be charged."""
     stream = StreamLog(Head("s", "a", 1.0, 60.0, b"request"))

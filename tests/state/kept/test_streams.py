@@ -64,6 +64,15 @@ def test_what_was_refused_is_over_wherever_it_is(store):
     assert streams.shown("a", "done", 0).status == "done" and len(streams.shown("a", "done", 0).parts) == 2
 
 
+def test_what_a_gateway_says_last_holds_for_what_is_written(store, open_store):
+    streams = store.streams
+    assert streams.write("one", [part("s", 1), part("t", 1)], 1.0, 5.0, lambda: (20.0, [head("s")])) == set()
+    assert streams.shown("a", "s", 0).status == "expired" and streams.shown("a", "s", 0).parts == []
+    assert streams.shown("a", "t", 0).status == "running"
+    elsewhere = open_store("elsewhere").streams
+    assert elsewhere.orphans(9.0, 9) == [] and elsewhere.orphans(20.0, 9) == ["t"]
+
+
 def test_a_stream_that_ends_its_gateways_is_given_up(store):
     streams = store.streams
     streams.write("0", [part("s", 1)], 1.0, 2.0)

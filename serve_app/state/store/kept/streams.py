@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -36,17 +36,24 @@ class StreamTable:
         self._ledger = ledger
         self.max_bytes = max_bytes
 
-    def write(self, owner: str, parts: Sequence[Part], now: float, until: float) -> set[str]:
-        """Writes parts, all or none; writing one twice is writing it once. ``until``: see :meth:`beat`. Answers with
-        the ids of streams that are no longer this gateway's, of which nothing was written.
+    def write(
+        self,
+        owner: str,
+        parts: Sequence[Part],
+        now: float,
+        until: float,
+        last: Callable[[], tuple[float, Sequence[Head]]] | None = None,
+    ) -> set[str]:
+        """Writes parts, all or none; writing one twice is writing it once. ``until``: see :meth:`beat`. ``last`` is
+        asked when all is written, which may take its time: ``until`` as it is then, and what :meth:`refuse` is to be
+        told, so that nobody sees these streams. Answers with the ids of streams that are no longer this gateway's, of
+        which nothing was written.
 
         A stream's end and what it costs are written in one transaction: whoever ends it has charged it, once.
         """
         refused: set[str] = set()
         entries: list[dict[str, Any]] = []
         with self._database.writing() as connection:
-            if any(part.head is not None for part in parts):
-                self._alive(connection, owner, until)
             for part in parts:
                 if part.head is not None:
                     self._begin(connection, owner, part.head, now)
@@ -56,6 +63,11 @@ class StreamTable:
                     refused.add(part.id)
             if entries:
                 self._ledger.write(connection, entries)
+            if last is not None:
+                until, heads = last()
+                self._refuse(connection, owner, heads, now)
+            if any(part.head is not None for part in parts):
+                self._alive(connection, owner, until)
         return refused
 
     def _begin(self, connection: Connection, owner: str, head: Head, now: float) -> None:
@@ -126,16 +138,21 @@ class StreamTable:
         """These were refused to their clients before the store had answered. They are over, whether it has them, takes
         them yet, or another gateway has begun with one: whose epoch that is can add nothing.
         """
-        over = {"owner": owner, "status": EXPIRED, "expires": now, "request": b"", "size": 0}
         with self._database.writing() as connection:
-            for head in heads:
-                row = {name: getattr(head, name) for name in ("id", "account", "created", "keep_s")}
-                made = self._database.insert(streams).values(**row, **over, epoch=2, seen=now, frames=0)
-                known = {**over, "epoch": streams.c.epoch + 1}
-                running = streams.c.expires.is_(None)
-                connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=known, where=running))
-            gone = sa.select(streams.c.id).where(streams.c.id.in_([h.id for h in heads]), streams.c.status == EXPIRED)
-            connection.execute(sa.delete(stream_parts).where(stream_parts.c.id.in_(gone)))
+            self._refuse(connection, owner, heads, now)
+
+    def _refuse(self, connection: Connection, owner: str, heads: Sequence[Head], now: float) -> None:
+        if not heads:
+            return
+        over = {"owner": owner, "status": EXPIRED, "expires": now, "request": b"", "size": 0}
+        for head in heads:
+            row = {name: getattr(head, name) for name in ("id", "account", "created", "keep_s")}
+            made = self._database.insert(streams).values(**row, **over, epoch=2, seen=now, frames=0)
+            known = {**over, "epoch": streams.c.epoch + 1}
+            running = streams.c.expires.is_(None)
+            connection.execute(made.on_conflict_do_update(index_elements=["id"], set_=known, where=running))
+        gone = sa.select(streams.c.id).where(streams.c.id.in_([h.id for h in heads]), streams.c.status == EXPIRED)
+        connection.execute(sa.delete(stream_parts).where(stream_parts.c.id.in_(gone)))
 
     def shown(self, account: str, stream_id: str, after: int) -> Shown | None:
         """What there is beyond the first ``after`` frames; None: no such stream of this account."""
