@@ -30,6 +30,8 @@ from transformers import (
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
+    MllamaConfig,
+    MllamaForConditionalGeneration,
     PixtralVisionConfig,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -40,6 +42,10 @@ from transformers import (
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
     SiglipVisionConfig,
+)
+from transformers.models.mllama.processing_mllama import (
+    convert_sparse_cross_attention_mask_to_dense,
+    get_cross_attention_token_mask,
 )
 
 from serve_app.catalog.load import PROJECT_ROOT
@@ -67,11 +73,11 @@ TEMPLATE = (
 )
 # Positions are three numbers, which follow from a picture's grid.
 TURNING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-FAMILIES = ("llava", "mistral3", "gemma3", "llama4", *TURNING)
+FAMILIES = ("llava", "mistral3", "gemma3", "llama4", "mllama", *TURNING)
 # What each template writes for a picture.
-MARK = {"llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>", "llama4": "<|image|>"} | dict.fromkeys(
-    TURNING, "<|vision_start|><|image_pad|><|vision_end|>"
-)
+MARK = {
+    "llava": "<image>", "mistral3": "[IMG]", "gemma3": "<start_of_image>", "llama4": "<|image|>", "mllama": "<|image|>",
+} | dict.fromkeys(TURNING, "<|vision_start|><|image_pad|><|vision_end|>")  # fmt: skip
 
 
 def write(path: Path, family: str, seed: int = 0, **sizes: Any) -> Path:
@@ -115,6 +121,8 @@ def write(path: Path, family: str, seed: int = 0, **sizes: Any) -> Path:
         settings = {"image_processor_type": "Llama4ImageProcessorFast", "size": {"height": 32, "width": 32},
                     "max_patches": 4}  # fmt: skip
         processor = {"processor_class": "Llama4Processor", "patch_size": 8, "pixel_shuffle_ratio": 0.5}
+    elif family == "mllama":
+        model, settings, processor = _crossing(ends)
     elif family in TURNING:
         model, settings, processor = _turning(family, ends, sizes)
     else:
@@ -130,11 +138,26 @@ def write(path: Path, family: str, seed: int = 0, **sizes: Any) -> Path:
         settings = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 64}, "patch_size": 4}
         processor = {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2}
     randomise(model)
+    for name, gate in model.named_parameters():
+        if "cross_attn" in name and name.endswith("gate"):  # layers that do something
+            gate.data.fill_(0.7)
     model.save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(settings))
     (path / "processor_config.json").write_text(json.dumps(processor))
     write_tokenizer(path, MARK[family])
     return path
+
+
+def _crossing(ends: dict[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Llama 3.2 Vision, whose token for a picture has no logit."""
+    seen = {**SEES, "num_global_layers": 1, "attention_heads": 4, "vision_output_dim": 64, "image_size": 32,
+            "patch_size": 8, "max_num_tiles": 4, "intermediate_layers_indices": [1]}  # fmt: skip
+    del seen["num_attention_heads"]
+    text = {**TEXT, "vocab_size": OWN + 10, "num_hidden_layers": 5, "cross_attention_layers": [1, 3]}
+    config = MllamaConfig(vision_config=seen, text_config=text, image_token_index=OWN + 10, **ends)
+    settings = {"image_processor_type": "MllamaImageProcessor", "size": {"height": 32, "width": 32},
+                "max_image_tiles": 4}  # fmt: skip
+    return MllamaForConditionalGeneration(config), settings, {"processor_class": "MllamaProcessor"}
 
 
 def _turning(family: str, ends: dict[str, Any], sizes: dict[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -216,6 +239,7 @@ class Truth:
         # Of Llama 4's, which needs torchvision, tests/predict/test_tiles.py has what it gives.
         self.tiles = TileProcessor(path) if cuts_tiles(path) else None
         self.processor = None if self.tiles else AutoImageProcessor.from_pretrained(path, backend="pil")
+        self.crosses = self.model.config.model_type == "mllama"
         self.merged = 8 if self.model.config.model_type == "mistral3" else 0
 
     def seen(self, files: list[bytes]) -> dict[str, Any]:
@@ -224,7 +248,9 @@ class Truth:
         images = [Image.open(BytesIO(file)).convert("RGB") for file in files]
         if self.tiles is not None:
             return {"pixel_values": torch.cat([self.tiles(image)["pixel_values"][0] for image in images]).float()}
-        found = self.processor(images=images, return_tensors="pt", **more)
+        found = self.processor(images=[images] if self.crosses else images, return_tensors="pt", **more)
+        if self.crosses:
+            return dict(found)
         return {name: found[name] for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in found}
 
     def __call__(self, ids: list[int], files: list[bytes], count: int) -> list[int]:
@@ -235,6 +261,10 @@ class Truth:
             more["token_type_ids"] = (given == self.model.config.image_token_id).long()
         if self.model.config.model_type in TURNING:
             more["mm_token_type_ids"] = (given == self.model.config.image_token_id).long()
+        if self.crosses and files:
+            at = get_cross_attention_token_mask(ids, self.model.config.image_token_index)
+            dense = convert_sparse_cross_attention_mask_to_dense([at], more.pop("num_tiles"), 4, len(ids))
+            more["cross_attention_mask"] = torch.from_numpy(dense)
         with torch.inference_mode():
             out = self.model.generate(
                 input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False,

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from serve_app.kv.keys import all_over
 from serve_app.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from serve_app.engine.constrain import Constraint
+    from serve_app.engine.crossing import Beside
     from serve_app.engine.rules import Rules
     from serve_app.engine.scores import Scores
 
@@ -31,7 +33,8 @@ class EmbeddedSpan:
     layer would have put its own; it is asked in the engine's thread, when a step computes some of these tokens, and so
     never for a span that is found in a cache. ``whole``: its tokens see each other in both directions, so a step that
     computes some of them goes on to its end. ``grid``: rows and columns that they lie in, row by row, where positions
-    follow from that (:mod:`serve_app.engine.positions`).
+    follow from that (:mod:`serve_app.engine.positions`). ``beside``: what layers of their own attend to; then there are
+    no values, and its token is embedded as any other (:mod:`serve_app.engine.crossing`).
     """
 
     start: int
@@ -40,6 +43,7 @@ class EmbeddedSpan:
     read: Callable[[], Tensor]
     whole: bool = False
     grid: tuple[int, int] | None = None
+    beside: Callable[[], Beside] | None = None
 
     @property
     def end(self) -> int:
@@ -158,7 +162,8 @@ class Request:
     @property
     def media(self) -> list[tuple[int, int, bytes]]:
         """The embedded spans as cache keys know them."""
-        return [(span.start, span.end, span.digest) for span in self.embedded]
+        spans = [(span.start, span.end, span.digest) for span in self.embedded]
+        return [*all_over(d for _, _, d in spans), *spans] if any(s.beside for s in self.embedded) else spans
 
     @property
     def pending(self) -> int:

@@ -98,7 +98,7 @@ class Runner:
 
     def _sample(self, step: Step, logits: Tensor, masking: Masking | None, gone: Collection[int]) -> list[Sampled]:
         """Draws from ``logits`` [S, V] of the rows to sample; see :meth:`finish`."""
-        rows = [row for item in step.scheduled for row in sample_rows(item)]
+        rows = [row for item in step.scheduled for row in sample_rows(item, logits.shape[1])]
         if not rows:
             return [Sampled([]) for _ in step.scheduled]
         token_ids, logprobs = sample(logits, rows, masking.mask() if masking is not None else None)
@@ -123,8 +123,10 @@ class Runner:
             load_prefix(self.kv, load.request.blocks, load.prefix, load.start, load.end)
 
 
-def sample_rows(item: Scheduled) -> list[SampleRow]:
-    """One row per token to draw: the next one, and one behind each draft, which then counts as output."""
+def sample_rows(item: Scheduled, vocab: int) -> list[SampleRow]:
+    """One row per token to draw: the next one, and one behind each draft, which then counts as output. ``vocab``: logits
+    of a row; a token that stands for a picture may have none (Llama 3.2 Vision).
+    """
     request: Request = item.request
     params = request.sampling
     rows = []
@@ -136,7 +138,7 @@ def sample_rows(item: Scheduled) -> list[SampleRow]:
         if request.asked and not request.output_len:
             row.asked = request.asked
         if params.has_penalties:
-            row.prompt = request.tokens[: request.prompt_len]
+            row.prompt = [t for t in request.tokens[: request.prompt_len] if t < vocab]
             row.output = request.tokens[request.prompt_len :] + request.draft[:j]
         rows.append(row)
     return rows

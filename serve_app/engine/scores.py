@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Logits of one step for this purpose; 64 MiB in float32.
 LOGITS_PER_STEP = 1 << 24
+# Log-probability of a token that is never drawn.
+NEVER = -9999.0
 
 
 def score_rows(vocab_size: int) -> int:
@@ -72,9 +74,11 @@ def take_scores(scheduled: list[Scheduled], logits: Tensor) -> tuple[list[Scores
 def _scores(item: Scheduled, logits: Tensor) -> Scores:
     first = item.start + item.first_score + 1
     targets = np.array(item.request.tokens[first : first + item.scores], np.int64)
-    [wanted] = to_device([targets], logits.device)
+    # What stands for a picture may have an embedding and no logit (Llama 3.2 Vision).
+    drawn = targets < logits.shape[1]
+    wanted, known = to_device([np.where(drawn, targets, 0), drawn], logits.device)
     told = torch.log_softmax(logits.float(), -1)
-    own = told.gather(1, wanted[:, None])
+    own = told.gather(1, wanted[:, None]).masked_fill(~known[:, None], NEVER)
     ranks = (told > own).sum(-1) + 1
     top, ids = told.topk(min(item.request.sampling.prompt_logprobs or 0, told.shape[1]), -1)
     return Scores(

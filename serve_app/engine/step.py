@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.blocks import BLOCK_TOKENS
+from serve_app.engine.crossing import Crossing, cross
 from serve_app.engine.gpu.staging import to_device
 from serve_app.engine.kv_cache import KVCache
 from serve_app.engine.positions import place_batch
@@ -219,6 +220,7 @@ class Batch:
     embeddings: InputEmbeddings | None = None
     extended: Tensor | None = None  # [T] bool: the token's request is longer than the model's original context
     ends: Tensor | None = None  # [T] int32: keys that each row sees, where some see beyond their own position
+    crossing: Crossing | None = None  # pictures that layers of their own attend to
     axes: Tensor | None = None  # [3, T] int64: time, row and column, where some token's differ (engine.positions)
     adapters: Tensor | None = None  # [T] int64, the adapter of each row, 0 for none; None if no request has one
     # The same as kernels on a device want it, of all rows and of the sampled ones; worked out in each forward pass.
@@ -272,6 +274,7 @@ def build_batch(scheduled: Sequence[Scheduled], kv: KVCache) -> Batch:
         extended=to_device([extended[row]], kv.device)[0] if extended.any() else None,
         embeddings=_embeddings(scheduled, query_start, kv.device) if any(s.embedded for s in scheduled) else None,
         ends=_ends(scheduled, query_start, positions, kv.device),
+        crossing=cross(scheduled, query_start, kv.device),
         axes=None if axes is None else to_device([axes], kv.device)[0],
         adapters=_adapters(scheduled, row, kv.device) if any(s.request.adapter for s in scheduled) else None,
     )
@@ -303,7 +306,7 @@ def _embeddings(
     for begin, s in zip(query_start.tolist(), scheduled, strict=False):
         for span in s.embedded:
             first, last = max(span.start, s.start), min(span.end, s.start + s.count)
-            if first < last:
+            if first < last and span.beside is None:
                 rows.append(np.arange(begin + first - s.start, begin + last - s.start))
                 values.append(span.read()[first - span.start : last - span.start].to(device, non_blocking=True))
     if not rows:

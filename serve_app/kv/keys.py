@@ -17,7 +17,7 @@ tenant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 import numpy as np
@@ -29,6 +29,7 @@ CHUNK_TOKENS = 256
 _WEIGHTS = b"serve_app.kv.weights.1"
 _ROOT = b"serve_app.kv.root.2"
 _TENANT = b"serve_app.kv.tenant.1"
+_ALL = b"serve_app.kv.files.1"
 # One byte each, so that no block can be taken for a tail, whatever the tokens are.
 _BLOCK = b"\x01"
 _TAIL = b"\x02"
@@ -111,6 +112,11 @@ def media_parts(digest: bytes, places: Sequence[tuple[int, int]], grid: tuple[in
         found.append((first, first + count, digest + at.to_bytes(4, "little") + laid))
         at += count
     return found
+
+
+def all_over(digests: Iterable[bytes]) -> Media:
+    """For a prompt all of whose K/V depend on all of its files: a name of these that reaches into its first block."""
+    return [(0, 1, _digest(_ALL, *digests))]
 
 
 def _media_bytes(media: Media, start: int, count: int) -> bytes:

@@ -33,6 +33,7 @@ class SoundEncoder:
     merged: int
     whole: bool = False
     grids: bool = False
+    beside: bool = False
 
     @torch.inference_mode()
     def __call__(self, sounds: Sequence[dict[str, Tensor]]) -> list[Encoded]:

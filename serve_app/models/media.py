@@ -14,15 +14,18 @@ from torch import Tensor
 class Encoded:
     """What a file has become: ``features`` [places, hidden] in the model's dtype, as wide as
     :class:`serve_app.engine.step.InputEmbeddings` has them, and their rows and columns where the model's positions
-    follow from these."""
+    follow from these. A file that layers attend to beside the text is one feature, of whose places the first ``used``
+    are its own and the others padding (:mod:`serve_app.models.crossing`)."""
 
     features: Tensor
     grid: tuple[int, int] | None = None
+    used: int = 0
 
 
 class MediaEncoder(Protocol):
     """``options``: what prepares files is told beside the model's own configuration. ``whole``: see
-    :class:`serve_app.engine.request.EmbeddedSpan`. ``grids``: whether what it encodes has rows and columns."""
+    :class:`serve_app.engine.request.EmbeddedSpan`. ``grids``: whether what it encodes has rows and columns; ``beside``:
+    whether layers of their own attend to it."""
 
     @property
     def options(self) -> dict[str, Any]: ...
@@ -32,6 +35,9 @@ class MediaEncoder(Protocol):
 
     @property
     def grids(self) -> bool: ...
+
+    @property
+    def beside(self) -> bool: ...
 
     def __call__(self, prepared: Sequence[dict[str, Tensor]], /) -> list[Encoded]:
         """Of each file, prepared and all of one shape, what it becomes."""

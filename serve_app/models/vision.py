@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from serve_app.models.media import Encoded
 
-# By `model_type`. Llama 3.2 reads pictures in layers of its own.
+# By `model_type`. Llama 3.2 reads pictures in layers of its own (:mod:`serve_app.models.crossing`).
 KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama4"})
 # The tokens of one picture attend to each other in both directions.
 WHOLE = frozenset({"gemma3"})
@@ -37,6 +37,7 @@ class PictureEncoder:
     whole: bool = False
     merged: int = 0
     tiled: bool = False
+    beside: bool = False
 
     @property
     def grids(self) -> bool:

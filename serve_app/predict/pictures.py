@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from io import BytesIO
 from typing import Any
 
@@ -58,9 +59,8 @@ class Pictures:
 def _patches(tensors: dict[str, torch.Tensor]) -> int:
     if "image_grid_thw" in tensors:
         return len(tensors["pixel_values"])
-    return max(
-        1, max(t.shape[-1] * t.shape[-2] * (t.ndim < 4 or len(t)) for t in tensors.values() if t.ndim > 1) // PATCH
-    )
+    sizes = (t.shape[-1] * t.shape[-2] * math.prod(t.shape[:-3]) for t in tensors.values() if t.ndim > 1)
+    return max(1, max(sizes) // PATCH)
 
 
 def stacked(items: Any, model: Any) -> dict[str, torch.Tensor]:

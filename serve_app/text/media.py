@@ -52,6 +52,7 @@ class Placed:
     file: MediaFile
     places: Places
     grid: tuple[int, int] | None = None
+    beside: bool = False  # see `MediaRule`
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +63,11 @@ class MediaRule(ABC):
     mark: str
     placeholder: str
     token: int
+
+    @property
+    def beside(self) -> bool:
+        """Whether layers of their own attend to files, so that all of a prompt depends on all of them."""
+        return False
 
     @abstractmethod
     def tokens_of(self, file: MediaFile) -> int:
@@ -115,7 +121,7 @@ def place(ids: np.ndarray, files: Sequence[MediaFile], rule_of: RuleOf) -> tuple
                 param="messages",
             )
         each = np.split(at, np.cumsum(sizes)[:-1])
-        found += [Placed(f, _runs(where), rule.grid_of(f)) for f, where in zip(own, each, strict=True)]
+        found += [Placed(f, _runs(where), rule.grid_of(f), rule.beside) for f, where in zip(own, each, strict=True)]
     return tuple(sorted(found, key=lambda placed: placed.places))
 
 

@@ -81,6 +81,18 @@ class Fixed(PictureRule):
 
 
 @dataclass(slots=True, frozen=True)
+class Beside(PictureRule):
+    """Llama 3.2 Vision: a picture is one token, and layers attend to what it shows beside the text."""
+
+    @property
+    def beside(self) -> bool:
+        return True
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        return 1, 1
+
+
+@dataclass(slots=True, frozen=True)
 class Rows(PictureRule):
     """Pixtral and Mistral 3: rows of patches, a token behind each and another behind the last. A picture whose longer
     side is above ``longest`` is made smaller first.
@@ -178,10 +190,7 @@ def read_rule(folder: Path, names: dict[str, int]) -> PictureRule:
         elif family == "llama4":
             found = _tiles(processor, settings, vision, config)
         elif family == "mllama":
-            raise NoMedia(
-                "layers of mllama attend to them beside the text, whose keys and values the paged cache does not hold; "
-                "text alone is supported"
-            )
+            found = Beside("<|image|>", "<|image|>", _token(config))
         else:
             raise NoMedia(f"the way of {family or kind} with pictures is not supported; text alone is")
     except (KeyError, TypeError) as error:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from serve_app.engine.batching import Batcher, Call, Picked
+from serve_app.engine.crossing import Beside
 from serve_app.engine.request import EmbeddedSpan
 from serve_app.kv.keys import media_parts
 from serve_app.predict.predictor import BadInput, Item, Place
@@ -67,7 +68,7 @@ class MediaWork:
 
     def __init__(self, encoder: MediaEncoder, files: Files, *, kept_bytes: int = KEPT_BYTES) -> None:
         self._files = files
-        self.whole, self.grids = encoder.whole, encoder.grids
+        self.whole, self.grids, self.beside = encoder.whole, encoder.grids, encoder.beside
         self._batcher = _Encoding(encoder)
         self._threads = ThreadPoolExecutor(PREPARED, "media")
         self._lock, self._large = threading.Lock(), threading.Lock()
@@ -153,13 +154,13 @@ class Look:
         self.at = at
         self._salt = salt
         self._work = work
-        self._features: Tensor | None = None
+        self._seen: Encoded | None = None
 
-    @property
-    def end(self) -> int:
-        """One past its last placeholder."""
+    def needed(self, computed: int) -> bool:
+        """Whether its features are, where the K/V of the first ``computed`` tokens are there: every token that is
+        computed sees what layers attend to beside the text."""
         first, count = self.at.places[-1]
-        return first + count
+        return self._work.beside or first + count > computed
 
     @property
     def places(self) -> int:
@@ -178,20 +179,29 @@ class Look:
             raise BadMedia(f"{self.named} has {len(seen.features)} features and {self.places} placeholders")
         if seen.grid != self.at.grid:
             raise BadMedia(f"{self.named} has a grid of {seen.grid}, and its prompt was made for {self.at.grid}")
-        self._features = seen.features
+        self._seen = seen
 
     def read(self, first: int, count: int) -> Tensor:
         """In the engine's thread, which waits where what was stored of the prompt has gone since."""
-        if self._features is None:
+        return self._encoded().features[first : first + count]
+
+    def beside(self) -> Beside:
+        """Likewise."""
+        seen = self._encoded()
+        return Beside(seen.features[0], seen.used)
+
+    def _encoded(self) -> Encoded:
+        if self._seen is None:
             self.take(self.ask().result())
-        assert self._features is not None
-        return self._features[first : first + count]
+        assert self._seen is not None
+        return self._seen
 
     def spans(self) -> list[EmbeddedSpan]:
         found, at = [], 0
         for start, end, digest in media_parts(self.at.digest, self.at.places, self.at.grid):
             read = partial(self.read, at, end - start)
-            found.append(EmbeddedSpan(start, end - start, digest, read, self._work.whole, self.at.grid))
+            beside = self.beside if self._work.beside else None
+            found.append(EmbeddedSpan(start, end - start, digest, read, self._work.whole, self.at.grid, beside))
             at += end - start
         return found
 
@@ -243,8 +253,8 @@ def _lies(at: MediaAt, grids: bool) -> bool:
 
 
 async def look_at(looks: Sequence[Look], computed: int) -> Failed | None:
-    """Has the files encoded that reach beyond the first ``computed`` tokens; what to answer where one can't be."""
-    wanted = [look for look in looks if look.end > computed]
+    """Has the files encoded that are needed behind the first ``computed`` tokens; what to answer where one can't be."""
+    wanted = [look for look in looks if look.needed(computed)]
     # Others may wait for the same one.
     asked: list[Any] = [asyncio.shield(asyncio.wrap_future(look.ask())) for look in wanted]
     found = await asyncio.gather(*asked, return_exceptions=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.kv.keys import BLOCK_TOKENS, block_keys, root_key, tail_key, weights_key
+from serve_app.kv.keys import BLOCK_TOKENS, all_over, block_keys, root_key, tail_key, weights_key
 
 TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
 FIELDS = st.tuples(st.text(max_size=5), st.text(max_size=5), st.text(max_size=5), st.text(max_size=5))
@@ -88,3 +88,15 @@ def test_placeholders_are_told_apart_by_their_content():
     }
     assert len(tails) == 3 and tail_key(one[2], tokens[96:]) in tails
     assert tail_key(one[2], tokens[96:], media=[(40, 60, b"one")], start=96) == tail_key(one[2], tokens[96:])
+
+
+def test_files_that_all_of_a_prompt_depends_on_are_named_from_its_beginning():
+    tokens, spans = [7] * 100, [(70, 71, b"one"), (80, 81, b"two")]
+    plain = block_keys(ROOT, tokens, media=spans)
+    one, same, other = (
+        block_keys(ROOT, tokens, media=[*all_over(digests), *spans])
+        for digests in ([b"one", b"two"], [b"one", b"two"], [b"onetw", b"o"])
+    )
+    assert one == same and len({one[0], other[0], plain[0]}) == 3
+    short = [tail_key(ROOT, tokens[:9], media=media) for media in ([], all_over([b"one"]), all_over([b"two"]))]
+    assert len(set(short)) == 3

@@ -38,6 +38,10 @@ class World:
     prefill: Any
     inbox: TokenInbox
 
+    @property
+    def beside(self) -> bool:
+        return self.family == "mllama"
+
     def prompt(self, *said: str) -> Prompt:
         """One message of the user, in which ``*a`` is the file a."""
         files = SENSES[self.family].files(self.family)
@@ -71,7 +75,7 @@ def at(prompt: Prompt) -> tuple[MediaAt, ...]:
 
 @pytest.fixture(
     scope="module",
-    params=some(SENSES, "llava", "gemma3", "qwen2_5_vl", "qwen3_vl", "llama4", "voxtral", "audioflamingo3"),
+    params=some(SENSES, "llava", "gemma3", "qwen2_5_vl", "qwen3_vl", "llama4", "mllama", "voxtral", "audioflamingo3"),
 )
 def family(request):
     return request.param
@@ -118,14 +122,23 @@ async def test_a_second_question_neither_encodes_nor_prefills_the_file_again(wor
     assert tokens == world.wanted(second)
     places = first.media[0].places
     assert result.cached >= (len(first.ids) - 8) // 32 * 32 >= sum(places[-1])
-    # Nobody has even asked for its features.
-    assert world.stats(world.decode) == before
+    # Nobody has even asked for its features, unless each step attends to them.
+    asked = before if not world.beside else {**before, "remembered": before["remembered"] + 1}
+    assert world.stats(world.decode) == asked
     # The same words behind another file have nothing in common with them.
     new = world.another(77)
     [one] = at(second)
     request = replace(world.call(second), media=(replace(one, data=new.data, digest=new.digest),))
     tokens, result = await read(world.inbox, request, lambda: world.decode.generate(request))
     assert tokens == world.truth(second.ids.tolist(), [new.data], NEW) and result.cached <= places[0][0]
+
+
+async def test_text_before_files_is_computed_again_where_it_depends_on_them(world):
+    for name in "ab":
+        prompt = world.prompt(LONG, f"*{name}", "?")
+        tokens, result = await world.ask(prompt)
+        assert tokens == world.wanted(prompt)
+    assert bool(result.cached) != world.beside
 
 
 async def test_a_prompt_is_prefilled_elsewhere_with_its_files(world):
@@ -150,9 +163,9 @@ async def test_a_prompt_is_prefilled_elsewhere_with_its_files(world):
     tokens, result = await read(world.inbox, request, arriving)
     assert tokens == world.wanted(prompt) and isinstance(result, Generated)
     assert result.path.prefilled >= len(prompt.ids) - 33
-    # The prefill worker has encoded them, and decode has not.
+    # The prefill worker has encoded them, and decode has not, unless each step attends to them.
     now = world.stats(world.decode)["encoded"], world.stats(world.prefill)["encoded"]
-    assert now[0] == encoded[0] and now[1] == encoded[1] + 2
+    assert now[1] == encoded[1] + 2 and (world.beside or now[0] == encoded[0])
 
 
 async def test_an_answer_goes_on_elsewhere_after_a_worker_is_lost(world):
@@ -172,6 +185,15 @@ async def test_more_than_fits_is_preempted_and_comes_to_the_same(world):
     assert world.decode.stats().numbers["preemptions"] > before
     checked = (0, 11)
     assert [found[i][0] for i in checked] == [world.wanted(prompts[i], 40) for i in checked]
+
+
+async def test_what_stands_for_files_is_neither_penalised_nor_told_of(world):
+    """Some models have no logit of it."""
+    prompt = world.prompt("*b", "How likely?")
+    _, result = await world.ask(prompt, prompt_logprobs=1, repetition_penalty=1.3)
+    assert isinstance(result, Generated) and len(result.prompt_logprobs.logprobs) == 4 * (len(prompt.ids) - 1)
+    tokens, _ = await world.ask(prompt)
+    assert tokens == world.wanted(prompt)
 
 
 async def test_answers_keep_to_a_grammar(world):

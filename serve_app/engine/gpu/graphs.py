@@ -182,6 +182,7 @@ class DecodeGraphs:
             and batch.capture is None
             and batch.embeddings is None
             and batch.axes is None
+            and batch.crossing is None
             and batch.block_tables.shape[1] <= self._static.block_tables.shape[1]
         )
 

@@ -186,7 +186,7 @@ def launch(runner: Runner, step: Step, before: Flight | None, started: float) ->
         at_rows, from_rows = to_device([np.array(places), np.array(sources)], batch.input_ids.device)
         batch.input_ids.index_copy_(0, at_rows, before.token_ids.index_select(0, from_rows))
     logits = runner.forward(batch)
-    rows = [row for item in step.scheduled for row in sample_rows(item)]
+    rows = [row for item in step.scheduled for row in sample_rows(item, logits.shape[1])]
     token_ids = batch.sample_rows
     if rows:
         # What a sampled row reads is its request's last token.

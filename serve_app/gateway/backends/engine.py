@@ -22,7 +22,7 @@ from serve_app.gateway.backends.structure import Structure
 from serve_app.gateway.dispatch.dispatcher import Dispatcher
 from serve_app.gateway.dispatch.ticket import Ticket
 from serve_app.gateway.resume import log as resume
-from serve_app.kv.keys import BLOCK_TOKENS, block_keys, media_parts, root_key, tenant_id
+from serve_app.kv.keys import BLOCK_TOKENS, all_over, block_keys, media_parts, root_key, tenant_id
 from serve_app.routing.types import RouteRequest
 from serve_app.sampling_params import PromptLogprobs
 from serve_app.state.callers.accounts import Caller
@@ -248,6 +248,8 @@ def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, call
     # Where something is to be told of the prompt, nothing that is stored of it helps.
     stored = ids[:0] if request.sampling.prompt_logprobs is not None else ids
     media = [part for p in prompt.media for part in media_parts(p.file.digest, p.places, p.grid)]
+    if any(p.beside for p in prompt.media):
+        media = [*all_over(digest for _, _, digest in media), *media]
     every = block_keys(root_key(dispatcher.weights, adapter, salt), stored, media=media)
     keys = every[per_key - 1 :: per_key]
     dispatcher.know(tenant_id(salt).hex(), caller.account)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from serve_app.engine.runner import Forward
+from serve_app.models.crossing import KNOWN as CROSSING
 from serve_app.models.divided.division import Division, bare, divide, keep_groups, layers_of, looking
 from serve_app.models.divided.modules import (
     JoinedLinear,
@@ -76,9 +77,13 @@ class PartOfModel:
         return tuple(found)
 
 
-def refuse_divided(*, plug: Plug | None, quantization: str) -> None:
-    """Raises :class:`UnsupportedModel` for what a model on several ranks can't do yet."""
-    wanted = {f"quantization: {quantization}": quantization == "fp8", "plugged linears": plug is not None}
+def refuse_divided(*, family: str, plug: Plug | None, quantization: str) -> None:
+    """Raises :class:`UnsupportedModel` for what a model of ``family`` on several ranks can't do yet."""
+    wanted = {
+        f"quantization: {quantization}": quantization == "fp8",
+        "plugged linears": plug is not None,
+        f"{family}'s layers that attend to pictures": family in CROSSING,
+    }
     for name, asked in wanted.items():
         if asked:
             raise UnsupportedModel(f"{name} and several ranks do not go together yet; leave one of them out")

@@ -17,6 +17,7 @@ from serve_app.engine.rules import Rules
 from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
+from serve_app.models.crossing import crossed_encoder
 from serve_app.models.divided.adapters import part_bank
 from serve_app.models.divided.check import check_divided
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
@@ -123,7 +124,7 @@ def load_causal_lm(
     try:
         wanted = _dtype(dtype, config, device)
         if group is not None:
-            refuse_divided(plug=plug, quantization=quantization)
+            refuse_divided(family=config.get("model_type", ""), plug=plug, quantization=quantization)
             part = load_part(model_class, path, dtype=wanted, group=group, quantization=quantization)
             refuse_contradictions(path, part.module, part.info)
             module, report = part.module, {"read_bytes": part.read_bytes}
@@ -219,7 +220,8 @@ def load_causal_lm(
 
 
 def media_encoders(module: Any) -> dict[str, MediaEncoder]:
-    found: dict[str, MediaEncoder | None] = {"image": picture_encoder(module), "audio": sound_encoder(module)}
+    seen: MediaEncoder | None = picture_encoder(module) or crossed_encoder(module)
+    found: dict[str, MediaEncoder | None] = {"image": seen, "audio": sound_encoder(module)}
     return {medium: encoder for medium, encoder in found.items() if encoder is not None}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.kv_cache import KVShape, LayerShape
 from serve_app.models import longrope
+from serve_app.models.crossing import attend_beside
 from serve_app.models.deepstack import add_behind_layers
 from serve_app.models.latent import use_latents
 from serve_app.models.loading.adapt import adapt
@@ -46,6 +47,7 @@ def prepare(module: nn.Module, device: torch.device, *, latents: bool = True) ->
         use_latents(module)
     leave_odd_experts(module)
     add_behind_layers(module)
+    attend_beside(module)
     try:
         extend_at = longrope.replace_rotary(module, generates=True)
         layers, vocab_size = observe(module, device, coded=extend_at is not None)
@@ -87,6 +89,9 @@ def _forward(module: Any, layers: list[SeenLayer], extend_at: int | None) -> Cal
 
 
 def _inputs(module: Any, batch: Batch) -> dict[str, Tensor]:
+    if batch.crossing is not None:
+        # Anything, so that transformers runs these layers.
+        return {"input_ids": batch.input_ids.unsqueeze(0), "cross_attention_states": batch.crossing.behind}
     if batch.embeddings is None:
         return {"input_ids": batch.input_ids.unsqueeze(0)}
     embedded = module.get_input_embeddings()(batch.input_ids)
