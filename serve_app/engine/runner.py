@@ -124,8 +124,8 @@ class Runner:
 
 
 def sample_rows(item: Scheduled, vocab: int) -> list[SampleRow]:
-    """One row per token to draw: the next one, and one behind each draft, which then counts as output. ``vocab``: logits
-    of a row; a token that stands for a picture may have none (Llama 3.2 Vision).
+    """One row per token to draw: the next one, and one behind each draft, which then counts as output. A row has
+    ``vocab`` logits; a token that stands for a picture may have none (Llama 3.2 Vision).
     """
     request: Request = item.request
     params = request.sampling
