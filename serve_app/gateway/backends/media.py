@@ -79,15 +79,15 @@ class Looker:
     def _file(self, model: ServedModel, part: dict[str, Any], where: str, salt: bytes) -> MediaFile:
         data, medium = part_file(part, where), part["type"]
         key = salt, medium, sha256(data).digest()
-        found = self._known.get(key)
+        found = self._known.pop(key, None)
         if found is None:
             try:
                 found = self._measured(model, medium, data)
             except BadFile as refused:
                 raise InvalidInput(f"{where}: {refused}.", param=where) from None
-            self._known[key] = found
-            while len(self._known) > REMEMBERED:
-                self._known.popitem(last=False)
+        self._known[key] = found  # behind those that nobody has asked for since
+        while len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
         return Picture(data, key[2], *found) if medium == "image" else Sound(data, key[2], *found)
 
     def _measured(self, model: ServedModel, medium: Medium, data: bytes) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import pytest
 from serve_app.api.errors import InvalidInput
 from serve_app.api.fields.pictures import picture_part
 from serve_app.api.types import GenerateRequest
-from serve_app.gateway.backends import engine
+from serve_app.gateway.backends import engine, media
 from serve_app.gateway.backends.media import MAX_FILES
 from serve_app.tasks.model import ServedModel
 from tests import sight
@@ -80,6 +80,13 @@ async def test_what_one_account_has_sent_is_unknown_to_another(backend, model, m
     assert not looked
     await backend.prepare(model, request, OTHER)
     assert len(looked) == 1
+
+
+async def test_what_is_asked_for_again_is_remembered(backend, model, monkeypatch):
+    monkeypatch.setattr(media, "REMEMBERED", 2)
+    for width in (11, 12, 11, 13):
+        await backend.prepare(model, asks(sight.picture(width, 10)), SALT)
+    assert [size for size in backend._looker._known.values()] == [(11, 10), (13, 10)]
 
 
 async def test_there_is_a_most_of_pictures(backend, model):
