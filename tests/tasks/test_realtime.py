@@ -27,6 +27,8 @@ from serve_app.worker.spec import WorkerSpec
 from tests.tasks.conftest import ACCOUNT, KEY
 
 MODEL = "@cf/pico/pico-hearing"
+# The same with a price for sessions.
+STREAMED = "@cf/test/streamed"
 FOLDER = PROJECT_ROOT / "checkpoints" / "pico-hearing"
 SAID = "Turn off the radio in the kitchen."
 RATE = 16_000
@@ -57,7 +59,7 @@ class Server:
 
 
 @pytest.fixture
-async def server(serve, recogniser) -> AsyncIterator[Server]:
+async def server(serve, recogniser, tmp_path) -> AsyncIterator[Server]:
     async def call(model, method, wire):
         made.calls += 1
         try:
@@ -69,7 +71,13 @@ async def server(serve, recogniser) -> AsyncIterator[Server]:
             made.left += 1
             raise
 
-    async with serve(call, models=(MODEL,)) as served:
+    (tmp_path / "models").mkdir()
+    price = "neurons: {audio_minute: 10, streamed_audio_minute: 60}"
+    (tmp_path / "models" / "streamed.yaml").write_text(
+        f'id: "{STREAMED}"\ntask: automatic-speech-recognition\ndescription: Of a test.\ncreated_at: "2026-01-02"\n'
+        f"weights: {{path: {FOLDER}}}\nprice: {{{price}}}\nserving: {{local: {{predictor: {{}}}}}}\n"
+    )
+    async with serve(call, models=(MODEL, STREAMED)) as served:
         config = uvicorn.Config(build_http(served.gateway), "127.0.0.1", 0, log_level="error", lifespan="off")
         running = uvicorn.Server(config)
         task = asyncio.ensure_future(running.serve())
@@ -138,6 +146,20 @@ async def test_turns_are_found_and_written_down(server, prefix):
     assert server.served.endings == [("automatic-speech-recognition", "done")] * 2
     charged = sorted(settled.entry.units["audio_ms"] for settled in server.served.settled)
     assert charged == pytest.approx(sorted(1000 * one.usage.seconds for one in done), abs=2)
+    # And says what it cost as it ends.
+    assert sorted(one.usage.neurons for one in done) == sorted(s.entry.neurons / 1e6 for s in server.served.settled)
+
+
+async def test_a_price_for_sessions_is_the_one_that_counts(server):
+    async with server.connect(model=STREAMED) as connection:
+        await connection.session.update(session=session(transcription={"model": STREAMED}, turn_detection=None))
+        await sends(connection, spoken())
+        await connection.input_audio_buffer.commit()
+        done = (await until(connection, COMPLETED))[-1]
+    [settled] = server.served.settled
+    assert settled.entry.units["streamed_audio_ms"] == pytest.approx(1000 * done.usage.seconds, abs=1)
+    assert "audio_ms" not in settled.entry.units
+    assert done.usage.neurons == settled.entry.neurons / 1e6 == pytest.approx(done.usage.seconds, rel=0.01)
 
 
 async def test_interim_results(server):

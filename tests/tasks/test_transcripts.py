@@ -92,6 +92,8 @@ async def test_openai_s_client(served, prefix) -> None:
         file = ("talk.wav", sound(0.1), "audio/wav")
         plain = await client.audio.transcriptions.create(model=model, file=file, language="en", prompt="Hi")
         assert plain.text == "Hello world. Bye --> now" and plain.usage.seconds == 3662
+        price = found.settled[-1].entry.neurons / 1e6
+        assert plain.usage.neurons == price
         assert worker.asked[0][0] == file[1] and worker.asked[0][1]["language"] == "en"
         for form, wanted in (
             ("text", "Hello world. Bye --> now\n"),
@@ -110,6 +112,7 @@ async def test_openai_s_client(served, prefix) -> None:
         events = [event async for event in stream]
         assert "".join(e.delta for e in events[:-1]) == " Hello world. Bye --> now"
         assert events[-1].type == "transcript.text.done" and events[-1].text == plain.text
+        assert events[-1].usage.seconds == 3662 and events[-1].usage.neurons == price
         vad = {"type": "server_vad", "threshold": 0.2, "silence_duration_ms": 250}
         for strategy, wanted in (("auto", (0.5, 1.0, 0.3)), (vad, (0.2, 0.25, 0.3)), (None, None)):
             await client.audio.transcriptions.create(model=model, file=file, chunking_strategy=strategy)

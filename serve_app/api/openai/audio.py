@@ -143,4 +143,4 @@ def _event(body: dict[str, Any]) -> bytes:
 
 def _usage(told: dict[str, Any]) -> dict[str, Any]:
     # Whole seconds, as OpenAI rounds them.
-    return {"type": "duration", "seconds": -int(-told["duration"] // 1)}
+    return {"type": "duration", "seconds": -int(-told["duration"] // 1), **told["price"]}

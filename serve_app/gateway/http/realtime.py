@@ -26,6 +26,7 @@ import orjson
 from serve_app.api import identity
 from serve_app.api.errors import InvalidInput, as_api_error, current_request
 from serve_app.api.openai import realtime
+from serve_app.api.receipt import receipt
 from serve_app.api.transcripts import TranscribeRequest
 from serve_app.gateway.core import Gateway
 from serve_app.media.activity import Pauses
@@ -47,6 +48,8 @@ MANUAL_S = 120.0
 QUICK_BYTES = 32 << 10
 # Turns that are over and not written down yet; beyond it nothing more is read.
 BEHIND = 4
+# Units of sound.
+HEARD, STREAMED = "audio_ms", "streamed_audio_ms"
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 # The model of that name, for this caller; counted as a request.
@@ -247,26 +250,31 @@ class _Turn:
         owner = self._owner
         try:
             try:
-                text, seconds = await self._whole(pcm)
+                text, usage = await self._whole(pcm)
             finally:
                 if before is not None:
                     await asyncio.wait({before})
             # Where the whole turn is heard otherwise, its transcript alone tells so.
             if text.startswith(self._spoken) and (rest := text.removeprefix(self._spoken)):
                 await owner._send(realtime.transcription("delta", self.item, delta=rest))
-            usage = {"type": "duration", "seconds": seconds}
             await owner._send(realtime.transcription("completed", self.item, transcript=text, usage=usage))
         except Exception as error:
             await owner._send(realtime.transcription("failed", self.item, error=_shown(error)))
 
-    async def _whole(self, pcm: bytes) -> tuple[str, float]:
+    async def _whole(self, pcm: bytes) -> tuple[str, dict[str, Any]]:
+        """Its text, and what it took and costs: the entry is safe by now."""
         owner = self._owner
         runtime = owner._gateway.runtime
         request = self._request(self._file(pcm))
-        worst = {"audio_ms": len(pcm) * 500 // self._session.rate + 1}
+        # Where the model has a price for this way, that is the unit.
+        streamed = STREAMED in runtime.quote(self._model).tariff.rates
+        worst = {STREAMED if streamed else HEARD: len(pcm) * 500 // self._session.rate + 1}
         async with runtime.work(self._model, owner._caller, facts={"bytes": len(pcm)}, worst=worst) as work:
             [found] = await predict(runtime, work, [request.audio], request.options)
-        return str(found["text"]).strip(), float(found["duration"])
+            if streamed:
+                work.units[STREAMED] = work.units.pop(HEARD)
+        usage = {"type": "duration", "seconds": float(found["duration"]), **receipt(work.usage)}
+        return str(found["text"]).strip(), usage
 
     def _request(self, audio: bytes) -> TranscribeRequest:
         return TranscribeRequest(audio, "transcribe", self._session.language, self._session.prompt)

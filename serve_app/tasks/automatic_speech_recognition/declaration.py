@@ -9,7 +9,7 @@ DECLARATION = TaskDeclaration(
     listed_name="Automatic Speech Recognition",
     description="Models that write down what is said, and when.",
     example={"audio": "(base64 of a WAV, FLAC, MP3, Ogg, M4A or WebM file)"},
-    units=("audio_minute",),
+    units=("audio_minute", "streamed_audio_minute"),
     rate_limit=720,
     order=60,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from serve_app.api.envelopes import success
+from serve_app.api.receipt import receipt
 from serve_app.api.transcripts import TranscribeRequest, vtt, words_of
 from serve_app.api.types import ModelLimits
 from serve_app.media.limits import longest_s
@@ -35,13 +36,13 @@ class SpeechRecognition(Task):
     async def run(
         self, runtime: Runtime, model: ServedModel, request: TranscribeRequest, caller: Caller
     ) -> dict[str, Any]:
-        """The worker's transcript: text, language, duration and segments."""
+        """The worker's transcript: text, language, duration and segments; and its ``price``."""
         size = len(request.audio)
         worst = {"audio_ms": longest_s(size) * 1000}
         busy = request.reject_if_busy
         async with runtime.work(model, caller, reject_if_busy=busy, facts={"bytes": size}, worst=worst) as work:
             [found] = await predict(runtime, work, [request.audio], request.options)
-        return dict(found)
+        return {**found, "price": receipt(work.usage)}
 
     async def answer(
         self, runtime: Runtime, model: ServedModel, request: TranscribeRequest, result: dict[str, Any]
