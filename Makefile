@@ -20,7 +20,7 @@ define step
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-node test-images test-asan lint format audit models figures bench lock clean
+.PHONY: help install install-dev serve test test-node test-images test-asan fuzz lint format audit models figures bench lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,10 @@ test-images: $(DEV)  ## install diffusers and run the tests of models that draw 
 
 test-asan: $(DEV)  ## tests of the CPU kernels, compiled with AddressSanitizer (needs the compiler's libasan; minutes)
 	@$(PY) -m pytest -q -m slow tests/kernels/library/test_sanitized.py $(ARGS)
+
+fuzz: $(DEV)  ## bad input led by coverage (ARGS="--minutes 30 --only adapter"; atheris goes into .venv)
+	@$(PY) -c 'import atheris' 2>/dev/null || $(PIP) 'atheris==3.*'
+	@$(PY) -m benchmarks fuzz --coverage $(ARGS)
 
 lint: $(DEV)  ## ruff and mypy
 	@$(VENV)/bin/ruff check .

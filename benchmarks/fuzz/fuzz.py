@@ -1,10 +1,11 @@
 """Bad input by the thousand: everything that reads what others wrote either takes it or refuses it as documented.
 
-    python -m benchmarks fuzz [--minutes 5] [--only NAME] [--seed 1] [--json]
+    python -m benchmarks fuzz [--minutes 5] [--only NAME] [--seed 1] [--coverage [--corpus FOLDER]] [--json]
 
 Targets are the dialects' bodies down to prompt and grammar, multipart, grammars, messages and streams of the token
-channel, chunk files of the KV cache and journals of the state directory. ``tests/benchmarks/test_fuzz.py`` runs each
-for a moment. A finding is shrunk by hypothesis and printed with its input; make a test of it where the cause lies.
+channel, chunk files of the KV cache, journals of the state directory and adapters. ``tests/benchmarks/test_fuzz.py``
+runs each for a moment. A finding is shrunk by hypothesis and printed with its input; make a test of it where the cause
+lies. With ``--coverage`` inputs are led by the code that they reach (``coverage.py``), and more targets read bytes.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from benchmarks.fuzz import bodies, schemas, stored
+from benchmarks.fuzz import adapters, bodies, coverage, schemas, stored
 
 Target = Callable[..., None]
 BATCH = 200  # examples of one target before the next has its turn
@@ -47,14 +49,15 @@ TARGETS: dict[str, tuple[Target, tuple[st.SearchStrategy[Any], ...]]] = {
     "pieces": (stored.join_pieces, (stored.PIECES,)),
     "chunk file": (stored.read_chunk, (stored.chunk_files(),)),
     "journal": (stored.read_journal, (stored.journals(),)),
+    "adapter": (adapters.read_files, (adapters.CONFIGS | st.just(adapters.TEXT), adapters.FILES)),
     # JSON is YAML.
     "record": (stored.read_record, (bodies.changed(stored.RECORD),)),
     "settings": (stored.read_settings, (bodies.changed(stored.SETTINGS),)),
 }
 
 
-def run(name: str, examples: int, number: int) -> None:
-    """Tries one target; raises what it raised, for the smallest input found."""
+def attempts(name: str, examples: int, number: int) -> Any:
+    """A test of hypothesis that tries one target."""
     target, strategies = TARGETS[name]
 
     @seed(number)
@@ -69,7 +72,12 @@ def run(name: str, examples: int, number: int) -> None:
             error.add_note(f"{name}: {str(arguments)[:2000]}")
             raise
 
-    attempt()
+    return attempt
+
+
+def run(name: str, examples: int, number: int) -> None:
+    """Tries one target; raises what it raised, for the smallest input found."""
+    attempts(name, examples, number)()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -79,11 +87,38 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--only", help="targets whose names contain this")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--coverage", action="store_true", help="inputs are led by the code that they reach (atheris)")
+    parser.add_argument("--corpus", type=Path, help="with --coverage: a folder for what has reached new code")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
-    left = [name for name in TARGETS if options.only is None or options.only in name]
+    if options.coverage and not coverage.is_there():
+        raise SystemExit(coverage.MISSING)
+    known = coverage.names(TARGETS) if options.coverage else list(TARGETS)
+    left = [name for name in known if options.only is None or options.only in name]
     if not left:
-        raise SystemExit(f"no such target; there are {', '.join(TARGETS)}")
+        raise SystemExit(f"no such target; there are {', '.join(known)}")
+    tried, findings = _by_coverage(left, options) if options.coverage else _by_chance(left, options)
+    print(f"{tried} inputs, {len(findings)} targets with findings: {', '.join(findings) or 'none'}")
+    if options.json:
+        shown = {name: text.strip().splitlines()[-1] for name, text in findings.items()}
+        print(json.dumps({"benchmark": "fuzz", "seed": options.seed, "inputs": tried, "findings": shown}))
+    return 1 if findings else 0
+
+
+def _by_coverage(names: list[str], options: argparse.Namespace) -> tuple[int, dict[str, str]]:
+    """How many inputs were tried, and findings by target."""
+    tried, findings = 0, {}
+    for name in names:
+        found = coverage.run(name, options.minutes * 60 / len(names), options.corpus, options.seed)
+        tried += found.inputs
+        print(f"{name}: {found.inputs} inputs, {found.reached} edges", file=sys.stderr, flush=True)
+        if found.finding is not None:
+            findings[name] = found.finding
+            print(found.finding, file=sys.stderr, flush=True)
+    return tried, findings
+
+
+def _by_chance(left: list[str], options: argparse.Namespace) -> tuple[int, dict[str, str]]:
     until, number, tried, findings = time.monotonic() + options.minutes * 60, options.seed, 0, {}
     while left and time.monotonic() < until:
         for name in list(left):
@@ -97,11 +132,7 @@ def main(argv: list[str] | None = None) -> int:
             if time.monotonic() > until:
                 break
         number += 1
-    print(f"{tried} inputs, {len(findings)} targets with findings: {', '.join(findings) or 'none'}")
-    if options.json:
-        shown = {name: text.strip().splitlines()[-1] for name, text in findings.items()}
-        print(json.dumps({"benchmark": "fuzz", "seed": options.seed, "inputs": tried, "findings": shown}))
-    return 1 if findings else 0
+    return tried, findings
 
 
 if __name__ == "__main__":

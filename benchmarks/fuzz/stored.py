@@ -176,14 +176,20 @@ ROWS = [Row("trace", ("a", str(n)), {"body": b"x", "at": 1.5, "none": None}, 10)
 _HEAD = struct.Struct("<II")
 
 
-@st.composite
-def journals(draw: st.DrawFn) -> bytes:
-    """Right records, damaged ones, and records of anything whose checksum is right."""
+def journal_file() -> bytes:
+    """A right one."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder))
         journal.append(ROWS)
         data = next(Path(folder).glob("*.journal")).read_bytes()
         journal.close()
+    return data
+
+
+@st.composite
+def journals(draw: st.DrawFn) -> bytes:
+    """Right records, damaged ones, and records of anything whose checksum is right."""
+    data = journal_file()
     body = msgspec.msgpack.encode(draw(PLAIN))
     other = _HEAD.pack(len(body), zlib.crc32(body)) + body
     return draw(

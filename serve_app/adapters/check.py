@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeGuard
@@ -24,6 +25,8 @@ PREFIX = "base_model.model."
 # About a hundred bytes a tensor.
 MAX_HEADER = 8 << 20
 _SLICE = 4 << 20
+# More than any tensor has.
+_MOST_SIZES = 8
 # Bytes of a number, and the bits of its exponent, which are all set in what is infinite or not a number.
 _DTYPES: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F32": (np.uint32, 0x7F800000),
@@ -110,6 +113,7 @@ def read_header(file: BinaryIO, size: int) -> dict[str, Stored]:
         raise AdapterRefused(f"adapter_model.safetensors has no header of JSON; {_AGAIN}")
     try:
         found = json.loads(raw, object_pairs_hook=_unique)
+        "".join(found).encode()  # one half of a pair of surrogates is no text
     except (ValueError, RecursionError) as error:
         if isinstance(error, AdapterRefused):
             raise
@@ -133,8 +137,7 @@ def read_header(file: BinaryIO, size: int) -> dict[str, Stored]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise AdapterRefused(f"the header of adapter_model.safetensors names {_short(twice)} twice; {_AGAIN}")
     return found
 
@@ -142,7 +145,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _tensor(key: str, value: Any, data: int) -> Stored:
     entry = value if isinstance(value, dict) else {}
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise AdapterRefused(f"{_short(key)} is {_short(dtype)}; save the adapter in float32, bfloat16 or float16")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         raise AdapterRefused(f"{_short(key)} has no shape and place in the header; {_AGAIN}")
@@ -157,7 +160,8 @@ def _tensor(key: str, value: Any, data: int) -> Stored:
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 1 << 40 for item in value)
+    listed = isinstance(value, list) and len(value) <= _MOST_SIZES
+    return listed and all(type(item) is int and 0 <= item < 1 << 40 for item in value)
 
 
 def _check_own(key: str, tensor: Stored, base: Base) -> None:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 MAX_BYTES = 1 << 20
 LARGEST_RANK = 256
+_LARGEST_ALPHA = 1e30
 # Fields that change what an adapter computes, and what they may say. Their absence is what PEFT's defaults are.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -112,6 +113,7 @@ def read_config(data: bytes) -> AdapterConfig:
         raise AdapterRefused(f"adapter_config.json has {len(data)} bytes, and {MAX_BYTES} are read; shorten it")
     try:
         found = json.loads(data)
+        json.dumps(found, ensure_ascii=False).encode()  # one half of a pair of surrogates is no text
     except (ValueError, RecursionError) as error:
         raise AdapterRefused(f"adapter_config.json is no JSON ({error}); upload it again") from error
     if not isinstance(found, dict):
@@ -164,7 +166,7 @@ def _rank(name: str, value: Any) -> int:
 
 
 def _alpha(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= _LARGEST_ALPHA:
         raise AdapterRefused(f"adapter_config.json: {name} is {_short(value)}; it must be a number")
     return float(value)
 
@@ -218,7 +220,7 @@ def _pattern(found: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
         raise AdapterRefused(f"adapter_config.json: {name} must be an object of at most {_MOST_PATTERNS} patterns")
     for pattern in patterns:
-        if _slow(pattern):
+        if _slow(pattern) or _ending(pattern) is None:
             raise AdapterRefused(
                 f"adapter_config.json: {name} has {_short(pattern)}, which is no expression or may take long to match; "
                 "write names of modules"
@@ -229,14 +231,18 @@ def _pattern(found: dict[str, Any], name: str) -> dict[str, Any]:
 def _of_pattern(patterns: dict[str, T], module: str, otherwise: T) -> T:
     """As PEFT's ``get_pattern_key``: the first pattern that a name ends with."""
     for pattern, value in patterns.items():
-        if _ending(pattern).match(module):
+        if (ending := _ending(pattern)) is not None and ending.match(module):
             return value
     return otherwise
 
 
 @lru_cache(4096)
-def _ending(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"(.*\.)?({pattern})$")
+def _ending(pattern: str) -> re.Pattern[str] | None:
+    """None where only the pattern by itself is an expression, as one that begins with flags."""
+    try:
+        return re.compile(rf"(.*\.)?({pattern})$")
+    except re.error:
+        return None
 
 
 def _short(value: Any) -> str:

@@ -138,6 +138,9 @@ WHOLE = packed(weights())
 LENGTH = int.from_bytes(WHOLE[:8], "little")
 TWICE = WHOLE[8 : 8 + LENGTH].replace(b"layers.1.self_attn.q_proj.lora_A", b"layers.0.self_attn.q_proj.lora_A")
 DEEP = b'{"a":' * 100_000
+# Each of which was once compared with all others.
+MANY = b"{%s}" % b",".join(b'"%d":0' % min(n, 299_999) for n in range(300_001))
+LONE = packed(weights()).replace(b"__metadata__", b"\\udc80______")
 
 # What is wrong: the file of weights, what the text says.
 BAD: dict[str, tuple[bytes, str]] = {
@@ -153,6 +156,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a deep header": (len(DEEP).to_bytes(8, "little") + DEEP, "no JSON"),
     "a header that is not UTF-8": ((4).to_bytes(8, "little") + b'{"\xff\xff', "no JSON"),
     "a name twice": (LENGTH.to_bytes(8, "little") + TWICE + WHOLE[8 + LENGTH :], "twice"),
+    "a name twice among many": (len(MANY).to_bytes(8, "little") + MANY, "twice"),
+    "a name that is no text": (LONE, "no JSON"),
     "cut off": (WHOLE[:-1], "is cut off"),
     "bytes behind its data": (WHOLE + b"\0", "behind its data"),
     "overlapping tensors": (packed(weights(), header(data_offsets=[32, 160])), "overlap|hole"),
@@ -161,6 +166,8 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a size that is none": (packed(weights(), header(shape=[-4, 8])), "no shape"),
     "a size that is no number": (packed(weights(), header(shape=["4", 8])), "no shape"),
     "no shape": (packed(weights(), header(shape=None)), "no shape"),
+    "a shape of many sizes": (packed(weights(), header(shape=[1 << 39] * 400_000)), "no shape"),
+    "a dtype that is no name": (packed(weights(), header(dtype=[])), "float32, bfloat16 or float16"),
     "a shape that does not fit": (packed(weights(), header(shape=[1 << 30, 1 << 30])), "takes"),
     "float64": (packed(weights(dtype=np.float64)), "float32, bfloat16 or float16"),
     "integers": (packed(weights(dtype=np.int64)), "float32, bfloat16 or float16"),
@@ -226,6 +233,10 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any] | bytes, str]] = {
     "a large rank": ({"r": 10**6}, "rank"),
     "an alpha that is no number": ({"lora_alpha": None}, "number"),
     "an infinite alpha": (b'{"peft_type": "LORA", "r": 4, "lora_alpha": 1e999}', "number"),
+    "an alpha beyond all numbers": ({"lora_alpha": 10**400}, "number"),
+    "an alpha of a pattern beyond them": ({"alpha_pattern": {"q_proj": 10**400}}, "number"),
+    "a pattern with flags": ({"rank_pattern": {"(?i)q_proj": 4}}, "no expression"),
+    "a name that is no text": ({"rank_pattern": {"\udc80": 0}}, "no JSON"),
     "targets that are no names": ({"target_modules": {"a": 1}}, "target_modules"),
     "layers that are no numbers": ({"layers_to_transform": ["1"]}, "layers_to_transform"),
     "patterns that are no object": ({"rank_pattern": ["q_proj"]}, "rank_pattern"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.fuzz import fuzz
+from benchmarks.fuzz import coverage, fuzz, raw
 
 MOMENT = 15
 
@@ -32,3 +32,29 @@ def test_a_finding_is_told_with_its_input(monkeypatch, capsys):
     said = capsys.readouterr()
     found = json.loads(said.out.splitlines()[-1])
     assert list(found["findings"]) == ["broken"] and "b'!'" in said.err
+
+
+@pytest.mark.parametrize("name", raw.readers())
+def test_readers_of_bytes_take_what_is_right_and_refuse_the_rest(name):
+    reader = raw.readers()[name]
+    assert reader.right
+    for data in reader.right:
+        reader.read(data)
+        reader.read(data[: len(data) // 2])
+        reader.read(data[::-1])
+
+
+def test_what_leads_by_coverage_may_be_lacking(monkeypatch):
+    monkeypatch.setattr(coverage, "is_there", lambda: False)
+    with pytest.raises(SystemExit, match="pip install"):
+        fuzz.main(["--coverage"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not coverage.is_there(), reason=coverage.MISSING)
+@pytest.mark.parametrize("name", ["frames", coverage.RAW + "multipart"])
+def test_inputs_are_led_by_the_code_that_they_reach(name, tmp_path):
+    tried = coverage.run(name, 10, tmp_path, 1)
+    assert tried.finding is None, tried.finding
+    assert tried.inputs > 100 and tried.reached > 10
+    assert len(list((tmp_path / name.replace(" ", "-")).iterdir())) > 1
