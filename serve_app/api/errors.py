@@ -1,5 +1,4 @@
-"""Every error a client can meet, with its Workers AI code, its HTTP status and a message that says what to
-do.
+"""Every error a client can meet, with its Workers AI code, its HTTP status and a message that says what to do.
 
 Codes: Cloudflare's documentation of Workers AI errors; 5006 and 5021 as seen in public answers. Raise one of
 these where the cause is known; `serve_app/api/envelopes.py` turns it into JSON.
@@ -7,10 +6,12 @@ these where the cause is known; `serve_app/api/envelopes.py` turns it into JSON.
 
 from __future__ import annotations
 
+import errno
 import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
 
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 # The id of the request at hand, under which its failure is logged and told.
 current_request: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -393,6 +394,7 @@ class Internal(ApiError):
 
 
 def as_api_error(error: BaseException, request_id: str | None = None) -> ApiError:
-    """``error`` itself if it is meant for clients, otherwise a generic `Internal` that tells nothing of
-    it."""
+    """``error`` itself if it is meant for clients, otherwise one that tells no more of it than that a disk is full."""
+    if isinstance(error, OSError) and error.errno in _FULL:
+        return StoreAway("The server cannot write files at the moment, please try again.")
     return error if isinstance(error, ApiError) else Internal(request_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
 
 import orjson
@@ -51,3 +53,19 @@ async def test_too_many_requests_are_refused_before_any_is_read(echo, monkeypatc
     run = f"{ACCOUNT}/run/{echo.model}?queueRequest=true"
     refused = await echo.http.post(run, content=b'{"requests":[' + b"{}," * 2000 + b"{}]}")
     assert refused.status_code == 400 and "at most 2000 requests" in refused.json()["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EFBIG, errno.EDQUOT])
+async def test_a_submission_that_finds_the_disk_full_can_be_sent_again(echo, monkeypatch, reason):
+    files, put = echo.gateway.state.files, echo.gateway.state.files.put
+
+    def full(name: str, data: object) -> int:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(files, "put", full)
+    path, body = f"{ACCOUNT}/run/{echo.model}?queueRequest=true", {"requests": [{"prompt": "Hi"}]}
+    refused = await echo.http.post(path, json=body)
+    assert refused.status_code == 503 and refused.json()["errors"][0]["code"] == 3040, refused.text
+    assert int(refused.headers["retry-after"]) > 0
+    monkeypatch.setattr(files, "put", put)
+    assert (await echo.http.post(path, json=body)).json()["success"]
