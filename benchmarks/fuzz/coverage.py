@@ -56,8 +56,14 @@ def run(name: str, seconds: float, corpus: Path | None, number: int) -> Tried:
         )
     inputs = [int(found) for found in _TRIED.findall(done.stderr)]
     reached = [int(found) for found in _REACHED.findall(done.stderr)]
-    finding = None if done.returncode == 0 else (done.stdout + done.stderr)[-8000:]
-    return Tried(sum(inputs), max(reached, default=0), finding)
+    return Tried(sum(inputs), max(reached, default=0), None if done.returncode == 0 else _finding(done.stderr))
+
+
+def _finding(said: str) -> str:
+    """What was raised, or what libFuzzer says of time and memory; then the file with the input."""
+    raised = said[said.find("Traceback") :].partition("\n==")[0] if "Traceback" in said else said[-4000:]
+    [*_, written] = [line for line in said.splitlines() if "Test unit written to" in line] or [""]
+    return f"{written}\n{raised}".strip()
 
 
 def child(name: str, seconds: str, folder: str, number: str) -> None:

@@ -208,6 +208,14 @@ def test_bad_input_is_told(change, words):
         anthropic.parse_messages_request({"model": MODEL, "max_tokens": 9, "messages": ASK, **change})
 
 
+@pytest.mark.parametrize("first", [{}, {"content": None}, {"contents": "Hi"}])
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_turns_of_one_role_are_not_joined_with_one_that_says_nothing(first, role):
+    messages = [{"role": role, **first}, {"role": role, "content": "Hi"}]
+    with pytest.raises(InvalidInput, match=r"messages\[0\]\.content"):
+        anthropic.parse_messages_request({"model": MODEL, "max_tokens": 9, "messages": messages})
+
+
 def test_counting_needs_no_limit_of_tokens():
     request = anthropic.parse_count({"model": MODEL, "messages": ASK})
     assert request.messages == ASK

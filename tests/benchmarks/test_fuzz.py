@@ -50,6 +50,12 @@ def test_what_leads_by_coverage_may_be_lacking(monkeypatch):
         fuzz.main(["--coverage"])
 
 
+def test_what_was_found_by_coverage_is_told_without_what_led_to_it():
+    said = "#3 NEW cov: 9\nTraceback (most recent call last):\n  File\nKeyError: 'a'\n==7== ERROR: libFuzzer\n"
+    told = coverage._finding(said + "artifact_prefix='/x/'; Test unit written to /x/crash-1\nstat::more: 2")
+    assert told.splitlines()[0].endswith("/x/crash-1") and told.splitlines()[-1] == "KeyError: 'a'"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not coverage.is_there(), reason=coverage.MISSING)
 @pytest.mark.parametrize("name", ["frames", coverage.RAW + "multipart"])

@@ -121,7 +121,7 @@ def _joined(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for turn in turns:
         role, content = turn.get("role"), turn.get("content")
         last = out[-1] if out and role in ("user", "assistant") and out[-1].get("role") == role else None
-        if last is None or not all(isinstance(part, (str, list)) for part in (content, last["content"])):
+        if last is None or not all(isinstance(part, (str, list)) for part in (content, last.get("content"))):
             out.append(turn)
         else:
             out[-1] = {"role": role, "content": [*_listed(last["content"]), *_listed(content)]}
