@@ -17,6 +17,7 @@ from serve_app.gateway.batches import Works
 from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.request_id import ids_at_hand
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.ray_private.zones import node_zone
 
 # A call of a gateway ends when there has been nothing to do for so long; the replica goes a while later.
 IDLE_S = 3.0
@@ -41,6 +42,7 @@ class Batch:
         host = get_node_ip_address() if settings.several_nodes else "127.0.0.1"
         self._core = Core(settings, call_application, ask_all_replicas, host)
         self._core.node = ray.get_runtime_context().get_node_id()
+        self._core.engine.zone = node_zone()
         await self._core.start(clients=False)
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()

@@ -22,6 +22,7 @@ from serve_app.gateway.http.app import build_http
 from serve_app.gateway.http.handle import Numbered, follow
 from serve_app.gateway.http.request_id import ids_at_hand
 from serve_app.gateway.settings import GatewaySettings
+from serve_app.ray_private.zones import node_zone
 
 
 @serve.deployment(name="Gateway")
@@ -42,6 +43,7 @@ class Gateway:
         self._core.history.others = partial(self._ask_gateways, "told")
         self._core.ask_counted = partial(self._ask_gateways, "counted")
         self._core.node = ray.get_runtime_context().get_node_id()
+        self._core.engine.zone = node_zone()
         await self._core.start()
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()

@@ -10,6 +10,7 @@ import ray
 
 from deployments.nursery import Claim
 from deployments.rank_worker import host_for_ranks, start_rank
+from serve_app.ray_private.zones import node_zone
 from serve_app.wire.decide import DecideCall, DecideResult, read_decide_call, read_decide_result
 from serve_app.wire.generate import (
     ArrivingCall,
@@ -58,6 +59,7 @@ class EngineWorker:
             exporter=lambda: ray.get_runtime_context().current_actor,
             start_rank=lambda rank, address: start_rank(spec, rank, address),
             host=host_for_ranks(spec),
+            zone=node_zone(),
         )
 
     async def adopt(self, spec: WorkerSpec, pid: int) -> bool:

@@ -36,7 +36,17 @@ DOCUMENTS = [
 # Read by kernels, which know no settings.
 KERNEL_VARIABLES = {"SERVE_APP_FLASH_ATTENTION"}
 # Read by what we build on, not by us.
-FOREIGN_VARIABLES = {"RAY_REDIS_ADDRESS", "HF_TOKEN", "HF_HOME", "HF_ENDPOINT", "CXX", "RAY_ADDRESS", "KEY", "AI"}
+FOREIGN_VARIABLES = {
+    "SERVE_APP_ZONE",
+    "RAY_REDIS_ADDRESS",
+    "HF_TOKEN",
+    "HF_HOME",
+    "HF_ENDPOINT",
+    "CXX",
+    "RAY_ADDRESS",
+    "KEY",
+    "AI",
+}
 
 
 @cache

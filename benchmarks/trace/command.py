@@ -142,6 +142,7 @@ def machine(arguments: argparse.Namespace) -> ClusterSpec:
         workers=arguments.workers,
         blocks=arguments.blocks or 5859 * arguments.workers,
         nodes=arguments.nodes,
+        zones=arguments.zones,
         gateways=arguments.gateways,
         owner=not arguments.no_owner,
         link_bytes_s=arguments.link * 1e9,
@@ -152,6 +153,8 @@ def machine(arguments: argparse.Namespace) -> ClusterSpec:
     )
     if arguments.record_memory:
         spec = replace(spec, kv_tokens=RECORD_KV_TOKENS, max_seqs=RECORD_SEQS, prefill_share=RECORD_PREFILL)
+    if arguments.speeds:
+        spec = replace(spec, gpus=tuple((1.0 / float(speed), 1.0) for speed in arguments.speeds.split(",")))
     if arguments.gpus:
         kinds = [tuple(map(float, kind.split(":"))) for kind in arguments.gpus.split(",")]
         spec = replace(spec, gpus=tuple((slow, room) for slow, room in kinds))
@@ -241,12 +244,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--blocks", type=int, help="cache in blocks of 512 tokens, of all workers (5859 a worker)")
     parser.add_argument("--nodes", type=int, default=1, help="nodes with a pool each")
+    parser.add_argument("--zones", type=int, default=1, help="that nodes and gateways lie in, one after another")
     parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--adapters", type=int, default=0, help="so many of 50 MB, of which a worker holds 32")
     parser.add_argument("--no-owner", action="store_true", help="every gateway orders its own queue")
     parser.add_argument("--link", type=float, default=50.0, help="GB/s between a node's pool and a worker, each way")
     parser.add_argument("--record-memory", action="store_true", help="cache of running sequences as 8B records have it")
     parser.add_argument("--decode-cost", choices=["mocker", "linear"], default="mocker", help="of steps, by K/V")
+    parser.add_argument("--speeds", help="of workers in turns, 1 is the modelled GPU: 1,0.4 has half of them at 0.4")
     parser.add_argument("--gpus", help="kinds of workers in turns, as SLOWNESS:SHARE OF MEMORY with commas between")
     parser.add_argument("--shape", choices=SHAPES, default="recorded", help="arrivals: as recorded, or other ones")
     parser.add_argument("--late-handover", action="store_true", help="decode fetches only when prefill has ended")

@@ -64,6 +64,8 @@ class Result:
     adapter_loads: int = 0
     link_bytes: int = 0  # that have come into workers
     stayed: int = 0  # requests decoded where they were prefilled
+    far: int = 0  # requests decoded in another zone than their gateway's
+    zone_bytes: int = 0  # that have come into a zone from another
     role_moves: int = 0
     roles: str = ""
     wall: float = 0.0
@@ -88,6 +90,8 @@ class Result:
         row["goodput_per_s"] = round(self.good / self.span, 3) if self.span > 0 else 0.0
         row["good_share"] = round(self.good / max(self.requests, 1), 4)
         row["stayed_share"] = round(self.stayed / max(self.requests - self.refused, 1), 4)
+        row["far_share"] = round(self.far / max(self.requests - self.refused, 1), 4)
+        row["zone_gb"] = round(self.zone_bytes / 1e9, 1)
         row["adapter_loads"] = self.adapter_loads
         row["role_moves"] = self.role_moves
         row["roles"] = self.roles

@@ -27,6 +27,7 @@ class KVAware:
     """``prefill`` 0: every worker prefills and decodes, and has its own cache."""
 
     shared = False
+    zoned = False
 
     def __init__(
         self,

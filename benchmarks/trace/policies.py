@@ -19,6 +19,7 @@ QUEUES = (0.0, 1.0)
 EXPLAINED = {
     "product": "one shared pool, roles moved by the planner, prefill and decode chosen together",
     "blind": "the product without knowing which worker has a request's adapter",
+    "zoneless": "the product without knowing zones",
     "unlimited": "the product with a pool that never evicts",
     "mixed": "the product's router and shared pool, every worker does both",
     "split": "the product's router and shared pool, fixed roles; the best of all splits at each rate",
@@ -59,6 +60,8 @@ def build(name: str, spec: ClusterSpec, seed: int) -> Policy:
         return Product("product", spec, router=base)
     if kind == "blind":
         return Product("blind to adapters", spec, router=base, blind=True)
+    if kind == "zoneless":
+        return Product("zoneless", spec, router=base, zoned=False)
     if kind == "unlimited":
         return Product("unlimited pool", spec, router=base, blocks=10**9)
     if kind == "mixed":

@@ -43,6 +43,8 @@ class _Dispatcher:
             tenant=request.tenant,
             arrived_at=request.at,
         )
+        if self._cluster.policy.zoned and self._cluster.spec.zones > 1:
+            routed.zone = f"z{self._cluster.spec.gateway_zone(gateway)}"
         if request.adapter and not self._blind:
             routed.adapter, routed.adapter_bytes = request.adapter, self._cluster.spec.adapter_bytes
         self.apply(self.dispatch.arrive(routed, now))
@@ -74,7 +76,7 @@ class _Dispatcher:
 
 class Product:
     """``roles``: None lets the first gateway's planner move them; otherwise fixed, one per worker. ``blind``: the
-    router does not know that requests have adapters.
+    router does not know that requests have adapters. ``zoned``: it knows zones.
     """
 
     def __init__(
@@ -87,9 +89,11 @@ class Product:
         router: RouterConfig | None = None,
         admit: bool = True,
         blind: bool = False,
+        zoned: bool = True,
     ) -> None:
         self.name = name
         self.shared = True
+        self.zoned = zoned
         self.blocks = spec.blocks if blocks is None else blocks
         self.cached_by: Sequence[int] = ()
         self.dispatchers: list[_Dispatcher] = []

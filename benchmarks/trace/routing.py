@@ -1,4 +1,4 @@
-"""``serve-app bench routing``: decisions per second on one core, and the memory of the locality index.
+"""``serve-app bench routing``: decisions per second on one core, what load reports cost, and the index's memory.
 
 A decision is everything a gateway does for a request: look its prefix up, price the workers, choose, reserve, and give
 the reservation back when it ends. Seconds are the process's own CPU time, so that a busy machine does not count. Every
@@ -13,12 +13,14 @@ import platform
 import random
 import resource
 import time
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
 from benchmarks.checks import Checks
+from serve_app.costs.steps import StepSample
 from serve_app.routing.admission import Admission
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fairness import FairQueue
@@ -26,6 +28,7 @@ from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.prices import RouterConfig
 from serve_app.routing.router import Router
 from serve_app.routing.types import Decision, Refusal, RouteRequest, WorkerLoad
+from serve_app.wire.load import MAX_SAMPLES
 
 CHUNK = 512  # prompt tokens per key
 
@@ -78,6 +81,25 @@ def decisions(workers: int, keys: int, count: int, seed: int) -> dict[str, Any]:
             "decisions_per_s": round(count / seconds)}  # fmt: skip
 
 
+def reports(workers: int, seed: int) -> dict[str, Any]:
+    """What a load report costs a gateway: one with nothing new in it, and one with as many measured steps as fit."""
+    router = Router(CostModel(), LocalityIndex(200_000), RouterConfig(chunk_tokens=CHUNK, seed=seed))
+    steps = tuple(StepSample(0, 0, 20, 40_000, 0.01) for _ in range(MAX_SAMPLES))
+    loads = [WorkerLoad(f"w{i}", f"n{i // 8}", max_seqs=256, kv_blocks_total=90_000) for i in range(workers)]
+    found: dict[str, Any] = {"workers": workers}
+    for name, told, at in (("us_per_report", (), 1.0), ("us_per_full_report", steps, 1e6)):
+        # Everybody is known before it is measured.
+        for load in loads:
+            router.report(replace(load, steps=steps, reported_at=at))
+        count = max(workers, 1000)
+        mine = [replace(loads[i % workers], steps=told, reported_at=at + 1 + i) for i in range(count)]
+        began = time.process_time()
+        for load in mine:
+            router.report(load)
+        found[name] = round((time.process_time() - began) / count * 1e6, 1)
+    return found
+
+
 def fill(index: LocalityIndex, keys: int) -> None:
     rng = np.random.default_rng(0)
     for at in range(0, keys, 1000):
@@ -114,11 +136,17 @@ def main(argv: list[str] | None = None) -> int:
     count = arguments.decisions // part
     sizes = memory(arguments.keys // part)
     rows = [decisions(workers, arguments.full, count, arguments.seed) for workers in (8, 64, 1000)]
+    told = [reports(workers, arguments.seed) for workers in (8, 64, 1000)]
     if arguments.json:
-        print(json.dumps({"benchmark": "routing", "machine": platform.platform(), "memory": sizes, "rows": rows}))
+        found = {"benchmark": "routing", "machine": platform.platform(), "memory": sizes, "rows": rows, "reports": told}
+        print(json.dumps(found))
         return 0
     print(f"locality index: {sizes['keys']:,} keys in {sizes['bytes'] / 2**20:.0f} MiB, "
           f"{sizes['bytes_per_key']} bytes a key ({sizes['held']:,} held)")  # fmt: skip
+    for row in told:
+        print(
+            f"{row['workers']:5} workers: {row['us_per_report']:6} us a report, {row['us_per_full_report']} with steps"
+        )
     for row in rows:
         print(f"{row['workers']:5} workers: {row['us_per_decision']:6} us a decision, {row['decisions_per_s']:,}/s")
     return 0

@@ -23,7 +23,9 @@ from benchmarks.trace.measure import Result
 from benchmarks.trace.requests import BLOCK, TraceRequest
 from benchmarks.trace.spec import ClusterSpec, Link
 from serve_app.costs.transfers import Transfer
+from serve_app.costs.zones import NEAR, SAME_REGION
 from serve_app.kv.costs import FetchCosts
+from serve_app.kv.directory import WORTH
 from serve_app.routing.types import Decision, Refusal, Role, WorkerLoad
 
 # Blocks from which on a pool counts as one without a limit, for whoever makes room for what is in it.
@@ -37,6 +39,7 @@ class Policy(Protocol):
     shared: bool  # one pool per node, or a cache per worker
     blocks: int  # of cache in all
     cached_by: Sequence[int]  # the workers that have a cache of their own; empty: all
+    zoned: bool  # it knows in which zone a worker or a request is
 
     def start(self, cluster: Cluster) -> None: ...
     def arrive(self, request: TraceRequest, now: float) -> None: ...
@@ -65,6 +68,7 @@ class Cluster:
         gaps = self.result.gaps
         self.workers = [EngineModel(i, spec, gaps) for i in range(spec.workers)]
         self.node_links = [Link(spec.remote_bytes_s) for _ in range(spec.nodes)]  # into each node
+        self.zone_links = [Link(spec.zone_bytes_s) for _ in range(spec.zones)]  # into each zone
         # What each worker has learned of fetching and computing: the product's own rule.
         self._fetching = [FetchCosts() for _ in range(spec.workers)]
         for costs in self._fetching:
@@ -96,7 +100,9 @@ class Cluster:
         job.gateway, job.adapter = gateway, request.adapter
         self.jobs[job.id] = job
         self.result.stayed += job.stays
-        self.after(self.spec.call_s, self._reach_decode, job)
+        far = self.zone_of(decode) != self.spec.gateway_zone(gateway)
+        self.result.far += far
+        self.after(self.spec.call_s + far * self.spec.zone_latency_s, self._reach_decode, job)
 
     def _reach_decode(self, job: Job, now: float) -> None:
         if job.stays:
@@ -149,6 +155,9 @@ class Cluster:
     def node_of(self, worker: int) -> int:
         return worker * self.spec.nodes // self.spec.workers
 
+    def zone_of(self, worker: int) -> int:
+        return self.spec.zone_of(self.node_of(worker))
+
     def load_of(self, worker: EngineModel) -> WorkerLoad:
         """What the worker would report now; blocks of one token, so nothing is rounded.
 
@@ -158,6 +167,7 @@ class Cluster:
         return WorkerLoad(
             worker=str(worker.index),
             node=str(self.node_of(worker.index)),
+            zone=f"z{self.zone_of(worker.index)}" if self.policy.zoned else "",
             role=worker.role,
             queued_prefill_tokens=worker.queued_tokens,
             running=worker.batch + sum(j.stays for j in worker.prefilling),
@@ -263,7 +273,7 @@ class Cluster:
             arrived = max(arrived, self.workers[job.prefill].out.take(start, nbytes))
         node = self.node_of(job.decode)
         if node != self.node_of(job.prefill):
-            arrived = max(arrived, self.node_links[node].take(start, nbytes))
+            arrived = max(arrived, self._between(self.node_of(job.prefill), node, start, nbytes))
         last = job.copied + min(job.prompt, BLOCK) * self._bytes / spec.link_bytes_s
         job.landed = max(arrived, last) + spec.link_latency_s
         self.at(job.landed, "land", job)
@@ -317,13 +327,30 @@ class Cluster:
         job.fetched_at = now
         tokens = self._fetch("node", job, worker, 0, min(held * BLOCK, most))
         if len(self.caches.by_node) > 1 and tokens == min(held * BLOCK, most):
-            away = max(pool.match(job.blocks) for i, pool in enumerate(self.caches.by_node) if i != node)
-            tokens += self._fetch("remote", job, worker, tokens, min(away * BLOCK, most) - tokens)
+            held_at = ((pool.match(job.blocks), i) for i, pool in enumerate(self.caches.by_node) if i != node)
+            away, other = max(held_at, key=lambda found: found[0] * self._worth(node, found[1]))
+            tokens += self._fetch("remote", job, worker, tokens, min(away * BLOCK, most) - tokens, other)
         job.cached = job.computed = tokens
         job.published = min(held, len(job.blocks))
 
-    def _fetch(self, tier: str, job: Job, worker: EngineModel, behind: int, tokens: int) -> int:
-        """Fetches ``tokens`` of a prompt ``behind`` others, if the worker finds that it pays; returns how many."""
+    def _worth(self, node: int, other: int) -> float:
+        """Of a block in another node's pool, as the directory counts it."""
+        apart = self.policy.zoned and self.spec.zone_of(node) != self.spec.zone_of(other)
+        return WORTH[SAME_REGION if apart else NEAR]
+
+    def _between(self, node: int, other: int, at: float, nbytes: int) -> float:
+        """When ``nbytes`` from ``node`` have come to ``other``."""
+        arrived = self.node_links[other].take(at, nbytes)
+        zone = self.spec.zone_of(other)
+        if zone == self.spec.zone_of(node):
+            return arrived
+        self.result.zone_bytes += nbytes
+        return max(arrived, self.zone_links[zone].take(at, nbytes)) + self.spec.zone_latency_s
+
+    def _fetch(self, tier: str, job: Job, worker: EngineModel, behind: int, tokens: int, other: int = 0) -> int:
+        """Fetches ``tokens`` of a prompt ``behind`` others, if the worker finds that it pays; returns how many.
+        ``other``: the node that has them, if that is another.
+        """
         nbytes = tokens * self._bytes
         costs, waiting = self._fetching[worker.index], round(worker.into.waiting(self.now))
         busy_s = worker.queued_tokens * costs.token_seconds
@@ -331,7 +358,7 @@ class Cluster:
             return 0
         arrived = worker.into.take(self.now, nbytes)
         if tier == "remote":
-            arrived = max(arrived, self.node_links[self.node_of(worker.index)].take(self.now, nbytes))
+            arrived = max(arrived, self._between(other, self.node_of(worker.index), self.now, nbytes))
         job.fetched_at = arrived + self.spec.link_latency_s
         return tokens
 

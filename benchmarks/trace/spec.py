@@ -32,6 +32,9 @@ class ClusterSpec:
     link_bytes_s: float = 50e9  # host memory to GPU: PCIe 5.0 x16 as measured on H100 boards, each direction
     link_latency_s: float = 2e-3
     remote_bytes_s: float = 12.5e9  # into a node from the others: 100 Gbit/s
+    zones: int = 1  # nodes lie in so many, one after another; gateways too
+    zone_bytes_s: float = 6.25e9  # into a zone from the others: 50 Gbit/s, for all of its nodes
+    zone_latency_s: float = 1e-3  # more for each call and transfer between two
     early_handover: bool = True  # chunks go over while prefill computes, or all at its end
     decode_cost: Literal["mocker", "linear"] = "mocker"  # see benchmarks.trace.engine
     report_s: float = 0.1
@@ -50,6 +53,12 @@ class ClusterSpec:
     def gpu(self, worker: int) -> tuple[float, float]:
         """A worker's slowness and its share of ``kv_tokens``."""
         return self.gpus[worker % len(self.gpus)]
+
+    def zone_of(self, node: int) -> int:
+        return node * self.zones // self.nodes
+
+    def gateway_zone(self, gateway: int) -> int:
+        return gateway * self.zones // self.gateways
 
     @property
     def largest(self) -> int:

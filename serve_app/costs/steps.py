@@ -11,6 +11,7 @@ least squares whose uncertainty grows a little with each sample, and never beyon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ import numpy as np
 # Regression sees features of about one: a step of 1,000 prompt tokens, 10 sequences, 10,000 tokens of context.
 _SCALE = np.array([1.0, 1e3, 1e7, 1.0, 1e1, 1e5])
 _DRIFT = 3e-3  # how far a number may wander between two samples, as a share of its prior
+# Samples from which on the formula is more than its priors.
+_SURE = 50
+# How far a worker's factor follows one measurement, and the most that it may be.
+_FOLLOW = 0.02
+SLOWEST = 8.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,10 +38,19 @@ class StepSample:
     seconds: float
 
 
-class StepModel:
-    """Predictions for one model on one kind of worker; seconds throughout.
+@dataclass(slots=True, frozen=True)
+class Slowness:
+    """How many times as long as the model says a worker takes to compute prompts, and to decode."""
 
-    ``p0`` to ``d2`` are the formula's numbers, as learned so far.
+    prefill: float = 1.0
+    decode: float = 1.0
+
+
+class StepModel:
+    """Predictions for one model on workers of its mean speed; seconds throughout.
+
+    ``p0`` to ``d2`` are the formula's numbers, as learned so far. Workers may be of several kinds: each has two factors
+    of its own, whose geometric means over all workers stay at 1, because what all have in common is the formula's.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -47,7 +62,8 @@ class StepModel:
         self._spread = np.diag(self._prior_spread**2)
         self._drift = np.diag((_DRIFT * self._theta) ** 2)
         self._error = 0.05  # relative, smoothed: what the model leaves unexplained
-        self._slow: dict[str, float] = {}
+        self._slow: dict[str, Slowness] = {}
+        self._logs = [0.0, 0.0]  # sums over workers, of prefill and decode
         self._unpack()
 
     # -- predictions -------------------------------------------------------------------------------------------
@@ -71,9 +87,9 @@ class StepModel:
         """``tokens`` of one prompt behind ``context`` ones, in a step that computes prompts anyway."""
         return tokens * (self.p1 + self.p2 * (context + tokens * 0.5))
 
-    def slowness(self, worker: str) -> float:
-        """A worker's step time over the model's prediction; 1.0 until something is known."""
-        return self._slow.get(worker, 1.0)
+    def slowness(self, worker: str) -> Slowness:
+        """A worker's step times over the model's predictions; 1.0 until something is known."""
+        return self._slow.get(worker, EVEN)
 
     # -- learning ----------------------------------------------------------------------------------------------
 
@@ -85,7 +101,7 @@ class StepModel:
             self._unpack()
 
     def forget(self, worker: str) -> None:
-        self._slow.pop(worker, None)
+        self._count(self._slow.pop(worker, EVEN), -1)
 
     def _observe(self, step: StepSample, worker: str) -> None:
         n, c = step.prefill_tokens, step.context_tokens
@@ -93,14 +109,17 @@ class StepModel:
             return
         decodes = step.decode_seqs > 0
         x = np.array([n > 0, n, n * (c + n * 0.5), decodes, step.decode_seqs, step.kv_tokens], np.float64) / _SCALE
-        predicted = float(x @ self._theta)
-        if worker and predicted > 0:
-            ratio = min(4.0, max(0.25, step.seconds / predicted))
-            self._slow[worker] = 0.98 * self._slow.get(worker, 1.0) + 0.02 * ratio
+        if worker:
+            self._compare(worker, step, float(x[:3] @ self._theta[:3]), float(x[3:] @ self._theta[3:]))
+            own, n_workers = self._slow[worker], len(self._slow)
+            # What this worker alone is slower by is no matter of the formula, once that is known at all.
+            if self.samples > _SURE:
+                x[:3] *= own.prefill / math.exp(self._logs[0] / n_workers)
+                x[3:] *= own.decode / math.exp(self._logs[1] / n_workers)
         # Relative error: x and y are divided by the measured time, so short decode steps weigh as much as long chunks.
         x = x / step.seconds
         innovation = 1.0 - float(x @ self._theta)
-        if self.samples > 50 and abs(innovation) > 20 * self._error:
+        if self.samples > _SURE and abs(innovation) > 20 * self._error:
             return  # a hiccup of the machine, not a property of the model
         spread_x = self._spread @ x
         noise = self._error**2
@@ -114,8 +133,34 @@ class StepModel:
         self._error = max(0.02, 0.99 * self._error + 0.01 * min(1.0, abs(innovation)))
         self.samples += 1
 
+    def _compare(self, worker: str, step: StepSample, prefill: float, decode: float) -> None:
+        """Moves the worker's factors towards this step, for which the formula says ``prefill`` and ``decode`` seconds.
+
+        A step that only decodes tells of decoding, one that mostly computes prompts of these.
+        """
+        own = after = self._slow.get(worker, EVEN)
+        if step.prefill_tokens <= 0 and decode > 0:
+            after = Slowness(own.prefill, _towards(own.decode, step.seconds / decode))
+        elif prefill * own.prefill > max(decode * own.decode, 0.0):
+            after = Slowness(_towards(own.prefill, (step.seconds - decode * own.decode) / prefill), own.decode)
+        if worker in self._slow:
+            self._count(own, -1)
+        self._slow[worker] = after
+        self._count(after, 1)
+
+    def _count(self, slow: Slowness, times: int) -> None:
+        self._logs[0] += times * math.log(slow.prefill)
+        self._logs[1] += times * math.log(slow.decode)
+
     def _unpack(self) -> None:
         values = np.maximum(self._theta / _SCALE, 0.0)
         self.p0, self.p1, self.p2, self.d0, self.d1, self.d2 = (float(v) for v in values)
         self.p1 = max(self.p1, 1e-8)
         self.d0 = max(self.d0, 1e-6)
+
+
+EVEN = Slowness()
+
+
+def _towards(slow: float, measured: float) -> float:
+    return slow + _FOLLOW * (min(SLOWEST, max(1.0 / SLOWEST, measured)) - slow)

@@ -286,7 +286,7 @@ class KVClient:
         try:
             if self._directory is None:
                 self._directory = await self._blocking(get_or_create_directory)
-            call = self._directory.best.remote(list(keys), list(tails), start, self._node_id)
+            call = self._directory.best.remote(list(keys), list(tails), start, self._node_id, self._options.zone)
             nodes = await _within(call, deadline - time.monotonic())
         except Exception as error:
             self.stats.lookup_failures += 1

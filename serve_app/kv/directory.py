@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from serve_app import logs
+from serve_app.costs.zones import distance
 from serve_app.kv.chunk import ChunkMeta
 from serve_app.kv.keys import BLOCK_TOKENS, CHUNK_TOKENS
 
@@ -26,6 +27,8 @@ NAME_BYTES = 16
 INTERVAL_S = 0.1
 HEARTBEAT_S = 2.0
 NODE_TIMEOUT_S = 10.0
+# What blocks are worth that come from the same zone, from the same region and from elsewhere.
+WORTH = (1.0, 0.8, 0.5)
 # Names per message when a whole pool is sent again.
 BATCH = 20_000
 _CHUNK_BLOCKS = CHUNK_TOKENS // BLOCK_TOKENS
@@ -50,12 +53,14 @@ class DirectoryTable:
         self._number: dict[tuple[str, str], int] = {}
         self._live: dict[int, tuple[str, float]] = {}
         self._next = 0
+        self._zones: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def update(self, node_id: str, pool: str, added: Iterable[bytes], removed: Iterable[bytes]) -> bool:
+    def update(self, node_id: str, pool: str, added: Iterable[bytes], removed: Iterable[bytes], zone: str = "") -> bool:
         """Applies changes of a pool incarnation; True if it was unknown, i.e. should send all it holds."""
+        self._zones[node_id] = zone
         number = self._number.get((node_id, pool))
         unknown = number is None or number not in self._live
         if number is None or unknown:
@@ -72,10 +77,15 @@ class DirectoryTable:
         return unknown
 
     def best(
-        self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), start_block: int = 0, exclude: str = ""
+        self,
+        keys: Sequence[bytes],
+        tail_keys: Sequence[bytes] = (),
+        start_block: int = 0,
+        exclude: str = "",
+        zone: str = "",
     ) -> list[tuple[str, int]]:
         """(node id, blocks covered from the prompt's start) of nodes that hold more than
-        ``start_block``, best first.
+        ``start_block``, best first: those of ``zone`` before others that hold little more.
 
         A tail counts as one more block.
         """
@@ -91,7 +101,12 @@ class DirectoryTable:
             for number in self._nodes.get(key[:NAME_BYTES], ()):
                 if number in live and len(keys) - ends.get(number, start_block) < _CHUNK_BLOCKS:
                     ends[number] = len(keys) + 1
-        return sorted(((live[n], end) for n, end in ends.items()), key=lambda pair: -pair[1])
+
+        def worth(found: tuple[str, int]) -> float:
+            node, end = found
+            return (end - start_block) * WORTH[distance(zone, self._zones.get(node, ""))]
+
+        return sorted(((live[n], end) for n, end in ends.items()), key=worth, reverse=True)
 
     def expire(self) -> bool:
         """Drops nodes that went silent; True if there is something to sweep."""
@@ -101,6 +116,8 @@ class DirectoryTable:
         dead = [pair for pair, number in self._number.items() if number not in self._live]
         for pair in dead:
             del self._number[pair]
+        here = {name for name, _ in self._live.values()}
+        self._zones = {node: zone for node, zone in self._zones.items() if node in here}
         return bool(dead)
 
     def sweep(self, names: Iterable[bytes]) -> None:
@@ -132,18 +149,23 @@ class KVDirectory:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def update(
-        self, node_id: str, pool: str, added: Sequence[bytes], removed: Sequence[bytes]
+        self, node_id: str, pool: str, added: Sequence[bytes], removed: Sequence[bytes], zone: str = ""
     ) -> tuple[str, bool]:
         """(incarnation of the directory, whether it wants everything again)."""
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
-        return self._incarnation, self._table.update(node_id, pool, added, removed)
+        return self._incarnation, self._table.update(node_id, pool, added, removed, zone)
 
     async def best(
-        self, keys: Sequence[bytes], tail_keys: Sequence[bytes] = (), start_block: int = 0, exclude: str = ""
+        self,
+        keys: Sequence[bytes],
+        tail_keys: Sequence[bytes] = (),
+        start_block: int = 0,
+        exclude: str = "",
+        zone: str = "",
     ) -> list[tuple[str, int]]:
         """See :meth:`DirectoryTable.best`."""
-        return self._table.best(keys, tail_keys, start_block, exclude)
+        return self._table.best(keys, tail_keys, start_block, exclude, zone)
 
     async def stats(self) -> dict[str, Any]:
         return {"names": len(self._table), "nodes": self._table.nodes}
@@ -176,8 +198,9 @@ def get_or_create_directory() -> Any:
 class DirectoryFeed:
     """A pool's side: collects changes and sends them at 10 Hz, or all of it to a new directory."""
 
-    def __init__(self, node_id: str, pool: str, everything: Callable[[], list[ChunkMeta]]) -> None:
+    def __init__(self, node_id: str, pool: str, everything: Callable[[], list[ChunkMeta]], zone: str = "") -> None:
         self._node_id = node_id
+        self._zone = zone
         self._pool = pool
         self._everything = everything
         self._changes: dict[bytes, bool] = {}
@@ -223,7 +246,7 @@ class DirectoryFeed:
                 await self._update(names[at : at + BATCH], [])
 
     async def _update(self, added: list[bytes], removed: list[bytes]) -> bool:
-        reply = self._directory.update.remote(self._node_id, self._pool, added, removed)
+        reply = self._directory.update.remote(self._node_id, self._pool, added, removed, self._zone)
         incarnation, unknown = await asyncio.wait_for(_value(reply), 5.0)
         new = incarnation != self._incarnation
         self._incarnation = incarnation

@@ -49,6 +49,7 @@ class PoolOptions:
 
     limit_bytes: int | None = None
     use_directory: bool = True
+    zone: str = ""  # of the node
     disk_directory: str = ""
     disk_bytes: int = 0
     disk_cold_s: float = COLD_S
@@ -88,7 +89,9 @@ class KVPool:
         self._next_lease = 1
         self._incarnation = uuid.uuid4().hex
         self._departures = Departures()
-        self._feed = DirectoryFeed(node_id, self._incarnation, self._metas) if options.use_directory else None
+        self._feed = (
+            DirectoryFeed(node_id, self._incarnation, self._metas, options.zone) if options.use_directory else None
+        )
         self._spill = self._open_files(options)
         self._hits: Counter[str] = Counter()
 

@@ -205,7 +205,7 @@ class Admission:
         requests = ahead * len(self.queue) / max(self.queue.waiting_tokens(), 1)
         turns = self.router.view(request.priority).turn_s(round(requests), request.streams, request.stay_tokens, now)
         drained = self._drain[request.priority].seconds(requests, now)
-        return max(ahead * self.router.seconds_per_token(), drained, turns)
+        return max(ahead * self.router.seconds_per_token(now), drained, turns)
 
     def below_share(self, request: RouteRequest) -> bool:
         """Whether other tenants have more streams of the request's priority than one that has a request."""
@@ -247,7 +247,8 @@ class Admission:
         if target is None or request.priority == "batch" or not streams or not decision.batch:
             return False
         costs, length = self.router.costs, request.prompt_tokens + request.expected_output_tokens
-        itl = decision.itl + streams.kept_from(request.tenant, now) * (costs.d1 + costs.d2 * length)
+        each = (costs.d1 + costs.d2 * length) * costs.slowness(decision.decode).decode
+        itl = decision.itl + streams.kept_from(request.tenant, now) * each
         return itl > target * (self.config.stretch if self.below_share(request) else 1.0)
 
     def _late(self, request: RouteRequest, now: float, ttft: float, wait: float, given: float) -> Refusal | None:

@@ -13,6 +13,8 @@ from serve_app.costs.transfers import LARGE_BYTES, FetchSample, Tier, Transfer
 
 # A smaller fetch says something about latency, a larger one about bandwidth.
 LARGE_TOKENS = 64
+# So many workers' steps are all taken in; of more workers the same number, a part of each one's.
+MEASURED_WORKERS = 16
 
 
 @dataclass(slots=True, frozen=True)
@@ -62,6 +64,7 @@ class CostModel(StepModel):
 
     def __init__(self, priors: CostPriors | None = None) -> None:
         self.priors = priors or CostPriors()
+        self._due = 0.0  # steps to be taken in of those that were told
         super().__init__(self.priors.steps())
         self._transfers = {
             tier: Transfer(
@@ -86,16 +89,21 @@ class CostModel(StepModel):
         """How long a fetch takes the link."""
         return tokens * self._fetch[1][tier]
 
-    def fetch_pays(self, tier: Tier, tokens: int, context: int = 0, behind: float = 0.0) -> bool:
+    def fetch_pays(self, tier: Tier, tokens: int, context: int = 0, behind: float = 0.0, slow: float = 1.0) -> bool:
         """Whether taking ``tokens`` from a tier is predicted cheaper than computing them. ``behind``: seconds that the
-        fetch waits for its link longer than the worker is busy anyway, negative for shorter.
+        fetch waits for its link longer than the worker is busy anyway, negative for shorter. ``slow``: the worker's
+        factor for prompts.
         """
-        computed = tokens * (self.p1 + self.p2 * (context + tokens * 0.5))
+        computed = tokens * (self.p1 + self.p2 * (context + tokens * 0.5)) * slow
         return behind + self.fetch_seconds(tier, tokens) < computed
 
     def take(self, steps: Sequence[StepSample], fetches: Sequence[FetchSample], worker: str) -> None:
         """What a worker reports that it has measured."""
-        self.observe(steps, worker)
+        # A few hundred steps a second are enough for six numbers, however many workers there are.
+        self._due += len(steps) * min(1.0, MEASURED_WORKERS / max(len(self._slow), 1))
+        taken = min(int(self._due), len(steps))
+        self._due -= taken
+        self.observe(steps[len(steps) - taken :], worker)
         for fetch in fetches:
             transfer = self._transfers.get(fetch.tier)
             if transfer is not None and fetch.tokens > 0 and fetch.seconds > 0:

@@ -10,9 +10,11 @@ from heapq import nsmallest
 from random import Random
 
 from serve_app.costs.places import GAP_S, PATIENCE_S, TURN_S, share
+from serve_app.costs.steps import EVEN, Slowness
 from serve_app.routing.costs import CostModel
 from serve_app.routing.links import Link
 from serve_app.routing.places import Held, free_after, tokens_left
+from serve_app.routing.shortlist import PRICE_ALL, SHORTLIST, Shortlists
 from serve_app.routing.types import Role, RouteRequest, WorkerLoad
 
 # Seconds over which the share of time with prompts is measured, and the most that it is taken to be.
@@ -21,15 +23,8 @@ WATCH_ONE_S = 5.0
 FULL = 0.95
 # A report made less than this after a decision may not show the request yet.
 VISIBLE_AFTER_S = 0.05
-# A fleet of up to this size is priced whole; of a larger one, the workers with the shortest queues and fewest streams.
-PRICE_ALL = 16
-SHORTLIST = 5
 # For so long a worker's streams are taken to have as many tokens left as they had.
 HELD_S = 0.1
-# How many decisions a shortlist of a large fleet serves before it is drawn up again.
-SHORTLIST_DECISIONS = 48
-# Workers drawn at random that are priced as well, since the list goes stale while it is used.
-BY_CHANCE = 4
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,7 +63,7 @@ class Worker:
     """A report, digested: times instead of tokens, and this gateway's own requests on top."""
 
     load: WorkerLoad
-    slow: float = 1.0
+    slow: Slowness = EVEN
     busy_until: float = 0.0  # when the prompts queued there will have been computed
     batch: int = 0  # sequences that generate or will
     own: int = 0  # of the batch: sent there by this gateway, and not ended yet
@@ -139,6 +134,10 @@ class Worker:
         else:
             self.decoding.pop(id(reservation), None)
 
+    def token_seconds(self, costs: CostModel, chunk: int) -> float:
+        """One prompt token of a long queue here, ``chunk`` of them beside each step of the streams."""
+        return costs.token_seconds(chunk, 2048) * self.slow.prefill + self.step / chunk
+
     @property
     def name(self) -> str:
         return self.load.worker
@@ -153,11 +152,9 @@ class Fleet:
 
     def __init__(self, costs: CostModel, random: Random) -> None:
         self._costs = costs
-        self._random = random
-        self._others: list[Worker] = []
+        self._shortlists = Shortlists(costs, random)
         self.workers: dict[str, Worker] = {}
-        self._shortlist: list[Worker] = []
-        self._shortlist_left = 0
+        self.version = 0  # grows with each that comes or goes
         self._inbound: dict[str, Link] = {}
         self._prefilling = 0.0
         # r / (1 - r), where r is the share of time in which workers for prefill have lately been busy with prompts:
@@ -171,24 +168,11 @@ class Fleet:
         """The link into a node from the others."""
         return self._inbound.setdefault(node, Link())
 
-    def candidates(self, now: float) -> list[Worker]:
-        """Workers worth pricing: all of a small fleet, the least loaded of a large one."""
+    def candidates(self, now: float, zone: str = "") -> list[Worker]:
+        """Workers worth pricing: all of a small fleet, the least loaded of a large one and of the request's zone."""
         if len(self.workers) <= PRICE_ALL:
             return list(self.workers.values())
-        if self._shortlist_left <= 0:
-            able = list(self.workers.values())
-            by_queue = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "decode", max(w.busy_until - now, 0.0)))
-            by_streams = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "prefill", w.batch / w.load.max_seqs))
-            by_either = nsmallest(SHORTLIST // 2, able, key=lambda w: max(w.busy_until - now, 0.0) + w.step)
-            self._shortlist = list({w.name: w for w in (*by_queue, *by_streams, *by_either)}.values())
-            self._shortlist_left = SHORTLIST_DECISIONS
-            self._others = [w for w in able if w not in self._shortlist]
-        self._shortlist_left -= 1
-        some = {w.name: w for w in self._shortlist}
-        for _ in range(min(BY_CHANCE, len(self._others))):
-            other = self._others[int(self._random.random() * len(self._others))]
-            some[other.name] = other
-        return [w for name, w in some.items() if name in self.workers]
+        return self._shortlists.candidates(self.workers, zone, now)
 
     def holding(self, adapter: bytes, now: float) -> list[Worker]:
         """Those that have an adapter in memory; of a large fleet, the least loaded of them."""
@@ -201,9 +185,11 @@ class Fleet:
         """Seconds from the first place for so many streams more to the one behind ``ahead`` others that wait; 0 for a
         large fleet, where streams end all the time.
         """
+        if len(self.workers) > PRICE_ALL:
+            return 0.0
         workers = list(self.workers.values())
         taken = streams - sum(w.load.max_seqs - w.batch for w in workers)
-        if taken + ahead <= 0 or len(workers) > PRICE_ALL:
+        if taken + ahead <= 0:
             return 0.0
         step = max(w.step for w in workers)
         ends = [Held(left * w.step / step, count) for w in workers for left, count in w.held(now)]
@@ -220,12 +206,13 @@ class Fleet:
 
         return (after(taken + ahead) - after(taken)) * step
 
-    def report(self, load: WorkerLoad, slow: float) -> None:
+    def report(self, load: WorkerLoad, slow: Slowness = EVEN) -> None:
         """Takes a report in; one that is older than the last is ignored."""
         worker = self.workers.get(load.worker)
         if worker is None:
             worker = self.workers[load.worker] = Worker(load)
-            self._shortlist_left = 0
+            self._shortlists.forget()
+            self.version += 1
         elif load.reported_at < worker.load.reported_at:
             return
         self._watch(worker, load)
@@ -238,7 +225,7 @@ class Fleet:
         worker.kv_tokens = load.kv_tokens_used + worker.coming + sum(r.kv_tokens for r in sent)
         self._set_step(worker)
         chunk = max(load.max_batch_tokens - worker.batch, load.block_tokens)
-        queued = load.queued_prefill_tokens * self._costs.token_seconds(chunk, 2048, worker.step) * slow
+        queued = load.queued_prefill_tokens * worker.token_seconds(self._costs, chunk)
         worker.busy_until = load.reported_at + queued + sent_seconds
         fetched = sum(r.transfers.fetch for r in worker.unseen if r.prefill is worker and not r.prefill_seen)
         worker.link.queued(self._costs.transfer_seconds("node", load.incoming_tokens) + fetched, load.reported_at)
@@ -246,7 +233,8 @@ class Fleet:
     def remove(self, worker: str) -> None:
         """The worker is gone."""
         if self.workers.pop(worker, None) is not None:
-            self._shortlist_left = 0
+            self._shortlists.forget()
+            self.version += 1
             if all(w.role == "decode" for w in self.workers.values()):
                 # Nobody is left who would tell that it has passed.
                 self._prefilling = self.congestion = 0.0
@@ -333,4 +321,5 @@ class Fleet:
 
     def _set_step(self, worker: Worker) -> None:
         batch = worker.batch
-        worker.step = self._costs.decode_seconds(batch, worker.kv_tokens) * worker.slow if batch > 0 else 0.0
+        seconds = self._costs.decode_seconds(batch, worker.kv_tokens) if batch > 0 else 0.0
+        worker.step = seconds * worker.slow.decode

@@ -4,15 +4,19 @@ Demand is measured as work: seconds of prefill that arrive per second, tokens to
 hold. The workers that each stage needs for its latency target follow from these and the cost model. Roles move within
 seconds and lose nothing, since a role is only a preference. A move must promise a clear gain, and moves are a while
 apart. Where roles are not enough Serve's autoscaler follows the same needs with replicas, within bounds of its own.
+
+Workers need not be equal: each counts for the share of all prompts, and of all streams, that it could take alone, by
+its measured speed, its memory, its places and its link (:mod:`serve_app.routing.shares`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serve_app.routing.costs import CostModel
+from serve_app.routing.shares import Share, best_split, fullest
 from serve_app.routing.types import Role, WorkerLoad
 
 
@@ -23,12 +27,12 @@ class DemandMeter:
         self.tau = tau
         self._at: float | None = None
         self._since: float | None = None
-        self._sums = [0.0, 0.0, 0.0]  # prefill seconds, output tokens, output tokens x context
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # prefill seconds, output tokens, output tokens x context, context
 
     def arrived(self, now: float, prefill_seconds: float, output_tokens: float, context_tokens: float) -> None:
         """One request: seconds that its uncached tokens take, and what it will decode behind how much context."""
         self._decay(now)
-        new = (prefill_seconds, output_tokens, output_tokens * context_tokens)
+        new = (prefill_seconds, output_tokens, output_tokens * context_tokens, context_tokens)
         self._sums = [s + x for s, x in zip(self._sums, new, strict=True)]
 
     @property
@@ -38,13 +42,13 @@ class DemandMeter:
 
     def demand(self, now: float) -> Demand:
         if self._at is None:
-            return Demand(0.0, 0.0, 0.0)
+            return Demand(0.0, 0.0, 0.0, 0.0)
         self._decay(now)
         # The weights of a window that has not filled yet sum to less than tau.
         age = now - self._since if self._since is not None else 0.0
         window = max(self.tau * (1.0 - math.exp(-age / self.tau)), 1.0)
-        seconds, tokens, contexts = (s / window for s in self._sums)
-        return Demand(seconds, tokens, contexts / tokens if tokens > 0 else 0.0)
+        seconds, tokens, contexts, prompts = (s / window for s in self._sums)
+        return Demand(seconds, tokens, contexts / tokens if tokens > 0 else 0.0, prompts)
 
     def _decay(self, now: float) -> None:
         if self._at is None:
@@ -57,15 +61,18 @@ class DemandMeter:
 
 @dataclass(slots=True, frozen=True)
 class Demand:
-    """``prefill``: seconds of work per second; ``tokens``: output tokens per second; ``context``: mean tokens."""
+    """``prefill``: seconds of work per second; ``tokens``: output tokens per second; ``context``: mean tokens;
+    ``prompts``: tokens of prompts per second, cached ones included.
+    """
 
     prefill: float
     tokens: float
     context: float
+    prompts: float = 0.0
 
     def __mul__(self, gateways: int) -> Demand:
         """Of so many gateways that each have as much."""
-        return Demand(self.prefill * gateways, self.tokens * gateways, self.context)
+        return Demand(self.prefill * gateways, self.tokens * gateways, self.context, self.prompts * gateways)
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,6 +81,7 @@ class PlannerConfig:
     itl_target: float = 0.05
     prefill_use: float = 0.75  # of a prefill worker's time, so that queues stay short
     kv_use: float = 0.85
+    link_use: float = 0.5  # of a worker's link, by hand-overs
     drain_s: float = 10.0  # a backlog should be gone after this long
     gain: float = 0.15  # a move of roles must lower the fuller stage's load by this share
     dwell_s: float = 10.0  # between two moves of roles
@@ -97,95 +105,104 @@ class Planner:
         self._moved_at = -math.inf
 
     def needs(self, loads: Iterable[WorkerLoad], demand: Demand, waiting_tokens: int = 0) -> dict[str, float]:
-        """Workers that each stage needs, as fractions of one."""
-        config, costs = self.config, self.costs
+        """Workers that each stage needs, as fractions of one like those that it has. Links ask for none: where they are
+        what is short, prompts stay where they are computed.
+        """
         workers = list(loads)
-        chunk = max((w.max_batch_tokens for w in workers), default=2048)
+        shares = self._shares(workers or [WorkerLoad("", "", max_seqs=0)], demand, waiting_tokens)
+        found: dict[str, float] = {}
+        for stage, other in (("prefill", "decode"), ("decode", "prefill")):
+            own = [s for s, w in zip(shares, workers, strict=False) if w.role != other] or shares
+            whole = sum(s.prefill if stage == "prefill" else s.decode for s in own)
+            found[stage] = len(own) / whole
+        return found
+
+    def _shares(
+        self, workers: list[WorkerLoad], demand: Demand, waiting_tokens: int, *, links: bool = False
+    ) -> list[Share]:
+        """Of the prompts and of the streams that there are, what each worker could take alone. ``links``: prompts come
+        to the streams over the worker's link.
+        """
+        config, costs = self.config, self.costs
+        slow = [costs.slowness(w.worker) for w in workers]
+        chunk = max(w.max_batch_tokens for w in workers)
         backlog = (sum(w.queued_prefill_tokens for w in workers) + waiting_tokens) * costs.token_seconds(chunk)
         # A backlog within the target is what a queue is for.
-        excess = max(backlog - 0.25 * config.ttft_target * max(len(workers), 1), 0.0)
+        excess = max(backlog - 0.25 * config.ttft_target * sum(1.0 / s.prefill for s in slow), 0.0)
         prefill = demand.prefill / config.prefill_use + excess / config.drain_s
-        # Of n workers each has b = r·step(b) sequences (Little), r = tokens/s each; step = d0 + b·slope.
-        slope = costs.d1 + costs.d2 * demand.context
-        rate = (1.0 - min(costs.d0 / config.itl_target, 0.9)) / max(slope, 1e-12)  # tokens/s at the target
-        by_time = demand.tokens / rate
-        kv = max((w.kv_tokens_total for w in workers), default=0)
         held = sum(w.kv_tokens_used for w in workers)
-        expected = demand.tokens * config.itl_target * demand.context
-        by_kv = min(max(held, 0), expected) / (config.kv_use * kv) if kv > 1 else 0.0
-        seqs = max((w.max_seqs for w in workers), default=0)  # unknown while there is no worker
-        by_seqs = demand.tokens * self._step() / seqs if seqs else 0.0
-        return {"prefill": prefill, "decode": max(by_time, by_kv, by_seqs)}
-
-    def _step(self) -> float:
-        """Seconds of a decode step on a worker that is filled to its target."""
-        return max(self.costs.d0, 0.7 * self.config.itl_target)
+        expected = min(held, demand.tokens * config.itl_target * demand.context)
+        slope = costs.d1 + costs.d2 * demand.context
+        by_link = demand.prompts * costs.transfer_seconds("node", 1) / config.link_use if links else 0.0
+        found = []
+        for worker, own in zip(workers, slow, strict=True):
+            # Of n workers each has b = r·step(b) sequences (Little), r = tokens/s each; step = d0 + b·slope.
+            base = own.decode * costs.d0
+            rate = (1.0 - min(base / config.itl_target, 0.9)) / max(slope * own.decode, 1e-12)  # tokens/s at the target
+            kv, seqs = worker.kv_tokens_total, worker.max_seqs
+            by_time = demand.tokens / rate
+            by_kv = expected / (config.kv_use * kv) if kv > 1 else 0.0
+            # A step of a worker that is filled to its target.
+            by_seqs = demand.tokens * max(base, 0.7 * config.itl_target) / seqs if seqs else 0.0
+            found.append(Share.of(prefill * own.prefill, max(by_time, by_kv, by_seqs, by_link)))
+        return found
 
     def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float, *, waiting_tokens: int = 0) -> RolePlan:
         """``waiting_tokens``: prompt tokens that wait in the gateways."""
         workers = list(loads)
-        needs = self.needs(workers, demand, waiting_tokens)
         roles: dict[str, Role] = {w.worker: w.role for w in workers}
-        moved, why = self._move(workers, roles, needs, now)
+        if len(workers) < 2:
+            return RolePlan(roles, [], "one worker does both")
+        shares = dict(zip(roles, self._shares(workers, demand, waiting_tokens, links=True), strict=True))
+        moved, why = self._move({w.worker: w for w in workers}, shares, roles, now)
         return RolePlan(roles, moved, why)
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
     def _move(
-        self, workers: list[WorkerLoad], roles: dict[str, Role], needs: dict[str, float], now: float
+        self, workers: dict[str, WorkerLoad], shares: dict[str, Share], roles: dict[str, Role], now: float
     ) -> tuple[list[str], str]:
-        total = len(workers)
-        if total < 2:
-            return [], "one worker does both"
-        present = sum(r == "prefill" for r in roles.values())
-        unset = any(r == "mixed" for r in roles.values())
-        wanted = _best_split(total, needs)
-        if wanted == present and not unset:
+        present = {name for name, role in roles.items() if role == "prefill"}
+        slow = {name: self.costs.slowness(name).prefill for name in workers}
+        wanted = best_split(workers, shares, slow)
+        unset = [name for name, role in roles.items() if role == "mixed"]
+        if unset:
+            # A fresh pool; workers that have a role keep it if both are there then.
+            after = present | (wanted & set(unset))
+            wanted = after if 0 < len(after) < len(workers) else wanted
+        elif wanted == present:
             return [], "roles fit"
-        if not unset:
+        else:
             if now - self._moved_at < self.config.dwell_s:
                 return [], "moved a moment ago"
-            now_load, then_load = _fullest(present, total, needs), _fullest(wanted, total, needs)
-            if now_load < 0.5 or then_load > now_load * (1.0 - self.config.gain):
+            now_load, then_load = fullest(present, shares), fullest(wanted, shares)
+            # Prompts on faster workers are worth a move as well, if nothing is lost by it.
+            faster = _mean(slow, wanted) < _mean(slow, present) * (1.0 - self.config.gain)
+            if now_load < 0.5 or then_load > now_load * (1.0 if faster else 1.0 - self.config.gain):
                 return [], "not worth a move"
-            # One step at a time for small pools, an eighth of a large one.
-            step = max(1, total // 8)
-            wanted = present + max(-step, min(step, wanted - present))
-        moved = _assign(workers, roles, wanted)
+            wanted = _some(workers, present, wanted)
+        moved = []
+        for name in workers:
+            role: Role = "prefill" if name in wanted else "decode"
+            if roles[name] != role:
+                roles[name] = role
+                moved.append(name)
         self._moved_at = now
-        return moved, f"{wanted} of {total} prefer prefill"
+        return moved, f"{len(wanted)} of {len(workers)} prefer prefill"
 
 
-def _fullest(prefill: int, total: int, needs: Mapping[str, float]) -> float:
-    """How loaded the more loaded stage would be."""
-    return max(needs["prefill"] / max(prefill, 1e-9), needs["decode"] / max(total - prefill, 1e-9))
+def _mean(slow: dict[str, float], names: set[str]) -> float:
+    return sum(slow[name] for name in names) / max(len(names), 1)
 
 
-def _best_split(total: int, needs: Mapping[str, float]) -> int:
-    """Prefill workers of ``total`` for which the more loaded stage is least loaded; at least one of each."""
-    if needs["prefill"] + needs["decode"] <= 0:
-        return max(1, total // 2)
-    ideal = total * needs["prefill"] / (needs["prefill"] + needs["decode"])
-    around = {min(total - 1, max(1, n)) for n in (math.floor(ideal), math.ceil(ideal))}
-    return min(sorted(around, reverse=True), key=lambda n: _fullest(n, total, needs))
-
-
-def _assign(workers: list[WorkerLoad], roles: dict[str, Role], prefill: int) -> list[str]:
-    """Changes ``roles`` so that ``prefill`` workers prefer prefill, moving the workers that have least to finish."""
-    moved = []
-    for worker in sorted((w for w in workers if roles[w.worker] == "mixed"), key=lambda w: w.running):
-        # A fresh pool: fill the prefill side with the workers that decode least.
-        wants = "prefill" if sum(r == "prefill" for r in roles.values()) < prefill else "decode"
-        roles[worker.worker] = wants  # type: ignore[assignment]
-        moved.append(worker.worker)
-    present = [w for w in workers if roles[w.worker] == "prefill"]
-    others = [w for w in workers if roles[w.worker] == "decode"]
-    if len(present) < prefill:
-        for worker in sorted(others, key=lambda w: (w.running, w.worker))[: prefill - len(present)]:
-            roles[worker.worker] = "prefill"
-            moved.append(worker.worker)
-    elif len(present) > prefill:
-        for worker in sorted(present, key=lambda w: (w.queued_prefill_tokens, w.worker))[: len(present) - prefill]:
-            roles[worker.worker] = "decode"
-            moved.append(worker.worker)
-    return moved
+def _some(workers: dict[str, WorkerLoad], present: set[str], wanted: set[str]) -> set[str]:
+    """The way from ``present`` to ``wanted`` as far as it goes at a time: one worker, an eighth of a large pool, or
+    twice as many pairs that change places; those first that have least to finish.
+    """
+    step = max(1, len(workers) // 8)
+    come = sorted(wanted - present, key=lambda name: (workers[name].running, name))
+    go = sorted(present - wanted, key=lambda name: (workers[name].queued_prefill_tokens, name))
+    more = len(wanted) - len(present)
+    if more:
+        return present | set(come[: min(step, more)]) if more > 0 else present - set(go[: min(step, -more)])
+    return (present | set(come[: 2 * step])) - set(go[: 2 * step])

@@ -1,7 +1,7 @@
 """What each worker would cost a request, in seconds, and the cheapest pair of them::
 
     price = TTFT + stream_weight · (own streaming time + delay of the streams there) + role_cost where against a role
-                 + link_weight · what the transfers delay others
+                 + link_weight · what the transfers delay others + zone_cost where far from the gateway, or each other
 
 TTFT is the sum of the queue, fetching what some tier holds (or loading the request's adapter, whichever takes longer),
 computing the rest, the hand-over, and waiting for a decode place. Transfers wait for what is queued on the same link. A
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from random import Random
 
 from serve_app.costs.transfers import Tier
+from serve_app.costs.zones import distance
 from serve_app.routing.adapters import AdapterPlaces, order
 from serve_app.routing.costs import CostModel
 from serve_app.routing.fleet import Fleet, Worker
@@ -34,6 +35,8 @@ class RouterConfig:
     stream_weight: float = 0.0025  # a second of slower streaming against a second of waiting for the first token
     role_cost: float = 0.05  # prefill on a decode worker, or decode on a prefill worker
     link_weight: float = 1.0  # a second that others wait for a link
+    # Work in another zone than the gateway's, in the same region and elsewhere; and a hand-over between two.
+    zone_cost: tuple[float, float, float] = (0.0, 0.25, 1.0)
     itl: float | None = None  # target between tokens
     itl_cost: float = 0.5  # streams that take twice the target between tokens
     calm: float = 2.4  # congestion from which on role_cost grows and stream_weight falls
@@ -125,7 +128,7 @@ class Pricer:
         costs, config, load = self._costs, self._config, worker.load
         prompt, output = held.prompt, held.output
         own = held.workers.get(worker.name, 0)
-        batch, kv, slow = worker.batch, worker.kv_tokens, worker.slow
+        batch, kv, slow, slow_decode = worker.batch, worker.kv_tokens, worker.slow.prefill, worker.slow.decode
         wait = worker.busy_until - now
         if wait < 0.0:
             wait = 0.0
@@ -134,12 +137,12 @@ class Pricer:
         fetch = 0.0
         if held.best:
             gain = held.nodes.get(load.node, 0) - own
-            if gain > 0 and costs.fetch_pays("node", gain, own, behind - wait):
+            if gain > 0 and costs.fetch_pays("node", gain, own, behind - wait, slow):
                 node, fetch = gain, costs.fetch_seconds("node", gain)
             gain = held.best - own - node
             if gain > 0:
                 inbound = max(behind, fleet.inbound(load.node).wait(now))
-                if costs.fetch_pays("remote", gain, own + node, inbound - wait):
+                if costs.fetch_pays("remote", gain, own + node, inbound - wait, slow):
                     remote, fetch, behind = gain, fetch + costs.fetch_seconds("remote", gain), inbound
         cached = own + node + remote
         uncached = max(1, prompt - cached)
@@ -150,7 +153,7 @@ class Pricer:
         # A request that is larger than a worker waits until one is empty; the engine runs what fits of it.
         room = load.kv_tokens_total
         streams = min(request.streams, load.max_seqs)
-        step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow
+        step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow_decode
         place = worker.place_s(streams, output, now)
         given = worker.gives_s(request)
         total = kv + min(prompt + streams * output, room)
@@ -161,7 +164,8 @@ class Pricer:
         # Going against a role wastes time that prompts wait for: in small chunks there, or beside streams here.
         strain = max(1.0, fleet.congestion / config.calm)
         weight, against, role = config.stream_weight / strain, config.role_cost * strain, worker.role
-        slower = streams * (costs.d1 + costs.d2 * (prompt + output))  # what this request adds to each step
+        # What this request adds to each step.
+        slower = streams * (costs.d1 + costs.d2 * (prompt + output)) * slow_decode
         link_price = config.link_weight * worker.link.congestion(now)
         prefill = ready + weight * batch * compute + link_price * fetch
         decode = step + place + weight * output * (step + batch * slower)
@@ -173,6 +177,10 @@ class Pricer:
             prefill += against
         elif role == "prefill":
             decode += against
+        if request.zone and load.zone and request.zone != load.zone:
+            far = 0.5 * config.zone_cost[distance(request.zone, load.zone)]
+            prefill += far
+            decode += far
         loading = load_s * (config.adapter_weight - 1.0 + order(request.adapter, worker.name)) if load_s else 0.0
         return Price(
             worker, own, node, remote, uncached, wait, compute, ready, step, place, prefill, decode, loading, load_s,
@@ -207,6 +215,8 @@ class Pricer:
                         continue
                     handover, moved, waited = self._handover(p, d, prompt, fleet, now)
                     total = a + b - max(d.behind, d.load_s) + max(handover, d.load_s) + d.link_price * moved
+                    if p.worker.load.zone != d.worker.load.zone:
+                        total += self._config.zone_cost[distance(p.worker.load.zone, d.worker.load.zone)]
                     if best is None or total < best.price:
                         best = Pair(p, d, total, max(handover, d.load_s), moved, waited)
         if best is None:  # strict roles and a single worker

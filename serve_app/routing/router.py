@@ -7,6 +7,7 @@ taken. Only the last tie-break is random; it keeps several gateways from herding
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 from serve_app.routing.adapters import AdapterPlaces
@@ -16,7 +17,11 @@ from serve_app.routing.fleet import Fleet, Reservation, Transfers
 from serve_app.routing.locality import LocalityIndex
 from serve_app.routing.prices import Held, Pair, Price, Pricer, RouterConfig
 from serve_app.routing.sessions import Sessions
+from serve_app.routing.shortlist import PRICE_ALL
 from serve_app.routing.types import Decision, Priority, RouteRequest, WorkerLoad
+
+# For so long the speed of a large fleet is taken to be what it was.
+RATE_S = 0.05
 
 
 class Router:
@@ -35,6 +40,7 @@ class Router:
         # As real-time requests find the workers; and as batch requests do, once there are any.
         self.fleet = Fleet(costs, self._random)
         self._whole: Fleet | None = None
+        self._rate, self._rate_at = 0.0, -math.inf
 
     # -- inputs --------------------------------------------------------------------------------------------------
 
@@ -112,8 +118,8 @@ class Router:
         """The cheapest place; None if there is no worker."""
         config, fleet = self.config, self.view(request.priority)
         found = self._lookup(request)
-        held = self._sessions.held(request.session, self.fleet.workers)
-        able = {w.name: w for w in fleet.candidates(now)}
+        held = self._sessions.held(request.session, self.fleet.workers, self.fleet.version)
+        able = {w.name: w for w in fleet.candidates(now, request.zone)}
         if request.adapter:
             able |= {w.name: w for w in fleet.holding(request.adapter, now)}
         for name in (*found.workers, *held):
@@ -152,7 +158,8 @@ class Router:
     def _hold(self, request: RouteRequest, price: Price) -> float:
         """What staying is worth, in seconds: the prefix may be there although this gateway has not seen it."""
         unknown = max(request.prompt_tokens - price.cached, 0)
-        saved = min(self.costs.fetch_seconds("node", unknown), unknown * self.costs.p1)
+        computed = unknown * self.costs.p1 * price.worker.slow.prefill
+        saved = min(self.costs.fetch_seconds("node", unknown), computed)
         return self.config.session_hold + saved
 
     def _decision(self, pair: Pair, held: dict[str, str]) -> Decision:
@@ -189,13 +196,22 @@ class Router:
         most = max(request.prompt_tokens - 1, 0)
         return min(max(found.values(), default=0) * self.config.chunk_tokens, most)
 
-    def seconds_per_token(self) -> float:
-        """One waiting prompt token's share of the time of all workers that prefill."""
+    def seconds_per_token(self, now: float) -> float:
+        """One waiting prompt token's share of the time of all workers that prefill; of a large fleet as it was a moment
+        ago.
+        """
+        if len(self.fleet) <= PRICE_ALL:
+            return self._seconds_per_token()
+        if not 0.0 <= now - self._rate_at < RATE_S:
+            self._rate_at, self._rate = now, self._seconds_per_token()
+        return self._rate
+
+    def _seconds_per_token(self) -> float:
         able = [w for w in self.fleet.workers.values() if w.role != "decode"] or list(self.fleet.workers.values())
         rate = 0.0
         for worker in able:
             chunk = max(worker.load.max_batch_tokens - worker.batch, worker.load.block_tokens)
-            rate += 1.0 / (self.costs.token_seconds(chunk, 2048, worker.step) * worker.slow)
+            rate += 1.0 / worker.token_seconds(self.costs, chunk)
         return 1.0 / rate if rate else 0.0
 
     @property

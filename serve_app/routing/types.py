@@ -73,6 +73,7 @@ class WorkerLoad:
     pool_tokens: int = 0  # that the pool may hold
     pool_evicted: bytes = b""  # keys that the pool has let go
     leaving: bool = False  # it ends what it has, and gets nothing new
+    zone: str = ""  # of its node; "": not known
 
     @property
     def whole(self) -> WorkerLoad:
@@ -122,6 +123,7 @@ class RouteRequest:
     reject_if_busy: bool = False
     adapter: bytes = b""  # its name; empty: none
     adapter_bytes: int = 0
+    zone: str = ""  # of the gateway that it came by
     long: bool = False  # by itself it takes so long that others would miss their targets behind it
     # Prompt tokens that a cache was expected to hold when the request arrived; None where no worker was up.
     expected_cached_tokens: int | None = None

@@ -93,7 +93,7 @@ class Batch(NamedTuple):
     used_blocks: Count = 0
 
 
-class LoadReport(Message, tag="load:7", frozen=True):
+class LoadReport(Message, tag="load:8", frozen=True):
     """One worker's load. ``replica`` is Serve's id of the replica it belongs to, ``role`` what it prefers to do, as
     gateway ``planner`` wishes, one of ``gateways`` that it reports to ("": nobody has a wish).
 
@@ -105,7 +105,8 @@ class LoadReport(Message, tag="load:7", frozen=True):
     they are, while no place is free. ``incoming_tokens``: of K/V that come over the link of this worker, or will.
     ``owner``: where ``planner`` listens, which owns the model's dispatch. ``weights``: what the keys of its K/V start
     from (:func:`serve_app.kv.keys.weights_key`). ``evicted``: of keys that its own cache has let go, as in
-    :class:`Pool`. ``leaving``: it ends what it has, and gets nothing new.
+    :class:`Pool`. ``leaving``: it ends what it has, and gets nothing new. ``zone``: of its node
+    (:mod:`serve_app.costs.zones`).
     """
 
     replica: Name
@@ -136,6 +137,7 @@ class LoadReport(Message, tag="load:7", frozen=True):
     evicted: Keys = b""
     pool: Pool = Pool()
     leaving: bool = False
+    zone: Name = ""
 
     @property
     def busy(self) -> bool:

@@ -34,7 +34,7 @@ class Visit(Message, tag="visit:1", frozen=True):
     gateway: Name
 
 
-class Enter(Message, tag="enter:1", frozen=True):
+class Enter(Message, tag="enter:2", frozen=True):
     """:class:`serve_app.routing.types.RouteRequest` of ``model``, with times counted from now.
 
     ``keys``: the first :data:`KEY_BYTES` bytes of each. ``known_as``: the opaque id that workers have of the tenant.
@@ -56,6 +56,7 @@ class Enter(Message, tag="enter:1", frozen=True):
     reject_if_busy: bool = False
     adapter: bytes = b""
     adapter_bytes: Count = 0
+    zone: Name = ""
 
 
 class Began(Message, tag="began:1", frozen=True):

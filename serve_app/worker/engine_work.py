@@ -75,6 +75,7 @@ class EngineWork:
         *,
         node_id: str,
         worker_id: str,
+        zone: str = "",
     ) -> None:
         """``worker_id`` is what gateways know the worker's connections by."""
         self.spec = spec
@@ -92,7 +93,7 @@ class EngineWork:
         self._reader = PoolReader(self._publisher.client, engine, self._engine_loop)
         self._sender = TokenSender(worker_id, on_lost=self._inbox_lost, on_closed=self._abort)
         told = self._reader.fetches, self.adapters, loaded.weights, PoolWatch(self._publisher.client)
-        self._load = WorkerLoad(spec.model, spec.stage, node_id, engine, self._sender, *told)
+        self._load = WorkerLoad(spec.model, spec.stage, node_id, engine, self._sender, *told, zone)
         self._load.incoming = self._reader.on_the_way
 
     # -- calls ---------------------------------------------------------------------------------------------------------

@@ -53,9 +53,10 @@ class WorkerLoad:
         adapters: Adapters | None = None,
         weights: bytes = b"",
         pool: PoolWatch | None = None,
+        zone: str = "",
     ) -> None:
         """``fetches``, and what ``adapters`` have loaded, are emptied with every report. ``weights``: what the keys of
-        its K/V start from; ``pool``: its node's, if it publishes.
+        its K/V start from; ``pool``: its node's, if it publishes; ``zone``: of its node.
         """
         # Tokens whose K/V are on their way here.
         self.incoming: Callable[[], int] = lambda: 0
@@ -66,6 +67,7 @@ class WorkerLoad:
         self._model = model
         self._stage = stage
         self._node = node
+        self._zone = zone
         self._engine = engine
         self._replica = ""
         self._role = ""
@@ -153,6 +155,7 @@ class WorkerLoad:
             evicted=self._gone(),
             pool=Pool() if self._pool is None else self._pool.take(),
             leaving=self._leaving,
+            zone=self._zone,
         )
 
     def _gone(self) -> bytes:

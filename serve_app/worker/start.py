@@ -27,13 +27,14 @@ def start_engine_work(
     exporter: Callable[[], Any],
     start_rank: StartRank,
     host: str,
+    zone: str = "",
 ) -> EngineWork:
     """Loads the model; chunks go to the pool of ``node_id``, which asks ``exporter()`` for their bytes. Of a worker of
-    several ranks this is rank 0, which the others reach at ``host``.
+    several ranks this is rank 0, which the others reach at ``host``. ``zone``: of the node.
     """
 
     def publish(layout: Layout) -> Publisher:
-        options = _pool_options(spec)
+        options = _pool_options(spec, zone)
         # Started with the worker, or the first request would wait for it.
         get_or_create_pool(node_id, options)
         return Publisher(KVClient(node_id, layout, options), ExportBuffer(spec.export_bytes), exporter)
@@ -42,13 +43,14 @@ def start_engine_work(
     loaded = load_engine(
         spec, progress, publish=publish, draft=draft, begin=lambda: begin_ranks(spec, start_rank, host, progress)
     )
-    work = EngineWork(spec, loaded, draft, node_id=node_id, worker_id=worker_id)
+    work = EngineWork(spec, loaded, draft, node_id=node_id, worker_id=worker_id, zone=zone)
     progress("ready")
     return work
 
 
-def _pool_options(spec: WorkerSpec) -> PoolOptions:
+def _pool_options(spec: WorkerSpec, zone: str) -> PoolOptions:
     return PoolOptions(
+        zone=zone,
         use_directory=spec.several_nodes,
         disk_directory=spec.kv_disk_dir or os.path.join(spec.home, "kv"),
         disk_bytes=spec.kv_disk_bytes,

@@ -50,3 +50,17 @@ def test_a_silent_node_is_forgotten_and_swept():
     table.sweep(table.names())
     assert len(table) == 1 and table.nodes == ["n2"]
     assert table.update("n1", "p1", [], []), "a node that comes back must send everything again"
+
+
+def test_a_node_of_the_zone_comes_first_unless_it_has_much_less():
+    table = DirectoryTable()
+    table.update("far", "p1", names(*METAS), [], "us/c")
+    table.update("near", "p2", names(METAS[0], METAS[1]), [], "eu/a")
+    table.update("next", "p3", names(*METAS), [], "eu/b")
+    assert table.best(KEYS, TAILS) == [("far", 22), ("next", 22), ("near", 16)]
+    assert table.best(KEYS, TAILS, zone="eu/b") == [("next", 22), ("near", 16), ("far", 22)]
+    # 17.6 blocks' worth next door against 16 here.
+    assert table.best(KEYS, TAILS, zone="eu/a") == [("next", 22), ("near", 16), ("far", 22)]
+    assert table.best(KEYS, TAILS, start_block=8, zone="us/c")[0] == ("far", 22)
+    table.update("next", "p3", [], names(METAS[2]))
+    assert table.best(KEYS, TAILS, zone="eu/a")[0] == ("near", 16)

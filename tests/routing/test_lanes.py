@@ -30,7 +30,7 @@ def test_what_is_long_goes_by_the_target() -> None:
 def test_busy_workers_are_shared_and_idle_ones_are_not() -> None:
     fleet, lanes = Fleet(CostModel(), Random(0)), Lanes(1.0)
     for number in range(WORKERS):
-        fleet.report(load(f"w{number}", "decode" if number < 2 else "prefill"), 1.0)
+        fleet.report(load(f"w{number}", "decode" if number < 2 else "prefill"))
     lanes.inside = 5
     assert lanes.open(fleet)
     fleet.congestion = 4.0
@@ -108,11 +108,11 @@ def test_without_a_worker_for_prefill_nothing_is_held_back_for_ever() -> None:
     fleet, lanes = Fleet(CostModel(), Random(0)), Lanes(1.0, inside=1)
     for at in (0.0, 60.0):
         for name, role in (("d", "decode"), ("p", "prefill")):
-            fleet.report(load(name, role, at=at, queued_prefill_tokens=9000), 1.0)
+            fleet.report(load(name, role, at=at, queued_prefill_tokens=9000))
     assert fleet.congestion > 4.0 and not lanes.open(fleet)
     fleet.remove("d")
     assert not lanes.open(fleet)
-    fleet.report(load("d", "decode", at=61.0), 1.0)
+    fleet.report(load("d", "decode", at=61.0))
     fleet.remove("p")
-    fleet.report(load("d", "decode", at=62.0), 1.0)
+    fleet.report(load("d", "decode", at=62.0))
     assert fleet.congestion == 0.0 and lanes.open(fleet)

@@ -4,6 +4,7 @@ import random
 
 from pytest import approx
 
+from serve_app.costs.steps import StepSample
 from serve_app.routing.costs import CostModel
 from serve_app.routing.planner import Demand, DemandMeter, Planner, PlannerConfig
 from tests.routing.fleets import load
@@ -99,3 +100,64 @@ def test_the_meter_measures_rates() -> None:
     assert meter.demand(now + 200.0).prefill < 0.01
     both = demand * 2
     assert both.prefill == 2 * demand.prefill and both.context == demand.context
+
+
+def known(**slow: float) -> CostModel:
+    """A cost model that has seen workers of these names, so many times as slow as each other."""
+    costs, truth = CostModel(), CostModel()
+    for _ in range(400):
+        for name, factor in slow.items():
+            prompts, streams = truth.prefill_seconds(4096), truth.decode_seconds(20, 40_000)
+            steps = [StepSample(4096, 0, 0, 0, factor * prompts), StepSample(0, 0, 20, 40_000, factor * streams)]
+            costs.observe(steps, name)
+    return costs
+
+
+def settled(p: Planner, loads, demand: Demand) -> set[str]:
+    """Who prefers prompts when nothing moves any more."""
+    for second in range(0, 400, 11):
+        apply(loads, p.plan(loads, demand, float(second)))
+    return {one.worker for one in loads if one.role == "prefill"}
+
+
+SPEEDS = {f"f{i}": 1.0 for i in range(4)} | {f"s{i}": 2.5 for i in range(4)}
+
+
+def test_fast_workers_take_the_prompts_and_slow_ones_the_streams() -> None:
+    p = Planner(known(**SPEEDS))
+    loads = [load(name, "prefill" if name[0] == "s" else "decode") for name in SPEEDS]
+    found = settled(p, loads, Demand(prefill=3.2, tokens=3000.0, context=3000.0))
+    assert found >= {"f0", "f1", "f2", "f3"} or all(name[0] == "f" for name in found)
+    # It stays so: what is measured moves a little, roles do not.
+    assert p.plan(loads, Demand(3.0, 3200.0, 3000.0), 1000.0).moved == []
+
+
+def test_workers_with_memory_take_the_streams() -> None:
+    loads = [load(f"s{i}", "decode", kv_blocks_total=2000, kv_blocks_used=1900) for i in range(4)]
+    loads += [load(f"l{i}", "prefill", kv_blocks_total=20_000, kv_blocks_used=1900) for i in range(4)]
+    found = settled(planner(), loads, Demand(prefill=3.0, tokens=4000.0, context=4000.0))
+    assert sum(name[0] == "l" for name in found) < sum(name[0] == "s" for name in found)
+
+
+def test_slow_workers_are_needed_in_greater_number() -> None:
+    demand = Demand(prefill=3.0, tokens=9000.0, context=2000.0)
+    even = planner().needs([load(f"w{i}", max_seqs=2000) for i in range(4)], demand)
+    mixed = Planner(known(f0=1.0, s0=4.0))
+    slow, fast = (mixed.needs([load(name, max_seqs=2000)], demand) for name in ("s0", "f0"))
+    for stage in ("prefill", "decode"):
+        assert slow[stage] > 3 * fast[stage] and fast[stage] < 1.1 * even[stage] < slow[stage]
+
+
+def test_hand_overs_over_slow_links_need_more_workers_for_streams_and_no_new_ones() -> None:
+    def demand(prompts: float) -> Demand:
+        return Demand(prefill=4.0, tokens=500.0, context=2000.0, prompts=prompts)
+
+    few, many = fleet(6, 2), fleet(6, 2)
+    assert len(settled(planner(), few, demand(10_000.0))) > len(settled(planner(), many, demand(400_000.0)))
+    assert planner().needs(few, demand(10_000.0)) == planner().needs(few, demand(400_000.0))
+
+
+def test_a_fleet_of_a_thousand_is_planned_in_no_time_and_moves_by_an_eighth() -> None:
+    loads = fleet(500, 500)
+    plan = planner().plan(loads, HEAVY_DECODE * 100, 0.0)
+    assert len(plan.moved) == 125

@@ -223,3 +223,23 @@ def test_lost_between_choice_and_commit_is_no_error() -> None:
     r.commit(req, decision, 0.0)
     r.finished(req.id)
     assert r.reserved == 0
+
+
+def test_sessions_of_a_large_fleet_begin_evenly_and_a_lost_worker_moves_only_its_own() -> None:
+    fleet = [load(f"w{i}", "prefill" if i % 2 else "decode") for i in range(60)]
+    one, other = router(*fleet), router(*reversed(fleet))
+
+    def begin(made, number: int):
+        decision = made.choose(request(f"r{number}", session=f"s{number}"), 0.0)
+        assert decision is not None
+        return decision.prefill, decision.decode
+
+    first = [begin(one, number) for number in range(300)]
+    assert first == [begin(other, number) for number in range(300)]
+    assert len({decode for _, decode in first}) > 20
+    gone = first[0][1]
+    one.remove(gone)
+    moved = [
+        (old, new) for old, new in zip(first, (begin(one, n) for n in range(300)), strict=True) if old[1] != new[1]
+    ]
+    assert moved and all(old[1] == gone for old, _ in moved)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.trace.caches import PoolCache, WorkerCache
+from benchmarks.trace.command import _parser, machine
 from benchmarks.trace.engine import EngineModel, Job, prefill_alone
 from benchmarks.trace.goodput import highest
 from benchmarks.trace.ideal import ideal_ttft, step_seconds
@@ -162,6 +163,20 @@ def test_workers_of_two_kinds_get_what_they_are_fit_for(trace) -> None:
     cluster.run(requests)
     times = [worker.prefill_tokens_done for worker in cluster.workers]
     assert times[0] + times[2] > 1.3 * (times[1] + times[3])
+
+
+def test_speeds_are_those_of_workers_in_turns(trace) -> None:
+    spec = machine(_parser().parse_args([str(trace), "--workers", "4", "--speeds", "1,0.4"]))
+    assert [spec.gpu(worker) for worker in range(4)] == [(1.0, 1.0), (2.5, 1.0)] * 2
+
+
+def test_requests_stay_in_their_zone_and_little_crosses(trace) -> None:
+    spec = replace(SPEC, nodes=4, zones=2, gateways=2)
+    requests = read_trace(trace)
+    found = {name: Cluster(spec, build(name, spec, 0), 1.0).run(requests) for name in ("product", "zoneless")}
+    known, unknown = found["product"], found["zoneless"]
+    assert len(known.done) == len(requests)
+    assert known.far < 0.3 * unknown.far and known.zone_bytes < 0.6 * unknown.zone_bytes
 
 
 def test_shapes_move_arrivals_and_nothing_else(trace) -> None:

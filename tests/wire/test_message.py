@@ -56,8 +56,8 @@ FIELDS = {
     "encoded-tokens:1": "sizes width data",
     "encoded:1": "shape data",
     "ended:1": "streams",
-    "enter:1": "model id prompt_tokens keys max_tokens streams tenant known_as weight priority waited_s deadline_s "
-    "session reject_if_busy adapter adapter_bytes",
+    "enter:2": "model id prompt_tokens keys max_tokens streams tenant known_as weight priority waited_s deadline_s "
+    "session reject_if_busy adapter adapter_bytes zone",
     "failed:1": "error refused",
     "foresee:1": "request",
     "foreseen:1": "id cached_tokens wait ttft",
@@ -68,9 +68,9 @@ FIELDS = {
     "generated:4": "finish cached path undelivered replica prompt_logprobs",
     "hello:2": "secret worker_id",
     "listen:3": "inbox lease_s replica role wish plans leaving",
-    "load:7": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
+    "load:8": "replica model stage role node planner gateways queued_tokens running waiting max_seqs used_blocks "
     "total_blocks block_tokens max_batch_tokens step_seconds steps fetches served batch adapters standing "
-    "incoming_tokens owner weights evicted pool leaving",
+    "incoming_tokens owner weights evicted pool leaving zone",
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",

@@ -8,6 +8,7 @@ import dataclasses
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 
 from serve_app.api.collect import merge
 from serve_app.api.decisions import DecideRequest, Decisions
@@ -60,6 +61,8 @@ class EngineBackend:
         self._attempts = Attempts(inbox, call, ask_all)
         self._structure = Structure()
         self._looker = Looker()
+        # Of the node that this gateway is on.
+        self.zone = ""
 
     def dispatcher(self, model: ServedModel) -> Dispatcher:
         """Who decides when and where the model's requests go."""
@@ -90,7 +93,7 @@ class EngineBackend:
 
     async def foresee(self, model: ServedModel, prepared: Prepared, caller: Caller, salt: bytes) -> Foreseen:
         dispatcher = self.dispatcher(model)
-        return await dispatcher.foresee(_route_request(dispatcher, prepared, salt, caller))
+        return await dispatcher.foresee(_route_request(dispatcher, prepared, salt, caller, self.zone))
 
     def waiting(self, model: ServedModel) -> str:
         return self.dispatcher(model).waiting()
@@ -122,13 +125,14 @@ class EngineBackend:
         return await deciding.prepare(model, request)
 
     async def decide(self, prepared: PreparedQuestions, work: Work) -> Decisions:
-        return await deciding.decide(prepared, work, self.dispatcher(work.model), self._call, _route_request)
+        route = partial(_route_request, zone=self.zone)
+        return await deciding.decide(prepared, work, self.dispatcher(work.model), self._call, route)
 
     async def events(self, prepared: Prepared, work: Work) -> AsyncGenerator[Event, None]:
         """The request's events. Closing the iterator ends the request wherever it is."""
         request, tokens = prepared.request, prepared.prompt_tokens
         dispatcher = self.dispatcher(work.model)
-        route = _route_request(dispatcher, prepared, work.salt, work.caller)
+        route = _route_request(dispatcher, prepared, work.salt, work.caller, self.zone)
         ticket = Ticket(route, work.trace)
         usages = [Usage() for _ in range(request.n)]
         sent = [0] * request.n
@@ -238,7 +242,7 @@ def _check_told(request: GenerateRequest, tokens: int) -> None:
         )
 
 
-def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, caller: Caller) -> RouteRequest:
+def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, caller: Caller, zone: str) -> RouteRequest:
     """The request as routing sees it. Keys are salted: one tenant's prefixes are no other's, nor one adapter's."""
     request, prompt = prepared.request, prepared.prompt
     assert isinstance(prompt, Prompt)
@@ -269,6 +273,7 @@ def _route_request(dispatcher: Dispatcher, prepared: Prepared, salt: bytes, call
         reject_if_busy=request.reject_if_busy,
         adapter=bytes.fromhex(adapter)[:ADAPTER_BYTES],
         adapter_bytes=0 if request.adapter is None else request.adapter.size,
+        zone=zone,
     )
 
 

@@ -180,4 +180,5 @@ def _request(call: Enter, now: float) -> RouteRequest:
         reject_if_busy=call.reject_if_busy,
         adapter=call.adapter,
         adapter_bytes=call.adapter_bytes,
+        zone=call.zone,
     )

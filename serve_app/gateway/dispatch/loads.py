@@ -42,6 +42,7 @@ def worker_load(report: LoadReport, now: float) -> WorkerLoad:
         pool_tokens=report.pool.tokens,
         pool_evicted=report.pool.evicted,
         leaving=report.leaving,
+        zone=report.zone,
     )
 
 

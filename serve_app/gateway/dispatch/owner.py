@@ -226,7 +226,7 @@ def entering(model: str, request: RouteRequest, known_as: str, now: float) -> En
         model, request.id, request.prompt_tokens, b"".join(key[:KEY_BYTES] for key in request.keys),
         request.max_tokens, request.streams, request.tenant, known_as, request.weight, request.priority,
         max(now - request.arrived_at, 0.0), deadline, request.session, request.reject_if_busy, request.adapter,
-        request.adapter_bytes,
+        request.adapter_bytes, request.zone,
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ def _workers(dispatch: Dispatch, now: float) -> list[dict[str, Any]]:
         {
             "replica": load.worker,
             "node": load.node,
+            "zone": load.zone,
             "stage": load.stage,
             "role": load.role,
             "queued_tokens": load.queued_prefill_tokens,

@@ -17,9 +17,14 @@ from serve_app.gateway.dispatch import guest as guest_module
 from serve_app.gateway.dispatch import owner as owner_module
 from serve_app.gateway.dispatch.dispatcher import Dispatcher
 from serve_app.gateway.dispatch.guest import Guests
+from serve_app.gateway.dispatch.guest import _request as request_of
+from serve_app.gateway.dispatch.loads import worker_load
 from serve_app.gateway.dispatch.owner import Owners, entering
 from serve_app.gateway.dispatch.ticket import Ticket
+from serve_app.routing.types import RouteRequest
 from serve_app.wire.address import InboxAddress
+from serve_app.wire.load import LoadReport
+from serve_app.wire.message import Reader
 from serve_app.wire.turns import Pong, Visit
 from tests.gateway.dispatch.waiting import CHAT, IDLE, STEPS, Clock, entered, ticket
 
@@ -340,3 +345,10 @@ async def test_an_owner_that_does_not_say_what_it_foresees_is_done_without(pair,
     await pair.ready()
     pair.here.dispatcher.lost("process of d1")
     assert (await pair.there.dispatcher.foresee(ticket(1, 64).request)).wait_s is not None
+
+
+def test_zones_travel_with_requests_and_reports():
+    request = RouteRequest("r", 100, zone="eu/a")
+    assert request_of(entering(CHAT, request, "", 0.0), 0.0).zone == "eu/a"
+    report = LoadReport("replica", CHAT, "decode", "decode", "n1", zone="eu/b")
+    assert worker_load(Reader(LoadReport)(report.encode()), 0.0).zone == "eu/b"

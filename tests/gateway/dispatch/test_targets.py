@@ -163,7 +163,7 @@ async def test_what_another_tenant_has_sent_changes_nothing_about_where_one_goes
     asked = GenerateRequest(CHAT, None, "", True, SamplingParams(max_tokens=16), session="talk")
 
     def sent(account: str, salt: bytes) -> RouteRequest:
-        return _route_request(dispatcher, Prepared(asked, len(ids), Prompt(ids)), salt, Caller(account))
+        return _route_request(dispatcher, Prepared(asked, len(ids), Prompt(ids)), salt, Caller(account), "eu/a")
 
     def choice(request: RouteRequest) -> tuple:
         found = dispatcher.policy.router.choose(request, Clock.now)

@@ -35,6 +35,7 @@ export function Nodes({ nodes }) {
   const rows = nodes.flatMap((one) => one.workers.map((worker) => ({ ...worker, node: one.node, id: `${one.node} ${worker.replica}` })));
   return html`<${Card} title="Nodes" note=${`${count(nodes.length)} with workers that report their load`} bare><div class="table-top"><${Table} label="Nodes" rows=${rows} columns=${[
     { key: "node", label: "Node", by: (one) => one.node, cell: (one) => html`<span class="mono">${one.node.slice(0, 12)}</span>` },
+    ...(rows.some((one) => one.zone) ? [{ key: "zone", label: "Zone", by: (one) => one.zone, cell: (one) => one.zone || "–" }] : []),
     { key: "model", label: "Model", by: (one) => one.model, cell: (one) => html`<span class="wrap">${shortModel(one.model)}</span>` },
     { key: "replica", label: "Worker", cell: (one) => html`<span class="mono muted">${one.replica}</span>` },
     { key: "role", label: "Role", by: (one) => one.role, cell: (one) => html`<${Badge}>${one.role}<//>` },

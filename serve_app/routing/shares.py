@@ -1,0 +1,73 @@
+"""What unequal workers can take of a model's work, and which of them should prefer prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from serve_app.routing.types import WorkerLoad
+
+# Shares that are less apart than this count as equal: measured speeds are never quite the same.
+ALIKE = 0.15
+_LEAST = 1e-9
+
+
+@dataclass(slots=True, frozen=True)
+class Share:
+    """Of all prompts that arrive, and of all streams, what one worker could take alone; may be more than all."""
+
+    prefill: float
+    decode: float
+
+    @classmethod
+    def of(cls, prefill: float, decode: float) -> Share:
+        """``prefill``, ``decode``: how many workers like this one each would need."""
+        return cls(1.0 / max(prefill, _LEAST), 1.0 / max(decode, _LEAST))
+
+
+def fullest(prefill: Collection[str], shares: Mapping[str, Share]) -> float:
+    """How loaded the more loaded stage is if these workers take the prompts and the others the streams."""
+    first = sum(share.prefill for name, share in shares.items() if name in prefill)
+    second = sum(share.decode for name, share in shares.items() if name not in prefill)
+    return _load(first, second)
+
+
+def best_split(workers: Mapping[str, WorkerLoad], shares: Mapping[str, Share], slow: Mapping[str, float]) -> set[str]:
+    """The workers that should prefer prompts; at least one of each. ``slow``: their factors for prompts.
+
+    The fast ones do: a stream is fast enough or not, but a prompt is the faster the better. Only where others promise
+    clearly more, as where the fast ones have the memory, those go that give up least of decoding for it.
+    """
+
+    def kept(name: str) -> tuple[int, int, str]:
+        # Those that have the role, and of these the ones with most to finish, so that the fewest move.
+        load = workers[name]
+        return (0, -load.queued_prefill_tokens, name) if load.role == "prefill" else (1, load.running, name)
+
+    if all(share.prefill >= 1.0 / (2 * _LEAST) and share.decode >= 1.0 / (2 * _LEAST) for share in shares.values()):
+        return set(sorted(workers, key=lambda name: (_bucket(slow[name]), kept(name)))[: max(1, len(workers) // 2)])
+    by_speed = _best_prefix(sorted(workers, key=lambda name: (_bucket(slow[name]), kept(name))), shares)
+    given = {name: share.decode / share.prefill for name, share in shares.items()}
+    by_gift = _best_prefix(sorted(workers, key=lambda name: (_bucket(given[name]), kept(name))), shares)
+    return by_gift if fullest(by_gift, shares) < fullest(by_speed, shares) * (1.0 - ALIKE) else by_speed
+
+
+def _best_prefix(order: list[str], shares: Mapping[str, Share]) -> set[str]:
+    """As many from the front as make the more loaded stage least loaded."""
+    first, second = 0.0, sum(share.decode for share in shares.values())
+    best, best_load = 1, math.inf
+    for count, name in enumerate(order[:-1], 1):
+        first, second = first + shares[name].prefill, second - shares[name].decode
+        load = _load(first, second)
+        if load <= best_load:
+            best, best_load = count, load
+    return set(order[:best])
+
+
+def _load(prefill: float, decode: float) -> float:
+    return max(1.0 / max(prefill, _LEAST), 1.0 / max(decode, _LEAST))
+
+
+def _bucket(value: float) -> int:
+    return round(math.log(value) / math.log(1.0 + ALIKE))
