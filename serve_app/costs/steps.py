@@ -22,9 +22,11 @@ _SCALE = np.array([1.0, 1e3, 1e7, 1.0, 1e1, 1e5])
 _DRIFT = 3e-3  # how far a number may wander between two samples, as a share of its prior
 # Samples from which on the formula is more than its priors.
 _SURE = 50
-# How far a worker's factor follows one measurement, and the most that it may be.
+# How far a worker's factor follows one measurement, and the most that one is taken for.
 _FOLLOW = 0.02
+_FOLLOW_ALL = 0.05
 SLOWEST = 8.0
+_MOST = math.log(SLOWEST)
 
 
 @dataclass(slots=True, frozen=True)
@@ -50,7 +52,7 @@ class StepModel:
     """Predictions for one model on workers of its mean speed; seconds throughout.
 
     ``p0`` to ``d2`` are the formula's numbers, as learned so far. Workers may be of several kinds: each has two factors
-    of its own, whose geometric means over all workers stay at 1, because what all have in common is the formula's.
+    of its own (:class:`Factors`), because what all have in common is the formula's.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -62,8 +64,7 @@ class StepModel:
         self._spread = np.diag(self._prior_spread**2)
         self._drift = np.diag((_DRIFT * self._theta) ** 2)
         self._error = 0.05  # relative, smoothed: what the model leaves unexplained
-        self._slow: dict[str, Slowness] = {}
-        self._logs = [0.0, 0.0]  # sums over workers, of prefill and decode
+        self._prefill, self._decode = Factors(), Factors()
         self._unpack()
 
     # -- predictions -------------------------------------------------------------------------------------------
@@ -89,7 +90,12 @@ class StepModel:
 
     def slowness(self, worker: str) -> Slowness:
         """A worker's step times over the model's predictions; 1.0 until something is known."""
-        return self._slow.get(worker, EVEN)
+        return Slowness(self._prefill.of(worker), self._decode.of(worker))
+
+    @property
+    def workers(self) -> int:
+        """How many have been measured."""
+        return max(len(self._prefill), len(self._decode))
 
     # -- learning ----------------------------------------------------------------------------------------------
 
@@ -101,7 +107,8 @@ class StepModel:
             self._unpack()
 
     def forget(self, worker: str) -> None:
-        self._count(self._slow.pop(worker, EVEN), -1)
+        self._prefill.forget(worker)
+        self._decode.forget(worker)
 
     def _observe(self, step: StepSample, worker: str) -> None:
         n, c = step.prefill_tokens, step.context_tokens
@@ -109,13 +116,11 @@ class StepModel:
             return
         decodes = step.decode_seqs > 0
         x = np.array([n > 0, n, n * (c + n * 0.5), decodes, step.decode_seqs, step.kv_tokens], np.float64) / _SCALE
-        if worker:
-            self._compare(worker, step, float(x[:3] @ self._theta[:3]), float(x[3:] @ self._theta[3:]))
-            own, n_workers = self._slow[worker], len(self._slow)
-            # What this worker alone is slower by is no matter of the formula, once that is known at all.
-            if self.samples > _SURE:
-                x[:3] *= own.prefill / math.exp(self._logs[0] / n_workers)
-                x[3:] *= own.decode / math.exp(self._logs[1] / n_workers)
+        # What a worker alone is slower by is no matter of the formula, and a factor is one once the formula is known.
+        if worker and self.samples > _SURE:
+            self._compare(worker, step.seconds, x * self._theta)
+            x[:3] *= self._prefill.of(worker)
+            x[3:] *= self._decode.of(worker)
         # Relative error: x and y are divided by the measured time, so short decode steps weigh as much as long chunks.
         x = x / step.seconds
         innovation = 1.0 - float(x @ self._theta)
@@ -133,24 +138,20 @@ class StepModel:
         self._error = max(0.02, 0.99 * self._error + 0.01 * min(1.0, abs(innovation)))
         self.samples += 1
 
-    def _compare(self, worker: str, step: StepSample, prefill: float, decode: float) -> None:
-        """Moves the worker's factors towards this step, for which the formula says ``prefill`` and ``decode`` seconds.
+    def _compare(self, worker: str, seconds: float, parts: np.ndarray) -> None:
+        """Moves a factor of the worker towards a step that took ``seconds``. ``parts``: what the formula says of it.
 
-        A step that only decodes tells of decoding, one that mostly computes prompts of these.
+        A step that only decodes tells of decoding. Of prompts one tells that computes many tokens: where most of the
+        time is what any step costs, as with a prompt's last token, a small error of the formula would be a large factor.
         """
-        own = after = self._slow.get(worker, EVEN)
-        if step.prefill_tokens <= 0 and decode > 0:
-            after = Slowness(own.prefill, _towards(own.decode, step.seconds / decode))
-        elif prefill * own.prefill > max(decode * own.decode, 0.0):
-            after = Slowness(_towards(own.prefill, (step.seconds - decode * own.decode) / prefill), own.decode)
-        if worker in self._slow:
-            self._count(own, -1)
-        self._slow[worker] = after
-        self._count(after, 1)
-
-    def _count(self, slow: Slowness, times: int) -> None:
-        self._logs[0] += times * math.log(slow.prefill)
-        self._logs[1] += times * math.log(slow.decode)
+        decode = float(parts[3:].sum()) * self._decode.of(worker)
+        own = self._prefill.of(worker)
+        fixed, tokens = float(parts[0]) * own, float(parts[1] + parts[2]) * own
+        if fixed + tokens <= 0.0 < decode:
+            self._decode.follow(worker, seconds / decode)
+        elif tokens > max(fixed, 0.0) + max(decode, 0.0):
+            # Of the whole step: what is left of a short one, without what decoding should take, would be all noise.
+            self._prefill.follow(worker, seconds / (fixed + tokens + decode))
 
     def _unpack(self) -> None:
         values = np.maximum(self._theta / _SCALE, 0.0)
@@ -162,5 +163,45 @@ class StepModel:
 EVEN = Slowness()
 
 
-def _towards(slow: float, measured: float) -> float:
-    return slow + _FOLLOW * (min(SLOWEST, max(1.0 / SLOWEST, measured)) - slow)
+class Factors:
+    """How many times as long as the formula says workers take for one kind of work.
+
+    Their geometric mean is 1, and a worker without a measurement counts as the mean. Logarithms are averaged, since
+    steps that are held up would otherwise weigh more than all others. What measurements of all workers differ by from
+    the formula, which errors on one side where they are noisy, makes nobody slower.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[str, float] = {}
+        self._sum = 0.0
+        self._common = 0.0  # of all measurements' logarithms
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def of(self, worker: str) -> float:
+        own = self._logs.get(worker)
+        return 1.0 if own is None else math.exp(min(max(own - self._mean, -_MOST), _MOST))
+
+    def follow(self, worker: str, ratio: float) -> None:
+        """Takes in one measurement. ``ratio``: of it to what formula and factor predict."""
+        found = min(max(math.log(max(ratio, 1e-9)), -_MOST), _MOST)
+        self._taken += 1
+        self._common += max(_FOLLOW_ALL, 1.0 / self._taken) * (found - self._common)
+        own = self._logs.get(worker)
+        if own is None:
+            own = self._logs[worker] = self._mean
+            self._sum += own
+        # Not beyond what a factor may be.
+        there = min(max(own - self._mean + found - self._common, -_MOST), _MOST) + self._mean
+        step = _FOLLOW * (there - own)
+        self._logs[worker] += step
+        self._sum += step
+
+    def forget(self, worker: str) -> None:
+        self._sum -= self._logs.pop(worker, 0.0)
+
+    @property
+    def _mean(self) -> float:
+        return self._sum / len(self._logs) if self._logs else 0.0

@@ -100,7 +100,7 @@ class CostModel(StepModel):
     def take(self, steps: Sequence[StepSample], fetches: Sequence[FetchSample], worker: str) -> None:
         """What a worker reports that it has measured."""
         # A few hundred steps a second are enough for six numbers, however many workers there are.
-        self._due += len(steps) * min(1.0, MEASURED_WORKERS / max(len(self._slow), 1))
+        self._due += len(steps) * min(1.0, MEASURED_WORKERS / max(self.workers, 1))
         taken = min(int(self._due), len(steps))
         self._due -= taken
         self.observe(steps[len(steps) - taken :], worker)

@@ -6,7 +6,8 @@ seconds and lose nothing, since a role is only a preference. A move must promise
 apart. Where roles are not enough Serve's autoscaler follows the same needs with replicas, within bounds of its own.
 
 Workers need not be equal: each counts for the share of all prompts, and of all streams, that it could take alone, by
-its measured speed, its memory, its places and its link (:mod:`serve_app.routing.shares`).
+its measured speed, its memory, its places and its link (:mod:`serve_app.routing.shares`). Where roles move for speed
+alone, speeds are those of half a minute, and little differences none (:mod:`serve_app.routing.speeds`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from serve_app.costs.steps import Slowness
 from serve_app.routing.costs import CostModel
 from serve_app.routing.shares import Share, best_split, fullest
+from serve_app.routing.speeds import Speeds
 from serve_app.routing.types import Role, WorkerLoad
 
 
@@ -85,6 +88,7 @@ class PlannerConfig:
     drain_s: float = 10.0  # a backlog should be gone after this long
     gain: float = 0.15  # a move of roles must lower the fuller stage's load by this share
     dwell_s: float = 10.0  # between two moves of roles
+    speed_s: float = 30.0  # over which the workers' speeds are averaged
 
 
 @dataclass(slots=True)
@@ -103,13 +107,16 @@ class Planner:
         self.costs = costs
         self.config = config or PlannerConfig()
         self._moved_at = -math.inf
+        self._speeds = Speeds(costs, self.config.speed_s)
 
     def needs(self, loads: Iterable[WorkerLoad], demand: Demand, waiting_tokens: int = 0) -> dict[str, float]:
         """Workers that each stage needs, as fractions of one like those that it has. Links ask for none: where they are
         what is short, prompts stay where they are computed.
         """
         workers = list(loads)
-        shares = self._shares(workers or [WorkerLoad("", "", max_seqs=0)], demand, waiting_tokens)
+        there = workers or [WorkerLoad("", "", max_seqs=0)]
+        slow = [self.costs.slowness(w.worker) for w in there]
+        shares = self._shares(there, slow, demand, waiting_tokens)
         found: dict[str, float] = {}
         for stage, other in (("prefill", "decode"), ("decode", "prefill")):
             own = [s for s, w in zip(shares, workers, strict=False) if w.role != other] or shares
@@ -118,13 +125,18 @@ class Planner:
         return found
 
     def _shares(
-        self, workers: list[WorkerLoad], demand: Demand, waiting_tokens: int, *, links: bool = False
+        self,
+        workers: list[WorkerLoad],
+        slow: list[Slowness],
+        demand: Demand,
+        waiting_tokens: int,
+        *,
+        links: bool = False,
     ) -> list[Share]:
         """Of the prompts and of the streams that there are, what each worker could take alone. ``links``: prompts come
         to the streams over the worker's link.
         """
         config, costs = self.config, self.costs
-        slow = [costs.slowness(w.worker) for w in workers]
         chunk = max(w.max_batch_tokens for w in workers)
         backlog = (sum(w.queued_prefill_tokens for w in workers) + waiting_tokens) * costs.token_seconds(chunk)
         # A backlog within the target is what a queue is for.
@@ -153,17 +165,24 @@ class Planner:
         roles: dict[str, Role] = {w.worker: w.role for w in workers}
         if len(workers) < 2:
             return RolePlan(roles, [], "one worker does both")
-        shares = dict(zip(roles, self._shares(workers, demand, waiting_tokens, links=True), strict=True))
-        moved, why = self._move({w.worker: w for w in workers}, shares, roles, now)
+        slow = self._speeds.look(list(roles), now)
+        shares = dict(zip(roles, self._shares(workers, slow, demand, waiting_tokens, links=True), strict=True))
+        prefill = {name: own.prefill for name, own in zip(roles, slow, strict=True)}
+        moved, why = self._move({w.worker: w for w in workers}, shares, prefill, roles, now)
         return RolePlan(roles, moved, why)
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
     def _move(
-        self, workers: dict[str, WorkerLoad], shares: dict[str, Share], roles: dict[str, Role], now: float
+        self,
+        workers: dict[str, WorkerLoad],
+        shares: dict[str, Share],
+        slow: dict[str, float],
+        roles: dict[str, Role],
+        now: float,
     ) -> tuple[list[str], str]:
+        """``slow``: the workers' factors for prompts."""
         present = {name for name, role in roles.items() if role == "prefill"}
-        slow = {name: self.costs.slowness(name).prefill for name in workers}
         wanted = best_split(workers, shares, slow)
         unset = [name for name, role in roles.items() if role == "mixed"]
         if unset:
@@ -178,7 +197,7 @@ class Planner:
             now_load, then_load = fullest(present, shares), fullest(wanted, shares)
             # Prompts on faster workers are worth a move as well, if nothing is lost by it.
             faster = _mean(slow, wanted) < _mean(slow, present) * (1.0 - self.config.gain)
-            if now_load < 0.5 or then_load > now_load * (1.0 if faster else 1.0 - self.config.gain):
+            if now_load < 0.5 or then_load > now_load * (1.0 - self.config.gain):
                 return [], "not worth a move"
             wanted = _some(workers, present, wanted)
         moved = []

@@ -47,10 +47,10 @@ def best_split(workers: Mapping[str, WorkerLoad], shares: Mapping[str, Share], s
 
     if all(share.prefill >= 1.0 / (2 * _LEAST) and share.decode >= 1.0 / (2 * _LEAST) for share in shares.values()):
         return set(sorted(workers, key=lambda name: (_bucket(slow[name]), kept(name)))[: max(1, len(workers) // 2)])
-    by_speed = _best_prefix(sorted(workers, key=lambda name: (_bucket(slow[name]), kept(name))), shares)
     given = {name: share.decode / share.prefill for name, share in shares.items()}
+    by_role = _best_prefix(sorted(workers, key=lambda name: (kept(name)[0], _bucket(given[name]), kept(name))), shares)
     by_gift = _best_prefix(sorted(workers, key=lambda name: (_bucket(given[name]), kept(name))), shares)
-    return by_gift if fullest(by_gift, shares) < fullest(by_speed, shares) * (1.0 - ALIKE) else by_speed
+    return by_gift if fullest(by_gift, shares) < fullest(by_role, shares) * (1.0 - ALIKE) else by_role
 
 
 def _best_prefix(order: list[str], shares: Mapping[str, Share]) -> set[str]:
