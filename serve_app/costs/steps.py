@@ -22,10 +22,12 @@ _SCALE = np.array([1.0, 1e3, 1e7, 1.0, 1e1, 1e5])
 _DRIFT = 3e-3  # how far a number may wander between two samples, as a share of its prior
 # Samples from which on the formula is more than its priors.
 _SURE = 50
-# How far a worker's factor follows one measurement, and the most that one is taken for.
+# How far a worker's factor follows one measurement, and what all workers have in common; the most that one is taken for.
 _FOLLOW = 0.02
 _FOLLOW_ALL = 0.05
 SLOWEST = 8.0
+# A step of which prompts or decoding are less than this part says nothing of them.
+_LEAST_PART = 0.1
 _MOST = math.log(SLOWEST)
 
 
@@ -139,19 +141,19 @@ class StepModel:
         self.samples += 1
 
     def _compare(self, worker: str, seconds: float, parts: np.ndarray) -> None:
-        """Moves a factor of the worker towards a step that took ``seconds``. ``parts``: what the formula says of it.
+        """Moves the worker's factors towards a step that took ``seconds``. ``parts``: what the formula says of it.
 
-        A step that only decodes tells of decoding. Of prompts one tells that computes many tokens: where most of the
-        time is what any step costs, as with a prompt's last token, a small error of the formula would be a large factor.
+        Each follows as its work had a part in the step. Of prompts that is their tokens: where most of the time is what
+        any step costs, as with a prompt's last token, a small error of the formula would look like a factor.
         """
+        parts = np.maximum(parts, 0.0)
         decode = float(parts[3:].sum()) * self._decode.of(worker)
         own = self._prefill.of(worker)
         fixed, tokens = float(parts[0]) * own, float(parts[1] + parts[2]) * own
-        if fixed + tokens <= 0.0 < decode:
-            self._decode.follow(worker, seconds / decode)
-        elif tokens > max(fixed, 0.0) + max(decode, 0.0):
-            # Of the whole step: what is left of a short one, without what decoding should take, would be all noise.
-            self._prefill.follow(worker, seconds / (fixed + tokens + decode))
+        whole = fixed + tokens + decode
+        if whole > 0.0:
+            self._prefill.follow(worker, seconds / whole, tokens / whole)
+            self._decode.follow(worker, seconds / whole, decode / whole)
 
     def _unpack(self) -> None:
         values = np.maximum(self._theta / _SCALE, 0.0)
@@ -173,9 +175,10 @@ class Factors:
 
     def __init__(self) -> None:
         self._logs: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
         self._sum = 0.0
         self._common = 0.0  # of all measurements' logarithms
-        self._taken = 0
+        self._taken = 0.0
 
     def __len__(self) -> int:
         return len(self._logs)
@@ -184,23 +187,30 @@ class Factors:
         own = self._logs.get(worker)
         return 1.0 if own is None else math.exp(min(max(own - self._mean, -_MOST), _MOST))
 
-    def follow(self, worker: str, ratio: float) -> None:
-        """Takes in one measurement. ``ratio``: of it to what formula and factor predict."""
+    def follow(self, worker: str, ratio: float, part: float) -> None:
+        """Takes in one measurement. ``ratio``: of it to what formula and factors predict; ``part``: that this work had
+        in it.
+        """
+        if part < _LEAST_PART:
+            return
         found = min(max(math.log(max(ratio, 1e-9)), -_MOST), _MOST)
-        self._taken += 1
-        self._common += max(_FOLLOW_ALL, 1.0 / self._taken) * (found - self._common)
+        self._taken += part
+        self._common += part * max(_FOLLOW_ALL, 1.0 / max(self._taken, 1.0)) * (found - self._common)
         own = self._logs.get(worker)
         if own is None:
             own = self._logs[worker] = self._mean
             self._sum += own
         # Not beyond what a factor may be.
         there = min(max(own - self._mean + found - self._common, -_MOST), _MOST) + self._mean
-        step = _FOLLOW * (there - own)
+        # The first measurements weigh like 30 that found nothing, and each other.
+        count = self._counts[worker] = self._counts.get(worker, 30.0) + part
+        step = part * max(_FOLLOW, 1.0 / count) * (there - own)
         self._logs[worker] += step
         self._sum += step
 
     def forget(self, worker: str) -> None:
         self._sum -= self._logs.pop(worker, 0.0)
+        self._counts.pop(worker, None)
 
     @property
     def _mean(self) -> float:

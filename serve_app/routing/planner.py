@@ -6,8 +6,8 @@ seconds and lose nothing, since a role is only a preference. A move must promise
 apart. Where roles are not enough Serve's autoscaler follows the same needs with replicas, within bounds of its own.
 
 Workers need not be equal: each counts for the share of all prompts, and of all streams, that it could take alone, by
-its measured speed, its memory, its places and its link (:mod:`serve_app.routing.shares`). Where roles move for speed
-alone, speeds are those of half a minute, and little differences none (:mod:`serve_app.routing.speeds`).
+its measured speed, its memory, its places and its link (:mod:`serve_app.routing.shares`). Speeds are those of half a
+minute, and small differences count as none (:mod:`serve_app.routing.speeds`): equal workers never change places.
 """
 
 from __future__ import annotations
@@ -167,23 +167,16 @@ class Planner:
             return RolePlan(roles, [], "one worker does both")
         slow = self._speeds.look(list(roles), now)
         shares = dict(zip(roles, self._shares(workers, slow, demand, waiting_tokens, links=True), strict=True))
-        prefill = {name: own.prefill for name, own in zip(roles, slow, strict=True)}
-        moved, why = self._move({w.worker: w for w in workers}, shares, prefill, roles, now)
+        moved, why = self._move({w.worker: w for w in workers}, shares, roles, now)
         return RolePlan(roles, moved, why)
 
     # -- roles ---------------------------------------------------------------------------------------------------
 
     def _move(
-        self,
-        workers: dict[str, WorkerLoad],
-        shares: dict[str, Share],
-        slow: dict[str, float],
-        roles: dict[str, Role],
-        now: float,
+        self, workers: dict[str, WorkerLoad], shares: dict[str, Share], roles: dict[str, Role], now: float
     ) -> tuple[list[str], str]:
-        """``slow``: the workers' factors for prompts."""
         present = {name for name, role in roles.items() if role == "prefill"}
-        wanted = best_split(workers, shares, slow)
+        wanted = best_split(workers, shares)
         unset = [name for name, role in roles.items() if role == "mixed"]
         if unset:
             # A fresh pool; workers that have a role keep it if both are there then.
@@ -195,8 +188,6 @@ class Planner:
             if now - self._moved_at < self.config.dwell_s:
                 return [], "moved a moment ago"
             now_load, then_load = fullest(present, shares), fullest(wanted, shares)
-            # Prompts on faster workers are worth a move as well, if nothing is lost by it.
-            faster = _mean(slow, wanted) < _mean(slow, present) * (1.0 - self.config.gain)
             if now_load < 0.5 or then_load > now_load * (1.0 - self.config.gain):
                 return [], "not worth a move"
             wanted = _some(workers, present, wanted)
@@ -208,10 +199,6 @@ class Planner:
                 moved.append(name)
         self._moved_at = now
         return moved, f"{len(wanted)} of {len(workers)} prefer prefill"
-
-
-def _mean(slow: dict[str, float], names: set[str]) -> float:
-    return sum(slow[name] for name in names) / max(len(names), 1)
 
 
 def _some(workers: dict[str, WorkerLoad], present: set[str], wanted: set[str]) -> set[str]:

@@ -33,11 +33,11 @@ def fullest(prefill: Collection[str], shares: Mapping[str, Share]) -> float:
     return _load(first, second)
 
 
-def best_split(workers: Mapping[str, WorkerLoad], shares: Mapping[str, Share], slow: Mapping[str, float]) -> set[str]:
-    """The workers that should prefer prompts; at least one of each. ``slow``: their factors for prompts.
+def best_split(workers: Mapping[str, WorkerLoad], shares: Mapping[str, Share]) -> set[str]:
+    """The workers that should prefer prompts; at least one of each.
 
-    The fast ones do: a stream is fast enough or not, but a prompt is the faster the better. Only where others promise
-    clearly more, as where the fast ones have the memory, those go that give up least of decoding for it.
+    Those that do so now, and more or fewer where that is worth it: first those that give up least of decoding for it.
+    Only where other workers promise clearly more, as where those with prompts have the memory, they change places.
     """
 
     def kept(name: str) -> tuple[int, int, str]:
@@ -46,10 +46,12 @@ def best_split(workers: Mapping[str, WorkerLoad], shares: Mapping[str, Share], s
         return (0, -load.queued_prefill_tokens, name) if load.role == "prefill" else (1, load.running, name)
 
     if all(share.prefill >= 1.0 / (2 * _LEAST) and share.decode >= 1.0 / (2 * _LEAST) for share in shares.values()):
-        return set(sorted(workers, key=lambda name: (_bucket(slow[name]), kept(name)))[: max(1, len(workers) // 2)])
-    given = {name: share.decode / share.prefill for name, share in shares.items()}
-    by_role = _best_prefix(sorted(workers, key=lambda name: (kept(name)[0], _bucket(given[name]), kept(name))), shares)
-    by_gift = _best_prefix(sorted(workers, key=lambda name: (_bucket(given[name]), kept(name))), shares)
+        return set(sorted(workers, key=kept)[: max(1, len(workers) // 2)])
+    given = {name: _bucket(share.decode / share.prefill) for name, share in shares.items()}
+    by_role = _best_prefix(
+        sorted(workers, key=lambda name: (workers[name].role != "prefill", given[name], kept(name))), shares
+    )
+    by_gift = _best_prefix(sorted(workers, key=lambda name: (given[name], kept(name))), shares)
     return by_gift if fullest(by_gift, shares) < fullest(by_role, shares) * (1.0 - ALIKE) else by_role
 
 

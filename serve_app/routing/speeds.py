@@ -1,7 +1,7 @@
-"""How slow workers are as their roles are planned by it: as measured over half a minute, and equal unless clearly not.
+"""How slow workers are, as their roles are planned: as measured over half a minute, and equal unless clearly not.
 
-A move of roles for the sake of speed must gain more than measurements err by. Workers of one kind measure a quarter
-less or more, since each of them computes other things, beside other processes.
+What workers of one kind measure differs by a quarter and more, since each computes other things beside other processes.
+Roles that followed it would move to and fro, and prompts and streams with them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from serve_app.costs.steps import Slowness
 from serve_app.routing.costs import CostModel
 
-# Factors that are less apart from the workers' mean count as none; from twice as far apart on (as logarithms) as whole.
+# A factor that is less apart from the workers' mean counts as none, one that is the square of it apart as a whole one.
 ALIKE = 1.3
 _ALIKE = math.log(ALIKE)
 

@@ -1,11 +1,12 @@
 """Roles follow the load, calmly, and needs follow demand."""
 
+import math
 import random
 
 from pytest import approx
 
-from serve_app.costs.steps import StepSample
-from serve_app.routing.costs import CostModel
+from serve_app.costs.steps import Slowness, StepSample
+from serve_app.routing.costs import CPU_PRIORS, CostModel
 from serve_app.routing.planner import Demand, DemandMeter, Planner, PlannerConfig
 from tests.routing.fleets import load
 
@@ -123,11 +124,11 @@ def settled(p: Planner, loads, demand: Demand) -> set[str]:
 SPEEDS = {f"f{i}": 1.0 for i in range(4)} | {f"s{i}": 2.5 for i in range(4)}
 
 
-def test_fast_workers_take_the_prompts_and_slow_ones_the_streams() -> None:
+def test_fast_workers_take_the_prompts_where_that_gains_most_and_roles_stay() -> None:
     p = Planner(known(**SPEEDS))
     loads = [load(name, "prefill" if name[0] == "s" else "decode") for name in SPEEDS]
     found = settled(p, loads, Demand(prefill=3.2, tokens=3000.0, context=3000.0))
-    assert found >= {"f0", "f1", "f2", "f3"} or all(name[0] == "f" for name in found)
+    assert found >= {"f0", "f1", "f2", "f3"}
     # It stays so: what is measured moves a little, roles do not.
     assert p.plan(loads, Demand(3.0, 3200.0, 3000.0), 1000.0).moved == []
 
@@ -161,3 +162,42 @@ def test_a_fleet_of_a_thousand_is_planned_in_no_time_and_moves_by_an_eighth() ->
     loads = fleet(500, 500)
     plan = planner().plan(loads, HEAVY_DECODE * 100, 0.0)
     assert len(plan.moved) == 125
+
+
+def noisy(plans: int, seed: int, noise: float, ranks: dict[str, str]) -> int:
+    """Moves among equal workers that measure what their roles have them compute, now and then what the others have,
+    beside other processes that hold them up.
+    """
+    draw, costs = random.Random(seed), CostModel(CPU_PRIORS)
+    p, loads, held_up = Planner(costs), [load(name, role) for name, role in ranks.items()], dict.fromkeys(ranks, 1.0)
+    moves = 0
+    for second in range(plans):
+        for one in loads:
+            held_up[one.worker] = held_up[one.worker] ** 0.95 * math.exp(0.1 * draw.gauss(0, noise))
+            own = one.role == "prefill"
+            steps = []
+            for _ in range(10):
+                seqs, tokens = (0, draw.choice([30, 120, 512])) if own else (draw.choice([1, 4, 8]), 0)
+                if draw.random() < 0.1:
+                    seqs, tokens = (1, 0) if own else (seqs, draw.choice([1, 40, 80]))
+                # A step costs something whatever it computes, which the formula has twice.
+                seconds = 0.0025 + 6e-5 * tokens + 3e-4 * seqs
+                seconds *= held_up[one.worker] * math.exp(draw.gauss(0, noise)) * draw.choice([1.0] * 20 + [5.0])
+                steps.append(StepSample(tokens, 0, seqs, 300 * seqs, seconds))
+            costs.take(steps, [], one.worker)
+            one.queued_prefill_tokens, one.running = draw.choice([0, 500]), draw.choice([0, 1, 4])
+        demand = Demand(draw.uniform(0.1, 3.0), draw.uniform(50, 3000), 500.0, 4000.0)
+        plan = p.plan(loads, demand, float(second), waiting_tokens=draw.choice([0, 0, 20_000]))
+        moves += len(plan.moved)
+        apply(loads, plan)
+    return moves
+
+
+def test_two_equal_workers_never_change_places_however_noisy_their_speeds() -> None:
+    for seed in range(4):
+        assert noisy(300, seed, 0.3, {"p": "prefill", "d": "decode"}) == 0
+    # A worker that has just come has measured nothing, and is no faster for it.
+    costs = known(p=1.0)
+    loads = [load("p", "prefill"), load("d", "decode")]
+    assert costs.slowness("d") == Slowness()
+    assert all(Planner(costs).plan(loads, HEAVY_PREFILL, float(at)).moved == [] for at in range(60))
