@@ -11,7 +11,6 @@ least squares whose uncertainty grows a little with each sample, and never beyon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,15 +19,6 @@ import numpy as np
 # Regression sees features of about one: a step of 1,000 prompt tokens, 10 sequences, 10,000 tokens of context.
 _SCALE = np.array([1.0, 1e3, 1e7, 1.0, 1e1, 1e5])
 _DRIFT = 3e-3  # how far a number may wander between two samples, as a share of its prior
-# Samples from which on the formula is more than its priors.
-_SURE = 50
-# How far a worker's factor follows one measurement, and what all workers have in common; the most that one is taken for.
-_FOLLOW = 0.02
-_FOLLOW_ALL = 0.05
-SLOWEST = 8.0
-# A step of which prompts or decoding are less than this part says nothing of them.
-_LEAST_PART = 0.1
-_MOST = math.log(SLOWEST)
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,10 +41,9 @@ class Slowness:
 
 
 class StepModel:
-    """Predictions for one model on workers of its mean speed; seconds throughout.
+    """Predictions for one model on one kind of worker; seconds throughout.
 
-    ``p0`` to ``d2`` are the formula's numbers, as learned so far. Workers may be of several kinds: each has two factors
-    of its own (:class:`Factors`), because what all have in common is the formula's.
+    ``p0`` to ``d2`` are the formula's numbers, as learned so far.
     """
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -66,7 +55,7 @@ class StepModel:
         self._spread = np.diag(self._prior_spread**2)
         self._drift = np.diag((_DRIFT * self._theta) ** 2)
         self._error = 0.05  # relative, smoothed: what the model leaves unexplained
-        self._prefill, self._decode = Factors(), Factors()
+        self._slow: dict[str, float] = {}
         self._unpack()
 
     # -- predictions -------------------------------------------------------------------------------------------
@@ -91,13 +80,16 @@ class StepModel:
         return tokens * (self.p1 + self.p2 * (context + tokens * 0.5))
 
     def slowness(self, worker: str) -> Slowness:
-        """A worker's step times over the model's predictions; 1.0 until something is known."""
-        return Slowness(self._prefill.of(worker), self._decode.of(worker))
+        """A worker's step times over the model's predictions; 1.0 until something is known. Steps of both kinds tell of
+        both: a worker that decodes computes too few prompts to tell its speed with them by these alone.
+        """
+        slow = self._slow.get(worker)
+        return EVEN if slow is None else Slowness(slow, slow)
 
     @property
     def workers(self) -> int:
         """How many have been measured."""
-        return max(len(self._prefill), len(self._decode))
+        return len(self._slow)
 
     # -- learning ----------------------------------------------------------------------------------------------
 
@@ -109,8 +101,7 @@ class StepModel:
             self._unpack()
 
     def forget(self, worker: str) -> None:
-        self._prefill.forget(worker)
-        self._decode.forget(worker)
+        self._slow.pop(worker, None)
 
     def _observe(self, step: StepSample, worker: str) -> None:
         n, c = step.prefill_tokens, step.context_tokens
@@ -118,15 +109,14 @@ class StepModel:
             return
         decodes = step.decode_seqs > 0
         x = np.array([n > 0, n, n * (c + n * 0.5), decodes, step.decode_seqs, step.kv_tokens], np.float64) / _SCALE
-        # What a worker alone is slower by is no matter of the formula, and a factor is one once the formula is known.
-        if worker and self.samples > _SURE:
-            self._compare(worker, step.seconds, x * self._theta)
-            x[:3] *= self._prefill.of(worker)
-            x[3:] *= self._decode.of(worker)
+        predicted = float(x @ self._theta)
+        if worker and predicted > 0:
+            ratio = min(4.0, max(0.25, step.seconds / predicted))
+            self._slow[worker] = 0.98 * self._slow.get(worker, 1.0) + 0.02 * ratio
         # Relative error: x and y are divided by the measured time, so short decode steps weigh as much as long chunks.
         x = x / step.seconds
         innovation = 1.0 - float(x @ self._theta)
-        if self.samples > _SURE and abs(innovation) > 20 * self._error:
+        if self.samples > 50 and abs(innovation) > 20 * self._error:
             return  # a hiccup of the machine, not a property of the model
         spread_x = self._spread @ x
         noise = self._error**2
@@ -140,21 +130,6 @@ class StepModel:
         self._error = max(0.02, 0.99 * self._error + 0.01 * min(1.0, abs(innovation)))
         self.samples += 1
 
-    def _compare(self, worker: str, seconds: float, parts: np.ndarray) -> None:
-        """Moves the worker's factors towards a step that took ``seconds``. ``parts``: what the formula says of it.
-
-        Each follows as its work had a part in the step. Of prompts that is their tokens: where most of the time is what
-        any step costs, as with a prompt's last token, a small error of the formula would look like a factor.
-        """
-        parts = np.maximum(parts, 0.0)
-        decode = float(parts[3:].sum()) * self._decode.of(worker)
-        own = self._prefill.of(worker)
-        fixed, tokens = float(parts[0]) * own, float(parts[1] + parts[2]) * own
-        whole = fixed + tokens + decode
-        if whole > 0.0:
-            self._prefill.follow(worker, seconds / whole, tokens / whole)
-            self._decode.follow(worker, seconds / whole, decode / whole)
-
     def _unpack(self) -> None:
         values = np.maximum(self._theta / _SCALE, 0.0)
         self.p0, self.p1, self.p2, self.d0, self.d1, self.d2 = (float(v) for v in values)
@@ -163,55 +138,3 @@ class StepModel:
 
 
 EVEN = Slowness()
-
-
-class Factors:
-    """How many times as long as the formula says workers take for one kind of work.
-
-    Their geometric mean is 1, and a worker without a measurement counts as the mean. Logarithms are averaged, since
-    steps that are held up would otherwise weigh more than all others. What measurements of all workers differ by from
-    the formula, which errors on one side where they are noisy, makes nobody slower.
-    """
-
-    def __init__(self) -> None:
-        self._logs: dict[str, float] = {}
-        self._counts: dict[str, float] = {}
-        self._sum = 0.0
-        self._common = 0.0  # of all measurements' logarithms
-        self._taken = 0.0
-
-    def __len__(self) -> int:
-        return len(self._logs)
-
-    def of(self, worker: str) -> float:
-        own = self._logs.get(worker)
-        return 1.0 if own is None else math.exp(min(max(own - self._mean, -_MOST), _MOST))
-
-    def follow(self, worker: str, ratio: float, part: float) -> None:
-        """Takes in one measurement. ``ratio``: of it to what formula and factors predict; ``part``: that this work had
-        in it.
-        """
-        if part < _LEAST_PART:
-            return
-        found = min(max(math.log(max(ratio, 1e-9)), -_MOST), _MOST)
-        self._taken += part
-        self._common += part * max(_FOLLOW_ALL, 1.0 / max(self._taken, 1.0)) * (found - self._common)
-        own = self._logs.get(worker)
-        if own is None:
-            own = self._logs[worker] = self._mean
-            self._sum += own
-        # Not beyond what a factor may be.
-        there = min(max(own - self._mean + found - self._common, -_MOST), _MOST) + self._mean
-        # The first measurements weigh like 30 that found nothing, and each other.
-        count = self._counts[worker] = self._counts.get(worker, 30.0) + part
-        step = part * max(_FOLLOW, 1.0 / count) * (there - own)
-        self._logs[worker] += step
-        self._sum += step
-
-    def forget(self, worker: str) -> None:
-        self._sum -= self._logs.pop(worker, 0.0)
-        self._counts.pop(worker, None)
-
-    @property
-    def _mean(self) -> float:
-        return self._sum / len(self._logs) if self._logs else 0.0
