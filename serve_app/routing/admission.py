@@ -247,8 +247,7 @@ class Admission:
         if target is None or request.priority == "batch" or not streams or not decision.batch:
             return False
         costs, length = self.router.costs, request.prompt_tokens + request.expected_output_tokens
-        each = (costs.d1 + costs.d2 * length) * costs.slowness(decision.decode).decode
-        itl = decision.itl + streams.kept_from(request.tenant, now) * each
+        itl = decision.itl + streams.kept_from(request.tenant, now) * (costs.d1 + costs.d2 * length)
         return itl > target * (self.config.stretch if self.below_share(request) else 1.0)
 
     def _late(self, request: RouteRequest, now: float, ttft: float, wait: float, given: float) -> Refusal | None:

@@ -165,7 +165,7 @@ class Pricer:
         strain = max(1.0, fleet.congestion / config.calm)
         weight, against, role = config.stream_weight / strain, config.role_cost * strain, worker.role
         # What this request adds to each step.
-        slower = streams * (costs.d1 + costs.d2 * (prompt + output)) * slow_decode
+        slower = streams * (costs.d1 + costs.d2 * (prompt + output))
         link_price = config.link_weight * worker.link.congestion(now)
         prefill = ready + weight * batch * compute + link_price * fetch
         decode = step + place + weight * output * (step + batch * slower)

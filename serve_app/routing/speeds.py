@@ -52,9 +52,8 @@ class Speeds:
 
 def _apart(logs: Sequence[float]) -> list[float]:
     mean = sum(logs) / max(len(logs), 1)
-    return [_calm(log - mean) for log in logs]
+    return [math.exp(mean + _calm(log - mean)) for log in logs]
 
 
 def _calm(log: float) -> float:
-    beyond = min(max(abs(log) - _ALIKE, 0.0) * 2.0, abs(log))
-    return math.exp(math.copysign(beyond, log))
+    return math.copysign(min(max(abs(log) - _ALIKE, 0.0) * 2.0, abs(log)), log)
