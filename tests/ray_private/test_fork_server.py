@@ -1,5 +1,6 @@
 """Workers as forks: what they inherit, and what happens where there is nobody to fork them."""
 
+import gc
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ import pytest
 
 from benchmarks.serving.processes import descendants
 from serve_app.ray_private.fork_server import SETUP, WITH_TORCH, WORKER, Birth, ForkServer
-from serve_app.ray_private.preload import TORCH
+from serve_app.ray_private.preload import TORCH, load
 
 # A worker that says what it is. "forked": the server's imports are there before it has imported anything.
 SCRIPT = """
@@ -136,6 +137,20 @@ def test_a_worker_that_computes_is_forked_with_torch_and_others_are_not(tmp_path
     # Ray's library reads what differs between kinds of workers when it is loaded: the first of either line has none.
     assert server._process.pid not in torch | ray
     assert len(torch - ray) == len(torch & ray) == len(ray - torch) == 1
+
+
+def test_imports_are_collected_once_at_their_end(tmp_path, monkeypatch):
+    (tmp_path / "many_objects.py").write_text("made = [[] for _ in range(50_000)]")
+    monkeypatch.syspath_prepend(tmp_path)
+    happened = []
+    tell = lambda phase, about: happened.append((phase, about["generation"]))  # noqa: E731
+    gc.callbacks.append(tell)
+    try:
+        load(("many_objects", "not_there"))
+    finally:
+        gc.callbacks.remove(tell)
+    assert happened == [("start", 2), ("stop", 2)]
+    assert gc.isenabled() and gc.get_freeze_count() > 50_000
 
 
 def test_without_a_server_the_worker_is_executed(worker, tmp_path):
