@@ -138,7 +138,9 @@ def sample_rows(item: Scheduled, vocab: int) -> list[SampleRow]:
         if request.asked and not request.output_len:
             row.asked = request.asked
         if params.has_penalties:
-            row.prompt = [t for t in request.tokens[: request.prompt_len] if t < vocab]
+            row.prompt = request.tokens[: request.prompt_len]
+            if request.embedded:
+                row.prompt = [token for token in row.prompt if token < vocab]
             row.output = request.tokens[request.prompt_len :] + request.draft[:j]
         rows.append(row)
     return rows
