@@ -37,7 +37,9 @@ GROUP_S = 0.005
 PATIENCE_S = 2.0
 AGAIN_S = 0.05
 _FREE = Reservation()
-_UNKNOWN = "The server's store cannot be reached, and nobody else knows what is left of the budget; please try again."
+_UNKNOWN = (
+    "The server's store cannot be reached in time, and nobody else knows what is left of the limit; please try again."
+)
 
 
 @dataclass(slots=True, frozen=True)

@@ -99,7 +99,7 @@ class _Lease:
 
 @dataclass(slots=True, frozen=True)
 class Short:
-    """Why a request does not fit. ``left``: what nobody uses; ``away``: the store, which alone could tell."""
+    """Why a request does not fit. ``left``: what nobody uses; ``away``: the store, which alone could tell, has not."""
 
     need: Need
     left: int
@@ -211,7 +211,9 @@ class Leases:
         with self._lock:
             leases = [(need, self._lease(need, now)) for need in needs]
             need, lease = min(leases, key=lambda pair: pair[1].free - pair[0].amount)
-            return Short(need, max(0, lease.left), away=self.away and lease.quota.is_budget)
+            # What is left would do: a store that is slow has not leased it in time.
+            untold = need.amount <= lease.left
+            return Short(need, max(0, lease.left), away=untold or (self.away and lease.quota.is_budget))
 
     def left(self, quota: Quota) -> int:
         """What nobody uses, as far as this gateway knows."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 
+import serve_app.state.spending.allowance as allowance_module
 from serve_app.api.errors import BudgetSpent, PaidPlanNeeded, RateLimited, StoreAway
 from serve_app.state.callers.accounts import Caller
 from serve_app.state.callers.limits import FREE_NEURONS, MICRO, NANO, Limits, read_limits
@@ -163,6 +165,20 @@ async def test_without_the_store_for_long_nothing_is_let_in(allowing):
         allowance.check_away()
 
 
+async def test_a_store_that_is_slow_is_no_spent_budget(allowing, store, monkeypatch):
+    allowance, who = allowing(), caller(neurons_per_day=1000 * MICRO, requests_per_minute=1000)
+    (await allowance.reserve(who, Worst(neurons=MICRO))).settle({})
+    answers, lease = threading.Event(), store.leases.lease
+    store.leases.lease = lambda *asked: (answers.wait(60), lease(*asked))[1]
+    with monkeypatch.context() as patch, pytest.raises(StoreAway, match="cannot be reached in time"):
+        patch.setattr(allowance_module, "PATIENCE_S", 0.1)
+        await allowance.reserve(who, Worst(neurons=900 * MICRO))
+    answers.set()
+    (await allowance.reserve(who, Worst(neurons=900 * MICRO))).settle({})
+    with pytest.raises(BudgetSpent):
+        await allowance.reserve(who, Worst(neurons=1001 * MICRO))
+
+
 async def test_without_the_store_no_budget_is_spent_that_is_not_leased(allowing, store):
     allowance, who = allowing(), caller(neurons_per_day=1000 * MICRO, requests_per_minute=1000)
     (await allowance.reserve(who, Worst(neurons=MICRO))).settle({})
@@ -171,7 +187,7 @@ async def test_without_the_store_no_budget_is_spent_that_is_not_leased(allowing,
         raise Away("gone")
 
     store.leases.lease = gone
-    with pytest.raises(StoreAway, match="nobody else knows what is left of the budget") as caught:
+    with pytest.raises(StoreAway, match="nobody else knows what is left of the limit") as caught:
         while True:
             await allowance.reserve(who, Worst(neurons=900 * MICRO))
     assert (caught.value.code, caught.value.status) == (3040, 503)
