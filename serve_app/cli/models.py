@@ -163,7 +163,8 @@ def _compared(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
             if (found := row.get(name) or {}).get("p50") is not None:
                 cells.append(f"{label} {1e3 * found['p50']:.0f} ms, p90 {1e3 * found['p90']:.0f} ms")
         lines.append("  ".join(cells))
-    return "\n".join(lines)
+    # Gateways write their history once a minute.
+    return "\n".join([*lines, "of the last hour; what is less than a minute old may not be counted yet"])
 
 
 def _remove(arguments: argparse.Namespace, server: Server) -> int:

@@ -116,9 +116,10 @@ async def test_a_share_goes_to_another_version_and_comes_back(operated, shell, t
     assert "give --to MODEL and --percent N" in (await shell("canary", CHAT, "--percent", "5", status=1))[1]
     assert "Give --percent" in (await shell("canary", CHAT, "--to", NEXT, status=1))[1]
     out, _ = await shell("canary", CHAT, "--to", NEXT, "--percent", "5")
-    first, old, new = out.splitlines()
+    first, old, new, age = out.splitlines()
     assert first == f"5 % of {CHAT} go to {NEXT}, which is not ready: it gets none"
     assert old.split() == [CHAT, "0", "requests"] and new.split() == [NEXT, "0", "requests"]
+    assert "less than a minute old" in age
     shown = json.loads((await shell("canary", CHAT, "--percent", "50", "--json"))[0])
     assert shown["canary"] == {"model": NEXT, "percent": 50.0, "ready": False}
     assert f"50 % of its requests go to {NEXT}" in (await shell("list"))[0]
