@@ -19,6 +19,7 @@ from benchmarks.families.table import page, summary
 from benchmarks.families.work import examine
 from serve_app.models.encoders.encoder_load import load_encoder
 from serve_app.models.loading.miniature import Sizes, build
+from tests.variants import some
 
 TINY = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
@@ -63,7 +64,7 @@ def line_of(label: str, seed: int = 0):
     return examine(found, seed)
 
 
-@pytest.mark.parametrize(("label", "served"), SERVED, ids=[label for label, _ in SERVED])
+@pytest.mark.parametrize(("label", "served"), some(SERVED, SERVED[0], names=2), ids=[label for label, _ in SERVED])
 def test_served_exactly(label, served):
     line = line_of(label)
     assert (line.verdict, line.served) == ("exact", served), line

@@ -99,7 +99,7 @@ traffic = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(traffic)
 def test_everyone_gets_what_they_would_get_alone(case):
     model = HistoryModel()
@@ -107,7 +107,7 @@ def test_everyone_gets_what_they_would_get_alone(case):
     play(case, model, engine, checked_step)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(traffic, st.integers(2, 4))
 def test_everyone_gets_the_same_of_stages_that_work_at_the_same_time(case, depth):
     model = HistoryModel()

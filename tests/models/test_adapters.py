@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from transformers import BertConfig, BertLMHeadModel
@@ -19,6 +21,7 @@ from serve_app.models.loading.optimise import difference, probe
 from serve_app.sampling_params import SamplingParams
 from tests import tiny
 from tests.adapters.made import config, weights
+from tests.variants import some
 
 CPP = panel_library() is not None
 cpp = pytest.mark.skipif(not CPP, reason="the C++ decoder needs bfloat16 dot products")
@@ -150,8 +153,10 @@ def test_a_row_whose_place_is_not_there_is_refused(decoder):
             probe(model, with_places(model.forward, place))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("optimise", [False, True])
+@pytest.mark.parametrize(
+    ("optimise", "dtype"),
+    some([*product([False, True], ["float32", "bfloat16"])], (False, "float32"), (True, "bfloat16"), names=2),
+)
 def test_an_adapter_is_put_exchanged_and_cleared(path, optimise, dtype):
     model = tiny.load(path, dtype=dtype, optimise=optimise, adapters=2)
     base = probe(model, model.forward)

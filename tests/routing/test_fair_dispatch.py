@@ -16,7 +16,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 60)), min_size=2
 
 @pytest.mark.slow
 @given(SIZES, SIZES, st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 2000.0]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_tenants_that_always_wait_are_served_by_their_weights(first, second, weight, slack) -> None:
     w = world(fair=FairConfig(slack=slack))
     w.arrive(request("warm", "other", output=100))  # both queues stand before a place is free
@@ -118,7 +118,7 @@ def test_batch_work_asks_for_no_replicas_but_as_its_deadline_does() -> None:
     ),
     st.sampled_from([None, 0.06]),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_nobody_starves_whatever_it_asks_for(asked, itl) -> None:
     """Requests of several streams too, more of them than a worker has places, beside a tenant that never stops."""
     w = world({"w0": 4, "w1": 6}, admission=AdmissionConfig(Targets(itl=itl)))

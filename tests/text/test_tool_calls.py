@@ -155,7 +155,7 @@ MARKS = ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|
          '"', "\\", "\n", " x ", "é", '{"name": "f", "arguments": {}}']  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data(), st.sampled_from(WRITTEN), st.lists(st.sampled_from(MARKS), min_size=1, max_size=4), st.booleans())
 def test_what_a_string_argument_holds_is_no_mark(data, written, marks, escaped):
     name, form = written
@@ -168,7 +168,7 @@ def test_what_a_string_argument_holds_is_no_mark(data, written, marks, escaped):
     assert left == "" and [(called, json.loads(arguments)) for called, arguments in calls] == [("f", {"x": value})]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(PARSERS)))
 def test_any_text_gives_the_same_whatever_way_it_is_cut(data, name):
     bits = st.sampled_from(

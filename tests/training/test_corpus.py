@@ -133,6 +133,7 @@ def test_loss_covers_the_assistants_tokens_and_nothing_else():
     assert batches.tok.decode(marked, skip_special_tokens=False) == "Hello!<|end|>Goodbye!<|end|>"
 
 
+@pytest.mark.slow
 def test_every_fact_is_seen_once_a_pass_over_the_deck():
     batches = Batches(tokenizer.load(CHECKPOINT), 0)
     n = len(batches.deck)

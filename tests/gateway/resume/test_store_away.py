@@ -16,6 +16,7 @@ from serve_app.state.kept.streams import Head
 from tests.gateway.resume.conftest import CHAT, TEXT, Worker, looks
 from tests.gateway.resume.test_ledger import charged
 from tests.state.gateways import until
+from tests.variants import some
 
 BODY = {"model": CHAT, "messages": [{"role": "user", "content": "Hi"}], "seed": 0, "stream": True}
 RESUMES = {**BODY, "options": {"resumable": 60}}
@@ -40,7 +41,7 @@ async def test_a_stream_that_cannot_be_kept_is_refused_and_frees_its_place(start
     assert [settled.status for settled in gateway.settled] == ["left"]
 
 
-@pytest.mark.parametrize("let", [5, 10_000])
+@pytest.mark.parametrize("let", some([5, 10_000], 5))
 async def test_what_was_refused_is_run_by_nobody_though_the_store_takes_it(start, monkeypatch, let):
     """The write was under way when its client was refused, and comes to the store then. ``let``: has it ended?"""
     monkeypatch.setattr(streams, "AWAY_S", 0.1)

@@ -11,6 +11,7 @@ from serve_app.kernels.linear.base import PlainLinear
 from serve_app.kernels.linear.delta import AdapterLinear, Rows
 from serve_app.kernels.linear.device_delta import DeviceAdapterLinear
 from serve_app.kernels.linear.tiles import TILE_ROWS, tile_rows
+from tests.variants import some
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,9 @@ def adapter(n: int, k: int, rank: int, seed: int) -> Matrices:
     return Matrices(torch.randn(rank, k, generator=generator) * 0.1, torch.randn(n, rank, generator=generator), 2.0)
 
 
-@pytest.mark.parametrize(("n", "k", "rank"), [(1, 1, 1), (64, 600, 16), (65, 63, 33), (7, 1030, 256)])
+@pytest.mark.parametrize(
+    ("n", "k", "rank"), some([(1, 1, 1), (64, 600, 16), (65, 63, 33), (7, 1030, 256)], (1, 1, 1), (65, 63, 33), names=3)
+)
 def test_odd_sizes(triton, device: torch.device, n: int, k: int, rank: int) -> None:
     pair = linears(triton, device, n, k)
     for linear in pair:

@@ -157,7 +157,8 @@ def test_it_is_chosen_where_it_is_right_and_faster(monkeypatch, caplog):
     assert compare(ours, right, "FA3", narrow, cpu, clock({}))[0] is ours
 
 
-@pytest.mark.parametrize("cache", [torch.bfloat16, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn])
 def test_our_kernel_passes_on_the_heads_of_models(cache, device):
     from serve_app.kernels.gpu.attention import paged_attention
 

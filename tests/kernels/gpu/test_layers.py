@@ -6,9 +6,13 @@ from serve_app.models.decoders import decoder_parts
 from serve_app.models.decoders.device import DeviceForward
 from serve_app.models.loading.optimise import difference, probe
 from tests import tiny
+from tests.variants import some
 
 
-@pytest.mark.parametrize(("family", "dtype", "allowed"), [("qwen3", "float32", 1e-5), ("phi3", "bfloat16", 0.03)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "allowed"),
+    some([("qwen3", "float32", 1e-5), ("phi3", "bfloat16", 0.03)], ("qwen3", "float32", 1e-5), names=3),
+)
 def test_logits(family, dtype, allowed, device, tmp_path):
     from serve_app.kernels.gpu.backend import triton_operators
 
