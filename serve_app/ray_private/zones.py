@@ -14,7 +14,7 @@ MOST = 120
 
 
 def node_zone() -> str:
-    """``region/zone``, ``zone``, or "" where nobody has told. Needs a connected process."""
+    """``region/zone``, ``region/``, ``zone``, or "" where nobody has told. Needs a connected process."""
     import ray
 
     said = os.environ.get(VARIABLE, "").strip()
@@ -24,7 +24,8 @@ def node_zone() -> str:
 def zone_of(labels: Mapping[str, Any]) -> str:
     """What a node's labels say."""
     zone, region = _text(labels.get(ZONE)), _text(labels.get(REGION))
-    return f"{region}/{zone}"[:MOST] if zone and region else (zone or region)[:MOST]
+    # A region alone keeps its slash: it is near its own zones, and no zone beside those without a region.
+    return f"{region}/{zone}"[:MOST] if region else zone[:MOST]
 
 
 def _text(value: Any) -> str:

@@ -16,6 +16,8 @@ from serve_app.costs.zones import FAR, NEAR, SAME_REGION, distance
         ("", "eu/a", NEAR),
         ("eu/a", "", NEAR),
         ("", "", NEAR),
+        ("eu/", "eu/a", SAME_REGION),
+        ("eu/", "us/", FAR),
     ],
 )
 def test_zones_are_near_in_one_region_and_far_in_two(one: str, other: str, apart: int) -> None:

@@ -13,7 +13,7 @@ from serve_app.ray_private.zones import REGION, VARIABLE, ZONE, node_zone, zone_
         ({ZONE: "eu-1a"}, "eu-1a"),
         ({ZONE: "eu-1a", REGION: "eu-1"}, "eu-1/eu-1a"),
         ({ZONE: ["eu-1a"], REGION: ["eu-1"]}, "eu-1/eu-1a"),
-        ({REGION: "eu-1"}, "eu-1"),
+        ({REGION: "eu-1"}, "eu-1/"),
         ({ZONE: 7, REGION: []}, ""),
         ({ZONE: "x" * 500}, "x" * 120),
     ],
