@@ -32,14 +32,6 @@ class StepSample:
     seconds: float
 
 
-@dataclass(slots=True, frozen=True)
-class Slowness:
-    """How many times as long as the model says a worker takes to compute prompts, and to decode."""
-
-    prefill: float = 1.0
-    decode: float = 1.0
-
-
 class StepModel:
     """Predictions for one model on one kind of worker; seconds throughout.
 
@@ -79,12 +71,11 @@ class StepModel:
         """``tokens`` of one prompt behind ``context`` ones, in a step that computes prompts anyway."""
         return tokens * (self.p1 + self.p2 * (context + tokens * 0.5))
 
-    def slowness(self, worker: str) -> Slowness:
-        """A worker's step times over the model's predictions; 1.0 until something is known. Steps of both kinds tell of
-        both: a worker that decodes computes too few prompts to tell its speed with them by these alone.
+    def slowness(self, worker: str) -> float:
+        """A worker's step times over the model's predictions; 1.0 until something is known. One number for prompts and
+        decoding: a worker that decodes computes too few prompts to tell its speed with them by these alone.
         """
-        slow = self._slow.get(worker)
-        return EVEN if slow is None else Slowness(slow, slow)
+        return self._slow.get(worker, 1.0)
 
     @property
     def workers(self) -> int:
@@ -135,6 +126,3 @@ class StepModel:
         self.p0, self.p1, self.p2, self.d0, self.d1, self.d2 = (float(v) for v in values)
         self.p1 = max(self.p1, 1e-8)
         self.d0 = max(self.d0, 1e-6)
-
-
-EVEN = Slowness()

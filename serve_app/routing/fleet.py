@@ -10,7 +10,6 @@ from heapq import nsmallest
 from random import Random
 
 from serve_app.costs.places import GAP_S, PATIENCE_S, TURN_S, share
-from serve_app.costs.steps import EVEN, Slowness
 from serve_app.routing.costs import CostModel
 from serve_app.routing.links import Link
 from serve_app.routing.places import Held, free_after, tokens_left
@@ -63,7 +62,7 @@ class Worker:
     """A report, digested: times instead of tokens, and this gateway's own requests on top."""
 
     load: WorkerLoad
-    slow: Slowness = EVEN
+    slow: float = 1.0  # how many times as long as the model says its steps take
     busy_until: float = 0.0  # when the prompts queued there will have been computed
     batch: int = 0  # sequences that generate or will
     own: int = 0  # of the batch: sent there by this gateway, and not ended yet
@@ -136,7 +135,7 @@ class Worker:
 
     def token_seconds(self, costs: CostModel, chunk: int) -> float:
         """One prompt token of a long queue here, ``chunk`` of them beside each step of the streams."""
-        return costs.token_seconds(chunk, 2048) * self.slow.prefill + self.step / chunk
+        return costs.token_seconds(chunk, 2048) * self.slow + self.step / chunk
 
     @property
     def name(self) -> str:
@@ -206,7 +205,7 @@ class Fleet:
 
         return (after(taken + ahead) - after(taken)) * step
 
-    def report(self, load: WorkerLoad, slow: Slowness = EVEN) -> None:
+    def report(self, load: WorkerLoad, slow: float = 1.0) -> None:
         """Takes a report in; one that is older than the last is ignored."""
         worker = self.workers.get(load.worker)
         if worker is None:
@@ -322,4 +321,4 @@ class Fleet:
     def _set_step(self, worker: Worker) -> None:
         batch = worker.batch
         seconds = self._costs.decode_seconds(batch, worker.kv_tokens) if batch > 0 else 0.0
-        worker.step = seconds * worker.slow.decode
+        worker.step = seconds * worker.slow

@@ -16,7 +16,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from serve_app.costs.steps import Slowness
 from serve_app.routing.costs import CostModel
 from serve_app.routing.shares import Share, best_split, fullest
 from serve_app.routing.speeds import Speeds
@@ -127,7 +126,7 @@ class Planner:
     def _shares(
         self,
         workers: list[WorkerLoad],
-        slow: list[Slowness],
+        slow: list[float],
         demand: Demand,
         waiting_tokens: int,
         *,
@@ -140,7 +139,7 @@ class Planner:
         chunk = max(w.max_batch_tokens for w in workers)
         backlog = (sum(w.queued_prefill_tokens for w in workers) + waiting_tokens) * costs.token_seconds(chunk)
         # A backlog within the target is what a queue is for.
-        excess = max(backlog - 0.25 * config.ttft_target * sum(1.0 / s.prefill for s in slow), 0.0)
+        excess = max(backlog - 0.25 * config.ttft_target * sum(1.0 / s for s in slow), 0.0)
         prefill = demand.prefill / config.prefill_use + excess / config.drain_s
         held = sum(w.kv_tokens_used for w in workers)
         expected = min(held, demand.tokens * config.itl_target * demand.context)
@@ -149,14 +148,14 @@ class Planner:
         found = []
         for worker, own in zip(workers, slow, strict=True):
             # Of n workers each has b = r·step(b) sequences (Little), r = tokens/s each; step = d0 + b·slope.
-            base = own.decode * costs.d0
-            rate = (1.0 - min(base / config.itl_target, 0.9)) / max(slope * own.decode, 1e-12)  # tokens/s at the target
+            base = own * costs.d0
+            rate = (1.0 - min(base / config.itl_target, 0.9)) / max(slope * own, 1e-12)  # tokens/s at the target
             kv, seqs = worker.kv_tokens_total, worker.max_seqs
             by_time = demand.tokens / rate
             by_kv = expected / (config.kv_use * kv) if kv > 1 else 0.0
             # A step of a worker that is filled to its target.
             by_seqs = demand.tokens * max(base, 0.7 * config.itl_target) / seqs if seqs else 0.0
-            found.append(Share.of(prefill * own.prefill, max(by_time, by_kv, by_seqs, by_link)))
+            found.append(Share.of(prefill * own, max(by_time, by_kv, by_seqs, by_link)))
         return found
 
     def plan(self, loads: Iterable[WorkerLoad], demand: Demand, now: float, *, waiting_tokens: int = 0) -> RolePlan:

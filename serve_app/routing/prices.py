@@ -128,7 +128,7 @@ class Pricer:
         costs, config, load = self._costs, self._config, worker.load
         prompt, output = held.prompt, held.output
         own = held.workers.get(worker.name, 0)
-        batch, kv, slow, slow_decode = worker.batch, worker.kv_tokens, worker.slow.prefill, worker.slow.decode
+        batch, kv, slow = worker.batch, worker.kv_tokens, worker.slow
         wait = worker.busy_until - now
         if wait < 0.0:
             wait = 0.0
@@ -153,7 +153,7 @@ class Pricer:
         # A request that is larger than a worker waits until one is empty; the engine runs what fits of it.
         room = load.kv_tokens_total
         streams = min(request.streams, load.max_seqs)
-        step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow_decode
+        step = costs.decode_seconds(batch + streams, kv + streams * prompt) * slow
         place = worker.place_s(streams, output, now)
         given = worker.gives_s(request)
         total = kv + min(prompt + streams * output, room)

@@ -158,7 +158,7 @@ class Router:
     def _hold(self, request: RouteRequest, price: Price) -> float:
         """What staying is worth, in seconds: the prefix may be there although this gateway has not seen it."""
         unknown = max(request.prompt_tokens - price.cached, 0)
-        computed = unknown * self.costs.p1 * price.worker.slow.prefill
+        computed = unknown * self.costs.p1 * price.worker.slow
         saved = min(self.costs.fetch_seconds("node", unknown), computed)
         return self.config.session_hold + saved
 

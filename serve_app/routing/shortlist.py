@@ -68,10 +68,10 @@ class Shortlists:
         prompt = self._costs.prefill_seconds(USUAL_PROMPT)
 
         def done(w: Worker) -> float:
-            return max(w.busy_until - now, 0.0) + prompt * w.slow.prefill
+            return max(w.busy_until - now, 0.0) + prompt * w.slow
 
         def filled(w: Worker) -> float:
-            return (w.batch + 1) / w.load.max_seqs * w.slow.decode
+            return (w.batch + 1) / w.load.max_seqs * w.slow
 
         by_queue = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "decode", done(w)))
         by_streams = nsmallest(SHORTLIST, able, key=lambda w: (w.role == "prefill", filled(w)))

@@ -5,7 +5,7 @@ import random
 
 from pytest import approx
 
-from serve_app.costs.steps import Slowness, StepSample
+from serve_app.costs.steps import StepSample
 from serve_app.routing.costs import CPU_PRIORS, CostModel
 from serve_app.routing.planner import Demand, DemandMeter, Planner, PlannerConfig
 from tests.routing.fleets import load
@@ -199,5 +199,5 @@ def test_two_equal_workers_never_change_places_however_noisy_their_speeds() -> N
     # A worker that has just come has measured nothing, and is no faster for it.
     costs = known(p=1.0)
     loads = [load("p", "prefill"), load("d", "decode")]
-    assert costs.slowness("d") == Slowness()
+    assert costs.slowness("d") == 1.0
     assert all(Planner(costs).plan(loads, HEAVY_PREFILL, float(at)).moved == [] for at in range(60))
