@@ -72,6 +72,8 @@ class Blueprint:
             "tensor_parallel": size.tensor_parallel,
             "pipeline_parallel": size.pipeline_parallel,
             "expert_parallel": size.expert_parallel,
+            "expert_dispatch": size.expert_dispatch,
+            "expert_copies": size.expert_copies,
             "max_model_len": record.properties.context_window or 0,
             "several_nodes": settings.profile != "local",
             "kv_disk_dir": str(settings.kv_disk_dir or ""),

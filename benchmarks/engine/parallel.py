@@ -2,11 +2,15 @@
 
     python -m benchmarks parallel [--divisions 1x1,2x1,1x2] [--batch 1,8] [--under-way 1,0] [--prompt 48] [--new 64]
                                   [--model FOLDER] [--json]
+    python -m benchmarks parallel --divisions 1x1,4x1,4x1e,4x1d --experts 8 --chosen 2 --prompt 512 --new 8
 
-A division is ranks that divide each layer x stages that divide the layers. Every rank has one thread, so that cores are
-divided as GPUs would be. It tells the tokens per second of prompts and of answers; and of the answers' steps the time,
-how many were under way at a time, and the shares that rank 0 spent in its own products, in collectives (waiting for
-slower ranks included), in telling the others what to compute, and in everything else (scheduling, sampling).
+A division is ranks that divide each layer x stages that divide the layers; of a mixture ``e`` behind it stands for
+whole experts, with all rows on every rank, and ``d`` for rows that travel to them. Every rank has one thread, so that
+cores are divided as GPUs would be. It tells the tokens per second of prompts and of answers; and of the answers' steps
+the time, how many were under way at a time, and the shares that rank 0 spent in its own products, in collectives
+(waiting for slower ranks included), in telling the others what to compute, and in everything else (scheduling,
+sampling).
+``sent_bytes`` is what rank 0 has sent for prompts and for answers, as the kernel counts it.
 ``busy_s`` are the seconds of its processor that each rank took, rank 0 with all that it does, for prompts and for
 answers. They hardly change with what else the machine does, and tell how many tokens per second there would be if ranks
 took turns and if none waited for another. Stages are measured with as many steps under way as ``--under-way`` says, 0
@@ -27,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import Checks
+from benchmarks.engine.sockets import tcp_bytes
 from serve_app.parallel.life import BEAT_S
 from serve_app.parallel.link import LinkAddress
 from serve_app.sampling_params import SamplingParams
@@ -41,21 +46,28 @@ def child(spec: WorkerSpec, rank: int, address: LinkAddress) -> None:
     os._exit(0)
 
 
-def write_checkpoint(folder: Path, layers: int, hidden: int) -> None:
-    """A random model in the shape of Llama, in float32: what it answers must not depend on how sums are divided."""
+def write_checkpoint(folder: Path, layers: int, hidden: int, experts: int, chosen: int) -> None:
+    """A random model in the shape of Llama, or with ``experts`` of Mixtral, in float32: what it answers must not depend
+    on how sums are divided.
+    """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=4096, hidden_size=hidden, intermediate_size=4 * hidden, num_hidden_layers=layers,
-        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=False,
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "vocab_size": 4096, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    }  # fmt: skip
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    model: Any
+    if experts:
+        mixture = {"num_local_experts": experts, "num_experts_per_tok": chosen, "intermediate_size": 2 * hidden}
+        model = MixtralForCausalLM(MixtralConfig(**sizes, **mixture))
+    else:
+        model = LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=4 * hidden))
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim == 2:
-                weight.normal_(0, 0.5 if "embed" in name else 1.2 * weight.shape[1] ** -0.5)
+            if weight.ndim >= 2:
+                weight.normal_(0, 0.5 if "embed" in name else 1.2 * weight.shape[-1] ** -0.5)
     model.save_pretrained(folder)
 
 
@@ -130,11 +142,11 @@ def measure(
         for output in engine.step():
             answers[output.request_id] += output.token_ids
 
-    at_first, began = busy(ranks), time.perf_counter()
+    at_first, wired, began = busy(ranks), tcp_bytes()[0], time.perf_counter()
     while not all(answers.values()):
         step()
     prompts_s = time.perf_counter() - began
-    computed = busy(ranks)
+    computed, rewired = busy(ranks), tcp_bytes()[0]
     forward = ranks.forward if ranks is not None else None
     together = ranks.group.waiting.total_s if ranks is not None else 0.0
     passes, telling = (forward.seconds, forward.telling_s) if forward is not None else (0.0, 0.0)
@@ -153,6 +165,8 @@ def measure(
         found["under_way"] = round((engine.stats.under_way - under) / steps, 2)
         found["prompts"] = taken(at_first, computed, batch * prompt)
         found["answers"] = taken(computed, busy(ranks), left)
+        found["prompts"]["sent_bytes"] = rewired - wired
+        found["answers"]["sent_bytes"] = tcp_bytes()[0] - rewired
         parts = {"collectives": ranks.group.waiting.total_s - together, "telling": forward.telling_s - telling}
         parts["products"] = forward.seconds - passes - sum(parts.values())
         parts["engine"] = seconds - (forward.seconds - passes)
@@ -171,6 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--experts", type=int, default=0, help="of a mixture; 0: none")
+    parser.add_argument("--chosen", type=int, default=2, help="of these for each token")
     parser.add_argument("--model", type=Path, help="a checkpoint instead of a random one")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
@@ -180,12 +196,14 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="parallel-") as scratch:
         path = options.model or Path(scratch)
         if options.model is None:
-            write_checkpoint(path, options.layers, options.hidden)
+            write_checkpoint(path, options.layers, options.hidden, options.experts, options.chosen)
         for division in options.divisions.split(","):
-            tensor, pipeline = (int(n) for n in division.split("x"))
+            tensor, pipeline = (int(n) for n in division.rstrip("ed").split("x"))
+            whole = tensor if division[-1] in "ed" else 1
             spec = WorkerSpec(
                 "@cf/benchmarks/parallel", "decode", {"path": str(path)}, "", "", cpu_threads=1, dtype=options.dtype,
-                tensor_parallel=tensor, pipeline_parallel=pipeline,
+                tensor_parallel=tensor, pipeline_parallel=pipeline, expert_parallel=whole,
+                expert_dispatch="always" if division.endswith("d") else "never",
             )  # fmt: skip
             import torch
 

@@ -24,6 +24,14 @@ def check_ranks(record: ModelRecord, profile_name: ProfileName, source: Path) ->
                 f"{stage.expert_parallel}",
                 "Give tensor_parallel the same number, or leave expert_parallel out: then ranks divide every expert.",
             )
+        asked = {"expert_dispatch": stage.expert_dispatch != "auto", "expert_copies": stage.expert_copies > 0}
+        if stage.expert_parallel == 1 and (wrong := [key for key, wanted in asked.items() if wanted]):
+            raise CatalogError(
+                source,
+                f"{place}.{wrong[0]}",
+                "it is for ranks that hold whole experts",
+                f"Set expert_parallel, or leave {wrong[0]} out.",
+            )
         if stage.ranks == 1:
             continue
         if reason := _obstacle(record, name, stage):

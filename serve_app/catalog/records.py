@@ -131,10 +131,13 @@ class Stage(Record):
     max_batch_tokens: int = Field(default=2048, ge=32)  # token budget of one engine step
     max_num_seqs: int = Field(default=32, ge=1)
     # Processes of one worker: so many divide each layer, and so many stages divide the layers. kv_cache_bytes and
-    # num_gpus are each process's. expert_parallel: of those that divide a layer, such that hold whole experts.
+    # num_gpus are each process's. expert_parallel: of those that divide a layer, such that hold whole experts;
+    # expert_dispatch: whether rows travel to these; expert_copies: of hot ones, beyond each rank's share.
     tensor_parallel: int = Field(default=1, ge=1)
     pipeline_parallel: int = Field(default=1, ge=1)
     expert_parallel: int = Field(default=1, ge=1)
+    expert_dispatch: Literal["auto", "always", "never"] = "auto"
+    expert_copies: int = Field(default=0, ge=0)
     target_ongoing_requests: float = Field(default=8, gt=0)
     upscale_delay_s: float = Field(default=5, ge=0)
     downscale_delay_s: float = Field(default=300, ge=0)

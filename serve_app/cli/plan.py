@@ -43,6 +43,8 @@ def add_parser(commands: Any) -> None:
     plan.add_argument("--tensor", type=int, help="this many ranks divide each layer, instead of the best split")
     plan.add_argument("--pipeline", type=int, help="this many stages divide the layers")
     plan.add_argument("--experts-whole", action="store_true", help="ranks hold whole experts")
+    plan.add_argument("--experts-travel", action="store_true", help="rows always travel to whole experts")
+    plan.add_argument("--expert-copies", type=int, default=0, help="experts of each rank beyond its share")
     plan.add_argument("--json", action="store_true", help="as JSON")
     plan.add_argument("--write", type=Path, metavar="FILE", help="write a record that serves the model like this")
     plan.set_defaults(command=_plan)
@@ -76,8 +78,14 @@ def _plan(arguments: argparse.Namespace) -> int:
         held = Held(arguments.dtype, arguments.quantization, panels_here())
     try:
         model, record = find_model(arguments.model, load_settings().home, item=item, held=held)
-        if arguments.tensor or arguments.pipeline or arguments.experts_whole:
-            split = Split(arguments.tensor or 1, arguments.pipeline or 1, arguments.experts_whole)
+        more = arguments.experts_whole or arguments.experts_travel or arguments.expert_copies
+        if arguments.tensor or arguments.pipeline or more:
+            split = Split(
+                arguments.tensor or 1, arguments.pipeline or 1, arguments.experts_whole,
+                travel=arguments.experts_travel, copies=arguments.expert_copies,
+            )  # fmt: skip
+            if (split.travel or split.copies) and not (split.expert and split.tensor > 1):
+                raise DoesNotDivide("rows travel and experts have copies where ranks hold whole ones: --experts-whole")
             if split.ranks > asked.count:
                 raise DoesNotDivide(f"{split} takes {split.ranks} devices, and there are {asked.count}")
             plan = make_plan(model, asked, split)

@@ -61,6 +61,15 @@ class Group:
             dist.all_gather(parts, x.contiguous(), group=self._parts)
             return torch.cat(parts, -1)
 
+    def exchange(self, x: Tensor, give: list[int], take: list[int]) -> Tensor:
+        """Rows of ``x`` [sum of ``give``, ...] to the parts, so many to each in their order; what comes of them, so
+        many of each: [sum of ``take``, ...].
+        """
+        with self.waiting.counted():
+            found = x.new_empty(sum(take), *x.shape[1:])
+            dist.all_to_all_single(found, x.contiguous(), take, give, group=self._parts)
+            return found
+
     def send_on(self, x: Tensor) -> None:
         """Hands hidden states to the same part of the next stage, without waiting until it takes them."""
         # What follows here may write to them.
@@ -143,12 +152,19 @@ class Group:
 
     def told(self, data: bytes) -> bytes:
         """Rank 0's ``data``, on every rank."""
+        return self._told(data, 0, None)
+
+    def told_parts(self, data: bytes) -> bytes:
+        """The ``data`` of a stage's first part, on all of them."""
+        return self._told(data, self.place.stage * self.place.tensor, self._parts)
+
+    def _told(self, data: bytes, source: int, circle: Any) -> bytes:
         size = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
         with self.waiting.counted():
-            dist.broadcast(size, 0)
+            dist.broadcast(size, source, group=circle)
             whole = torch.empty(int(size), dtype=torch.uint8, device=self.device)
-            if not self.place.rank and data:
+            if self.place.rank == source and data:
                 whole.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            dist.broadcast(whole, 0)
+            dist.broadcast(whole, source, group=circle)
         array: Any = whole.cpu().numpy()
         return array.tobytes()

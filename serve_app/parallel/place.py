@@ -20,6 +20,10 @@ class Place:
     rank: int = 0
     # Whether each rank of a stage holds some of its experts whole; else it holds a part of each.
     whole_experts: bool = False
+    # Whether rows travel to these: one of :data:`serve_app.parallel.dispatch.WAYS`.
+    dispatch: str = "never"
+    # Slots of each rank for experts beyond its share of them (:mod:`serve_app.parallel.experts`).
+    copies: int = 0
 
     @property
     def ranks(self) -> int:

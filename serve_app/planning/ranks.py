@@ -10,6 +10,8 @@ from serve_app.planning.model import Model, Part, Parts
 # Every rank of a stage has all of these. What is left is divided: columns or rows of matrices, heads, experts, the
 # vocabulary. Projections into a latent are divided by their inputs, and a small all-reduce adds their results.
 WHOLE = ("norms", "routers", "others")
+# Rows that travel go through shared experts on their own rank, and routed ones may have copies.
+SHARED, EXPERTS = "shared experts", "experts"
 
 
 class DoesNotDivide(ValueError):
@@ -19,13 +21,16 @@ class DoesNotDivide(ValueError):
 @dataclass(slots=True, frozen=True)
 class Split:
     """``tensor`` ranks divide each layer, ``pipeline`` stages divide the layers; ``expert``: whether the ranks of a
-    stage hold whole experts (else a part of each). ``replicas`` of all that stand side by side.
+    stage hold whole experts (else a part of each), to which rows always ``travel``, and ``copies`` of which each rank
+    has beyond its share. ``replicas`` of all that stand side by side.
     """
 
     tensor: int = 1
     pipeline: int = 1
     expert: bool = False
     replicas: int = 1
+    travel: bool = False
+    copies: int = 0
 
     @property
     def ranks(self) -> int:
@@ -35,6 +40,8 @@ class Split:
     def __str__(self) -> str:
         named = [f"tensor {self.tensor}", f"pipeline {self.pipeline}"]
         named += ["experts whole"] if self.expert else []
+        named += ["rows travel"] if self.travel else []
+        named += [f"{self.copies} copies of experts a rank"] if self.copies else []
         return ", ".join(named) + (f", {self.replicas} replicas" if self.replicas > 1 else "")
 
 
@@ -87,18 +94,26 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int) -> li
         held += [last] if end == len(model.layers) else []
         for parts in held:
             for role, part in parts.items():
-                mine = _mine(role, part, model.kv_heads, split.tensor)
+                mine = _mine(role, part, model, split)
                 rank.weights[role] = rank.weights.get(role, 0) + mine
-                rank.copies += part.bytes * (split.tensor - 1) // split.tensor if role in WHOLE else 0
+                rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         rank.activations = activation_bytes(model, split, batch_tokens, sampled if end == len(model.layers) else 0)
         ranks.append(rank)
     return ranks
 
 
-def _mine(role: str, part: Part, kv_heads: int, tensor: int) -> int:
+def _repeated(role: str, split: Split) -> bool:
+    """Whether several ranks of a stage hold the same of it."""
+    return role in WHOLE or (role == SHARED and split.travel) or (role == EXPERTS and split.copies > 0)
+
+
+def _mine(role: str, part: Part, model: Model, split: Split) -> int:
     """Bytes of a part on the fullest rank of a stage."""
-    if role in WHOLE:
+    tensor, kv_heads = split.tensor, model.kv_heads
+    if role in WHOLE or (role == SHARED and split.travel):
         return part.bytes
+    if role == EXPERTS and split.copies:
+        return -(-part.bytes * (model.experts // tensor + split.copies) // model.experts)
     # Fewer heads than ranks lie on several of them.
     keys = part.keys if not kv_heads or kv_heads >= tensor else part.keys * tensor // kv_heads
     return -(-(part.bytes - part.keys + keys) // tensor)

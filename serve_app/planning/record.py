@@ -63,6 +63,10 @@ def _stage_of(plan: Plan) -> dict[str, Any]:
         stage["pipeline_parallel"] = split.pipeline
     if split.expert:
         stage["expert_parallel"] = split.tensor
+    if split.travel:
+        stage["expert_dispatch"] = "always"
+    if split.copies:
+        stage["expert_copies"] = split.copies
     return stage
 
 

@@ -28,6 +28,7 @@ from serve_app.kv.keys import root_key, weights_key
 from serve_app.models.loading.bare import publish
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.load import CausalModel, load_causal_lm
+from serve_app.parallel.experts import folder_of
 from serve_app.parallel.group import Group
 from serve_app.worker.draft_link import DraftLink
 from serve_app.worker.drafting import make_drafter
@@ -75,6 +76,7 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress, group: Group | 
         kv_cache_dtype=spec.kv_cache_dtype,
         adapters=spec.adapters,
         group=group,
+        counts=folder_of(spec.home, spec.model) if spec.expert_copies else None,
         progress=progress,
     )
     if spec.adapters and (group is None or not group.place.rank):

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serve_app.parallel.link import Follower, Leader, LinkAddress, RankLost
@@ -41,6 +41,8 @@ class Ranks:
     handles: list[Any]
     end: Callable[[str], None]
     forward: LedForward | None = None
+    # How rows go to experts, and how evenly these are placed, if the record asks for either.
+    experts: dict[str, str] = field(default_factory=dict)
 
     def take(self, model: CausalModel) -> None:
         """Makes of rank 0's part of a model the whole one. Raises :class:`RankLost`."""
@@ -59,6 +61,7 @@ class Ranks:
             model.adapters.learn(linear for each in loaded for linear in each.linears)  # type: ignore[attr-defined]
             model.adapters = GroupBank(model.adapters, self.leader)  # type: ignore[assignment]
         model.kv_shape = GroupShape.of(parts, dtype, self.group, self.leader, self._failed)
+        self.experts = {key: found for key in ("expert_dispatch", "expert_copies") if (found := model.report.get(key))}
         model.report["ranks"] = [
             f"rank {each.rank}: {each.read_bytes} bytes in {each.seconds:.1f} s" for each in loaded
         ]
@@ -71,7 +74,7 @@ class Ranks:
         if self.forward is not None:
             own |= {"together_s": round(self.group.waiting.total_s, 3), "forward_s": round(self.forward.seconds, 3)}
             own |= {"steps": self.forward.work.steps, "busy_s": round(self.forward.work.busy_s, 3)}
-        return [own, *self.leader.states()]
+        return [own | self.experts, *self.leader.states()]
 
     def close(self) -> None:
         self.leader.close()
@@ -83,7 +86,12 @@ class Ranks:
 
 def place_of(spec: WorkerSpec, rank: int = 0) -> Place:
     """Where a rank of the worker stands."""
-    return Place(spec.tensor_parallel, spec.pipeline_parallel, rank, whole_experts=spec.expert_parallel > 1)
+    whole = spec.expert_parallel > 1
+    dispatch = spec.expert_dispatch if whole else "never"
+    return Place(
+        spec.tensor_parallel, spec.pipeline_parallel, rank, whole_experts=whole, dispatch=dispatch,
+        copies=spec.expert_copies if whole else 0,
+    )  # fmt: skip
 
 
 def refuse_features(spec: WorkerSpec) -> None:

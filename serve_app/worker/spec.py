@@ -53,6 +53,10 @@ class WorkerSpec:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     expert_parallel: int = 1
+    # Whether rows travel to whole experts on other ranks: auto, always, never.
+    expert_dispatch: str = "auto"
+    # Experts that each rank holds beyond its share, by what they had to do before.
+    expert_copies: int = 0
     # Published chunks that wait for the pool to fetch them.
     export_bytes: int = 256 << 20
     # With one node there is nobody else's pool to look into.

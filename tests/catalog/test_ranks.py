@@ -34,6 +34,7 @@ def test_ranks_are_a_stage_s_own():
     assert found.serving["gpu"].stages["decode"].ranks == 8
     check(record("local", tensor_parallel=2))
     check(record("local", tensor_parallel=2, expert_parallel=2))
+    check(record("local", tensor_parallel=2, expert_parallel=2, expert_dispatch="always"))
     check(record("local", tensor_parallel=2, other={"lora": True}))
     check(record("local", pipeline_parallel=2, other={"lora": True, "quantization": "int8"}))
 
@@ -43,6 +44,8 @@ def test_ranks_are_a_stage_s_own():
     [
         (record(**GPUS, expert_parallel=2), "which are 4 and not 2"),
         (record("local", expert_parallel=2), "which are 1 and not 2"),
+        (record("local", tensor_parallel=2, expert_dispatch="always"), "it is for ranks that hold whole experts"),
+        (record("local", tensor_parallel=2, expert_copies=1), "leave expert_copies out"),
         (record(**{**GPUS, "num_gpus": 0.5}), "one GPU or none, and not 0.5"),
         (record(tensor_parallel=2, num_gpus=1), "does not measure its cache yet"),
         (record(**GPUS, other={"quantization": "fp8"}), "has no quantization fp8"),

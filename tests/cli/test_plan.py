@@ -42,6 +42,21 @@ def test_a_split_is_written_and_can_be_started(home, tmp_path, capsys):
         check_room(record, profile, [1.0], file)
 
 
+def test_what_ranks_with_whole_experts_hold_more_is_counted_and_written(home, tmp_path, capsys):
+    folder = tiny.write_checkpoint(tmp_path / "Tiny", "deepseek_v3")
+    file = home / "models" / "tiny.yaml"
+    asked = ["plan", str(folder), "--count", "2", "--tensor", "2", "--experts-whole", "--json"]
+    found = []
+    for more in ([], ["--experts-travel", "--expert-copies", "1", "--write", str(file)]):
+        assert main([*asked, *more]) == 0
+        found.append(json.loads(capsys.readouterr().out)["ranks"][0]["weights"])
+    plain, more = found
+    assert more["shared experts"] == 2 * plain["shared experts"]
+    assert more["experts"] == plain["experts"] * 3 // 2  # three of four
+    stage = load_catalog(home)["@cf/local/tiny"].serving["gpu"].stages["decode"]
+    assert (stage.expert_parallel, stage.expert_dispatch, stage.expert_copies) == (2, "always", 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -50,6 +65,7 @@ def test_a_split_is_written_and_can_be_started(home, tmp_path, capsys):
         (["llama-3.3-70b-instruct", "--count", "2", "--tensor", "3"], "takes 3 devices, and there are 2"),
         (["llama-3.3-70b-instruct", "--count", "8", "--prefill", "8"], "leaves none for answers"),
         (["llama-3.3-70b-instruct", "--count", "8", "--prefill", "1"], "does not fit 1 x h100"),
+        (["gpt-oss-20b", "--expert-copies", "1"], "where ranks hold whole ones"),
         (["gpt-oss-20b", "--write", "x.yaml"], "a configuration without weights"),
     ],
 )

@@ -49,6 +49,15 @@ DIVISIONS += [
     for ranks in ((2, 1), (2, 2))
 ]
 DIVISIONS += [("qwen3_moe", 4, 1, True)]
+# And with rows that travel to them, however few.
+DIVISIONS += [
+    (family, *ranks, "always")
+    for family, ranks in (
+        ("mixtral", (2, 1)), ("mixtral", (4, 1)), ("qwen3_moe", (2, 1)), ("qwen3_moe", (4, 1)), ("qwen3_moe", (2, 2)),
+        ("gpt_oss", (2, 1)), ("qwen2_moe", (2, 1)), ("glm4_moe", (2, 1)), ("deepseek_v2", (2, 1)),
+        ("deepseek_v3", (2, 1)), ("deepseek_v3", (4, 1)), ("deepseek_v3", (2, 2)),
+    )
+]  # fmt: skip
 
 
 def prompts(count: int, longest: int = 90) -> list[list[int]]:
@@ -62,7 +71,9 @@ def running(request, tmp_path_factory, one_thread):
     path = tiny.write_checkpoint(tmp_path_factory.mktemp("model") / family, family)
     reference = tiny.load_reference(path)
     expected = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(8)]
-    with divided(path, tensor, pipeline, expert_parallel=tensor if whole else 1) as found:
+    ways = {"expert_parallel": tensor, "expert_dispatch": whole[0] if whole == ["always"] else "never"} if whole else {}
+    with divided(path, tensor, pipeline, **ways) as found:
+        assert bool(found.model.report.get("expert_dispatch")) == (whole == ["always"])
         found.expected, found.path = expected, path
         yield found
         assert found.lost == []
@@ -170,7 +181,7 @@ def test_each_rank_holds_its_part(running):
     # As many as are planned for the fullest rank of each stage.
     config = json.loads((running.path / "config.json").read_text())
     planned = plan_model("tiny", config, read_headers(running.path), item=4)
-    split = Split(place.tensor, place.pipeline, place.whole_experts)
+    split = Split(place.tensor, place.pipeline, place.whole_experts, travel=place.dispatch == "always")
     held = [running.model.report["read_bytes"], *(state["read_bytes"] for state in states[1:])]
     for stage, rank in enumerate(divide(planned, split, batch_tokens=1, sampled=1)):
         fullest = max(held[stage * place.tensor : (stage + 1) * place.tensor])

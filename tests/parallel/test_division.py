@@ -16,9 +16,10 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from serve_app.models.divided.division import Cut, bare, divide, keep_groups
+from serve_app.models.divided.division import Cut, bare, dispatch_from, divide, keep_groups
 from serve_app.models.divided.load import refuse_divided
 from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.parallel.dispatch import LOOPBACK, WAYS
 from serve_app.parallel.place import Place
 from tests import tiny
 
@@ -72,8 +73,25 @@ def test_a_shared_expert_is_divided_as_any_mlp():
     config_class, model_class, extra = tiny.MIXTURES["qwen2_moe"]
     division = divide(bare(model_class, config_class(**tiny.COMMON | extra)), Place(2))
     assert division.cuts["model.layers.0.mlp.shared_expert.up_proj.weight"] == Cut(0)
-    assert "model.layers.0.mlp.shared_expert.down_proj" in division.summed
+    # What it gives is added up with what the other experts give.
+    assert "model.layers.0.mlp.shared_expert.down_proj" not in division.summed
+    assert division.blocks == {f"model.layers.{i}.mlp" for i in range(3)}
     assert "model.layers.0.mlp.shared_expert_gate.weight" not in division.cuts
+
+
+def test_where_rows_travel_shared_experts_are_whole():
+    config_class, model_class, extra = tiny.MIXTURES["qwen2_moe"]
+    module = bare(model_class, config_class(**tiny.COMMON | extra))
+    ways = {way: Place(2, whole_experts=True, dispatch=way) for way in WAYS}
+    # They are divided where that is not asked for.
+    assert {way: dispatch_from(module, place, 4, LOOPBACK) for way, place in ways.items()} == {
+        "auto": 0, "always": 1, "never": 0,
+    }  # fmt: skip
+    division = divide(module, ways["always"], 1)
+    assert not any("shared_expert" in name for name in division.cuts) and not division.blocks
+    wide = MixtralConfig(**tiny.COMMON | {"hidden_size": 4096}, num_local_experts=8)
+    found = dispatch_from(bare(MixtralForCausalLM, wide), Place(4, whole_experts=True, dispatch="auto"), 4, LOOPBACK)
+    assert found > 32
 
 
 @pytest.mark.parametrize("stages", [2, 3])

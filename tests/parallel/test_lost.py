@@ -16,9 +16,9 @@ from tests import tiny
 from tests.parallel.groups import CONTEXT, divided, until
 
 
-def work(path: Path, tensor: int, pipeline: int, told: multiprocessing.connection.Connection) -> None:
+def work(path: Path, tensor: int, pipeline: int, told: multiprocessing.connection.Connection, ways: dict) -> None:
     """A worker that computes until it is ended."""
-    with divided(path, tensor, pipeline, end=end_worker) as running:
+    with divided(path, tensor, pipeline, end=end_worker, **ways) as running:
         told.send([state["pid"] for state in running.ranks.states()])
         engine = tiny.make_engine(running.model)
         for turn in range(1 << 30):
@@ -39,12 +39,16 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", range(4))
-def test_all_ranks_end_with_any_of_them(tmp_path, killed):
+@pytest.mark.parametrize(
+    ("family", "killed"), [*(("llama", rank) for rank in range(4)), ("mixtral", 0), ("mixtral", 3)]
+)
+def test_all_ranks_end_with_any_of_them(tmp_path, family, killed):
     tensor = pipeline = 2
-    path = tiny.write_checkpoint(tmp_path / "llama", "llama")
+    path = tiny.write_checkpoint(tmp_path / family, family)
+    # Of the mixture rows travel to their experts.
+    ways = {"expert_parallel": 2, "expert_dispatch": "always"} if family == "mixtral" else {}
     here, there = CONTEXT.Pipe()
-    worker = CONTEXT.Process(target=work, args=(path, tensor, pipeline, there))
+    worker = CONTEXT.Process(target=work, args=(path, tensor, pipeline, there, ways))
     worker.start()
     try:
         pids = here.recv()

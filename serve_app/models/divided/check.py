@@ -33,11 +33,16 @@ from serve_app.models.loading.prepare import prepare
 from serve_app.parallel.group import Group
 from serve_app.parallel.steps import SharedForward
 
+# Rows of the small model's steps from which on they travel, where the model's own do: so that both ways are compared.
+_LEAST = 4
 
-def check_divided(model_class: Any, config: Any, group: Group) -> Verdict:
-    """Every rank calls it and gets the same verdict. Never raises for what a model does."""
+
+def check_divided(model_class: Any, config: Any, group: Group, *, travels: bool = False) -> Verdict:
+    """Every rank calls it and gets the same verdict. ``travels``: whether rows of large steps go to their experts.
+    Never raises for what a model does.
+    """
     started = time.perf_counter()
-    division = group.place.division
+    division = group.place.division + ("d" if travels else "") + ("c" if group.place.copies else "")
     known = recall(model_class, config, division)
     if group.agree(known is not None) and known is not None:
         known.cached, known.seconds = True, round(time.perf_counter() - started, 3)
@@ -45,7 +50,7 @@ def check_divided(model_class: Any, config: Any, group: Group) -> Verdict:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # matrices this small are slower on several
     try:
-        verdict = _compare(model_class, config, group)
+        verdict = _compare(model_class, config, group, _LEAST if travels else 0)
     finally:
         torch.set_num_threads(threads)
     verdict.seconds = round(time.perf_counter() - started, 2)
@@ -67,7 +72,7 @@ def sizes_for(tensor: int, pipeline: int, kv_heads: int | None = None) -> Sizes:
     )  # fmt: skip
 
 
-def _compare(model_class: Any, config: Any, group: Group) -> Verdict:
+def _compare(model_class: Any, config: Any, group: Group, least: int) -> Verdict:
     """A model with latents is compared in both forms, as in one process."""
     kv_heads = getattr(config.get_text_config(), "num_key_value_heads", None)
     sizes = sizes_for(group.place.tensor, group.place.pipeline, kv_heads)
@@ -77,19 +82,19 @@ def _compare(model_class: Any, config: Any, group: Group) -> Verdict:
         reason = error if isinstance(error, NotScalable) else f"{type(error).__name__}: {error}"
         said = f"it can't be compared with transformers, as it can't be scaled down: {reason}"
         return Verdict(differs=said[:300], compared=False, latents=False)
-    heads = _compare_with(plain, model_class, group, sizes, latents=False)
+    heads = _compare_with(plain, model_class, group, sizes, least, latents=False)
     if not has_latents(plain):
         return heads
-    found = _compare_with(plain, model_class, group, sizes, latents=True)
+    found = _compare_with(plain, model_class, group, sizes, least, latents=True)
     return heads if heads.differs or found.differs else found
 
 
-def _compare_with(plain: Any, model_class: Any, group: Group, sizes: Sizes, *, latents: bool) -> Verdict:
+def _compare_with(plain: Any, model_class: Any, group: Group, sizes: Sizes, least: int, *, latents: bool) -> Verdict:
     with torch.inference_mode():
         try:
             with tempfile.TemporaryDirectory() as folder:
                 _write(plain, Path(folder), group)
-                part = load_part(model_class, Path(folder), dtype=torch.float32, group=group)
+                part = load_part(model_class, Path(folder), dtype=torch.float32, group=group, least=least)
             prepared = prepare(part.module, torch.device("cpu"), latents=latents)
         except (Unservable, UnsupportedModel) as reason:
             return Verdict(differs=str(reason), latents=latents)

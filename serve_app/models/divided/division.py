@@ -15,6 +15,7 @@ from torch import nn
 
 from serve_app.kernels.linear.quantize import GROUP
 from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.parallel.dispatch import Wire, least_rows
 from serve_app.parallel.place import Place
 from serve_app.parallel.stages import stages
 
@@ -55,6 +56,9 @@ MORE = {
     "glm4_moe_lite": {**_HEADS, **_shared("shared_experts")},
     "qwen2_moe": _shared("shared_expert"),
 }
+# Mixtures whose result is the sum of what routed and shared experts give, each times a number of the row's.
+SUMS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen2_moe")
+_SHARED_EXPERTS = re.compile(r"\.shared_experts?(\.|$)")
 _COLUMNS = ("colwise", "colwise_gather_output", "colwise_rep")
 _ROWS = ("rowwise", "rowwise_split_input", "rowwise_rep")
 _PACKED = ("packed_colwise", "packed_rowwise")
@@ -72,9 +76,10 @@ class Cut:
 @dataclass(slots=True)
 class Division:
     """``cuts`` by parameter; linears and experts by what ranks do behind them: ``summed``, ``sliced`` and ``joined``
-    (:mod:`.modules`), and ``experts`` whose results are added. ``few``: projections to fewer K/V heads than there are
-    ranks, with the number of their heads: each rank keeps one. ``heads``: K/V heads of each layer, where they are
-    known, and None where each rank has its share of them. ``once``: biases that one rank adds.
+    (:mod:`.modules`), and ``experts`` whose results are added, or those of the whole ``blocks`` they are in. ``few``:
+    projections to fewer K/V heads than there are ranks, with the number of their heads: each rank keeps one.
+    ``heads``: K/V heads of each layer, where they are known, and None where each rank has its share of them. ``once``:
+    biases that one rank adds.
     """
 
     place: Place
@@ -83,9 +88,12 @@ class Division:
     sliced: set[str] = field(default_factory=set)
     joined: set[str] = field(default_factory=set)
     experts: set[str] = field(default_factory=set)
+    blocks: set[str] = field(default_factory=set)
     few: dict[str, int] = field(default_factory=dict)
     heads: dict[int, int | None] = field(default_factory=dict)
     once: set[str] = field(default_factory=set)
+    # Rows of a step from which on they travel to their experts; 0: they never do.
+    least: int = 0
     # Of the whole model: rows of the head and of the embedding, and layers.
     vocab: int = 0
     embedded: int = 0
@@ -125,14 +133,32 @@ def bare(model_class: Any, config: Any) -> nn.Module:
     return module
 
 
-def divide(module: Any, place: Place) -> Division:
-    """``module`` is :func:`bare`. Raises :class:`UnsupportedModel`, which names what does not divide."""
+def dispatch_from(module: Any, place: Place, item: int, wire: Wire) -> int:
+    """:attr:`Division.least` for values of ``item`` bytes. ``module`` is :func:`bare`."""
+    if place.dispatch == "never" or not place.whole_experts:
+        return 0
+    if place.dispatch == "always":
+        return 1
+    config = module.config.get_text_config()
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((found for name in names if (found := getattr(config, name, None))), 0)
+    chosen = getattr(config, "num_experts_per_tok", None) or 0
+    # Shared experts are divided, and need all rows on each rank.
+    if not experts or not chosen or any(_SHARED_EXPERTS.search(name) for name, _ in module.named_modules()):
+        return 0
+    return least_rows(experts, chosen, place.tensor, config.hidden_size * item, wire)
+
+
+def divide(module: Any, place: Place, least: int = 0) -> Division:
+    """``module`` is :func:`bare`; ``least``: :attr:`Division.least`. Raises :class:`UnsupportedModel`, which names what
+    does not divide.
+    """
     name = type(module).__name__
     head = module.get_output_embeddings()
     layers = layers_of(module)
     if place.pipeline > len(layers):
         raise UnsupportedModel(f"{name} has {len(layers)} layers, which do not make {place.pipeline} stages")
-    found = Division(place, vocab=head.weight.shape[0], layers=len(layers))
+    found = Division(place, vocab=head.weight.shape[0], layers=len(layers), least=least)
     found.head = next((each for each, child in module.named_modules() if child is head), "")
     found.embedded = module.get_input_embeddings().weight.shape[0]
     found.names = {each for each, _ in module.named_parameters(remove_duplicate=False)}
@@ -156,6 +182,8 @@ def divide(module: Any, place: Place) -> Division:
         for rule, style in plan.items()
         for target in _named(rule, [*modules, *found.names])
         if not f"{target}.".startswith(seeing)
+        # Where rows travel, those of a rank go through shared experts there.
+        and not (least and _SHARED_EXPERTS.search(target))
     ]
     if place.whole_experts:
         _whole_experts(found, modules, [target for target, style in rules if style == "moe_tp_experts"], name)
@@ -166,7 +194,18 @@ def divide(module: Any, place: Place) -> Division:
         [own] = [each for each, other in modules.items() if other is child]
         found.cuts |= {f"{own}.{key}": Cut(0) for key, _ in child.named_parameters(recurse=False)}
     _few_heads(found, modules, name)
+    if module.config.get_text_config().model_type in SUMS:
+        _sum_once(found)
     return found
+
+
+def _sum_once(found: Division) -> None:
+    """Ranks add up what routed and shared experts give together, and not each."""
+    for block in {target.rpartition(".")[0] for target in found.experts}:
+        shared = {name for name in found.summed if name.startswith(f"{block}.")}
+        if shared:
+            found.blocks.add(block)
+            found.summed -= shared
 
 
 def keep_groups(module: Any, division: Division) -> None:

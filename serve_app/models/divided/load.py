@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from serve_app.engine.runner import Forward
 from serve_app.models.crossing import KNOWN as CROSSING
-from serve_app.models.divided.division import Division, bare, divide, keep_groups, layers_of, looking
+from serve_app.models.divided.division import Division, bare, dispatch_from, divide, keep_groups, layers_of, looking
 from serve_app.models.divided.modules import (
     JoinedLinear,
     NoEmbedding,
@@ -30,11 +30,15 @@ from serve_app.models.divided.modules import (
     sums,
 )
 from serve_app.models.divided.packed import format_of, open_files
+from serve_app.models.divided.placing import Counts, Slots, balance, place_module, placements
+from serve_app.models.divided.sharing import Shares, share_rows, with_states
 from serve_app.models.linears import Plug
 from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.observe import SeenLayer
 from serve_app.parallel.cache import first_head
+from serve_app.parallel.dispatch import LOOPBACK, NVLINK
+from serve_app.parallel.experts import read_loads
 from serve_app.parallel.group import Group
 from serve_app.parallel.place import Place
 from serve_app.parallel.steps import SharedForward
@@ -51,6 +55,8 @@ class PartOfModel:
     division: Division
     info: dict[str, Any]
     read_bytes: int
+    shares: Shares
+    balanced: str  # how evenly experts are placed by what they had to do; "": they lie in order
 
     def sharing(self, group: Group) -> Callable[[Forward], Forward]:
         """Makes of a pass over this part one over the whole model, which all ranks run together."""
@@ -90,10 +96,18 @@ def refuse_divided(*, family: str, plug: Plug | None, quantization: str) -> None
 
 
 def load_part(
-    model_class: Any, path: Path, *, dtype: torch.dtype, group: Group, quantization: str = "none"
+    model_class: Any,
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    group: Group,
+    quantization: str = "none",
+    counts: Path | None = None,
+    least: int | None = None,
 ) -> PartOfModel:
-    """Every rank of the group calls it. ``quantization``: what the weights will be rounded to. Raises
-    :class:`UnsupportedModel` where the model has no such division.
+    """Every rank of the group calls it. ``quantization``: what the weights will be rounded to; ``counts``: the folder
+    with what experts had to do; ``least``, for a trial: rows of a step from which on they travel to their experts,
+    instead of what the rule says. Raises :class:`UnsupportedModel` where the model has no such division.
     """
     from transformers import AutoConfig
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -107,7 +121,10 @@ def load_part(
     if named is not None and not isinstance(config, named):
         config = config.get_text_config()
     whole = bare(model_class, config)
-    division = divide(whole, group.place)
+    if least is None:
+        wire = LOOPBACK if group.device.type == "cpu" else NVLINK
+        least = dispatch_from(whole, group.place, dtype.itemsize, wire)
+    division = divide(whole, group.place, least)
     if quantization != "none":
         keep_groups(whole, division)
 
@@ -143,8 +160,27 @@ def load_part(
     read = _take_parts(module, division)
     module.requires_grad_(False)
     module.held_layers = division.held
-    _join(module, division, group)
-    return PartOfModel(module, division, info, read)
+    chosen = Counts(None if group.place.part else counts, f"layers-{division.held.start}-{division.held.stop}")
+    shares = Shares(group, division.least, chosen)
+    slots, balanced = _place_experts(module, division, group, counts)
+    _join(module, division, shares, slots)
+    return PartOfModel(module, division, info, read, shares, balanced)
+
+
+def _place_experts(model: Any, division: Division, group: Group, counts: Path | None) -> tuple[dict[str, Slots], str]:
+    """Puts experts where they are wanted; where, and what comes of it."""
+    place = group.place
+    if not place.copies or not place.whole_experts:
+        return {}, ""
+    modules = {name: found for name in sorted(division.experts) if (found := _found(model, name)) is not None}
+    sizes = {name: len(next(found.parameters(recurse=False))) * place.tensor for name, found in modules.items()}
+    if counts is None:  # a trial
+        loads = {name: [3.0 * expert % 5 + 1 for expert in range(size)] for name, size in sizes.items()}
+    else:
+        loads = read_loads(counts)
+    placed = placements(sizes, loads, group, place.copies)
+    slots = {name: place_module(modules[name], found, group) for name, found in placed.items()}
+    return slots, balance(placed, loads, place.tensor) if not place.part else ""
 
 
 def _leave_media(model: Any, place: Place) -> None:
@@ -235,26 +271,40 @@ def _found(model: Any, name: str) -> Any:
         return None
 
 
-def _join(model: Any, division: Division, group: Group) -> None:
+def _join(model: Any, division: Division, shares: Shares, slots: dict[str, Slots]) -> None:
     """Puts what ranks do together into the places where they do it."""
+    group = shares.group
+    layers, place = layers_of_part(model, division), group.place
+    if division.least:
+        ends = {name.rpartition(".")[0] for name in division.summed}
+        dense, experts = (
+            {module for name in names if (module := _found(model, name)) is not None}
+            for names in (ends, division.experts)
+        )
+        share_rows(layers, shares, dense, experts)
     kinds = ((division.summed, SummedLinear), (division.sliced, SlicedLinear), (division.joined, JoinedLinear))
     for names, kind in kinds:
         for name in names:
             if (linear := _found(model, name)) is not None:
                 owner, _, own = name.rpartition(".")
-                setattr(model.get_submodule(owner), own, kind(linear, group))
+                setattr(model.get_submodule(owner), own, kind(linear, shares))
     for name in division.experts:
         if (experts := _found(model, name)) is not None:
-            if group.place.whole_experts:
-                hold_experts(experts, group)
-            else:
+            summed = name.rpartition(".")[0] not in division.blocks
+            if place.whole_experts:
+                counted = None
+                if shares.chosen.folder is not None and place.copies:
+                    size = len(slots[name].copies) if name in slots else len(next(experts.parameters())) * place.tensor
+                    counted = shares.chosen.start(name, size, group.device)
+                hold_experts(experts, shares, summed=summed, slots=slots.get(name), counted=counted)
+            elif summed:
                 experts.register_forward_hook(lambda module, inputs, out: group.sum(out))
+    for name in division.blocks:
+        if (block := _found(model, name)) is not None:
+            block.register_forward_hook(lambda module, inputs, out: group.sum(out))
     _join_vocabulary(model, division, group)
-    layers, place = layers_of_part(model, division), group.place
-    if not place.first:
-        layers[0].register_forward_pre_hook(_takes(group), with_kwargs=True)
-    if not place.last:
-        layers[-1].register_forward_hook(_sends(group))
+    layers[0].register_forward_pre_hook(_takes(shares), with_kwargs=True)
+    layers[-1].register_forward_hook(_sends(shares))
 
 
 def _join_vocabulary(model: Any, division: Division, group: Group) -> None:
@@ -282,17 +332,27 @@ def layers_of_part(model: Any, division: Division) -> list[nn.Module]:
     return [found[index] for index in division.held]
 
 
-def _takes(group: Group) -> Any:
-    def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if inputs:
-            return (group.take_on(inputs[0]), *inputs[1:]), options
-        return inputs, {**options, "hidden_states": group.take_on(options["hidden_states"])}
+def _takes(shares: Shares) -> Any:
+    group = shares.group
 
-    return hook
+    def taken(states: Tensor) -> Tensor:
+        states = shares.begin(states)
+        return states if group.place.first else group.take_on(states)
+
+    return lambda module, inputs, options: with_states(taken, inputs, options)
 
 
-def _sends(group: Group) -> Any:
-    def hook(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> None:
-        group.send_on(out[0] if isinstance(out, tuple) else out)
+def _sends(shares: Shares) -> Any:
+    group = shares.group
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], out: Any) -> Any:
+        states = out[0] if isinstance(out, tuple) else out
+        if group.place.last:
+            whole = shares.join(states)
+        else:
+            group.send_on(states)
+            # Of the right shape for what follows, which nobody reads.
+            whole = states.new_zeros(*states.shape[:-2], shares.rows or states.shape[-2], states.shape[-1])
+        return (whole, *out[1:]) if isinstance(out, tuple) else whole
 
     return hook

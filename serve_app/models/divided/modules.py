@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.kernels.linear.base import Linear
+from serve_app.models.divided.placing import Slots
+from serve_app.models.divided.sharing import Shares
 from serve_app.models.linears import Place as LinearPlace
 from serve_app.models.linears import Plug
 from serve_app.parallel.group import Group
@@ -16,9 +18,9 @@ from serve_app.parallel.group import Group
 class Joining(nn.Module):
     """Stands where ``linear``, of which this rank has a part, stood."""
 
-    def __init__(self, linear: nn.Linear, group: Group) -> None:
+    def __init__(self, linear: nn.Linear, shares: Shares) -> None:
         super().__init__()
-        self.linear, self.group = linear, group
+        self.linear, self.shares, self.group = linear, shares, shares.group
 
     @property
     def weight(self) -> Tensor:
@@ -34,7 +36,7 @@ class SummedLinear(Joining):
     """A linear that has some columns of its inputs: the results of all parts are added. One of them has the bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.group.sum(self.linear(x))
+        return self.shares.sum(self.linear(x))
 
 
 class SlicedLinear(Joining):
@@ -52,25 +54,38 @@ class JoinedLinear(Joining):
         return self.group.join_columns(self.linear(x))
 
 
-def hold_experts(experts: Any, group: Group) -> None:
+def hold_experts(
+    experts: Any, shares: Shares, *, summed: bool, slots: Slots | None = None, counted: Tensor | None = None
+) -> None:
     """Makes of transformers' experts, of which this rank has its share, all of them: rows that have chosen one from
-    here go through it, each pair of a row and an expert by itself, and the ranks add up what comes out. Every rank of
-    a stage has all rows, so that none has to travel to its experts.
+    here go through it, each pair of a row and an expert by itself. Where every rank of a stage has all rows, none has
+    to travel, and the ranks add up what comes out, here if ``summed``; else rows go to their experts. ``slots``: where
+    these lie, if not in order; ``counted`` gets how often each is chosen.
     """
-    through, count = experts.forward, len(next(experts.parameters(recurse=False)))
+    through, count, group = experts.forward, len(next(experts.parameters(recurse=False))), shares.group
     first, experts.num_experts = group.place.part * count, count
+
+    def local(x: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
+        own = wanted - first
+        rows, choices = torch.nonzero((own >= 0) & (own < count), as_tuple=True)
+        out = torch.zeros(x.shape, device=x.device)
+        if len(rows):
+            pairs = own[rows, choices, None], weights[rows, choices, None]
+            out.index_add_(0, rows, through(x[rows], *pairs).float())
+        return out
 
     def forward(hidden_states: Tensor, *routed: Tensor, **named: Tensor) -> Tensor:
         index, weights = (*routed, *named.values())
         if index.shape != weights.shape or hidden_states.ndim != 2:
             raise ValueError(f"{type(experts).__name__} is not told of experts row by row")
-        own = index - first
-        rows, choices = torch.nonzero((own >= 0) & (own < count), as_tuple=True)
-        out = torch.zeros(hidden_states.shape, device=hidden_states.device)
-        if len(rows):
-            pairs = own[rows, choices, None], weights[rows, choices, None]
-            out.index_add_(0, rows, through(hidden_states[rows], *pairs).float())
-        return group.sum(out).to(hidden_states.dtype)
+        if counted is not None:
+            flat = index.reshape(-1)
+            counted.scatter_add_(0, flat, torch.ones_like(flat))
+        index = index if slots is None else slots.choose(index)
+        if shares.rows:
+            return shares.through_experts(hidden_states, index, weights, count, local)
+        out = local(hidden_states, index, weights)
+        return (group.sum(out) if summed else out).to(hidden_states.dtype)
 
     experts.forward = forward
 

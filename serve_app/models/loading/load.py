@@ -89,6 +89,7 @@ def load_causal_lm(
     plug: Plug | None = None,
     adapters: int = 0,
     group: Group | None = None,
+    counts: Path | None = None,
     progress: Progress = lambda stage: None,
 ) -> CausalModel:
     """Loads safetensors weights with transformers' own modelling code and checks that the cache can serve them.
@@ -98,7 +99,8 @@ def load_causal_lm(
     (:mod:`serve_app.kernels.linear.fp8`); ``kv_cache_dtype`` is ``auto`` (the model's) or ``fp8`` (e4m3, no scales).
     ``plug`` may put linears of its own into the model's (:mod:`serve_app.models.linears`); ``adapters`` is the number
     of places for LoRA adapters (:mod:`serve_app.models.adapters`). With ``group`` every rank calls it and gets
-    its part, whose forward pass is all ranks' together (:mod:`serve_app.models.divided`).
+    its part, whose forward pass is all ranks' together (:mod:`serve_app.models.divided`); ``counts`` is the folder with
+    what experts had to do.
     Raises :class:`UnsupportedModel` for a directory without safetensors, an architecture transformers does not have, or
     one that does not compute on the paged cache what transformers computes (:mod:`serve_app.models.loading.check`).
     """
@@ -125,9 +127,15 @@ def load_causal_lm(
         wanted = _dtype(dtype, config, device)
         if group is not None:
             refuse_divided(family=config.get("model_type", ""), plug=plug, quantization=quantization)
-            part = load_part(model_class, path, dtype=wanted, group=group, quantization=quantization)
+            part = load_part(model_class, path, dtype=wanted, group=group, quantization=quantization, counts=counts)
             refuse_contradictions(path, part.module, part.info)
             module, report = part.module, {"read_bytes": part.read_bytes}
+            if part.balanced:
+                report["expert_copies"] = part.balanced
+            if part.division.least:
+                report["expert_dispatch"] = f"rows of steps from {part.division.least} on"
+            if adapters:
+                part.shares.least = 0  # which rows have one is known of all rows together
             group.agree(True)  # one may read longer than another
         else:
             module, report = _load_module(model_class, path, wanted, torch.device(device), progress)
@@ -135,7 +143,10 @@ def load_causal_lm(
         module.eval()
         module.to(device)
         kind = type(module)
-        verdict = check(kind, module.config) if group is None else check_divided(kind, module.config, group)
+        if part is None or group is None:
+            verdict = check(kind, module.config)
+        else:
+            verdict = check_divided(kind, module.config, group, travels=part.division.least > 0)
         # Adapters of a latent's expansion have no place once it is part of queries and outputs.
         latents = verdict.latents and device == "cpu" and not adapters and quantization == "none"
         prepared = prepare(module, torch.device(device), latents=latents)
@@ -197,7 +208,7 @@ def load_causal_lm(
             plain = load_causal_lm(
                 path, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization,
                 kv_cache_dtype=kv_cache_dtype, optimise=False, plug=plug, adapters=adapters, group=group,
-                progress=progress,
+                counts=counts, progress=progress,
             )  # fmt: skip
             plain.report["linears"] = f"left as they are: {changed}"
             return plain

@@ -1,0 +1,123 @@
+"""Whole experts on ranks: when rows travel to them, and which of them lie on several."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+
+from benchmarks.engine.sockets import tcp_bytes
+from serve_app.models.divided import placing
+from serve_app.parallel.dispatch import LOOPBACK, NVLINK, dispatched_bytes, least_rows, reached, summed_bytes
+from serve_app.parallel.experts import folder_of, in_order, keep_loads, place_experts, read_loads
+from tests import tiny
+from tests.parallel.groups import divided
+from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
+
+
+def test_how_many_ranks_a_row_reaches():
+    rng = random.Random(0)
+    for experts, chosen, ranks in ((8, 2, 4), (8, 2, 8), (128, 8, 4), (256, 8, 64)):
+        each = experts // ranks
+        rows = [{expert // each for expert in rng.sample(range(experts), chosen)} for _ in range(4000)]
+        mean = sum(map(len, rows)) / len(rows) / ranks
+        assert reached(experts, chosen, ranks) == pytest.approx(mean, rel=0.03)
+
+
+def test_rows_travel_where_that_sends_less():
+    # Two of eight experts (Mixtral) on eight ranks: a fourth of the ranks is reached, which saves 3 of 8 bytes.
+    assert reached(8, 2, 8) == 0.25
+    assert dispatched_bytes(100, 4, 8, 0.25) == 0.625 * summed_bytes(100, 4, 8)
+    # Every row has an expert everywhere: nothing is saved, however many rows there are.
+    assert least_rows(8, 8, 2, 8192, LOOPBACK) == 0
+    assert 0 < least_rows(8, 2, 4, 8192, LOOPBACK) < least_rows(128, 8, 4, 8192, LOOPBACK)
+    assert least_rows(128, 8, 2, 8192, LOOPBACK) == 0
+    # DeepSeek-V3 on the eight GPUs of a node: prompts of thousands of tokens, and no step of answers.
+    assert 512 < least_rows(256, 8, 8, 7168 * 2, NVLINK) < 8192
+
+
+@pytest.mark.parametrize(("experts", "ranks", "copies"), [(8, 2, 1), (64, 4, 2), (256, 8, 1), (4, 4, 3)])
+def test_hot_experts_are_copied_and_dealt_out_evenly(experts, ranks, copies):
+    rng = random.Random(experts)
+    loads = [rng.paretovariate(0.8) for _ in range(experts)]
+    placement = place_experts(loads, ranks, copies)
+    assert {len(rank) for rank in placement.slots} == {experts // ranks + copies}
+    assert sorted(placement.copies) == list(range(experts))
+    found, plain = placement.imbalance(loads), in_order(experts, ranks).imbalance(loads)
+    assert 1 <= found <= plain
+    assert place_experts(loads, ranks, copies) == placement
+    # One that everybody wants lies everywhere.
+    hot = place_experts([1000.0] + [1.0] * (experts - 1), ranks, copies * ranks)
+    assert len(hot.copies[0]) >= ranks
+    assert hot.imbalance([1000.0] + [1.0] * (experts - 1)) < 1.1
+
+
+def test_what_experts_had_to_do_is_kept(tmp_path):
+    folder = folder_of(str(tmp_path), "@cf/me/mixture")
+    assert read_loads(folder) == {}
+    keep_loads(folder, "layers-0-2", {"layers.0": [10, 0], "layers.1": [1, 2]})
+    keep_loads(folder, "layers-0-2", {"layers.0": [0, 10], "layers.1": [1, 2, 3]})
+    # Older counts weigh less, and those of another model nothing.
+    assert read_loads(folder) == {"layers.0": [9.0, 10.0], "layers.1": [1.0, 2.0, 3.0]}
+    (folder / "broken.json").write_text('{"layers.0": [1, "')
+    (folder / "other.json").write_text(json.dumps([1, 2]))
+    assert read_loads(folder) == {"layers.0": [9.0, 10.0], "layers.1": [1.0, 2.0, 3.0]}
+    assert [file.name for file in folder.iterdir() if file.name.startswith(".")] == []
+
+
+CASES = [("mixtral", 2, 1, "always"), ("qwen3_moe", 4, 1, "never"), ("deepseek_v3", 2, 2, "always")]
+
+
+@pytest.mark.parametrize("case", [CASES[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CASES[1:])], ids=str)
+def test_copies_follow_what_was_wanted(tmp_path, one_thread, monkeypatch, case):
+    """What one start counts places the experts of the next, and answers stay what they are."""
+    family, tensor, pipeline, dispatch = case
+    path = tiny.write_checkpoint(tmp_path / family, family, **({"num_local_experts": 8} if family == "mixtral" else {}))
+    reference = tiny.load_reference(path)
+    expected = [tiny.reference_tokens(reference, prompt, NEW_TOKENS) for prompt in prompts(6)]
+    monkeypatch.setattr(placing, "KEPT_S", 0.0)
+    ways = {"expert_parallel": tensor, "expert_dispatch": dispatch, "expert_copies": 1}
+    said = []
+    for _ in range(2):
+        with divided(path, tensor, pipeline, **ways) as found:
+            said.append(found.ranks.states()[0]["expert_copies"])
+            for blocks, tokens in ((100, 512), (6, 23)):
+                engine = tiny.make_engine(found.model, num_blocks=blocks, max_batch_tokens=tokens)
+                assert generate(engine, prompts(6)) == expected
+            assert found.lost == []
+    assert said[0].startswith("as in the files")
+    assert said[1].startswith("the busiest rank has 1.")
+    loads = read_loads(folder_of(str(tmp_path), "@cf/tests/divided"))
+    rows = {sum(counts) for counts in loads.values()}
+    assert loads and min(rows) > 0
+
+
+@pytest.mark.slow
+def test_bytes_are_those_of_the_formula(tmp_path, one_thread):
+    """What rank 0's kernel counts for a prompt, with all rows everywhere and with rows that travel."""
+    width, rows, layers = 512, 1500, 3
+    path = tiny.write_checkpoint(
+        tmp_path / "mixtral", "mixtral", num_local_experts=8, hidden_size=width, max_position_embeddings=4096
+    )
+    prompt = torch.randint(3, 250, (rows,), generator=torch.Generator().manual_seed(0)).tolist()
+    sent, answers = {}, []
+    for dispatch in ("never", "always"):
+        with divided(path, 4, 1, expert_parallel=4, expert_dispatch=dispatch) as found:
+            engine = tiny.make_engine(found.model, num_blocks=100, max_batch_tokens=2048)
+            before = tcp_bytes()
+            engine.add(tiny.make_request("one", prompt, max_tokens=1))
+            answers.append(tiny.run_all(engine)["one"])
+            sent[dispatch] = [now - was for now, was in zip(tcp_bytes(), before, strict=True)]
+    assert answers[0] == answers[1]
+    embedded = summed_bytes(rows, 4 * width, 4) / 2
+    share = reached(8, 2, 4)
+    wanted = {
+        "never": layers * summed_bytes(rows, 4 * width, 4) + embedded,
+        "always": layers * dispatched_bytes(rows, 4 * width, 4, share, 16) + embedded + embedded / 2,
+    }
+    for dispatch, bytes_ in sent.items():
+        # Rank 0 is one of four, and experts are not wanted equally often.
+        assert sum(bytes_) / 2 == pytest.approx(wanted[dispatch], rel=0.06), (sent, wanted)
+    assert sum(sent["always"]) < 0.85 * sum(sent["never"])
