@@ -21,6 +21,7 @@ from serve_app.gateway.core import Gateway as Core
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.http.handle import Numbered, follow
 from serve_app.gateway.http.request_id import ids_at_hand
+from serve_app.gateway.neighbours import join
 from serve_app.gateway.settings import GatewaySettings
 from serve_app.ray_private.zones import node_zone
 
@@ -45,6 +46,7 @@ class Gateway:
         self._core.node = ray.get_runtime_context().get_node_id()
         self._core.engine.zone = node_zone()
         await self._core.start()
+        self._neighbours = join(self._core)
         self._metrics = GatewayMetrics(self._core.routing_stats, self._core.tally)
         self._metrics.start()
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +30,9 @@ from deployments.blueprint import MAX_ONGOING, METRICS_INTERVAL_S, Blueprint
 from deployments.gateway import Gateway
 from serve_app.catalog.load import Catalog, load_catalog
 from serve_app.catalog.records import ModelRecord, Profile
-from serve_app.config import Settings, alert_secret, api_key, cluster_secret, load_settings
-from serve_app.gateway.settings import GatewaySettings
+from serve_app.config import ConfigError, Settings, alert_secret, api_key, cluster_secret, load_settings
+from serve_app.gateway.settings import GatewaySettings, Listed
+from serve_app.setting_values import neighbour_keys
 from serve_app.state.callers.accounts import hash_key
 from serve_app.state.check import read_operated
 from serve_app.tasks.model import application_name
@@ -88,13 +90,24 @@ def gateway_application(settings: Settings, replicas: tuple[int, int] | None = N
         batch_max_left=settings.batch_max_left,
         webhook_private=settings.webhook_private,
         several_nodes=settings.several_nodes,
+        neighbours=_neighbours(settings),
+        peers=settings.peers,
     )
     options = {"autoscaling_config": autoscaling, "max_ongoing_requests": MAX_ONGOING}
     gateway = Gateway.options(**options, ray_actor_options={"num_cpus": 0.25})  # type: ignore[attr-defined]
     # A runner bounds its requests itself, by what workers have room for.
     # What deploys models needs nothing secret of them.
     plain = settings.model_copy(update=dict.fromkeys(("api_key", "alert_secret", "database")))
-    return gateway.bind(told, _runners(settings).bind(replace(told, max_inflight=MAX_ONGOING)), plain)
+    return gateway.bind(told, _runners(settings).bind(replace(told, max_inflight=MAX_ONGOING, neighbours=())), plain)
+
+
+def _neighbours(settings: Settings) -> tuple[Listed, ...]:
+    """Other clusters with their keys. Raises `ConfigError`."""
+    try:
+        found = neighbour_keys(settings.neighbours, settings.home, os.environ)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return tuple(Listed(*each) for each in found)
 
 
 def _runners(settings: Settings) -> Any:

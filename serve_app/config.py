@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from serve_app.catalog.records import Bytes
 from serve_app.catalog.tasks import declared
 from serve_app.ray_private.environment import PORTS
+from serve_app.setting_values import comma_list, neighbour_list, numbers
 
 DEFAULT_HOME = "~/.serve_app"
 MIN_KEY_LENGTH = 16
@@ -66,6 +67,8 @@ ENVIRONMENT = {
     "SERVE_APP_BATCH_HOURS": "batch_hours",
     "SERVE_APP_LORA_ADAPTERS": "lora_adapters",
     "SERVE_APP_LORA_FILE_BYTES": "lora_file_bytes",
+    "SERVE_APP_NEIGHBOURS": "neighbours",
+    "SERVE_APP_PEERS": "peers",
     "SERVE_APP_REQUEST_TIMEOUT_S": "request_timeout_s",
     "SERVE_APP_LOG": "log",
     "SERVE_APP_LOG_CONTENT": "log_content",
@@ -77,18 +80,6 @@ class ConfigError(Exception):
     """A setting cannot be used. The text names where it came from, the reason and a remedy; never a secret's
     value.
     """
-
-
-def _comma_list(value: Any) -> Any:
-    if isinstance(value, str):
-        value = value.split(",")
-    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        return tuple(item.strip() for item in value if item.strip())
-    return value
-
-
-def _numbers(value: Any) -> Any:
-    return value.split(",") if isinstance(value, str) else value
 
 
 def cloudflare_rate_limits() -> dict[str, int]:
@@ -121,7 +112,7 @@ class Settings(BaseModel):
     profile: Literal["local", "gpu"] = "local"
     api_key: str | None = Field(default=None, repr=False)  # None: the one kept in home/api_key
     account_id: str = Field(default="local", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    models: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = ()  # empty: all the profile has
+    models: Annotated[tuple[str, ...], BeforeValidator(comma_list)] = ()  # empty: all the profile has
     max_body_bytes: Bytes = 1 << 20  # text generation
     max_embedding_body_bytes: Bytes = 10_000_000  # tasks that take many texts, batches
     max_media_body_bytes: Bytes = 32 << 20  # tasks that take pictures or sound
@@ -136,7 +127,7 @@ class Settings(BaseModel):
     # machine of one's own is limited by what it can do, which answers 429 by itself.
     rate_limits: Annotated[dict[str, Annotated[int, Field(ge=1)]], BeforeValidator(_rate_limits)] = {}
     # Origins, such as https://chat.example.com, whose pages may call the API from a browser; * for all.
-    cors_origins: Annotated[tuple[str, ...], BeforeValidator(_comma_list)] = ()
+    cors_origins: Annotated[tuple[str, ...], BeforeValidator(comma_list)] = ()
     metrics_open: bool = False  # /metrics asks for no key of processes of this machine that ask by loopback
     # What gateways share (accounts, limits, stored responses, traces): postgresql+psycopg://USER:PASSWORD@HOST/NAME.
     # None: a file in home, for the gateways of one node.
@@ -153,7 +144,7 @@ class Settings(BaseModel):
     # For so long requests go on while the database is away, with the keys, limits and leases that are known.
     store_away_s: float = Field(default=3600, ge=0, allow_inf_nan=False)
     # At these shares of a budget, in per cent, the log says so, and with a URL a signed webhook.
-    alert_shares: Annotated[tuple[Annotated[int, Field(ge=1, le=100)], ...], BeforeValidator(_numbers)] = (50, 80, 100)
+    alert_shares: Annotated[tuple[Annotated[int, Field(ge=1, le=100)], ...], BeforeValidator(numbers)] = (50, 80, 100)
     alert_url: str | None = Field(default=None, pattern=r"^https?://[^/@\s]+(/\S*)?$")
     alert_secret: str | None = Field(default=None, repr=False)  # None: the one kept in home/alert_secret
     alert_private: bool = False  # whether the URL may lead into a private network
@@ -164,6 +155,9 @@ class Settings(BaseModel):
     batch_max_left: int = Field(default=2_000_000, ge=1)
     batch_runners: int | None = Field(default=None, ge=1)
     gateways: int = Field(default=1, ge=1, le=64)  # at least; a cluster has more while there is much to do
+    # Other clusters that requests may be passed to, NAME=URL, and accounts of those that may pass requests here.
+    neighbours: Annotated[tuple[str, ...], BeforeValidator(neighbour_list)] = ()
+    peers: Annotated[tuple[str, ...], BeforeValidator(comma_list)] = ()
     # Streams that go on without a client: for how long at most, and bytes kept of each account's.
     resume_max_s: float = Field(default=3600, gt=0, allow_inf_nan=False)
     resume_bytes: Bytes = 64 << 20

@@ -14,9 +14,9 @@ from serve_app.tasks.model import ServedModel
 _MODEL_ID = re.compile(r"@?[A-Za-z0-9][\w.:+-]*(/[A-Za-z0-9][\w.:+-]*)*", re.ASCII)
 
 
-def up(model: ServedModel, name: str) -> ServedModel:
-    """``model``, which a request calls ``name``. Raises `ModelLoading`."""
-    if not model.ready and not model.scales_to_zero:
+def up(model: ServedModel, name: str, *, here: bool = False) -> ServedModel:
+    """``model``, which a request calls ``name``. Raises `ModelLoading`. ``here``: no other cluster will do."""
+    if not model.ready and not model.scales_to_zero and (here or not model.elsewhere):
         raise ModelLoading(name.removeprefix("workers-ai/"), retry_after=2.0)
     return model
 

@@ -54,6 +54,10 @@ _STAGES = {
 _KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 
+# As :meth:`serve_app.gateway.neighbours.counts.Counts.told` has it.
+Neighbours = tuple[list[tuple[str, bool, float]], list[tuple[str, str, str, int]], list[tuple[str, str, int]]]
+
+
 class Told(msgspec.Struct, array_like=True):
     """What one gateway of ``node`` has counted since its start. ``numbers``: by model; ``requests``: by model and
     status; ``refused``: by model and reason; ``sources``: prompt tokens by model and where their K/V came from;
@@ -70,6 +74,7 @@ class Told(msgspec.Struct, array_like=True):
     waiting: dict[str, int]
     stages: dict[str, dict[str, Histogram]] = {}
     ends: list[tuple[str, str, int]] = []
+    neighbours: Neighbours = ([], [], [])
 
 
 _READ = msgspec.msgpack.Decoder(Told)
@@ -88,7 +93,7 @@ def told(tally: Tally, node: str, stats: Mapping[str, Mapping[str, Any]], runnin
     return msgspec.msgpack.encode(
         Told(
             tally.gateway, node, numbers, requests, of("refused"), of("prompt_tokens_by_source"),
-            dict(running), waiting, tally.stages.histograms, ends,
+            dict(running), waiting, tally.stages.histograms, ends, tally.neighbours.told(),
         )
     )  # fmt: skip
 
@@ -148,6 +153,7 @@ def _of_gateways(gateways: list[Told]) -> Iterator[Metric]:
                     buckets = _cumulated(stage_times.BORDERS[name], found[name].counts)
                     family.add_metric([model, one.gateway], buckets, found[name].sum)
         yield family
+    yield from _of_neighbours(gateways)
     for label, name in (("running", "vllm:num_requests_running"), ("waiting", "vllm:num_requests_waiting")):
         gauge = GaugeMetricFamily(name, f"Requests that are {label}", labels=["model_name"])
         for model in sorted({model for one in gateways for model in one.waiting}):
@@ -155,6 +161,29 @@ def _of_gateways(gateways: list[Told]) -> Iterator[Metric]:
             under_way = sum(one.running.get(model, 0) for one in gateways)
             gauge.add_metric([model], waiting if label == "waiting" else max(0, under_way - waiting))
         yield gauge
+
+
+def _of_neighbours(gateways: list[Told]) -> Iterator[Metric]:
+    """Of other clusters, where any are listed or have asked."""
+    if not any(any(one.neighbours) for one in gateways):
+        return
+    names = ["neighbour", "gateway"]
+    up = GaugeMetricFamily("serve_app_neighbour_up", "Whether another cluster answers", labels=names)
+    latency = GaugeMetricFamily("serve_app_neighbour_latency_seconds", "A round trip to it", labels=names)
+    passed = CounterMetricFamily("serve_app_requests_passed", "Requests passed to another cluster, by how that went",
+                                 labels=["neighbour", "model", "how", "gateway"])  # fmt: skip
+    received = CounterMetricFamily("serve_app_requests_received", "Requests that other clusters have passed here",
+                                   labels=["account", "model", "gateway"])  # fmt: skip
+    for one in gateways:
+        seen, given, taken = one.neighbours
+        for name, reachable, seconds in seen:
+            up.add_metric([name, one.gateway], float(reachable))
+            latency.add_metric([name, one.gateway], seconds)
+        for *labels, count in given:
+            passed.add_metric([*labels, one.gateway], count)
+        for account, model, count in taken:
+            received.add_metric([account, model, one.gateway], count)
+    yield from (up, latency, passed, received)
 
 
 def _tokens(gateways: list[Told]) -> Iterator[Metric]:

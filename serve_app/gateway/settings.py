@@ -8,6 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 
+@dataclass(slots=True, frozen=True)
+class Listed:
+    """Another cluster: ``url`` is the root of its API, ``key`` one of an account that is a peer there."""
+
+    name: str
+    url: str
+    key: str = field(repr=False)
+
+
 @dataclass(slots=True)
 class GatewaySettings:
     """``key_hashes`` are SHA-256 of API keys, in hex: the configuration never holds a key.
@@ -62,6 +71,10 @@ class GatewaySettings:
     lora_file_bytes: int = 300_000_000
     # With several nodes, workers on other nodes must reach this gateway's token inbox.
     several_nodes: bool = False
+
+    # Other clusters that requests may be passed to; and accounts whose keys may pass requests here.
+    neighbours: tuple[Listed, ...] = ()
+    peers: tuple[str, ...] = ()
 
     def tenant_salt(self, account: str) -> bytes:
         """Keeps tenants' cached prefixes apart; nobody outside the cluster can compute it."""

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from serve_app.gateway.neighbours.counts import Counts
 from serve_app.gateway.stage_times import StageTimes
 from serve_app.state.kept.history import EVERYBODY, HOUR_S, MINUTE_S, HistoryRow, Numbers
 from serve_app.tasks.work import Settled, Work
@@ -34,6 +35,7 @@ class Tally:
         self.tokens: Counter[tuple[str, str]] = Counter()  # by model and kind
         self.since_start: dict[str, Numbers] = {}  # by model
         self.stages = StageTimes()
+        self.neighbours = Counts()
         self._second: dict[Pair, Numbers] = {}
         self._live: deque[tuple[float, dict[Pair, Numbers]]] = deque(maxlen=LIVE_S)
         self._minute: dict[Pair, Numbers] = {}

@@ -80,6 +80,16 @@ class LocalityIndex:
         names = self._names
         return {name: at for number, at in best.items() if (name := names[number]) is not None}
 
+    def held(self, keys: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Of each of ``keys``, by itself, whether anybody probably holds it. Nothing becomes younger by that."""
+        if not keys:
+            return np.zeros(0, np.bool_)
+        prints = _fingerprints(keys)
+        rows = (prints % np.uint64(self._buckets)).astype(np.intp)
+        found = self._prints[rows] == prints[:, None]
+        known: NDArray[np.bool_] = found.any(axis=1) & (self._words[rows, found.argmax(axis=1)] != 0)
+        return known
+
     # -- filling -----------------------------------------------------------------------------------------------
 
     def add(self, keys: Sequence[bytes], *holders: str) -> None:

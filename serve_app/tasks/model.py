@@ -36,6 +36,8 @@ class ServedModel:
     home: Path
     ready: bool = False
     by_hand: bool = False
+    # Another cluster that requests may be passed to serves it (:mod:`serve_app.gateway.neighbours`).
+    elsewhere: bool = False
     detail: dict[str, Any] = field(default_factory=dict)
     places: Places = field(default_factory=Places)
     # Moving average of how long a request holds its place, for Retry-After.

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from serve_app.api.errors import InvalidInput, WorkersLost
 from serve_app.channel.inbox import Stream, TokenInbox
 from serve_app.gateway.backends.bundles import Bundles
+from serve_app.gateway.backends.elsewhere import Passed
 from serve_app.gateway.dispatch.dispatcher import Dispatcher
 from serve_app.gateway.dispatch.ticket import Destination, Ticket
 from serve_app.gateway.resume.log import ChoiceTokens
@@ -54,6 +55,8 @@ class Job:
     work: Work
     dispatcher: Dispatcher
     ticket: Ticket
+    # Where it is served instead, until it is lost there.
+    passed: Passed | None = None
 
     @property
     def model(self) -> ServedModel:
@@ -108,6 +111,13 @@ class Attempts:
             yield item
             if item.finish is not None:
                 return
+        if job.passed is not None:
+            async for item in job.passed.items():
+                produced += item.ids
+                yield item
+                if item.finish is not None:
+                    return
+            await self._take_back(job, len(produced))
         for attempt in range(MAX_ATTEMPTS):
             resumed = np.concatenate([prompt, np.array(produced, np.int32)]).astype(np.int32)
             request_id = secrets.token_hex(16)
@@ -119,7 +129,7 @@ class Attempts:
                 async for item in items:
                     if not job.ticket.started:
                         job.dispatcher.start(job.ticket)
-                        job.work.first_at = time.monotonic()
+                        job.work.first_at = job.work.first_at or time.monotonic()
                         job.ticket.trace.event("first token", cached_tokens=item.cached)
                     if whole:
                         waiting.append(item)
@@ -147,6 +157,18 @@ class Attempts:
                 await asyncio.sleep(0.2 * attempt)
                 await job.dispatcher.move(job.ticket, chosen)
         raise WorkersLost
+
+    async def _take_back(self, job: Job, tokens: int) -> None:
+        """The cluster that a request was passed to has lost it, ``tokens`` of it told: it goes on here, like that of a
+        lost worker.
+        """
+        job.ticket.trace.event("neighbour lost", tokens=tokens)
+        if not job.model.ready:
+            raise WorkersLost
+        route = job.ticket.request
+        # It has begun in time.
+        route.deadline, route.reject_if_busy = None, False
+        await job.dispatcher.enter(job.ticket)
 
     async def _attempt(
         self, job: Job, sent: GenerateCall, told: list[PromptLogprobs]

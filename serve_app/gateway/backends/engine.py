@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 
+import numpy as np
+
 from serve_app.api.collect import merge
 from serve_app.api.decisions import DecideRequest, Decisions
 from serve_app.api.errors import InvalidInput
@@ -18,14 +20,16 @@ from serve_app.channel.inbox import TokenInbox
 from serve_app.channel.served import gateway_name
 from serve_app.gateway.backends import deciding
 from serve_app.gateway.backends.attempts import Attempts, Job
+from serve_app.gateway.backends.elsewhere import Elsewhere, Passed
 from serve_app.gateway.backends.media import Looker
 from serve_app.gateway.backends.structure import Structure
 from serve_app.gateway.dispatch.dispatcher import Dispatcher
 from serve_app.gateway.dispatch.ticket import Ticket
+from serve_app.gateway.models import up
 from serve_app.gateway.resume import log as resume
 from serve_app.kv.keys import BLOCK_TOKENS, all_over, block_keys, media_parts, root_key, tenant_id
 from serve_app.routing.types import RouteRequest
-from serve_app.sampling_params import PromptLogprobs
+from serve_app.sampling_params import PromptLogprobs, SamplingParams
 from serve_app.state.callers.accounts import Caller
 from serve_app.tasks.backend import Prepared, PreparedQuestions
 from serve_app.tasks.calls import AskAll, Call
@@ -40,6 +44,7 @@ from serve_app.text.prompt import Prompt, file_parts, fit_context, read_prompt
 from serve_app.text.prompt_tokens import prompt_tokens
 from serve_app.wire.generate import AdapterAt, GenerateCall, MediaAt
 from serve_app.wire.load import ADAPTER_BYTES
+from serve_app.wire.tokens import TokenItem
 
 # The stage that requests are sent to.
 HOME = "decode"
@@ -63,6 +68,7 @@ class EngineBackend:
         self._looker = Looker()
         # Of the node that this gateway is on.
         self.zone = ""
+        self.elsewhere: Elsewhere | None = None
 
     def dispatcher(self, model: ServedModel) -> Dispatcher:
         """Who decides when and where the model's requests go."""
@@ -125,6 +131,7 @@ class EngineBackend:
         return await deciding.prepare(model, request)
 
     async def decide(self, prepared: PreparedQuestions, work: Work) -> Decisions:
+        _check_here(work.model)
         route = partial(_route_request, zone=self.zone)
         return await deciding.decide(prepared, work, self.dispatcher(work.model), self._call, route)
 
@@ -134,6 +141,7 @@ class EngineBackend:
         dispatcher = self.dispatcher(work.model)
         route = _route_request(dispatcher, prepared, work.salt, work.caller, self.zone)
         ticket = Ticket(route, work.trace)
+        passed: Passed | None = None
         usages = [Usage() for _ in range(request.n)]
         sent = [0] * request.n
 
@@ -141,16 +149,18 @@ class EngineBackend:
             usage = work.usage
             usage.completion_tokens = sum(u.completion_tokens for u in usages)
             work.longest = max(u.completion_tokens for u in usages)
-            usage.prompt_tokens = tokens if ticket.started or usage.completion_tokens else 0
+            usage.prompt_tokens = tokens if ticket.started or passed or usage.completion_tokens else 0
             usage.reasoning_tokens = sum(u.reasoning_tokens for u in usages)
             usage.cached_tokens = usages[0].cached_tokens
             work.sent = sum(sent)
 
         work.look = look
         try:
-            await dispatcher.enter(ticket)
-            work.placed, work.placed_at = True, time.monotonic()
-            job = Job(work, dispatcher, ticket)
+            if self.elsewhere is not None:
+                passed = await self.elsewhere.passed(prepared, work, route, dispatcher)
+            if passed is None:
+                await self._enter(ticket, work)
+            job = Job(work, dispatcher, ticket, passed)
             choices = [self._choice(job, prepared, i, usages[i], sent) for i in range(request.n)]
             async for event in _merge_choices(choices):
                 if request.continuous_usage:
@@ -160,6 +170,47 @@ class EngineBackend:
         finally:
             look()
             dispatcher.finish(ticket, cached=work.usage.cached_tokens, output=work.usage.completion_tokens)
+            if passed is not None:
+                await passed.aclose()
+
+    async def tokens(
+        self,
+        ids: np.ndarray,
+        sampling: SamplingParams,
+        route: RouteRequest,
+        work: Work,
+        *,
+        together: int,
+        origin: tuple[str, str],
+    ) -> AsyncGenerator[TokenItem, None]:
+        """The tokens of one request that comes as token ids, from this cluster's workers. Closing the iterator ends it
+        wherever it is. ``together``, ``origin``: as in :class:`GenerateCall`.
+        """
+        dispatcher, caller, usage = self.dispatcher(work.model), work.caller, work.usage
+        ticket = Ticket(route, work.trace)
+        call = GenerateCall(
+            "", b"", work.salt, sampling, self._inbox.address, route.priority, share=caller.share,
+            weight=caller.weight, together=together, origin=origin,
+        )  # fmt: skip
+        try:
+            await self._enter(ticket, work)
+            items = self._attempts.tokens(Job(work, dispatcher, ticket), call, ids, [], None)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    usage.prompt_tokens = len(ids)
+                    usage.completion_tokens += len(item.ids)
+                    if item.cached is not None:
+                        usage.cached_tokens = item.cached
+                    yield item
+        finally:
+            work.longest = usage.completion_tokens
+            dispatcher.finish(ticket, cached=usage.cached_tokens, output=usage.completion_tokens)
+
+    async def _enter(self, ticket: Ticket, work: Work) -> None:
+        """Waits for the request's turn with this cluster's workers."""
+        _check_here(work.model)
+        await self.dispatcher(work.model).enter(ticket)
+        work.placed, work.placed_at = True, time.monotonic()
 
     async def _choice(
         self, job: Job, prepared: Prepared, index: int, usage: Usage, sent: list[int]
@@ -226,6 +277,12 @@ class EngineBackend:
         finally:
             usage.reasoning_tokens = output.reasoning_tokens
             await items.aclose()
+
+
+def _check_here(model: ServedModel) -> None:
+    """Raises `ModelLoading` where a request was let in for another cluster's sake alone."""
+    if model.elsewhere:
+        up(model, model.id, here=True)
 
 
 def _check_told(request: GenerateRequest, tokens: int) -> None:

@@ -53,6 +53,7 @@ from serve_app.gateway.http.routes.operating import dashboard as routes_dashboar
 from serve_app.gateway.http.routes.operating import finetunes as routes_finetunes
 from serve_app.gateway.http.routes.operating import metrics as routes_metrics
 from serve_app.gateway.http.routes.operating import models as routes_models
+from serve_app.gateway.http.routes.operating import neighbours as routes_neighbours
 from serve_app.gateway.http.routes.operating import prompt_log as routes_prompt_log
 from serve_app.gateway.http.routes.operating import requests as routes_requests
 from serve_app.gateway.http.routes.operating import usage as routes_usage
@@ -88,6 +89,7 @@ OTHERS = (
     routes_event_subscriptions.endpoints,
     routes_metrics.endpoints,
     routes_cluster.endpoints,
+    routes_neighbours.endpoints,
     routes_models.endpoints,
     routes_prompt_log.endpoints,
     routes_dashboard.endpoints,

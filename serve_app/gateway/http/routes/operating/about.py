@@ -42,7 +42,7 @@ class AboutRoutes:
 
     async def health(self, request: Request) -> Response:
         gateway = self._exchange.gateway
-        report = {**gateway.health.report(), "store": gateway.state.health()}
+        report = {**gateway.health.report(), "store": gateway.state.health(), **gateway.tally.neighbours.health()}
         ready = report["status"] == "ready"
         return Response(
             orjson.dumps(report), 200 if ready else 503, {} if ready else {"Retry-After": "1"}, "application/json"
