@@ -190,30 +190,10 @@ class Cluster:
     def run(self, trace: Sequence[TraceRequest], *, most_bad: int | None = None) -> Result:
         """``most_bad``: ends early once more requests than that have missed a target or were refused."""
         began = time.perf_counter()
-        result, spec = self.result, self.spec
-        self.policy.start(self)
-        for worker in self.workers:
-            self.policy.report(self.load_of(worker))
-        for request in trace:
-            self.at(request.at, "arrive", request)
-        self.at(spec.renew_s, "renew")
-        for worker in self.workers:
-            self.at(spec.report_s * worker.index / spec.workers, "report", worker.index)
-        left = len(trace)
-        result.requests = left
-        handlers = {"step": self._on_step, "wake": self._on_wake, "land": self._on_land, "report": self._on_report}
-        while self._events and left > result.refused + len(result.done):
-            self.now, _, kind, what = heappop(self._events)
-            if kind == "arrive":
-                result.prompt_tokens += what.prompt
-                self.policy.arrive(what, self.now)
-            elif kind == "renew":
-                self.policy.renew()
-                self.at(self.now + spec.renew_s, "renew")
-            elif kind == "call":
-                what(self.now)
-            else:
-                handlers[kind](what)
+        result = self.result
+        self.begin(trace)
+        while self._events and len(trace) > result.refused + len(result.done):
+            self.step()
             if most_bad is not None and result.refused + len(result.done) - result.good > most_bad:
                 break
         result.span = max(self.now, 1e-9)
@@ -222,6 +202,44 @@ class Cluster:
         result.roles = "/".join(str(roles.count(r)) for r in ("prefill", "decode", "mixed"))
         result.wall = time.perf_counter() - began
         return result
+
+    def begin(self, trace: Sequence[TraceRequest]) -> None:
+        """Before the first :meth:`step`."""
+        spec = self.spec
+        self.policy.start(self)
+        for worker in self.workers:
+            self.policy.report(self.load_of(worker))
+        for request in trace:
+            self.at(request.at, "arrive", request)
+        self.at(spec.renew_s, "renew")
+        for worker in self.workers:
+            self.at(spec.report_s * worker.index / spec.workers, "report", worker.index)
+        self.result.requests = len(trace)
+        self._handlers = {
+            "step": self._on_step,
+            "wake": self._on_wake,
+            "land": self._on_land,
+            "report": self._on_report,
+        }
+
+    @property
+    def next_at(self) -> float:
+        """When the next :meth:`step` is."""
+        return self._events[0][0]
+
+    def step(self) -> None:
+        """What comes next."""
+        self.now, _, kind, what = heappop(self._events)
+        if kind == "arrive":
+            self.result.prompt_tokens += what.prompt
+            self.policy.arrive(what, self.now)
+        elif kind == "renew":
+            self.policy.renew()
+            self.at(self.now + self.spec.renew_s, "renew")
+        elif kind == "call":
+            what(self.now)
+        else:
+            self._handlers[kind](what)
 
     def _on_report(self, index: int) -> None:
         worker = self.workers[index]
