@@ -148,7 +148,7 @@ async def test_streams_come_token_by_token_and_who_leaves_ends_them_there(edge, 
     events = await here.gateway.generate(model, _request(here, 400), here.gateway.own())
     await anext(events)
     await events.aclose()
-    assert here.settled[-1].status == "left"
+    assert here.settled[-1].status == "left" and here.passed == {"served": 2, "left": 1}
 
     async def running() -> int:
         async with httpx.AsyncClient(base_url=stack.url, headers=stack.headers, timeout=60) as direct:
@@ -198,7 +198,7 @@ async def test_what_is_lost_there_goes_on_here_where_it_ended(edge, monkeypatch)
     events = await here.events(answer)
     assert events["not passed"]["why"] == "status 400" and "routed" in events
     # What is not passed: several answers, for one.
-    assert (await here.http.post("/v1/completions", json=ask(6, n=2))).status_code == 200
+    assert (await here.http.post("/v1/completions", json=ask(6) | {"n": 2})).status_code == 200
     assert here.passed == {"lost": 1, "refused": 1}
 
 

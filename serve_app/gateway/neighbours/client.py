@@ -18,6 +18,7 @@ CONNECT_S = 2.0
 ASK_S = 3.0
 # A stream that says nothing for so long, not even that it is alive, is lost; signs of life come every few seconds.
 SILENT_S = 15.0
+END_S = 0.1
 MAX_OFFERS = 4 << 20
 
 
@@ -78,7 +79,7 @@ class Client:
 
 
 class Stream:
-    """One passed request. ``lost`` is told why, if it ends before its last token."""
+    """One passed request. ``ended`` is told once how it went: served, left (by whoever reads it) or lost, and why."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -86,7 +87,8 @@ class Stream:
         self._frames = Frames()
         self._ready: list[PassedTokens | PassFailed] = []
         self._offset = 0
-        self.ended: Callable[[str], None] = lambda why: None
+        self.ended: Callable[[str, str], None] = lambda how, why: None
+        self._over = False
 
     async def begin(self) -> None:
         """Until the first frame is there."""
@@ -104,16 +106,17 @@ class Stream:
                     one = self._ready.pop(0)
                     if isinstance(one, PassFailed):
                         raise NotPassed(one.error[:200])
+                    if one.finish is not None:
+                        self._end("served")
                     yield TokenItem("", self._offset, one.ids, one.finish, one.logprobs, one.cached)
                     self._offset += len(one.ids)
                     if one.finish is not None:
-                        self.ended("")
                         return
                 async with asyncio.timeout(SILENT_S):
                     if not await self._more():
                         raise NotPassed("it ended in the middle")
         except (NotPassed, httpx.HTTPError, OSError, BadMessage) as error:
-            self.ended(_told(error))
+            self._end("lost", _told(error))
 
     async def _more(self) -> bool:
         data = await anext(self._chunks, None)
@@ -124,7 +127,19 @@ class Stream:
 
     async def aclose(self) -> None:
         with contextlib.suppress(httpx.HTTPError, OSError):
+            if self._over:
+                # The end follows the last token at once; a connection that was read to its end serves again.
+                async with asyncio.timeout(END_S):
+                    while await anext(self._chunks, None) is not None:
+                        pass
+            self._end("left")
+        with contextlib.suppress(httpx.HTTPError, OSError):
             await self._response.aclose()
+
+    def _end(self, how: str, why: str = "") -> None:
+        if not self._over:
+            self._over = True
+            self.ended(how, why)
 
 
 async def _closed(stream: Stream | None) -> None:

@@ -21,8 +21,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Counts:
-    """``passed``: by neighbour, model and how it went: served, refused (before its first token, also by silence) or
-    lost (behind it). ``received``: by account and model.
+    """``passed``: by neighbour, model and how it went: served, refused (before its first token, also by silence),
+    lost (behind it) or left by its client. ``received``: by account and model.
     """
 
     passed: Counter[tuple[str, str, str]] = field(default_factory=Counter)

@@ -235,8 +235,8 @@ class Neighbours:
         work.first_at = work.placed_at
         work.trace.event("first token", neighbour=one.name)
 
-        def ended(why: str) -> None:
-            self._counts.passed[one.name, model, "lost" if why else "served"] += 1
+        def ended(how: str, why: str) -> None:
+            self._counts.passed[one.name, model, how] += 1
             if why:
                 log.warning("neighbour %s lost a request: %s", one.name, why)
 
