@@ -38,6 +38,7 @@ KERNEL_VARIABLES = {"SERVE_APP_FLASH_ATTENTION"}
 # Read by what we build on, not by us.
 FOREIGN_VARIABLES = {
     "SERVE_APP_ZONE",
+    "SERVE_APP_NEIGHBOUR_KEY_PARIS",
     "RAY_REDIS_ADDRESS",
     "HF_TOKEN",
     "HF_HOME",

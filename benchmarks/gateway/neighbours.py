@@ -1,6 +1,6 @@
 """What neighbours cost a request that stays, and what they do for a cluster that has too much to do.
 
-``python -m benchmarks neighbours [--requests 2000] [--rate 6] [--json]``. The first part times a gateway's own look at
+``python -m benchmarks neighbours [--requests 2000] [--rate 30] [--json]``. The first part times a gateway's own look at
 its neighbours, in microseconds of the thread that runs requests: while it is idle, where most requests end, and while
 it is so busy that clusters are compared. The second is a simulation, for two clusters on one machine would take time
 from each other: two clusters of ``--workers`` modelled engines each, with the product's dispatch in both and its policy
@@ -41,7 +41,7 @@ LOOKS = 5000
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000, help="of the simulation (default 2000)")
-    parser.add_argument("--rate", type=float, default=6.0, help="requests a second at the busy cluster (default 6)")
+    parser.add_argument("--rate", type=float, default=30.0, help="requests a second at the busy cluster (default 30)")
     parser.add_argument("--workers", type=int, default=4, help="of each cluster (default 4)")
     parser.add_argument("--latency-ms", type=float, default=30.0, help="a round trip (default 30)")
     parser.add_argument("--trace", type=Path, help="in Mooncake's format, in place of the synthetic one")

@@ -131,7 +131,7 @@ class EngineBackend:
         return await deciding.prepare(model, request)
 
     async def decide(self, prepared: PreparedQuestions, work: Work) -> Decisions:
-        _check_here(work.model)
+        self._check_here(work.model)
         route = partial(_route_request, zone=self.zone)
         return await deciding.decide(prepared, work, self.dispatcher(work.model), self._call, route)
 
@@ -206,9 +206,14 @@ class EngineBackend:
             work.longest = usage.completion_tokens
             dispatcher.finish(ticket, cached=usage.cached_tokens, output=usage.completion_tokens)
 
+    def _check_here(self, model: ServedModel) -> None:
+        """Raises `ModelLoading` for a request that was let in for another cluster's sake alone."""
+        if self.elsewhere is not None:
+            up(model, model.id, here=True)
+
     async def _enter(self, ticket: Ticket, work: Work) -> None:
         """Waits for the request's turn with this cluster's workers."""
-        _check_here(work.model)
+        self._check_here(work.model)
         await self.dispatcher(work.model).enter(ticket)
         work.placed, work.placed_at = True, time.monotonic()
 
@@ -277,12 +282,6 @@ class EngineBackend:
         finally:
             usage.reasoning_tokens = output.reasoning_tokens
             await items.aclose()
-
-
-def _check_here(model: ServedModel) -> None:
-    """Raises `ModelLoading` where a request was let in for another cluster's sake alone."""
-    if model.elsewhere:
-        up(model, model.id, here=True)
 
 
 def _check_told(request: GenerateRequest, tokens: int) -> None:

@@ -8,6 +8,7 @@ limits hold, and its entry in the ledger is the other cluster's bill. The client
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import secrets
 from collections.abc import AsyncIterator
@@ -135,12 +136,13 @@ class Receiving:
         async with work_of as work:
             work.salt = passed_salt(caller.account, call.tenant)
             route = self._route(model, call, caller, ids, work.salt)
-            sampling, more = call.sampling, {"together": call.together, "origin": call.origin}
-            async for item in gateway.engine.tokens(ids, sampling, route, work, **more):  # type: ignore[arg-type]
-                if item.finish is not None:
-                    last = item
-                    break
-                yield _told(item)
+            items = gateway.engine.tokens(ids, call.sampling, route, work, together=call.together, origin=call.origin)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    if item.finish is None:
+                        yield _told(item)
+                    else:
+                        last = item
         if last is not None:
             yield _told(last)
 
