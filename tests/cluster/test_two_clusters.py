@@ -37,7 +37,7 @@ def server(home: Path, found: list[int], **more: str) -> Server:
     home.mkdir()
     share_weights(home)
     numbers = dict(zip(PORTS, map(str, found), strict=True))
-    sizes = {"SERVE_APP_OBJECT_STORE_BYTES": "256MiB", "SERVE_APP_KV_DISK_BYTES": "0"}
+    sizes = {"SERVE_APP_OBJECT_STORE_BYTES": "256MiB", "SERVE_APP_KV_DISK_BYTES": "64MiB"}
     port = int(numbers.pop("PORT"))
     return Server(
         port, SERVE_APP_HOME=str(home), SERVE_APP_MODELS=MODEL, OMP_NUM_THREADS="1", **numbers, **sizes, **more

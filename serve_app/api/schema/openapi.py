@@ -41,7 +41,7 @@ class Operation:
     tag: str
     answer: Schema = field(default_factory=lambda: {"type": "object"})
     body: Schema | None = None
-    example: Mapping[str, Any] | None = None
+    example: Mapping[str, Any] | str | None = None
     query: Mapping[str, Schema] = field(default_factory=dict)
     streams: bool = False
     media_type: str = "application/json"
@@ -97,7 +97,7 @@ def _operation(method: str, path: str, operation: Operation, needs_key: bool, ac
     if operation.body is not None:
         media: dict[str, Any] = {"schema": operation.body}
         if operation.example is not None:
-            media["example"] = dict(operation.example)
+            media["example"] = operation.example if isinstance(operation.example, str) else dict(operation.example)
         out["requestBody"] = {"required": True, "content": {operation.body_type: media}}
     return out
 

@@ -30,7 +30,8 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     seen = Operation("Other clusters that requests are passed to or come from", _TAG)
     offers = Operation("For other clusters: which models can be served now, and how soon", _TAG, _BYTES,
                        media_type=MEDIA_TYPE)  # fmt: skip
-    passed = Operation("For other clusters: a request that is passed here", _TAG, _BYTES, media_type=MEDIA_TYPE)
+    passed = Operation("For other clusters: a request that is passed here", _TAG, _BYTES, _BYTES, "(a message)",
+                       media_type=MEDIA_TYPE, body_type=MEDIA_TYPE)  # fmt: skip
     return [
         Endpoint("GET", "/v1/neighbours", routes.seen, seen, scopes=READ),
         Endpoint("GET", "/v1/neighbours/offers", routes.offers, offers, scopes=RUN),
