@@ -230,6 +230,8 @@ class Neighbours:
             log.info("neighbour %s did not take a request: %s", one.name, error)
             work.trace.event("not passed", to=one.name, why=str(error))
             self._counts.passed[one.name, model, "refused"] += 1
+            # Until it is asked again nothing goes there: what refuses one request may refuse all.
+            one.offers = None
             return None
         work.placed, work.placed_at = True, time.monotonic()
         work.first_at = work.placed_at
