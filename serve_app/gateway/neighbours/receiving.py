@@ -100,7 +100,7 @@ class Receiving:
         except BadMessage as error:
             raise InvalidInput(f"The body is no request of another cluster: {error}.") from None
         gateway = self._gateway
-        model = gateway.models.named(call.model, ("text-generation",))
+        model = gateway.models.named(call.model)
         if not gateway.engine.serves(model) or model.id in gateway.backends:
             raise InvalidInput(f"{model.id} is served by no workers here.", param="model")
         if not model.ready:
