@@ -19,7 +19,7 @@ PERIOD_S = 1.0
 # an hour has looked once.
 LOOK_S = 0.5
 # Without an answer and without computing.
-SILENT_S = 3.0
+SILENT_S = 2.0
 # With answers, but in one step that does not compute: it waits for something that does not come. A kernel's first
 # compilation in a process of its own is shorter.
 STUCK_S = 30.0

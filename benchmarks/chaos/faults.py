@@ -133,7 +133,7 @@ FAULTS = (
     Fault("decoder-stopped", "what decodes files hangs", stopped(named(*DECODERS)), hold=SHORT, stalls=True,
           needs=_no_small_tasks),
     Fault("model-by-hand", "an operator stops a model and starts it again", by_hand(DETECTOR), hold=SHORT,
-          needs=_no_small_tasks),
+          recovers_s=GATEWAY_S, needs=_no_small_tasks),
     Fault("owner-killed", "kill -9 of the gateway that owns dispatch", killed(owner), ANYTHING, recovers_s=GATEWAY_S,
           needs=_no_other_gateway),
     Fault("owner-stopped", "the gateway that owns dispatch hangs", stopped(owner), ANYTHING, LONG, True, GATEWAY_S,

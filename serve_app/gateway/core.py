@@ -185,7 +185,7 @@ class Gateway:
         await self.state.start()
         await self.by_hand.start()
         await self.inbox.start()
-        self.health.start()
+        await self.health.start()
         if clients:
             self.streams.start()
             self.webhooks.start()

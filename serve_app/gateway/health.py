@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,6 +19,8 @@ from serve_app.tasks.model import ServedModel, application_name
 log = logging.getLogger("ray.serve")
 
 PROBE_TIMEOUT_S = 10.0
+# A gateway that starts beside running models says "loading" of them until it has looked once.
+FIRST_LOOK_S = 5.0
 
 
 class HealthMonitor:
@@ -31,9 +34,13 @@ class HealthMonitor:
         self._probe = probe
         self._started = time.time()
         self._task: asyncio.Task | None = None
+        self._looked = asyncio.Event()
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Returns after the first look, or without it after some seconds: Serve's controller may be away."""
         self._task = asyncio.ensure_future(self._watch())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._looked.wait(), FIRST_LOOK_S)
 
     @property
     def ready(self) -> bool:
@@ -54,6 +61,7 @@ class HealthMonitor:
         while True:
             try:
                 await self.refresh()
+                self._looked.set()
             except Exception as error:  # the controller may be restarting; what was known stays
                 log.warning("model status can't be read at the moment: %s", type(error).__name__)
             await asyncio.sleep(self.READY_PERIOD_S if self.settled else self.LOADING_PERIOD_S)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from ray.serve.schema import DeploymentStatus, ReplicaState
 
 from serve_app.catalog.tasks import declared
-from serve_app.gateway.health import ApplicationState, can_serve, has_replicas, troubles_of
+from serve_app.gateway import health
+from serve_app.gateway.health import ApplicationState, HealthMonitor, can_serve, has_replicas, troubles_of
+from serve_app.tasks.model import application_name
 
 TEXT, EMBEDDINGS = declared()["text-generation"], declared()["text-embeddings"]
 ALL = {"Text": True, "Decode": True, "Prefill": True, "Draft": True}
@@ -65,3 +69,40 @@ def test_a_deployment_that_waits_for_room_says_what_it_needs() -> None:
         }
     )
     assert told == {"decode": said}
+
+
+@pytest.fixture
+def model() -> SimpleNamespace:
+    record = SimpleNamespace(task="text-generation")
+    return SimpleNamespace(id="@cf/a/b", record=record, ready=False, detail={}, scales_to_zero=False, by_hand=False)
+
+
+async def answers(_: object) -> None:
+    pass
+
+
+async def test_a_gateway_that_starts_has_looked_before_it_answers(monkeypatch, model) -> None:
+    looks = 0
+
+    def read():
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise ConnectionError("the controller is being restarted")
+        return {application_name(model.id): ApplicationState("running", "", ALL)}, []
+
+    monkeypatch.setattr(health, "_read", read)
+    monkeypatch.setattr(HealthMonitor, "LOADING_PERIOD_S", 0.01)
+    await HealthMonitor([model], answers).start()
+    assert model.ready and looks == 3
+
+
+async def test_a_gateway_starts_though_nothing_can_be_read(monkeypatch, model) -> None:
+    def read():
+        raise ConnectionError("there is no controller")
+
+    monkeypatch.setattr(health, "_read", read)
+    monkeypatch.setattr(health, "FIRST_LOOK_S", 0.1)
+    monitor = HealthMonitor([model], answers)
+    await monitor.start()
+    assert not monitor.ready and monitor.report()["status"] == "loading"
