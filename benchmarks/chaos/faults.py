@@ -132,6 +132,7 @@ FAULTS = (
     Fault("decoder-killed", "kill -9 of what decodes files", all_killed(named(*DECODERS)), needs=_no_small_tasks),
     Fault("decoder-stopped", "what decodes files hangs", stopped(named(*DECODERS)), hold=SHORT, stalls=True,
           needs=_no_small_tasks),
+    # Starting a model again is a start, not a recovery.
     Fault("model-by-hand", "an operator stops a model and starts it again", by_hand(DETECTOR), hold=SHORT,
           recovers_s=GATEWAY_S, needs=_no_small_tasks),
     Fault("owner-killed", "kill -9 of the gateway that owns dispatch", killed(owner), ANYTHING, recovers_s=GATEWAY_S,

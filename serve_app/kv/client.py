@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import ray
 from numpy.typing import NDArray
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayActorError
 
 from serve_app.kv.chunk import BadChunk, ChunkMeta, Layout, Piece, check_payload
 from serve_app.kv.costs import FetchCosts
@@ -25,6 +25,9 @@ from serve_app.kv.pool import NAMESPACE, PoolOptions, get_or_create_pool, pool_n
 from serve_app.wire.publish import ChunkFields, PublishCall
 
 log = logging.getLogger(__name__)
+
+# How long a pool that does not answer is waited for before it is asked again whether it is there.
+ASK_AGAIN_S, PAUSE_S = 10.0, 0.2
 
 T = TypeVar("T")
 Fetched = tuple[Piece, NDArray[np.uint8]]
@@ -51,6 +54,10 @@ class ClientStats:
     pool_restarts: int = 0
 
 
+class PoolAway(RuntimeError):
+    """A pool that has not answered is not asked before it does."""
+
+
 class KVClient:
     """Used from one event loop. ``layout`` is what the engine's own cache looks like: other chunks are
     misses.
@@ -58,6 +65,9 @@ class KVClient:
     ``fetch`` asks the node's own pool, then ``from_node`` if given, then the best node the directory
     knows for what is still missing, if that is at least ``min_remote_tokens``. Nothing is fetched that is predicted to
     be computed sooner: see :mod:`serve_app.kv.costs`.
+
+    A pool that was killed or hangs keeps nobody waiting but who has asked it just then: until it answers again it
+    counts as empty.
     """
 
     def __init__(
@@ -80,6 +90,8 @@ class KVClient:
         self._timeout_s = timeout_s
         self._min_remote_blocks = max(1, min_remote_tokens // BLOCK_TOKENS)
         self._pools: dict[str, Any] = {}
+        # By node: waits until its pool answers again.
+        self._away: dict[str, asyncio.Task[None]] = {}
         self._directory: Any = None
         # Finding and starting actors blocks.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="kv-actors")
@@ -89,7 +101,14 @@ class KVClient:
         """Whose K/V are being read."""
         return self.tokens(self._reading)
 
+    @property
+    def away(self) -> bool:
+        """Whether the node's own pool does not answer at the moment."""
+        return self._node_id in self._away
+
     def close(self) -> None:
+        for task in self._away.values():
+            task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # -- publishing ------------------------------------------------------------------------------------------
@@ -155,9 +174,10 @@ class KVClient:
         pool = self._pools.get(self._node_id)
         if pool is None:
             pool = await self._blocking(ray.get_actor, pool_name(self._node_id), NAMESPACE)
+            self._pools[self._node_id] = pool
         try:
             return await _within(pool.news.remote(self._layout.name, since, wait_s), wait_s + self._timeout_s)
-        except ActorDiedError as error:
+        except (RayActorError, TimeoutError) as error:
             self._lost(self._node_id, error)
             raise
 
@@ -298,6 +318,8 @@ class KVClient:
     # -- inside ----------------------------------------------------------------------------------------------
 
     async def _pool(self, node_id: str) -> Any:
+        if node_id in self._away:
+            raise PoolAway(node_id)
         pool = self._pools.get(node_id)
         if pool is None:
             if node_id == self._node_id:
@@ -311,10 +333,34 @@ class KVClient:
         return get_or_create_pool(self._node_id, self._options)
 
     def _lost(self, node_id: str, error: Exception) -> None:
+        if isinstance(error, PoolAway):
+            return
         log.info("the pool of node %s does not answer: %r", node_id, error)
-        if isinstance(error, ActorDiedError) and self._pools.pop(node_id, None) is not None:
-            # Dead for good: the next call starts another. One that is restarting keeps its handle.
+        pool = self._pools.get(node_id)
+        if isinstance(error, ActorDiedError):
+            self._died(node_id, pool)
+        elif isinstance(error, RayActorError | TimeoutError) and pool is not None and node_id not in self._away:
+            self._away[node_id] = asyncio.get_running_loop().create_task(self._until_back(node_id, pool))
+
+    def _died(self, node_id: str, pool: Any) -> None:
+        """Dead for good: the next call starts another. One that is restarting keeps its handle."""
+        if pool is not None and self._pools.get(node_id) is pool:
+            del self._pools[node_id]
             self.stats.pool_restarts += 1
+
+    async def _until_back(self, node_id: str, pool: Any) -> None:
+        try:
+            while True:
+                try:
+                    await _within(pool.touch.remote([], []), ASK_AGAIN_S)
+                    return
+                except ActorDiedError:
+                    self._died(node_id, pool)
+                    return
+                except (RayActorError, TimeoutError):
+                    await asyncio.sleep(PAUSE_S)
+        finally:
+            del self._away[node_id]
 
     async def _blocking(self, function: Any, *args: Any) -> Any:
         call = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)

@@ -120,7 +120,9 @@ class EngineWork:
             if running.done.done():
                 return running.failed()
             missing = len(running.request.tokens) - 1 - stored.covered
-            if not told and call.prefill_above is not None and missing >= call.prefill_above:
+            # Without a pool nothing comes from a prefill.
+            near = told or self._reader.client.away
+            if not near and call.prefill_above is not None and missing >= call.prefill_above:
                 running.found = stored.covered
                 self.requests.park(running)
                 parked = True

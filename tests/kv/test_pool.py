@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
 
 import numpy as np
 import pytest
@@ -14,101 +13,14 @@ from ray.exceptions import RayError
 
 from serve_app.kv.client import KVClient
 from serve_app.kv.directory import DirectoryFeed, chunk_names, get_or_create_directory
-from serve_app.kv.export import ExportBuffer
 from serve_app.kv.pool import KVPool, PoolOptions, get_or_create_pool, object_store_bytes, pool_name
 from serve_app.wire.publish import ChunkFields, PublishCall
 from tests.kv.chunks import LAYOUT, cut, payload, prompt_keys, root
+from tests.kv.producing import ALONE, BIG, MB, Worker, alive, end, fetch, lost, produce, prompt
 from tests.ray_private.names import object_store_summary
 from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-MB = 1024 * 1024
-# 512 KiB a block, 4 MiB a chunk of 256 tokens: like a small real model.
-BIG = type(LAYOUT).of([(4, 128)] * 8, "bfloat16", 2)
-
-ALONE = PoolOptions(limit_bytes=100 * MB, use_directory=False)
-
-
-@ray.remote(num_cpus=0, max_concurrency=4)
-class Worker:
-    """Makes chunks the way an engine worker does; ``breakage`` spoils them on purpose."""
-
-    def __init__(self, breakage: str = "") -> None:
-        self.export_buffer = ExportBuffer(64 * MB)
-        self.breakage = breakage
-
-    def make(self, metas):
-        for meta in metas:
-            self.export_buffer.put(meta.chunk_id, payload(meta))
-
-    def export_chunk(self, chunk_id):
-        data = self.export_buffer.take(chunk_id)
-        if self.breakage == "short":
-            return data[:-1]
-        if self.breakage == "type":
-            return "not an array"
-        if self.breakage == "dies":
-            import os
-
-            os._exit(1)
-        if self.breakage == "slow":
-            time.sleep(1.0)
-        return data
-
-    def waiting(self):
-        return len(self.export_buffer)
-
-
-@pytest.fixture
-def node_id():
-    return ray.get_runtime_context().get_node_id()
-
-
-@pytest.fixture
-def pool(node_id):
-    handle = get_or_create_pool(node_id, ALONE)
-    yield handle
-    ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
-    wait_for(lambda: not alive(node_id))
-
-
-@pytest.fixture
-def client(node_id, pool):
-    client = KVClient(node_id, BIG, ALONE)
-    yield client
-    client.close()
-
-
-def alive(node_id):
-    try:
-        ray.get_actor(pool_name(node_id), "serve_app")
-    except ValueError:
-        return False
-    return True
-
-
-def prompt(count: int) -> list[int]:
-    """Tokens nobody else has."""
-    start = uuid.uuid4().int % 10**6
-    return [start + i for i in range(count)]
-
-
-async def produce(client, tokens, base=None, worker=None):
-    base = base or root()
-    metas = cut(tokens, base, BIG)
-    worker = worker or Worker.remote()
-    await worker.make.remote(metas)
-    held = await client.publish(metas, worker)
-    return worker, metas, held
-
-
-async def fetch(client, tokens, **options):
-    return await client.fetch(*prompt_keys(tokens, root()), **options)
-
-
-def end(found):
-    return found[-1][0].end_token if found else 0
 
 
 async def test_chunks_outlive_the_worker_and_are_read_without_a_copy(client):
@@ -214,39 +126,6 @@ async def test_chunks_of_another_layout_are_misses(client, node_id, pool):
     assert await fetch(other, tokens) == []
     assert other.stats.bad_chunks == 1
     other.close()
-
-
-async def test_a_killed_pool_is_a_miss_and_comes_back(client, node_id):
-    tokens = prompt(256)
-    await produce(client, tokens)
-    ray.kill(ray.get_actor(pool_name(node_id), "serve_app"))
-    wait_for(lambda: not alive(node_id))
-    await until(lambda: lost(client, tokens))  # its name is free before its process has ended
-
-    async def held() -> list:
-        return (await produce(client, tokens))[2]
-
-    await until(held)
-    assert end(await fetch(client, tokens)) == 256
-    assert client.stats.lookup_failures == 1 and client.stats.pool_restarts == 1
-
-
-async def test_a_crashed_pool_restarts_empty(client, pool):
-    tokens = prompt(256)
-    worker, _, _ = await produce(client, tokens)
-    ray.kill(pool, no_restart=False)
-    # Killing takes a moment; what comes after it owns nothing.
-    await until(lambda: lost(client, tokens))
-
-    async def held() -> list:
-        return (await produce(client, tokens, worker=worker))[2]
-
-    await until(held)
-    assert end(await fetch(client, tokens)) == 256
-
-
-async def lost(client, tokens) -> bool:
-    return not await fetch(client, tokens)
 
 
 async def test_views_stay_good_when_their_chunk_is_evicted(client, pool):

@@ -9,15 +9,10 @@ import ray
 from serve_app.kv.client import KVClient
 from serve_app.kv.pool import PoolOptions, get_or_create_pool, pool_name
 from tests.kv.chunks import cut, payload, root
-from tests.kv.test_pool import BIG, MB, Worker, alive, end, fetch, produce, prompt
+from tests.kv.producing import BIG, MB, Worker, alive, end, fetch, produce, prompt
 from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-@pytest.fixture
-def node_id():
-    return ray.get_runtime_context().get_node_id()
 
 
 @pytest.fixture(scope="module")

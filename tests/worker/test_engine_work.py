@@ -193,6 +193,14 @@ async def test_a_prefill_that_brings_nothing_is_not_waited_for(decode, inbox, ex
     assert tokens == expected(ids, 16) and result.path.computed == 300
 
 
+async def test_while_the_pool_is_away_nothing_is_prefilled_elsewhere(decode, inbox, pool, expected, monkeypatch):
+    monkeypatch.setattr(pool, "away", True)
+    ids = prompt(21, 300)
+    asked = call(ids, inbox, prefill_above=1)
+    tokens, result = await read(inbox, asked, lambda: decode.generate(asked))
+    assert tokens == expected(ids, 16) and result.path.computed == 300
+
+
 async def test_a_second_call_that_never_comes_is_given_up(decode, monkeypatch):
     monkeypatch.setattr(requests, "WAIT_S", 0.1)
     asked = call(prompt(5, 100), prefill_above=1)

@@ -37,6 +37,7 @@ class MemoryPool:
         self.costs = FetchCosts()
         self.announced: set[bytes] = set()
         self.reading_tokens = 0
+        self.away = False
         self.chunks = ChunkIndex(1 << 30)
         self._changed = asyncio.Event()
 

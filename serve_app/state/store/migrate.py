@@ -87,12 +87,13 @@ def locked(database: Database) -> Iterator[None]:
 def _make(connection: Connection) -> None:
     """All tables, as the newest migration leaves them in a database that was empty before the first."""
     statements = _declared(connection.dialect.name)
+    driver: Any = connection.connection.driver_connection
     if connection.dialect.name == "postgresql":
         # Some hundred ways to the server and back are one.
-        connection.connection.driver_connection.execute(";\n".join(statements))  # type: ignore[union-attr]
+        driver.execute(";\n".join(statements))
     else:
         for statement in statements:
-            connection.exec_driver_sql(statement)
+            driver.execute(statement)
     connection.execute(sa.insert(ledger_closed).values(until=int(time.time() // 86_400)))
     connection.execute(sa.text(f"INSERT INTO {_VERSION_TABLE} (version_num) VALUES (:head)"), {"head": HEAD})
 
