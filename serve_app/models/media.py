@@ -9,6 +9,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+# Patches of 16 by 16 pixels, or moments of sound, in one batch of an encoder, unless one file has more.
+BATCH = 4096
+# Of features that are remembered.
+KEPT_BYTES = 256 << 20
+# Files that are prepared at the same time; those of more places than LARGE one after the other: what a processor makes
+# of one with 16,384 has 300 MB.
+PREPARED = 8
+LARGE = 2048
+
 
 @dataclass(slots=True)
 class Encoded:

@@ -29,6 +29,7 @@ from serve_app.engine.batching import Batcher, Call, Picked
 from serve_app.engine.crossing import Beside
 from serve_app.engine.request import EmbeddedSpan
 from serve_app.kv.keys import media_parts
+from serve_app.models.media import BATCH, KEPT_BYTES, LARGE, PREPARED
 from serve_app.predict.predictor import BadInput, Item, Place
 from serve_app.wire.generate import Failed, MediaAt
 
@@ -38,15 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of features that are remembered.
-KEPT_BYTES = 256 << 20
-# Patches of 16 by 16 pixels, or moments of sound, in one batch of an encoder; and files that are prepared at the same
-# time.
-BATCH = 4096
-PREPARED = 8
-# Files of more places than this are prepared and encoded one after the other: what a processor makes of one with
-# 16,384 has 300 MB.
-LARGE = 2048
 NAMED = {"image": "a picture", "audio": "a sound"}
 
 

@@ -17,11 +17,10 @@ from serve_app.engine.rules import Rules
 from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
-from serve_app.models.crossing import crossed_encoder
 from serve_app.models.divided.adapters import part_bank
 from serve_app.models.divided.check import check_divided
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
-from serve_app.models.hearing import sound_encoder
+from serve_app.models.encoding import media_encoders
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
 from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.check import check
@@ -41,7 +40,6 @@ from serve_app.models.loading.prepare import prepare
 from serve_app.models.media import MediaEncoder
 from serve_app.models.mixtures.mixture import own_weights
 from serve_app.models.quantization import quantize_linears
-from serve_app.models.vision import picture_encoder
 from serve_app.parallel.group import Group
 from serve_app.wire.ranks import RankLayer
 
@@ -228,12 +226,6 @@ def load_causal_lm(
         report["weight_bytes"] = held_bytes(module, getattr(model.forward, "local", model.forward))
     report["ready_s"] = round(time.perf_counter() - started, 2)
     return model
-
-
-def media_encoders(module: Any) -> dict[str, MediaEncoder]:
-    seen: MediaEncoder | None = picture_encoder(module) or crossed_encoder(module)
-    found: dict[str, MediaEncoder | None] = {"image": seen, "audio": sound_encoder(module)}
-    return {medium: encoder for medium, encoder in found.items() if encoder is not None}
 
 
 def _load_module(
