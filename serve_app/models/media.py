@@ -13,6 +13,9 @@ from torch import Tensor
 BATCH = 4096
 # Of features that are remembered.
 KEPT_BYTES = 256 << 20
+# Files of one conversation, of each medium; and those beside the text whose features requests hold at the same time.
+MAX_FILES = 32
+HELD_FILES = 16
 # Files that are prepared at the same time; those of more places than LARGE one after the other: what a processor makes
 # of one with 16,384 has 300 MB.
 PREPARED = 8

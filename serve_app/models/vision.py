@@ -30,13 +30,15 @@ TILED = frozenset({"llama4"})
 @dataclass(slots=True)
 class PictureEncoder:
     """See :class:`~serve_app.models.media.MediaEncoder`. ``merged``: patches to a side of what becomes one feature, for
-    models whose positions follow from the grid of these; 0 for others. ``tiled``: of :data:`TILED`."""
+    models whose positions follow from the grid of these; 0 for others. ``tiled``: of :data:`TILED`. ``apart``: pictures
+    are encoded one after the other, since in a batch each row would have a mask over all pictures' rows."""
 
     module: Any
     options: dict[str, Any]
     whole: bool = False
     merged: int = 0
     tiled: bool = False
+    apart: bool = False
     beside: bool = False
 
     @property
@@ -46,6 +48,10 @@ class PictureEncoder:
     @torch.inference_mode()
     def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         """Of each picture, as the processor makes it and all of one shape, what it becomes."""
+        size = 1 if self.apart else len(pictures)
+        return [one for at in range(0, len(pictures), size) for one in self._encode(pictures[at : at + size])]
+
+    def _encode(self, pictures: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         device, dtype = self.module.device, self.module.dtype
         names = [name for name in ("pixel_values", "image_sizes", "image_grid_thw") if name in pictures[0]]
         batch = {name: torch.stack([picture[name] for picture in pictures]).to(device) for name in names}
@@ -84,8 +90,9 @@ def picture_encoder(module: nn.Module) -> PictureEncoder | None:
     # The paged attention is the decoder's; pictures have no cache.
     tower.set_attn_implementation("sdpa")
     options: dict[str, Any] = {}
-    if config.vision_config.model_type == "pixtral":
+    if apart := config.vision_config.model_type == "pixtral":
         side = config.vision_config.patch_size * getattr(config, "spatial_merge_size", 1)
         options["patch_size"] = {"height": side, "width": side}
     merged = tower.spatial_merge_size if hasattr(getattr(owner, "model", None), "get_rope_index") else 0
-    return PictureEncoder(module, options, config.model_type in WHOLE, merged, config.model_type in TILED)
+    family = config.model_type
+    return PictureEncoder(module, options, family in WHOLE, merged, family in TILED, apart)

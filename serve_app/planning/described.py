@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from serve_app.planning.formats import Format
 from serve_app.planning.tensors import NoTensors, Tensor
+
+if TYPE_CHECKING:
+    from serve_app.models.encoding import Encoding
 
 
 def full_config(config: dict[str, Any]) -> Any:
@@ -20,24 +24,42 @@ def full_config(config: dict[str, Any]) -> Any:
         raise NoTensors(f"config.json is none of the installed transformers' ({str(error)[:200]})") from error
 
 
+def without_weights(config: dict[str, Any], full: Any, dtype: str = "bfloat16") -> Any:
+    """transformers' module of ``config``. Raises :class:`NoTensors` where transformers builds none."""
+    import torch
+    import transformers
+
+    from serve_app.models.encoding import bare_module
+
+    names = config.get("architectures") or [""]
+    if not hasattr(transformers, names[0]):
+        raise NoTensors(f"{names[0] or 'config.json'} names no architecture of the installed transformers")
+    try:
+        return bare_module(names[0], full, getattr(torch, dtype))
+    except Exception as error:  # models object in any way they like
+        raise NoTensors(f"{names[0]} can't be built from config.json ({str(error)[:200]})") from error
+
+
+def encoded(config: dict[str, Any], full: Any, folder: Path | None, dtype: str) -> dict[str, Encoding]:
+    """What encoding takes of each medium that the model is served with. Raises :class:`NoTensors`."""
+    from serve_app.models.encoding import FAMILIES, encodings, read_settings
+
+    if config["model_type"] not in FAMILIES:
+        return {}
+    module, text = without_weights(config, full, dtype), full.get_text_config()
+    try:
+        settings = read_settings(folder) if folder is not None else {}
+        return encodings(module, settings, getattr(text, "max_position_embeddings", None) or 1 << 20)
+    except Exception as error:  # encoders object in any way they like
+        raise NoTensors(f"what encoding takes can't be told from config.json ({str(error)[:200]})") from error
+
+
 def describe(config: dict[str, Any], full: Any, stored_as: Format | None) -> list[Tensor]:
     """The tensors of the model that ``config`` describes, in 16 bits or as ``stored_as`` says. Raises
     :class:`NoTensors` where transformers builds none.
     """
-    import torch
-    import transformers
-    from transformers.initialization import no_init_weights
-
-    names = config.get("architectures") or [""]
-    model_class = getattr(transformers, names[0], None)
-    if model_class is None:
-        raise NoTensors(f"{names[0] or 'config.json'} names no architecture of the installed transformers")
-    try:
-        with torch.device("meta"), no_init_weights():
-            module = model_class._from_config(full, dtype=torch.bfloat16)
-        module.tie_weights()
-    except Exception as error:  # models object in any way they like
-        raise NoTensors(f"{names[0]} can't be built from config.json ({str(error)[:200]})") from error
+    module = without_weights(config, full)
+    module.tie_weights()
     found = []
     for name, parameter in module.named_parameters():
         tensor = Tensor(name, parameter.numel(), parameter.numel() * 2, tuple(parameter.shape))

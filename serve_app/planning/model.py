@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from serve_app.planning.cache import LayerCache, _first
 from serve_app.planning.tensors import Tensor
+
+if TYPE_CHECKING:
+    from serve_app.models.encoding import Encoding
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ Parts = dict[str, Part]
 @dataclass(slots=True)
 class Model:
     """``layers`` and ``caches`` have one entry a layer; ``outer`` is what stands before and behind them. ``experts`` of
-    which ``chosen`` compute for a token (0 for none).
+    which ``chosen`` compute for a token (0 for none). ``media``: what encoding takes of each medium that is served.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Model:
     context: int
     tied: bool
     dropped: int  # bytes of layers that are in the files and are not served, as those that draft
+    media: dict[str, Encoding] = field(default_factory=dict)
 
     @property
     def kv_heads(self) -> int:

@@ -12,6 +12,7 @@ from serve_app.planning.ranks import DoesNotDivide, Rank, Split, divide
 from serve_app.planning.rates import Rates, rates
 
 BLOCK_TOKENS = 32  # of serve_app/engine/blocks.py
+NOUNS = {"image": "pictures", "audio": "sounds"}
 # Texts at a time for which a split is judged, if they fit.
 WANTED_STREAMS = 64
 
@@ -114,13 +115,15 @@ def make_plan(model: Model, asked: Asked, split: Split) -> Plan:
         raise DoesNotDivide(f"{model.name} has no experts to divide")
     ranks = divide(model, split, batch_tokens=asked.batch_tokens, sampled=asked.sequences)
     device = asked.device
+    ranks[0].media = media_bytes(model, cpu=device.cpu)
     left = []
     for rank in ranks:
         room = int(device.memory * asked.utilization) - rank.weight_bytes - rank.activations - device.reserve
+        room -= rank.media_bytes
         if room < asked.kv_cache_bytes or room <= 0:
             missing = (max(asked.kv_cache_bytes, 1) - room) / 2**30
             raise DoesNotFit(
-                f"{split}: a rank needs {rank.weight_bytes / 2**30:.1f} GiB for weights and "
+                f"{split}: a rank needs {rank.weight_bytes / 2**30:.1f} GiB for weights{_encoding(rank)} and "
                 f"{rank.activations / 2**30:.2f} GiB for activations, {missing:.1f} GiB more than "
                 f"{asked.utilization:.0%} of {device.memory / 2**30:.1f} GiB leave"
             )
@@ -129,6 +132,15 @@ def make_plan(model: Model, asked: Asked, split: Split) -> Plan:
     streams = min(WANTED_STREAMS, asked.sequences, plan.streams(asked.context))
     plan.rates = rates(model, split, ranks, device, streams=streams, context=asked.context)
     return plan
+
+
+def media_bytes(model: Model, *, cpu: bool) -> dict[str, int]:
+    """What the first rank has beside weights for what it sees and hears, by name."""
+    found: dict[str, int] = {}
+    for medium, encoding in model.media.items():
+        for name, size in encoding.on_device(cpu=cpu).items():
+            found[f"{NOUNS[medium]}, {name}"] = size
+    return found
 
 
 def best_plan(model: Model, asked: Asked, *, prefill: bool = False) -> Plan:
@@ -174,7 +186,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "ranks": [
             {
                 "layers": [rank.first, rank.last], "weights": rank.weights, "weight_bytes": rank.weight_bytes,
-                "copies": rank.copies, "activations": rank.activations, "kv_cache": left,
+                "copies": rank.copies, "activations": rank.activations, "media": rank.media, "kv_cache": left,
             }
             for rank, left in zip(plan.ranks, plan.left, strict=True)
         ],
@@ -190,6 +202,10 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "decode": round(plan.rates.decode, 1), "prefill": round(plan.rates.prefill, 1),
         },
     }  # fmt: skip
+
+
+def _encoding(rank: Rank) -> str:
+    return f", {rank.media_bytes / 2**30:.2f} GiB for pictures and sounds" if rank.media else ""
 
 
 def _divisors(count: int) -> list[int]:

@@ -54,10 +54,15 @@ class Rank:
     weights: dict[str, int] = field(default_factory=dict)
     activations: int = 0
     copies: int = 0  # of the weights, those that other ranks of the stage hold as well
+    media: dict[str, int] = field(default_factory=dict)  # what encoding takes, by what for
 
     @property
     def weight_bytes(self) -> int:
         return sum(self.weights.values())
+
+    @property
+    def media_bytes(self) -> int:
+        return sum(self.media.values())
 
 
 def check_split(model: Model, split: Split) -> None:
@@ -94,7 +99,9 @@ def divide(model: Model, split: Split, *, batch_tokens: int, sampled: int) -> li
         held += [last] if end == len(model.layers) else []
         for parts in held:
             for role, part in parts.items():
-                mine = _mine(role, part, model, split)
+                # What sees and hears is the first rank's alone.
+                alone = role == "vision" and model.media
+                mine = part.bytes if alone else _mine(role, part, model, split)
                 rank.weights[role] = rank.weights.get(role, 0) + mine
                 rank.copies += mine + (-part.bytes // split.tensor) if _repeated(role, split) else 0
         rank.activations = activation_bytes(model, split, batch_tokens, sampled if end == len(model.layers) else 0)

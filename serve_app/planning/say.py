@@ -21,12 +21,18 @@ def said(plan: Plan) -> str:
     lines += [f"  {role:20} {_size(size):>12}" for role, size in model.by_role().items()]
     if model.dropped:
         lines.append(f"  {'not served':20} {_size(model.dropped):>12}  layers behind the last, which draft")
+    width = max([20, *(len(name) for rank in plan.ranks for name in rank.media)])
     for stage, (rank, left) in enumerate(zip(plan.ranks, plan.left, strict=True)):
         ranks = f"{split.tensor} ranks" if split.tensor > 1 else "1 rank"
         lines += ["", f"stage {stage}, layers {rank.first} to {rank.last - 1}, {ranks}, each holds at most"]
-        lines += [f"  {role:20} {_size(size):>12}" for role, size in rank.weights.items()]
-        more = (("activations", rank.activations), ("reserve", device.reserve), ("K/V cache", left))
-        lines += [f"  {name:20} {_size(size):>12}" for name, size in more]
+        lines += [f"  {role:{width}} {_size(size):>12}" for role, size in rank.weights.items()]
+        more = (
+            ("activations", rank.activations),
+            *rank.media.items(),
+            ("reserve", device.reserve),
+            ("K/V cache", left),
+        )
+        lines += [f"  {name:{width}} {_size(size):>12}" for name, size in more]
     bounded = [cache for cache in model.caches if cache.bound]
     lines += [
         "",

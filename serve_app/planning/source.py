@@ -10,7 +10,7 @@ from serve_app.catalog.errors import CatalogError
 from serve_app.catalog.load import load_catalog
 from serve_app.catalog.records import ModelRecord
 from serve_app.planning.cache import layer_caches
-from serve_app.planning.described import describe, full_config
+from serve_app.planning.described import describe, encoded, full_config
 from serve_app.planning.formats import read_format
 from serve_app.planning.held import LATENT, Held, as_held
 from serve_app.planning.model import Model, build
@@ -25,11 +25,12 @@ def find_model(name: str, home: Path, *, item: float = 2, held: Held | None = No
     """The model called ``name``, and its record if it has one. ``item``: bytes of a number in the cache. ``held``: how
     a worker on a CPU has the weights; None: as they are stored. Raises :class:`NoTensors` and CatalogError.
     """
-    record = None
+    record, folder = None, None
     if name in published():
         config, tensors = published()[name], list[Tensor]()
     elif Path(name).is_dir():
-        config, tensors = _folder(Path(name))
+        folder = Path(name)
+        config, tensors = _folder(folder)
     else:
         catalog = load_catalog(home)
         if name not in catalog:
@@ -38,14 +39,16 @@ def find_model(name: str, home: Path, *, item: float = 2, held: Held | None = No
                 f"({', '.join(sorted(published()))})"
             )
         record = catalog[name]
-        config, tensors = _recorded(record, home, catalog.source(name))
-    return plan_model(name, config, tensors, item=item, held=held), record
+        folder, config, tensors = _recorded(record, home, catalog.source(name))
+    return plan_model(name, config, tensors, item=item, held=held, folder=folder), record
 
 
 def plan_model(
-    name: str, config: dict[str, Any], tensors: list[Tensor], *, item: float, held: Held | None = None
-) -> Model:
-    """``tensors`` []: as ``config`` describes them. ``item``: bytes of a number in the cache."""
+    name: str, config: dict[str, Any], tensors: list[Tensor], *, item: float, held: Held | None = None,
+    folder: Path | None = None,
+) -> Model:  # fmt: skip
+    """``tensors`` []: as ``config`` describes them. ``item``: bytes of a number in the cache. ``folder``: with the
+    settings of the processors; None for those of the model's authors."""
     full = full_config(config)
     if not tensors:
         text = config.get("text_config") or {}
@@ -58,7 +61,9 @@ def plan_model(
     if held is not None:
         latent = full.get_text_config().model_type in LATENT and held.quantization == "none"
         tensors = as_held(tensors, held)
-    return build(name, full, tensors, layer_caches(full, item, latent=latent))
+    model = build(name, full, tensors, layer_caches(full, item, latent=latent))
+    model.media = encoded(config, full, folder, held.dtype if held is not None else "bfloat16")
+    return model
 
 
 def published() -> dict[str, dict[str, Any]]:
@@ -80,7 +85,7 @@ def _folder(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
     return config, read_headers(path)
 
 
-def _recorded(record: ModelRecord, home: Path, source: Path) -> tuple[dict[str, Any], list[Tensor]]:
+def _recorded(record: ModelRecord, home: Path, source: Path) -> tuple[Path, dict[str, Any], list[Tensor]]:
     """Of a repository only the configuration and the headers are fetched."""
     from serve_app.catalog.weights import tokenizer_directory
 
@@ -88,7 +93,7 @@ def _recorded(record: ModelRecord, home: Path, source: Path) -> tuple[dict[str, 
     config, tensors = _folder(folder)
     if not tensors and record.weights.repo is not None:
         tensors = _headers_of_repository(record.weights.repo, record.weights.revision, source)
-    return config, tensors
+    return folder, config, tensors
 
 
 def _headers_of_repository(repo: str, revision: str | None, source: Path) -> list[Tensor]:
