@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from serve_app.catalog.records import Bytes
 from serve_app.catalog.tasks import declared
 from serve_app.ray_private.environment import PORTS
-from serve_app.setting_values import comma_list, neighbour_list, numbers
+from serve_app.setting_values import comma_list, in_the_clear, neighbour_list, numbers
 
 DEFAULT_HOME = "~/.serve_app"
 MIN_KEY_LENGTH = 16
@@ -248,6 +248,8 @@ class Settings(BaseModel):
                 f"TLS proxy in front and let a firewall close all but port {self.port} (30000-31000, "
                 f"{self.haproxy_stats_port} and {self.haproxy_metrics_port} answer without a key)."
             )
+        if plain := in_the_clear(self.neighbours):
+            found.append(f"Keys and prompts go to neighbours in the clear: {', '.join(plain)}. Use https.")
         if self.several_nodes and self.database is None:
             found.append(
                 "Several nodes without a database: accounts, rate limits, stored responses and traces stay on the node "

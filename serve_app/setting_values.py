@@ -9,6 +9,8 @@ from typing import Any
 
 _NEIGHBOUR = re.compile(r"([a-z0-9][a-z0-9-]{0,31})=(https?://[^/@\s]+(?:/\S*)?)")
 
+_HERE = re.compile(r"=http://(127\.|localhost[:/]|localhost$|\[::1\])")
+
 
 def comma_list(value: Any) -> Any:
     if isinstance(value, str):
@@ -39,6 +41,12 @@ def neighbour_list(value: Any) -> Any:
     if len(set(names)) < len(names):
         raise ValueError("two neighbours have one name | Give each its own.")
     return found
+
+
+def in_the_clear(listed: tuple[str, ...]) -> list[str]:
+    """Names of neighbours that are reached without TLS, and not on this machine."""
+    plain = (item for item in listed if "=http://" in item and not _HERE.search(item))
+    return [item.partition("=")[0] for item in plain]
 
 
 def key_variable(name: str) -> str:

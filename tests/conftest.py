@@ -92,8 +92,8 @@ def _settings():
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
             "SERVE_APP_OBJECT_STORE_BYTES": "512MiB",
             "SERVE_APP_KV_DISK_BYTES": "64MiB",
-            # Its own account may pass requests to it.
-            "SERVE_APP_PEERS": "local",
+            # Another cluster's account, which is made where it is wanted.
+            "SERVE_APP_PEERS": "other-cluster",
         }
     )
 

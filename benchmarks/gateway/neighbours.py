@@ -105,7 +105,7 @@ async def look_cost(checks: Checks) -> dict[str, float]:
         model = next(model for model in gateway.models if gateway.engine.serves(model))
         dispatcher = gateway.engine.dispatcher(model)
         offer = ModelOffer(9.0, 0.05, 1e-4, 4, "same", b"", 256)
-        joined._all[0].took(Offers("g", "a", {model.id: offer}), 0.03, time.monotonic() + 1e6)
+        joined._all[0].took(Offers("g", "a", 1, {model.id: offer}), 0.03, time.monotonic() + 1e6)
         joined._prints[model.id] = "same"
         joined._own[model.id] = Line(0.0, 0.05, 1e-4)
         model.elsewhere = model.ready = True

@@ -38,11 +38,14 @@ class ModelOffer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cached: bytes = b""
 
 
-class Offers(Message, tag="offers:1", frozen=True):
-    """What one ``gateway`` tells another cluster, which it knows as ``account``. ``models``: what it can serve now."""
+class Offers(Message, tag="offers:2", frozen=True):
+    """What one ``gateway`` tells another cluster, which it knows as ``account``. ``models``: what it can serve now.
+    ``askers``: gateways of that cluster that have asked lately, each of which may pass requests.
+    """
 
     gateway: str
     account: str
+    askers: Annotated[int, Meta(ge=1, le=1024)]
     models: dict[str, ModelOffer]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,18 @@ from deployments.calls import ask_all_replicas, call_application
 from serve_app.gateway.core import Gateway
 from serve_app.gateway.http.app import build_http
 from serve_app.gateway.neighbours import join
-from serve_app.gateway.neighbours.client import PASS, Client, Stream
+from serve_app.gateway.neighbours.client import OFFERS, PASS, Client, Stream
 from serve_app.gateway.settings import GatewaySettings, Listed
 from serve_app.state.callers.accounts import hash_key
+from serve_app.state.store.sql import SqlStore
 from serve_app.tasks.work import Settled
 from tests.conftest import share_weights
 from tests.e2e.conftest import CHAT, eos_id
-from tests.waiting import until
+from tests.waiting import until, wait_for
 
 KEY = "a key of this test alone"
+# As the stack lists it in its settings.
+PEER = "other-cluster"
 
 
 async def nobody(*_: Any) -> Any:
@@ -57,13 +60,29 @@ def ask(n: int, tokens: int = 24, **more: Any) -> dict[str, Any]:
     return {"model": CHAT, "prompt": prompt, "max_tokens": tokens, **fixed, **more}
 
 
+@pytest.fixture(scope="module")
+def peer(stack: Any) -> Iterator[str]:
+    """The key that the stack has given to another cluster."""
+    with SqlStore(stack.home) as store:
+        key = store.accounts.add(PEER)
+
+    def known() -> bool:
+        answer = httpx.get(f"{stack.url}{OFFERS}", headers={"Authorization": f"Bearer {key}"}, timeout=60)
+        return answer.status_code == 200
+
+    wait_for(known)
+    yield key
+    with SqlStore(stack.home) as store:
+        store.accounts.remove(PEER)
+
+
 @pytest.fixture
-async def edge(stack: Any, tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Edge]]]:
+async def edge(stack: Any, peer: str, tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Edge]]]:
     made: list[tuple[Edge, Any]] = []
 
-    async def make(*, workers: bool = False, key: str = "", url: str = "") -> Edge:
+    async def make(*, workers: bool = False, key: str = "") -> Edge:
         share_weights(tmp_path)
-        listed = (Listed("paris", url or stack.url, key or stack.key),)
+        listed = (Listed("paris", stack.url, key or peer),)
         settings = GatewaySettings(
             "local", (hash_key(KEY),), "s", str(tmp_path), "local", models=(CHAT,), neighbours=listed
         )
@@ -91,7 +110,7 @@ async def seen(edge: Edge) -> None:
     await until(lambda: model.elsewhere, 60)
 
 
-async def test_what_no_worker_here_can_serve_is_served_there_word_for_word(edge, stack) -> None:
+async def test_what_no_worker_here_can_serve_is_served_there_word_for_word(edge, stack, peer) -> None:
     here = await edge()
     refused = await here.http.post("/v1/completions", json=ask(1))
     await seen(here)
@@ -112,14 +131,17 @@ async def test_what_no_worker_here_can_serve_is_served_there_word_for_word(edge,
 
         async def there() -> dict[str, Any] | None:
             """The trace of the passed request, once the store has it."""
-            for one in (await direct.get("/v1/requests?limit=20")).json()["result"]:
-                found = (await direct.get(f"/v1/requests/{one['id']}")).json()
+            bearer = {"Authorization": f"Bearer {peer}"}
+            for one in (await direct.get("/v1/requests?limit=20", headers=bearer)).json()["result"]:
+                found = (await direct.get(f"/v1/requests/{one['id']}", headers=bearer)).json()
                 if found["events"][0].get("passed_by") == own_id:
                     return found
             return None
 
         passed = await until(there)
         assert passed is not None and passed["trace_id"] == own_id and passed["status"] == "done"
+        [entry] = await until(lambda: _entries(stack, passed["id"]))
+        assert entry.account == PEER and entry.units["output_tokens"] == 24
     assert refused.status_code == 503 and here.passed == {"served": 1}
     health = (await here.http.get("/health")).json()
     assert health["neighbours"] == {"listed": 1, "reachable": 1}
@@ -127,6 +149,12 @@ async def test_what_no_worker_here_can_serve_is_served_there_word_for_word(edge,
     assert "serve_app_requests_passed_total{gateway=" in page and 'how="served"' in page
     shown = (await here.http.get("/v1/neighbours")).json()["neighbours"][0]
     assert shown["name"] == "paris" and shown["reachable"] and shown["latency_ms"] > 0
+
+
+def _entries(stack: Any, request_id: str) -> list[Any]:
+    """Of the stack's ledger."""
+    with SqlStore(stack.home) as store:
+        return store.usage.receipt(None, request_id)
 
 
 async def test_streams_come_token_by_token_and_who_leaves_ends_them_there(edge, stack) -> None:
@@ -225,7 +253,28 @@ async def test_prefixes_that_were_passed_are_found_again_and_nobody_elses(edge, 
     await until(lambda: any(told.cached for told in one.told.values()), 60)
 
 
+async def test_what_may_be_passed_is_bounded_by_the_limits_of_the_others_account(edge, stack) -> None:
+    here = await edge()
+    await seen(here)
+    assert (await here.http.post("/v1/completions", json=ask(9))).status_code == 200
+    with SqlStore(stack.home) as store:
+        store.accounts.change(PEER, limits={"tokens_per_minute": 20})
+    try:
+
+        async def refused() -> bool:
+            return (await here.http.post("/v1/completions", json=ask(9))).status_code == 503
+
+        await until(refused)
+        assert here.passed["refused"] > 0
+    finally:
+        with SqlStore(stack.home) as store:
+            store.accounts.change(PEER, limits={"tokens_per_minute": None})
+
+
 async def test_only_peers_are_told_and_only_they_pass(edge, stack, http) -> None:
+    # The operator's own key is none of a cluster's.
+    for answer in (http.get(f"{stack.url}{OFFERS}"), http.post(f"{stack.url}{PASS}", content=b"x")):
+        assert answer.status_code == 403 and "SERVE_APP_PEERS" in answer.text
     here = await edge(key="no key of the stack's at all")
     await asyncio.sleep(0)
     await until(lambda: here.gateway.tally.neighbours.seen["paris"].why == "status 401", 60)

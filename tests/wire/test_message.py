@@ -74,7 +74,7 @@ FIELDS = {
     "missing:1": "tokens cached",
     "nothing:1": "",
     "pause:1": "streams",
-    "offers:1": "gateway account models",
+    "offers:2": "gateway account askers models",
     "over:1": "id cached output",
     "pass-failed:1": "error",
     "pass:1": "model ids sampling tenant tokenizer session deadline_s reject_if_busy together origin",

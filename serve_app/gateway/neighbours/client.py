@@ -37,12 +37,12 @@ class Client:
             base_url=url, headers=headers, timeout=timeout, limits=limits, transport=transport, trust_env=False
         )
 
-    async def offers(self) -> tuple[Offers, float]:
-        """What it offers, and the seconds that asking took. Raises :class:`NotPassed`."""
+    async def offers(self, gateway: str) -> tuple[Offers, float]:
+        """What it offers to this ``gateway``, and the seconds that asking took. Raises :class:`NotPassed`."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(ASK_S):
-                answer = await self._http.get(OFFERS)
+                answer = await self._http.get(OFFERS, params={"gateway": gateway})
         except (httpx.HTTPError, OSError) as error:
             raise NotPassed(_told(error)) from None
         if answer.status_code != 200 or len(answer.content) > MAX_OFFERS:

@@ -124,7 +124,7 @@ class Neighbours:
 
     async def _ask(self, one: _Neighbour) -> None:
         try:
-            offers, seconds = await one.client.offers()
+            offers, seconds = await one.client.offers(self._gateway.tally.gateway)
         except NotPassed as error:
             if one.seen.reachable:
                 log.warning("neighbour %s cannot be reached: %s", one.name, error)
@@ -182,7 +182,7 @@ class Neighbours:
         one, offer, option = options[choice.name]
         here = None if own is None else round(own * 1e3, 1)
         work.trace.event("passing", to=one.name, expected_ttft_ms=round(choice.ttft * 1e3, 1), own_ttft_ms=here)
-        one.sent[model.id] = option.sent + max(route.prompt_tokens - option.cached, 0)
+        one.sent[model.id] = one.sent.get(model.id, 0) + max(route.prompt_tokens - option.cached, 0)
         # A cluster that keeps silent costs no more than twice what the request would have taken here.
         patience = PATIENCE_S if own is None else max(own, 1.0)
         return await self._begin(
@@ -204,7 +204,9 @@ class Neighbours:
             keys = chunk_keys(offer.weights, salt, prepared.prompt.ids, offer.chunk_tokens)
             cached = max(cached_tokens(short, keys, offer.chunk_tokens) for short in known)
         line = Line(offer.wait, offer.base, offer.token)
-        return Option(one.name, one.seen.latency, line, cached, one.sent.get(model, 0), offer.workers)
+        # The other gateways here will have passed about as much as this one.
+        sent = one.sent.get(model, 0) * (1 if one.offers is None else one.offers.askers)
+        return Option(one.name, one.seen.latency, line, cached, sent, offer.workers)
 
     def _call(
         self, one: _Neighbour, work: Work, prepared: Prepared, route: RouteRequest, left: float | None

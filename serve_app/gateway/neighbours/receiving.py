@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # As clients' are bounded (`serve_app.api.fields.sampling`).
 MAX_BIASES, MAX_STOPS, MAX_LOGPROBS = 1024, 16, 20
 MAX_GRAMMAR = 1 << 18
+# A gateway asks once a second, and another of ours may have answered it meanwhile.
+LATELY_S = 10.0
+MAX_ASKERS = 256
 
 
 class PeersOnly(ApiError):
@@ -55,24 +58,33 @@ class Receiving:
         self._gateway = gateway
         self._prefixes = Prefixes()
         self._prints: dict[str, str] = {}
+        self._asked: dict[str, dict[str, float]] = {}  # when, by account and gateway
 
     def check(self, caller: Caller) -> None:
         """Raises :class:`PeersOnly`."""
         if caller.account not in self._gateway.settings.peers:
             raise PeersOnly(caller.account)
 
-    async def offers(self, caller: Caller) -> Offers:
-        """What this cluster can serve now, for the cluster behind ``caller``."""
-        gateway = self._gateway
+    async def offers(self, caller: Caller, asker: str, now: float) -> Offers:
+        """What this cluster can serve now, for the cluster behind ``caller``. ``asker``: which of its gateways asks."""
+        gateway, askers = self._gateway, self._count(caller.account, asker, now)
         try:
             gateway.runtime.check()
         except ApiError:  # what is used cannot be written down
-            return Offers(gateway.tally.gateway, caller.account, {})
+            return Offers(gateway.tally.gateway, caller.account, askers, {})
         models = {}
         for model in list(gateway.models):
             if gateway.engine.serves(model) and (offer := await self._offer(model, caller.account)) is not None:
                 models[model.id] = offer
-        return Offers(gateway.tally.gateway, caller.account, models)
+        return Offers(gateway.tally.gateway, caller.account, askers, models)
+
+    def _count(self, account: str, asker: str, now: float) -> int:
+        """The account's gateways that have asked lately."""
+        asked = self._asked.get(account, {})
+        asked[asker[:64]] = now
+        asked = {name: at for name, at in asked.items() if now - at < LATELY_S}
+        self._asked[account] = dict(sorted(asked.items(), key=lambda one: -one[1])[:MAX_ASKERS])
+        return len(self._asked[account])
 
     async def _offer(self, model: ServedModel, account: str) -> ModelOffer | None:
         dispatcher = self._gateway.engine.dispatcher(model)

@@ -13,9 +13,9 @@ from msgspec.structs import replace as changed
 from serve_app.api.errors import ApiError
 from serve_app.catalog.load import load_catalog
 from serve_app.config import ConfigError, load_settings
-from serve_app.gateway.neighbours import prefixes
+from serve_app.gateway.neighbours import prefixes, receiving
 from serve_app.gateway.neighbours.prefixes import Prefixes, cached_tokens, chunk_keys, passed_salt, split, tenant_tag
-from serve_app.gateway.neighbours.receiving import _check
+from serve_app.gateway.neighbours.receiving import Receiving, _check
 from serve_app.gateway.settings import Listed
 from serve_app.routing.locality import LocalityIndex
 from serve_app.sampling_params import SamplingParams, TokenLogprobs
@@ -49,6 +49,15 @@ def test_both_clusters_know_the_keys_of_what_was_passed_and_nobody_elses() -> No
     index.discard(keys("berlin", ann)[:1], "a worker")
     told = split(kept.told("berlin", CHAT, index.held))
     assert len(told) == 2 and cached_tokens(told, keys("berlin", ann), 256) == 0
+
+
+def test_gateways_that_ask_are_counted_for_each_cluster_while_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiving, "MAX_ASKERS", 3)
+    here = Receiving(None)  # type: ignore[arg-type]
+    assert [here._count("berlin", name, 0.0) for name in ("a", "b", "a")] == [1, 2, 2]
+    assert here._count("rome", "a", 1.0) == 1
+    assert here._count("berlin", "b", 9.0) == 2 and here._count("berlin", "b", 12.0) == 1
+    assert [here._count("berlin", name, 13.0) for name in "cdef"] == [2, 3, 3, 3]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +136,8 @@ def test_neighbours_are_listed_by_name_and_their_keys_are_nowhere_else(tmp_path:
 
     assert load().neighbours == () and load().peers == ()
     found = load(SERVE_APP_NEIGHBOURS="paris=https://paris.example.com/, rome=http://10.0.0.2:8000/api")
+    assert "neighbours in the clear: rome." in "".join(found.warnings)
+    assert not load(SERVE_APP_NEIGHBOURS="here=http://127.0.0.1:8000").warnings
     assert load(SERVE_APP_PEERS="berlin, rome").peers == ("berlin", "rome")
     with pytest.raises(ValueError, match="neighbour paris has no key. Set SERVE_APP_NEIGHBOUR_KEY_PARIS"):
         neighbour_keys(found.neighbours, tmp_path, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -29,7 +30,7 @@ def endpoints(exchange: Exchange) -> list[Endpoint]:
     routes = NeighbourRoutes(exchange)
     seen = Operation("Other clusters that requests are passed to or come from", _TAG)
     offers = Operation("For other clusters: which models can be served now, and how soon", _TAG, _BYTES,
-                       media_type=MEDIA_TYPE)  # fmt: skip
+                       query={"gateway": {"type": "string"}}, media_type=MEDIA_TYPE)  # fmt: skip
     passed = Operation("For other clusters: a request that is passed here", _TAG, _BYTES, _BYTES, "(a message)",
                        media_type=MEDIA_TYPE, body_type=MEDIA_TYPE)  # fmt: skip
     return [
@@ -54,7 +55,8 @@ class NeighbourRoutes:
     async def offers(self, request: Request) -> Response:
         caller = request.state.caller
         self._receiving.check(caller)
-        return Response((await self._receiving.offers(caller)).encode(), media_type=MEDIA_TYPE)
+        asker = request.query_params.get("gateway", "")
+        return Response((await self._receiving.offers(caller, asker, time.monotonic())).encode(), media_type=MEDIA_TYPE)
 
     async def passed(self, request: Request) -> Response:
         caller = request.state.caller
