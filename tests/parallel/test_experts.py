@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmarks.engine.sockets import tcp_bytes
-from serve_app.models.divided import placing
+from serve_app.models.divided import check, placing
+from serve_app.models.loading.check import Verdict
 from serve_app.parallel.dispatch import LOOPBACK, NVLINK, dispatched_bytes, least_rows, reached, summed_bytes
 from serve_app.parallel.experts import folder_of, in_order, keep_loads, place_experts, read_loads
+from serve_app.parallel.place import Place
 from tests import tiny
 from tests.parallel.groups import divided
 from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
@@ -36,6 +39,23 @@ def test_rows_travel_where_that_sends_less():
     assert least_rows(128, 8, 2, 8192, LOOPBACK) == 0
     # DeepSeek-V3 on the eight GPUs of a node: prompts of thousands of tokens, and no step of answers.
     assert 512 < least_rows(256, 8, 8, 7168 * 2, NVLINK) < 8192
+
+
+@pytest.mark.parametrize("way", ["auto", "always"])
+def test_rows_that_travel_to_something_else_stay(monkeypatch, way):
+    """A family that only agrees with all rows on every rank is served so, unless its record insists."""
+    looked = []
+
+    def found(model_class, config, group, *, travels=False):
+        looked.append(travels)
+        return Verdict(differs="token 3 differs" if travels else "")
+
+    monkeypatch.setattr(check, "check_divided", found)
+    shares = SimpleNamespace(least=40)
+    verdict = check.check_part(None, None, SimpleNamespace(place=Place(2, whole_experts=True, dispatch=way)), shares)
+    assert (bool(verdict.differs), shares.least, looked) == (
+        (False, 0, [True, False]) if way == "auto" else (True, 40, [True])
+    )
 
 
 @pytest.mark.parametrize(("experts", "ranks", "copies"), [(8, 2, 1), (64, 4, 2), (256, 8, 1), (4, 4, 3)])

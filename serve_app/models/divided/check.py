@@ -7,6 +7,7 @@ small model is written as a checkpoint, and each rank reads its part of it.
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from serve_app.models.divided.load import load_part
+from serve_app.models.divided.sharing import Shares
 from serve_app.models.latent import has_latents
 from serve_app.models.loading.check import (
     SIZES,
@@ -33,6 +35,7 @@ from serve_app.models.loading.prepare import prepare
 from serve_app.parallel.group import Group
 from serve_app.parallel.steps import SharedForward
 
+log = logging.getLogger(__name__)
 # Rows of the small model's steps from which on they travel, where the model's own do: so that both ways are compared.
 _LEAST = 4
 
@@ -56,6 +59,18 @@ def check_divided(model_class: Any, config: Any, group: Group, *, travels: bool 
     verdict.seconds = round(time.perf_counter() - started, 2)
     if verdict.compared:
         remember(model_class, config, verdict, division)
+    return verdict
+
+
+def check_part(model_class: Any, config: Any, group: Group, shares: Shares) -> Verdict:
+    """As :func:`check_divided`, of a part with ``shares``. Where rows that travel give something else and the record
+    does not ask for it, none do.
+    """
+    verdict = check_divided(model_class, config, group, travels=shares.least > 0)
+    if verdict.differs and shares.least and group.place.dispatch == "auto":
+        log.warning("rows do not travel to experts: %s", verdict.differs)
+        shares.least = 0
+        return check_divided(model_class, config, group)
     return verdict
 
 

@@ -18,7 +18,7 @@ from serve_app.engine.runner import Forward
 from serve_app.models import attention
 from serve_app.models.adapters import AdapterBank, bank_plug
 from serve_app.models.divided.adapters import part_bank
-from serve_app.models.divided.check import check_divided
+from serve_app.models.divided.check import check_part
 from serve_app.models.divided.load import PartOfModel, load_part, refuse_divided
 from serve_app.models.encoding import media_encoders
 from serve_app.models.linears import Current, Plug, chained, linears_by_row, plug_modules
@@ -130,8 +130,6 @@ def load_causal_lm(
             module, report = part.module, {"read_bytes": part.read_bytes}
             if part.balanced:
                 report["expert_copies"] = part.balanced
-            if part.division.least:
-                report["expert_dispatch"] = f"rows of steps from {part.division.least} on"
             if adapters:
                 part.shares.least = 0  # which rows have one is known of all rows together
             group.agree(True)  # one may read longer than another
@@ -144,7 +142,9 @@ def load_causal_lm(
         if part is None or group is None:
             verdict = check(kind, module.config)
         else:
-            verdict = check_divided(kind, module.config, group, travels=part.division.least > 0)
+            verdict = check_part(kind, module.config, group, part.shares)
+            if part.shares.least:
+                report["expert_dispatch"] = f"rows of steps from {part.shares.least} on"
         # Adapters of a latent's expansion have no place once it is part of queries and outputs.
         latents = verdict.latents and device == "cpu" and not adapters and quantization == "none"
         prepared = prepare(module, torch.device(device), latents=latents)
