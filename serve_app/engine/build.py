@@ -5,7 +5,7 @@ benchmarks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,16 +51,18 @@ def num_blocks(limits: EngineLimits, block_bytes: int) -> int:
     return max(least, limits.max_num_seqs * blocks_for(min(limits.max_model_len, 1024)) + 1)
 
 
-def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float) -> int:
+def gpu_cache_bytes(model: CausalModel, limits: EngineLimits, utilization: float, media: int = 0) -> int:
     """Bytes for the cache of ``model`` if it may use ``utilization`` (0..1) of its GPU; measured, see
-    :mod:`serve_app.engine.gpu.memory`. What was found goes into the model's report.
+    :mod:`serve_app.engine.gpu.memory`. ``media``: bytes that pictures and sounds need beside steps. What was found goes
+    into the model's report.
     """
     length = min(limits.max_model_len, model.max_model_len)
     budget = measure(
         model.forward, model.kv_shape, model.device, max_batch_tokens=limits.max_batch_tokens,
         max_num_seqs=limits.max_num_seqs, max_model_len=length,
     )  # fmt: skip
-    model.report |= {"held_mb": budget.held >> 20, "activations_mb": budget.activations >> 20}
+    budget = replace(budget, media=media)
+    model.report |= {"media_mb": media >> 20, "held_mb": budget.held >> 20, "activations_mb": budget.activations >> 20}
     return budget.cache_bytes(utilization, (blocks_for(length) + 1) * model.kv_shape.block_bytes)
 
 

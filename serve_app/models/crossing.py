@@ -61,6 +61,14 @@ class CrossedEncoder:
     grids: bool = False
     beside: bool = True
 
+    @property
+    def place_bytes(self) -> int:
+        """Of a picture, with padding up to the most tiles."""
+        layers, seen = crossing_layers(self.module), self.module.config.vision_config
+        places = seen.max_num_tiles * ((seen.image_size // seen.patch_size) ** 2 + 1)
+        width = sum(2 * layer.cross_attn.num_key_value_heads * layer.cross_attn.head_dim for layer in layers)
+        return int(places * width * self.module.dtype.itemsize)
+
     @torch.inference_mode()
     def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         """Of each picture, as the processor makes it, what it becomes."""
@@ -73,7 +81,8 @@ class CrossedEncoder:
         states = model.multi_modal_projector(seen).flatten(1, 3)
         layers = [_keys_values(layer.cross_attn, states) for layer in crossing_layers(self.module)]
         found = torch.stack(layers, 1)[:, None].to(dtype)
-        return [Encoded(own, used=count) for own, count in zip(found, used.tolist(), strict=True)]
+        alone = found if len(pictures) == 1 else [own.clone() for own in found]
+        return [Encoded(own, used=count) for own, count in zip(alone, used.tolist(), strict=True)]
 
 
 def _keys_values(attention: Any, states: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from serve_app.models import crossing, hearing, vision
 from serve_app.models.largest import Largest, largest_picture, largest_sound
-from serve_app.models.media import BATCH, HELD_FILES, KEPT_BYTES, LARGE, MAX_FILES, PREPARED, Encoded, MediaEncoder
+from serve_app.models.media import BATCH, KEPT_BYTES, LARGE, PREPARED, Encoded, MediaEncoder, held_bytes
 from serve_app.models.peak import peak_bytes
 
 # What says how a medium is prepared: a part of the first file, or all of the second.
@@ -51,10 +51,7 @@ class Encoding:
     @property
     def held(self) -> int:
         """Bytes of features that requests hold, at most."""
-        if self.beside:
-            return max(KEPT_BYTES, HELD_FILES * self.features)
-        places = min(self.context, MAX_FILES * self.places)
-        return max(KEPT_BYTES, places * self.features // self.places)
+        return held_bytes(self.features // self.places, self.context, beside=self.beside)
 
     def on_device(self, *, cpu: bool) -> dict[str, int]:
         """Bytes where the model is, by what for."""
@@ -101,6 +98,17 @@ def encodings(module: Any, settings: Settings, places: int, budget: int = BATCH)
         )
         found[medium] = _measure(module, encoder, largest, largest.batch(budget), places)
     return found
+
+
+def device_bytes(folder: Path, module: Any, places: int) -> int:
+    """On a GPU beside weights and steps, of the model in ``folder``, which is loaded as ``module``; ``places``: see
+    :func:`encodings`.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    found = encodings(bare_module(type(module).__name__, config, module.dtype), read_settings(folder), places)
+    return sum(size for need in found.values() for size in need.on_device(cpu=False).values())
 
 
 def _measure(module: Any, encoder: MediaEncoder, largest: Largest, count: int, context: int) -> Encoding:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
 
-from serve_app.models.media import Encoded
+from serve_app.models.media import Encoded, kept_apart
 
 # By `model_type`: places of the encoder that become one feature, of those that were heard; 0: windows are heard to
 # their end, silence and all.
@@ -35,6 +35,10 @@ class SoundEncoder:
     grids: bool = False
     beside: bool = False
 
+    @property
+    def place_bytes(self) -> int:
+        return int(self.module.config.get_text_config().hidden_size * self.module.dtype.itemsize)
+
     @torch.inference_mode()
     def __call__(self, sounds: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         """Of each sound, as `serve_app.predict.sounds` prepares it and all of as many windows, what it becomes."""
@@ -44,9 +48,9 @@ class SoundEncoder:
         parts = zip(windows.split(WINDOWS), heard.split(WINDOWS), strict=True)
         features = torch.cat([self._features(*part) for part in parts]).to(dtype)
         if not self.merged:
-            return [Encoded(own) for own in features.chunk(len(sounds))]
+            return [Encoded(kept_apart(own)) for own in features.chunk(len(sounds))]
         counts = [int(self._counts(sound["heard"]).sum()) for sound in sounds]
-        return [Encoded(own) for own in features.split(counts)]
+        return [Encoded(kept_apart(own)) for own in features.split(counts)]
 
     def _features(self, windows: Tensor, heard: Tensor) -> Tensor:
         """[features of all windows, hidden]; of each window [mels, frames], so many frames are ``heard``."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from serve_app.models.media import Encoded
+from serve_app.models.media import Encoded, kept_apart
 
 # By `model_type`. Llama 3.2 reads pictures in layers of its own (:mod:`serve_app.models.crossing`).
 KNOWN = frozenset({"llava", "mistral3", "gemma3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llama4"})
@@ -45,6 +45,12 @@ class PictureEncoder:
     def grids(self) -> bool:
         return bool(self.merged)
 
+    @property
+    def place_bytes(self) -> int:
+        config = self.module.config
+        fed = getattr(config.vision_config, "deepstack_visual_indexes", None) or ()
+        return int((1 + len(fed)) * config.get_text_config().hidden_size * self.module.dtype.itemsize)
+
     @torch.inference_mode()
     def __call__(self, pictures: Sequence[dict[str, Tensor]]) -> list[Encoded]:
         """Of each picture, as the processor makes it and all of one shape, what it becomes."""
@@ -59,14 +65,14 @@ class PictureEncoder:
         if self.merged:
             batch["pixel_values"] = batch["pixel_values"].flatten(0, 1)
         if self.tiled:
-            return [Encoded(features.to(dtype)) for features in self._tiled(batch["pixel_values"])]
+            return [Encoded(kept_apart(features.to(dtype))) for features in self._tiled(batch["pixel_values"])]
         found = self.module.model.get_image_features(**batch, return_dict=True)
         grids: list[tuple[int, int] | None] = [None] * len(pictures)
         if self.merged:
             grids = [(rows // self.merged, columns // self.merged) for _, rows, columns in _sides(pictures)]
         parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
         rows = [torch.cat(own, -1).to(dtype) for own in zip(*parts, strict=True)]
-        return [Encoded(features, grid) for features, grid in zip(rows, grids, strict=True)]
+        return [Encoded(kept_apart(features), grid) for features, grid in zip(rows, grids, strict=True)]
 
     def _tiled(self, pixels: Tensor) -> Tensor:
         """Features [pictures, places, hidden] of [pictures, tiles, 3, side, side]."""

@@ -314,7 +314,7 @@ class EngineWork:
 
     async def _placed(self, running: Running, at: AdapterAt | None, stored: int) -> Failed | None:
         """Waits for the request's adapter and for its files behind the first ``stored`` tokens; how it has ended."""
-        if running.looks and (failed := await look_at(running.looks, stored)) is not None:
+        if running.looks and (failed := await look_at(running.looks, stored, running.done)) is not None:
             return failed
         if at is not None:
             if self.adapters is None:
@@ -372,7 +372,7 @@ class EngineWork:
                 read = (uncached, cached) if first else (0, 0)
                 self._load.served.add(*running.caller, uncached=read[0], cached=read[1], output=new)
             if first:
-                running.first_token_s = time.perf_counter() - running.started
+                running.begins()
             running.tokens += new
             if output.error is not None:
                 refused = output.finish_reason == "refused"

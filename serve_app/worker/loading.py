@@ -25,6 +25,7 @@ from serve_app.engine.speculation.speculate import Speculation
 from serve_app.grammar.matcher import Grammars
 from serve_app.kv.chunk import Layout
 from serve_app.kv.keys import root_key, weights_key
+from serve_app.models.encoding import device_bytes
 from serve_app.models.loading.bare import publish
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.load import CausalModel, load_causal_lm
@@ -85,8 +86,10 @@ def load_model(spec: WorkerSpec, path: Path, progress: Progress, group: Group | 
     return model
 
 
-def limits_of(spec: WorkerSpec, model: CausalModel) -> EngineLimits:
-    """What the catalogue allows the worker; without a size the cache takes what the worker's share of a GPU leaves."""
+def limits_of(spec: WorkerSpec, model: CausalModel, path: Path | None = None) -> EngineLimits:
+    """What the catalogue allows the worker; without a size the cache takes what the worker's share of a GPU leaves.
+    ``path``: of a model that pictures and sounds are encoded with.
+    """
     length = spec.max_model_len or model.max_model_len
     limits = EngineLimits(spec.kv_cache_bytes, spec.max_batch_tokens, spec.max_num_seqs, length)
     if spec.ranks > 1:
@@ -98,7 +101,8 @@ def limits_of(spec: WorkerSpec, model: CausalModel) -> EngineLimits:
                 f"a {spec.stage} worker of {spec.ranks} ranks does not measure its cache yet; give kv_cache_bytes, "
                 "which is each rank's (`serve-app plan` tells how much there is)"
             )
-        limits.kv_cache_bytes = gpu_cache_bytes(model, limits, spec.gpu_share)
+        media = device_bytes(path, model.module, model.max_model_len) if path and model.encoders else 0
+        limits.kv_cache_bytes = gpu_cache_bytes(model, limits, spec.gpu_share, media)
     return limits
 
 
@@ -184,7 +188,7 @@ def load_engine(
         threads = 1 if model.device.type == "cpu" else MASK_THREADS
         engine.runner.masks = Masks(Grammars(path, model.vocab_size, model.eos_token_ids, threads=threads))
 
-    limits = limits_of(spec, model)
+    limits = limits_of(spec, model, path)
     limits.reserved_blocks = drafter.reserved_blocks if drafter is not None else 0
     engine = build_engine(model, limits, plug_in)
     progress(f"warming up, cache of {model.report['kv_cache_tokens']} tokens")
@@ -195,7 +199,14 @@ def load_engine(
         revision += f" {fingerprint(drafter.weights)}"
 
     weights = weights_key(revision, model.kv_shape.dtype_name, model.kv_shape.layout.name)
-    return Loaded(model, engine, publisher, weights, ranks, works(model.encoders, path))
+    return Loaded(
+        model,
+        engine,
+        publisher,
+        weights,
+        ranks,
+        works(model.encoders, path, engine.scheduler.max_model_len),
+    )
 
 
 def _proposers(spec: WorkerSpec, drafting: Proposer | None) -> list[Proposer]:

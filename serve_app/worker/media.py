@@ -29,9 +29,10 @@ from serve_app.engine.batching import Batcher, Call, Picked
 from serve_app.engine.crossing import Beside
 from serve_app.engine.request import EmbeddedSpan
 from serve_app.kv.keys import media_parts
-from serve_app.models.media import BATCH, KEPT_BYTES, LARGE, PREPARED
+from serve_app.models.media import BATCH, HELD_FILES, KEPT_BYTES, LARGE, PREPARED, held_bytes
 from serve_app.predict.predictor import BadInput, Item, Place
 from serve_app.wire.generate import Failed, MediaAt
+from serve_app.worker.room import Room
 
 if TYPE_CHECKING:
     from serve_app.engine.request import Request
@@ -58,8 +59,12 @@ class Files(Protocol):
 class MediaWork:
     """Of one worker and medium. ``features`` may be called from any thread."""
 
-    def __init__(self, encoder: MediaEncoder, files: Files, *, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(
+        self, encoder: MediaEncoder, files: Files, *, kept_bytes: int = KEPT_BYTES, held_bytes: int = KEPT_BYTES
+    ) -> None:
+        """``kept_bytes``: of features that are remembered; ``held_bytes``: of those that requests hold."""
         self._files = files
+        self.place_bytes, self.room = encoder.place_bytes, Room(held_bytes)
         self.whole, self.grids, self.beside = encoder.whole, encoder.grids, encoder.beside
         self._batcher = _Encoding(encoder)
         self._threads = ThreadPoolExecutor(PREPARED, "media")
@@ -91,7 +96,8 @@ class MediaWork:
         """Files that were encoded, and that were asked for and remembered; bytes of features that are kept."""
         with self._lock:
             held = sum(map(_size, self._kept.values()))
-            return {"encoded": self.encoded, "remembered": self.remembered, "bytes": held}
+            done = {"encoded": self.encoded, "remembered": self.remembered}
+        return {**done, "bytes": held, "held_bytes": self.room.used}
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -147,6 +153,7 @@ class Look:
         self._salt = salt
         self._work = work
         self._seen: Encoded | None = None
+        self._held = 0
 
     def needed(self, computed: int) -> bool:
         """Whether its features are, where the K/V of the first ``computed`` tokens are there: every token that is
@@ -161,6 +168,29 @@ class Look:
     @property
     def named(self) -> str:
         return NAMED[self.at.medium]
+
+    async def hold(self, places: int, ended: asyncio.Future[Any]) -> None:
+        """Waits for room for the features of so many places, or for the end of the request."""
+        count = places * self._work.place_bytes
+        taken = self._work.room.take(count)
+        try:
+            await asyncio.wait([taken, ended], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if taken.done():
+                self._held = count
+            else:
+                taken.cancel()
+
+    def read_once(self) -> None:
+        """The prompt has been computed. Features are read again only where a request loses its blocks."""
+        if not self._work.beside:
+            self._seen = None
+            self.leave()
+
+    def leave(self) -> None:
+        """Gives the room back."""
+        count, self._held = self._held, 0
+        self._work.room.give(count)
 
     def ask(self) -> Future[Encoded]:
         return self._work.features(self.at.data, self.at.digest, self._salt, self.places)
@@ -183,10 +213,11 @@ class Look:
         return Beside(seen.features[0], seen.used)
 
     def _encoded(self) -> Encoded:
-        if self._seen is None:
-            self.take(self.ask().result())
-        assert self._seen is not None
-        return self._seen
+        seen = self._seen
+        if seen is None:
+            seen = self.ask().result()
+            self.take(seen)
+        return seen
 
     def spans(self) -> list[EmbeddedSpan]:
         found, at = [], 0
@@ -198,8 +229,8 @@ class Look:
         return found
 
 
-def works(encoders: Mapping[str, MediaEncoder], path: Path) -> dict[str, MediaWork]:
-    """By medium; ``path``: the model's folder."""
+def works(encoders: Mapping[str, MediaEncoder], path: Path, context: int) -> dict[str, MediaWork]:
+    """By medium; ``path``: the model's folder, ``context``: tokens of its longest."""
     found = {}
     for medium, encoder in encoders.items():
         # Here, since workers of most models need no processor.
@@ -211,7 +242,9 @@ def works(encoders: Mapping[str, MediaEncoder], path: Path) -> dict[str, MediaWo
             from serve_app.predict.sounds import Sounds
 
             files = Sounds(Place(path), **encoder.options)
-        found[medium] = MediaWork(encoder, files)
+        found[medium] = MediaWork(
+            encoder, files, held_bytes=held_bytes(encoder.place_bytes, context, beside=encoder.beside)
+        )
     return found
 
 
@@ -219,7 +252,7 @@ def put_into(request: Request, media: Sequence[MediaAt], works: Mapping[str, Med
     """Gives a request its spans; ``salt`` stands for its tenant. Raises :class:`BadMedia` where they can't be its
     prompt's, or no model's.
     """
-    looks = []
+    looks: list[Look] = []
     for at in media:
         work, named = works.get(at.medium), NAMED[at.medium]
         if work is None:
@@ -228,6 +261,8 @@ def put_into(request: Request, media: Sequence[MediaAt], works: Mapping[str, Med
             raise BadMedia(f"{named} has no place in its prompt")
         if not _lies(at, work.grids):
             raise BadMedia(f"the places of {named} are not those of its grid")
+        if work.beside and len(looks) == HELD_FILES:
+            raise BadMedia(f"the model attends to at most {HELD_FILES} pictures of a conversation; leave old ones out")
         looks.append(Look(work, at, salt))
     spans = [span for look in looks for span in look.spans()]
     borders = [0, *(border for span in spans for border in (span.start, span.end)), len(request.tokens)]
@@ -244,9 +279,17 @@ def _lies(at: MediaAt, grids: bool) -> bool:
     return len(at.places) == 1 and min(at.grid) > 0 and at.grid[0] * at.grid[1] == at.places[0][1]
 
 
-async def look_at(looks: Sequence[Look], computed: int) -> Failed | None:
-    """Has the files encoded that are needed behind the first ``computed`` tokens; what to answer where one can't be."""
+async def look_at(looks: Sequence[Look], computed: int, ended: asyncio.Future[Any]) -> Failed | None:
+    """Has the files encoded that are needed behind the first ``computed`` tokens; what to answer where one can't be.
+    A request that has ``ended`` waits for no room.
+    """
     wanted = [look for look in looks if look.needed(computed)]
+    # At once for all of a medium: who had a part and waited for more might wait for one who does the same.
+    for medium in sorted({look.at.medium for look in wanted}):
+        own = [look for look in wanted if look.at.medium == medium]
+        await own[0].hold(sum(look.places for look in own), ended)
+    if ended.done():
+        return None
     # Others may wait for the same one.
     asked: list[Any] = [asyncio.shield(asyncio.wrap_future(look.ask())) for look in wanted]
     found = await asyncio.gather(*asked, return_exceptions=True)

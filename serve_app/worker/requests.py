@@ -89,6 +89,12 @@ class Running:
         assert isinstance(result, Failed)
         return result
 
+    def begins(self) -> None:
+        """Its first token is there, so its whole prompt has been computed."""
+        self.first_token_s = time.perf_counter() - self.started
+        for look in self.looks:
+            look.read_once()
+
     def due(self, item: TokenItem, *, first: bool) -> TokenItem | None:
         """What is to be sent now that these tokens are there: the first ones of all at once."""
         assert self.call is not None
@@ -165,6 +171,8 @@ class Requests:
             return
         if running.given_up is not None:
             running.given_up.cancel()
+        for look in running.looks:
+            look.leave()
         if not running.done.done():
             self._abort(request_id)
 

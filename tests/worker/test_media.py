@@ -114,6 +114,28 @@ async def test_tokens_equal_generate_wherever_files_stand(world):
     assert world.wanted(world.prompt("*b", "What is it?")) != world.wanted(world.prompt("*d", "What is it?"))
 
 
+async def test_requests_wait_for_room_for_features_and_give_it_back(world):
+    """With less than one file's, one after the other; who leaves while waiting has taken none."""
+    room = world.decode.media[world.another(0).medium].room
+    before, room.size = room.size, 1
+    try:
+        prompts = [world.prompt("*a", f"Number {i}?") for i in range(3)]
+        found = await asyncio.gather(*(world.ask(prompt) for prompt in prompts))
+        assert [tokens for tokens, _ in found] == [world.wanted(prompt) for prompt in prompts]
+        assert world.stats(world.decode)["held_bytes"] == 0
+        taken = room.take(1)
+        request = world.call(world.prompt("*a", "And this one, which leaves?"))
+        waits = asyncio.ensure_future(world.decode.generate(request))
+        while not room._waiting:
+            await asyncio.sleep(0.01)
+        await world.decode.abort(request.id)
+        assert isinstance(await waits, Failed) and taken.done()
+        room.give(1)
+        assert room.used == 0
+    finally:
+        room.size = before
+
+
 async def test_a_second_question_neither_encodes_nor_prefills_the_file_again(world):
     first, second = (world.prompt("*b", LONG, words) for words in ("What is it?", "And the colour?"))
     await world.ask(first)

@@ -25,27 +25,30 @@ class NotEnoughMemory(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class Budget:
-    """Bytes of a device: all of it, what this process holds before the cache, what a step needs at its peak."""
+    """Bytes of a device: all of it, what this process holds before the cache, what a step needs at its peak, and what
+    pictures and sounds need beside it.
+    """
 
     total: int
     free: int
     held: int
     activations: int
+    media: int = 0
 
     def cache_bytes(self, utilization: float, least: int) -> int:
         """What is left for the cache if the process may use ``utilization`` (0..1) of the device.
 
         Raises :class:`NotEnoughMemory` where that is less than ``least``.
         """
-        share = int(self.total * utilization) - self.held - self.activations - RESERVE
-        found = min(share, self.free - self.activations - RESERVE)
+        step = self.activations + self.media + RESERVE
+        found = min(int(self.total * utilization) - self.held, self.free) - step
         if found < least:
-            allowed, held, step, cache = (
-                f"{n / 2**30:.2f} GiB" for n in (self.total * utilization, self.held, self.activations, least)
-            )
+            sizes = (self.total * utilization, self.held, self.activations, self.media, least)
+            allowed, held, rows, media, cache = (f"{n / 2**30:.2f} GiB" for n in sizes)
+            encoding = f", {media} for pictures and sounds" if self.media else ""
             raise NotEnoughMemory(
                 f"{allowed} of the GPU ({utilization:.0%}; {self.free / 2**30:.1f} GiB free) hold {held} of weights "
-                f"and {step} of activations, and no cache of {cache}; raise gpu_memory_utilization, or lower "
+                f"and {rows} of activations{encoding}, and no cache of {cache}; raise gpu_memory_utilization, or lower "
                 "max_batch_tokens or context_window"
             )
         return found

@@ -14,6 +14,9 @@ def test_the_cache_is_what_the_share_leaves():
     assert budget.cache_bytes(0.9, GIB) == int(72 * GIB) - 18 * GIB - RESERVE
     # Half a GPU, of which others use the rest.
     assert budget.cache_bytes(0.45, GIB) == int(36 * GIB) - 18 * GIB - RESERVE
+    # Pictures are encoded beside steps.
+    sees = Budget(total=80 * GIB, free=60 * GIB, held=16 * GIB, activations=2 * GIB, media=3 * GIB)
+    assert sees.cache_bytes(0.9, GIB) == budget.cache_bytes(0.9, GIB) - 3 * GIB
     crowded = Budget(total=80 * GIB, free=10 * GIB, held=16 * GIB, activations=2 * GIB)
     assert crowded.cache_bytes(0.9, GIB) == 8 * GIB - RESERVE
 
@@ -22,6 +25,8 @@ def test_too_little_is_refused_with_a_remedy():
     budget = Budget(total=24 * GIB, free=6 * GIB, held=17 * GIB, activations=5 * GIB)
     with pytest.raises(NotEnoughMemory, match="gpu_memory_utilization"):
         budget.cache_bytes(0.9, GIB)
+    with pytest.raises(NotEnoughMemory, match="9.00 GiB for pictures and sounds"):
+        Budget(total=24 * GIB, free=24 * GIB, held=17 * GIB, activations=GIB, media=9 * GIB).cache_bytes(0.9, GIB)
 
 
 def test_the_largest_batch_runs_and_touches_the_trash_block_only(tmp_path):
