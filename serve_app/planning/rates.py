@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serve_app.costs.stages import rows_of_a_step
+from serve_app.parallel.dispatch import dispatched_bytes, reached
 from serve_app.planning.devices import Device
 from serve_app.planning.model import Model
 from serve_app.planning.ranks import WHOLE, Rank, Split
@@ -41,6 +42,10 @@ def rates(model: Model, split: Split, ranks: list[Rank], device: Device, *, stre
         decode = streams / max(steps * max(each), sum(each))
     products = 2 * model.active_values / (device.flops * MULTIPLIES * split.tensor)
     told = _all_reduce(model.hidden * 2, split.tensor, device) * 2 * len(model.layers)
+    if split.travel and split.tensor > 1:
+        share = reached(model.experts, model.chosen, split.tensor)
+        sent = dispatched_bytes(1, model.hidden * 2, split.tensor, share, routed=8 * model.chosen)
+        told = sent / device.link * len(model.layers)
     # Pieces of prompts follow one another: the stage with most to multiply is never idle.
     of_stages = [_products(model, split, rank) for rank in ranks]
     slowest = max(of_stages) / sum(of_stages)

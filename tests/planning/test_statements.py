@@ -110,3 +110,14 @@ def test_stages_work_at_the_same_time_and_prompts_choose_by_their_own_rate():
     prompts = best_plan(model, asked, prefill=True)
     others = (make_plan(model, asked, Split(n, 1, replicas=4 // n)) for n in (1, 2, 4))
     assert prompts.rates.prefill * prompts.split.replicas >= max(p.rates.prefill * p.split.replicas for p in others)
+
+
+def test_prompts_are_faster_where_rows_travel_to_experts_on_many_ranks():
+    model, gained = model_of("gpt-oss-120b"), {}
+    for ranks in (2, 8):
+        asked = Asked(GPUS["h100"], ranks)
+        all_rows, travel = (make_plan(model, asked, Split(ranks, 1, True, travel=way)) for way in (False, True))
+        gained[ranks] = travel.rates.prefill / all_rows.rates.prefill
+        # Answers are computed with all rows on every rank.
+        assert travel.rates.decode == all_rows.rates.decode
+    assert 0.99 < gained[2] < 1.03 < gained[8]
