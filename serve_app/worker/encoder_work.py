@@ -29,7 +29,7 @@ class EncoderWork:
         task: Task = "reranker" if spec.stage == "reranker" else "embeddings"
         progress("loading weights")
         self._stage = spec.stage
-        self._model = load_encoder(path, task, dtype=spec.dtype, device=spec.device)
+        self._model = load_encoder(path, task, dtype=spec.dtype, device=spec.device, remember=True)
         self._batcher = EncodeBatcher(self._model, token_budget=spec.max_batch_tokens, name=spec.stage)
         self._batcher.submit([np.array([1, 2, 3], np.int32)]).result()
         progress("ready")

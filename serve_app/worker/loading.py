@@ -4,7 +4,6 @@ only.
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from serve_app.kv.chunk import Layout
 from serve_app.kv.keys import root_key, weights_key
 from serve_app.models.encoding import device_bytes
 from serve_app.models.loading.bare import publish
-from serve_app.models.loading.folder import UnsupportedModel
+from serve_app.models.loading.folder import UnsupportedModel, fingerprint
 from serve_app.models.loading.load import CausalModel, load_causal_lm
 from serve_app.parallel.experts import folder_of
 from serve_app.parallel.group import Group
@@ -104,28 +103,6 @@ def limits_of(spec: WorkerSpec, model: CausalModel, path: Path | None = None) ->
         media = device_bytes(path, model.module, model.max_model_len) if path and model.encoders else 0
         limits.kv_cache_bytes = gpu_cache_bytes(model, limits, spec.gpu_share, media)
     return limits
-
-
-def fingerprint(path: Path) -> str:
-    """Names the weights in ``path`` by content: configuration, tensor headers and samples of the data.
-
-    Part of every cache key, so that weights replaced under the same name never meet the old ones' K/V. Reads about a
-    hundred kilobytes per file, whatever its size.
-    """
-    digest = hashlib.sha256((path / "config.json").read_bytes())
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (path / name).is_file():
-            digest.update((path / name).read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size} ".encode())
-        with file.open("rb") as stream:
-            header = int.from_bytes(stream.read(8), "little")
-            digest.update(stream.read(min(header, 1 << 20)))
-            for part in range(16):
-                stream.seek(part * max(0, size - 4096) // 15)
-                digest.update(stream.read(4096))
-    return digest.hexdigest()[:32]
 
 
 @dataclass(slots=True)

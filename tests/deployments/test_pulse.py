@@ -90,10 +90,10 @@ def looks(watch: Watch, step_s, activities) -> list[str]:
 
 def test_silence_counts_while_nothing_is_computed():
     # The first look has nothing to compare with. It comes a moment after the question, which comes a moment after the
-    # last answer: in all less than five seconds.
-    resting = [at(0.5 * look) for look in range(7)]
-    assert pulse.PERIOD_S + len(resting) * pulse.LOOK_S < 5.0
-    assert looks(Watch(), None, resting[:6]) == [""] * 6
+    # last answer: in all less than four seconds.
+    resting = [at(0.5 * look) for look in range(5)]
+    assert pulse.PERIOD_S + len(resting) * pulse.LOOK_S < 4.0
+    assert looks(Watch(), None, resting[:4]) == [""] * 4
     assert "neither answered nor computed" in looks(Watch(), None, resting)[-1]
     # Each of these is a sign of life at every fourth second.
     for sign in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from serve_app.models.encoders.encoder import MAX_PADDING, EncoderModel, Task
 from serve_app.models.encoders.pooling import read_pooling
 from serve_app.models.encoders.scores import base_of, score_by_answer
 from serve_app.models.encoders.token_heads import load_token_heads
+from serve_app.models.loading import kept
 from serve_app.models.loading.folder import (
     UnsupportedModel,
+    fingerprint,
     read_config,
     refuse_other_sizes,
     require_plausible,
@@ -29,6 +32,15 @@ from serve_app.models.longrope import replace_rotary
 from serve_app.models.mixtures.experts import leave_odd_experts
 
 
+@dataclass(slots=True)
+class Verdict:
+    """What comparisons have found of a model that can be served; see :class:`EncoderModel`."""
+
+    padding: float
+    flat: bool
+    padded_because: str
+
+
 def load_encoder(
     path: Path,
     task: Task,
@@ -38,13 +50,15 @@ def load_encoder(
     pooling: Pooling | None = None,
     max_length: int | None = None,
     optimise: bool = True,
+    remember: bool = False,
 ) -> EncoderModel:
     """Loads safetensors weights with transformers' modelling code; nothing is downloaded and no code of the
     folder runs.
 
     ``dtype`` auto is float32 on CPU (vectors then agree with the authors' to 1e-5) and bfloat16 on a GPU.
     ``pooling`` overrides what the folder's sentence-transformers files say; without either it is ``mean``,
-    for causal models ``last``. ``max_length`` lowers the limit given by the position table. Raises
+    for causal models ``last``. ``max_length`` lowers the limit given by the position table.
+    ``remember``: what comparisons have found of these weights is kept for the next start. Raises
     :class:`UnsupportedModel`.
     """
     if task not in ("embeddings", "reranker"):
@@ -89,11 +103,22 @@ def load_encoder(
         extend_at=extend_at,
         padding=0.0 if _chooses_by_length(base) else MAX_PADDING,
     )
-    _check_alone(model, path)
+    about = (task, dtype, _computes(model.device), chosen, str(max_length), fingerprint(path)) if remember else ()
+    known = kept.read(Verdict, *about) if remember and optimise else None
+    if known is None:
+        _check_alone(model, path)
+    else:
+        model.padding = known.padding
     if task == "embeddings":
         model.heads = load_token_heads(path, config.hidden_size, next(module.parameters()).dtype, model.device)
-    flat_reason = _try_flat(model)
-    packed, differs = _pack(model) if optimise and model.device.type == "cpu" else ("", "")
+    if known is None:
+        flat_reason = _try_flat(model)
+    else:
+        flat_reason = known.padded_because
+        if known.flat:
+            _make_flat(model)
+    packs = optimise and model.device.type == "cpu"
+    packed, differs = _pack(model, compares=known is None) if packs else ("", "")
     if differs:
         # Each linear agreed, and roundings grew over the layers: a model like that is served as transformers has it.
         plain = load_encoder(
@@ -101,6 +126,8 @@ def load_encoder(
         )
         plain.report["linears"] = f"left as they are: with packed ones {differs}"
         return plain
+    if remember and optimise and known is None:
+        kept.write(Verdict(model.padding, model.flat, flat_reason), *about)
     model.report = {
         "load_s": round(loaded - started, 2),
         "flat": model.flat,
@@ -262,8 +289,7 @@ def _try_flat(model: EncoderModel) -> str:
     expected = model.forward(batch)
     usual = model.module.config._attn_implementation
     try:
-        model.module.set_attn_implementation(encoder_attention.NAME)
-        model.flat = True
+        _make_flat(model)
         reason = _differs(expected, model.forward(batch), model)
         if not reason and model.max_length <= 1024:
             # Longer together than one may be: some models refuse that, or have no more positions.
@@ -278,6 +304,16 @@ def _try_flat(model: EncoderModel) -> str:
         model.flat = False
         model.module.set_attn_implementation(usual)
     return reason
+
+
+def _computes(device: torch.device) -> str:
+    """What rounds as it does."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+
+
+def _make_flat(model: EncoderModel) -> None:
+    model.module.set_attn_implementation(encoder_attention.NAME)
+    model.flat = True
 
 
 def _beyond_probes(model: EncoderModel) -> str:
@@ -297,10 +333,13 @@ def _beyond_probes(model: EncoderModel) -> str:
     return ""
 
 
-def _pack(model: EncoderModel) -> tuple[str, str]:
-    """Packs the model's linears; returns what was done, and how far results differ where that is too far."""
+def _pack(model: EncoderModel, *, compares: bool) -> tuple[str, str]:
+    """Packs the model's linears, each of which is compared with itself; returns what was done, and, where all of them
+    together are compared as well, how far results differ where that is too far."""
     from serve_app.kernels.linear.packed import pack_linears
 
+    if not compares:
+        return str(pack_linears(model.module)), ""
     batch = _probe_batch(model)
     expected = model.forward(batch)
     packed = str(pack_linears(model.module))

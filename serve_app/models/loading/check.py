@@ -9,16 +9,9 @@ result depends on nothing but the configuration and the code, and is kept for th
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
-import logging
-import os
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,23 +23,20 @@ from serve_app.engine.request import Request
 from serve_app.engine.runner import Forward, Runner
 from serve_app.engine.scheduler import Scheduler
 from serve_app.engine.step import Step
-from serve_app.kernels.library.build import cache_root
 from serve_app.models.latent import has_latents
 from serve_app.models.linears import Plug
+from serve_app.models.loading import kept
 from serve_app.models.loading.adapt import own_attention
 from serve_app.models.loading.miniature import NotScalable, Sizes, build, scale_down
 from serve_app.models.loading.observe import Unservable, parameters_of
 from serve_app.models.loading.prepare import Prepared, prepare
 from serve_app.sampling_params import SamplingParams
 
-log = logging.getLogger(__name__)
-
 # Borders lie close together, so that few tokens pass all of them; the context ends behind them.
 SIZES = Sizes(window=24, chunk=32, original=64, context=160)
 NEW_TOKENS = 3
 # Root mean square of the difference over that of the logits, both float32.
 ALLOWED = 1e-3
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(slots=True)
@@ -101,16 +91,12 @@ def check(model_class: Any, config: Any) -> Verdict:
 
 def recall(model_class: Any, config: Any, division: str = "") -> Verdict | None:
     """What an earlier start has found; ``division``: among how many ranks, where it is several."""
-    return _read(_file(model_class, config, division))
+    return kept.read(Verdict, model_class.__name__, kept.described(config), division)
 
 
 def remember(model_class: Any, config: Any, verdict: Verdict, division: str = "") -> None:
     """Keeps a verdict for the next start."""
-    _write(_file(model_class, config, division), verdict)
-
-
-def _file(model_class: Any, config: Any, division: str) -> Path:
-    return cache_root().parent / "checks" / f"{_key(model_class, config, division)}.json"
+    kept.write(verdict, model_class.__name__, kept.described(config), division)
 
 
 def compare(model_class: Any, config: Any, sizes: Sizes = SIZES, seed: int = 0) -> Verdict:
@@ -313,40 +299,3 @@ def _run(
             scheduler.commit(step, sampled)
         found += [(len(r.tokens) - r.output_len, r.tokens[:-1], rows[r.id]) for r in requests]
     return found
-
-
-@functools.cache
-def code_version() -> str:
-    """A digest of the code that a result depends on, with the versions of what it stands on."""
-    import transformers
-
-    digest = hashlib.sha256(f"{torch.__version__} {transformers.__version__}".encode())
-    for folder in ("engine", "kernels", "models", "parallel"):
-        for file in sorted((_ROOT / folder).rglob("*")):
-            if file.suffix in (".py", ".cpp", ".h"):
-                digest.update(file.relative_to(_ROOT).as_posix().encode())
-                digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _key(model_class: Any, config: Any, division: str) -> str:
-    described = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
-    values = json.dumps(described, sort_keys=True, default=str)
-    return hashlib.sha256(f"{code_version()} {model_class.__name__} {values} {division}".encode()).hexdigest()[:40]
-
-
-def _read(file: Path) -> Verdict | None:
-    try:
-        return Verdict(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write(file: Path, verdict: Verdict) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
-            json.dump(asdict(verdict), out)
-        os.replace(out.name, file)
-    except OSError as error:  # a read-only home costs the next start a second
-        log.info("the result of a model's check is not kept: %s", error)

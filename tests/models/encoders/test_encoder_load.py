@@ -28,8 +28,10 @@ from transformers import (
 
 from serve_app.engine.encoder.types import EncodeBatch
 from serve_app.kernels.linear import packed
+from serve_app.models.encoders import encoder_load
 from serve_app.models.encoders.encoder import EncoderModel
 from serve_app.models.encoders.encoder_load import load_encoder
+from serve_app.models.loading import kept
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.miniature import build
 
@@ -112,6 +114,26 @@ class Doubled:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * self.weights(x)
+
+
+@pytest.mark.parametrize("config, model_class", [(BertConfig(**SIZES), BertModel), (BIG_BIRD, BigBirdModel)])
+def test_what_was_compared_once_is_known_at_the_next_start(tmp_path, monkeypatch, config, model_class):
+    monkeypatch.setattr(kept, "cache_root", lambda: tmp_path / "home" / "kernels")
+    path, texts = tmp_path / "model", [np.arange(3, 9, dtype=np.int32), np.arange(20, 90, dtype=np.int32)]
+    build(model_class, config, 0).save_pretrained(path)
+    first = load_encoder(path, "embeddings", remember=True)
+    with monkeypatch.context() as again:
+        for name in ("_check_alone", "_try_flat", "_differs"):
+            again.setattr(encoder_load, name, None)
+        known = load_encoder(path, "embeddings", remember=True)
+        with pytest.raises(TypeError):  # whoever does not ask for it
+            load_encoder(path, "embeddings")
+        build(model_class, config, 1).save_pretrained(path)
+        with pytest.raises(TypeError):  # other weights under the same name
+            load_encoder(path, "embeddings", remember=True)
+    assert (known.flat, known.padding) == (first.flat, first.padding)
+    assert known.report.get("padded_because") == first.report.get("padded_because")
+    np.testing.assert_array_equal(means(known, texts), means(first, texts))
 
 
 def test_linears_stay_as_they_are_where_packed_ones_change_the_model(tmp_path, monkeypatch):

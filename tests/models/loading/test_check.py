@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from serve_app.models import attention
-from serve_app.models.loading import check
+from serve_app.models.loading import check, kept
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.load import load_causal_lm
 from serve_app.models.loading.miniature import Sizes, scale_down
@@ -30,7 +30,7 @@ from tests import tiny
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(check, "cache_root", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(kept, "cache_root", lambda: tmp_path / "kernels")
     attention.register()
 
 
@@ -48,7 +48,7 @@ def test_the_second_start_pays_nothing(monkeypatch):
 def test_other_code_compares_again(monkeypatch):
     config = LlamaConfig(num_key_value_heads=8)
     check.check(LlamaForCausalLM, config)
-    monkeypatch.setattr(check, "code_version", lambda: "another")
+    monkeypatch.setattr(kept, "code_version", lambda: "another")
     assert not check.check(LlamaForCausalLM, config).cached
 
 

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from serve_app.models.encoders.encoder_load import load_encoder
-from serve_app.models.loading import check
+from serve_app.models.loading import kept
 from serve_app.models.loading.folder import UnsupportedModel, contents
 from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
@@ -29,7 +29,7 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def spoil(folders, tmp_path, monkeypatch):
     """A function that copies a family's checkpoint with other fields in its config.json."""
-    monkeypatch.setattr(check, "cache_root", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(kept, "cache_root", lambda: tmp_path / "kernels")
 
     def make(family="llama", **fields):
         path = shutil.copytree(folders[family], tmp_path / "model")

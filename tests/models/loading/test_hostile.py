@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from serve_app.models.loading import check
+from serve_app.models.loading import kept
 from serve_app.models.loading.folder import UnsupportedModel
 from serve_app.models.loading.load import load_causal_lm
 from tests import tiny
@@ -60,7 +60,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(check, "cache_root", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(kept, "cache_root", lambda: tmp_path / "kernels")
 
 
 def lies(rng: random.Random) -> dict[str, object]:
