@@ -12,12 +12,14 @@ import torch
 from benchmarks.engine.sockets import tcp_bytes
 from serve_app.models.divided import check, placing
 from serve_app.models.loading.check import Verdict
+from serve_app.models.loading.load import load_causal_lm
 from serve_app.parallel.dispatch import LOOPBACK, NVLINK, dispatched_bytes, least_rows, reached, summed_bytes
 from serve_app.parallel.experts import folder_of, in_order, keep_loads, place_experts, read_loads
 from serve_app.parallel.place import Place
 from tests import tiny
 from tests.parallel.groups import divided
 from tests.parallel.test_divided import NEW_TOKENS, generate, prompts
+from tests.parallel.test_quantized import write
 
 
 def test_how_many_ranks_a_row_reaches():
@@ -112,6 +114,21 @@ def test_copies_follow_what_was_wanted(tmp_path, one_thread, monkeypatch, case):
     loads = read_loads(folder_of(str(tmp_path), "@cf/tests/divided"))
     rows = {sum(counts) for counts in loads.values()}
     assert loads and min(rows) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "bits"), [("mixtral", 8), ("qwen2_moe", 4)])
+def test_copies_are_rounded_to_fewer_bits_as_in_one_process(tmp_path, one_thread, monkeypatch, family, bits):
+    path, quantization = write(tmp_path, family), f"int{bits}"
+    alone = load_causal_lm(path, dtype="float32", quantization=quantization)
+    expected = generate(tiny.make_engine(alone, num_blocks=100), prompts(6))
+    monkeypatch.setattr(placing, "KEPT_S", 0.0)
+    ways = {"expert_parallel": 2, "expert_dispatch": "always", "expert_copies": 1, "quantization": quantization}
+    for _ in range(2):
+        with divided(path, 2, **ways) as found:
+            assert generate(tiny.make_engine(found.model, num_blocks=100), prompts(6)) == expected
+            said = found.ranks.states()[0]["expert_copies"]
+    assert said.startswith("the busiest rank has 1.")
 
 
 @pytest.mark.slow

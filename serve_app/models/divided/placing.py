@@ -78,7 +78,7 @@ class Slots:
         return self.table[experts, rows % self.copies[experts]]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # what is rounded to fewer bits later is written to, which tensors of inference mode do not take
 def place_module(experts: Any, placement: Placement, group: Group) -> Slots:
     """Moves a module's experts, of which each rank has its share in order, to their slots. Every part calls it."""
     place = group.place
@@ -89,9 +89,9 @@ def place_module(experts: Any, placement: Placement, group: Group) -> Slots:
     # What comes is in the order of its source, and there of slots.
     order = sorted(range(len(wanted)), key=lambda slot: (wanted[slot] // each, slot))
     take = [sum(expert // each == part for expert in wanted) for part in range(place.tensor)]
-    back = torch.tensor(order, device=group.device).argsort()
+    back = torch.tensor(order).argsort()
     for key, weight in list(experts.named_parameters(recurse=False)):
-        rows = weight.detach()[torch.tensor(give, dtype=torch.int64, device=weight.device)]
+        rows = weight.detach()[torch.tensor(give, dtype=torch.int64)]
         found = group.exchange(rows.flatten(1), [len(own) for own in sources], take)
         setattr(experts, key, nn.Parameter(found[back].view(-1, *weight.shape[1:]), requires_grad=False))
     return Slots.of(placement, group.device)
