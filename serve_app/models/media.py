@@ -19,6 +19,9 @@ HELD_FILES = 16
 # of one with 16,384 has 300 MB.
 PREPARED = 8
 LARGE = 2048
+# What processors take of the host's memory for pictures while they make them smaller: about 15 bytes a pixel, for one
+# of 64 megapixels and some of 4 (serve_app/predict/pictures.py).
+RESIZED_BYTES = 3 << 29
 
 
 @dataclass(slots=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import threading
+from contextlib import nullcontext
 from io import BytesIO
 from typing import Any
 
@@ -16,6 +19,8 @@ from serve_app.media.errors import BadFile
 from serve_app.predict.predictor import BadInput, Item, Place
 from serve_app.predict.tiles import TileProcessor, cuts_tiles
 
+# Pixels of a picture from which on they are prepared one after the other: processors take about 15 bytes for each.
+LARGE_PIXELS = 4 << 20
 # Pixels that the budget of a batch counts as one: of 16 by 16, as most models cut pictures.
 PATCH = 256
 
@@ -35,6 +40,7 @@ class Pictures:
         )
         self._options = options
         self._decoder = Decoder()
+        self._large = threading.Lock()
 
     def close(self) -> None:
         self._decoder.close()
@@ -47,13 +53,24 @@ class Pictures:
             pixels = self._decoder.image(data)
         except BadFile as refused:
             raise BadInput(f"image: {refused}.") from None
-        found = self.processor(images=Image.fromarray(pixels), return_tensors="pt", **self._options)
+        large = pixels.shape[0] * pixels.shape[1] > LARGE_PIXELS
+        with self._large if large else nullcontext():
+            found = self.processor(images=Image.fromarray(pixels), return_tensors="pt", **self._options)
+            if large:
+                _give_back()
         tensors = {name: tensor[0] for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
         if "image_grid_thw" in tensors:  # a picture is as many rows of pixels as it has patches
             tensors["pixel_values"] = found["pixel_values"]
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(tensors.items()))
         made = asked(*pixels.shape[:2]) if asked is not None else None
         return Item(tensors, _patches(tensors), kind=shapes, asked=made, units={"images": 1})
+
+
+def _give_back() -> None:
+    """Memory that has been freed to the system: each thread's part of the heap would keep a picture's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def _patches(tensors: dict[str, torch.Tensor]) -> int:
