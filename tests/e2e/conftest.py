@@ -27,6 +27,16 @@ def http(stack):
         yield client
 
 
+@pytest.fixture(autouse=True)
+def forget_handles():
+    """Handles that this process keeps belong to the loop of the test that made them, which has ended."""
+    from ray.serve import context
+
+    yield
+    if client := context._global_client:
+        client.handle_cache.clear()
+
+
 @pytest.fixture
 def run(http):
     """``run(model, body)`` -> the result, after checking the envelope."""

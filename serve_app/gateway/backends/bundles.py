@@ -85,7 +85,10 @@ class Bundles:
         if bundle is None:
             bundle = self._open[key] = _Bundle(model, to)
             loop = asyncio.get_running_loop()
-            at = loop.time() + WAIT_S if call.priority == "batch" else self._last.get(key, 0.0) + APART_S
+            if call.priority == "batch":
+                at = loop.time() + WAIT_S
+            else:
+                at = self._last[key] + APART_S if key in self._last else loop.time()
             # What belongs to the first of them (its client, its trace) does not belong to the call.
             loop.call_at(at, self._send, key, bundle, context=Context())
         end = bundle.waiting[call.id] = asyncio.get_running_loop().create_future()
