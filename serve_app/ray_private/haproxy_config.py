@@ -16,6 +16,7 @@ no address of clients     ``x-serve-app-client`` is the client's address, whatev
 two request ids           ``x-request-id`` is the gateway's: Serve's own is known to nobody
 500 without a gateway     503 with ``Retry-After``, which clients retry, and the envelope in JSON
 404 without a backend     503 as well: the gateway is not there yet, or not there any more
+no gateways after a kill  those that the stand-in has (``stand_in.py``), until Serve knows of them again
 answers of Serve's proxy  Requests pass Serve's own proxy until HAProxy knows a new gateway. Where that dies meanwhile,
                           its 500 without a reason becomes 503 as well: an answer of a gateway has a ``cf-ray``
 ========================  ==============================================================================================
@@ -128,12 +129,37 @@ def corrected(config: str, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def split(config: str) -> tuple[str, str]:
+    """What clients need of ``config``: its frontend for them and all backends; and all else."""
+    parts: tuple[list[str], list[str]] = ([], [])
+    where = parts[1]
+    for line in config.splitlines():
+        if line and not line[0].isspace() and not line.startswith("#"):
+            where = parts[not (line.startswith("backend ") or line.split() == ["frontend", "http_frontend"])]
+        where.append(line)
+    return "".join(f"{line}\n" for line in parts[0]), "".join(f"{line}\n" for line in parts[1])
+
+
+def for_stand_in(config: str) -> str:
+    """``config`` without what listens for anybody but clients (``stand_in.py``)."""
+    clients, rest = split(config)
+    common = re.split(r"^(?:frontend|listen) ", rest, maxsplit=1, flags=re.M)[0]
+    return re.sub(r"^\s+stats .*\n", "", common, flags=re.M) + clients
+
+
 def main(path: Path) -> None:
     folder = path.parent
     (folder / "unavailable.http").write_bytes(unavailable())
     for name, body in (("no_route", no_route()), ("no_method", no_method()), ("no_websockets", no_websockets())):
         (folder / f"{name}.json").write_bytes(body)
-    path.write_text(corrected(path.read_text(), folder))
+    config = corrected(path.read_text(), folder)
+    before = folder / "stand-in.cfg"
+    if re.search(r"^\s*use_backend ", config, flags=re.M):
+        before.write_text(for_stand_in(config))
+    elif (folder / "stand-in.pid").exists():
+        # Serve starts HAProxy before it has heard of gateways again; who stands in knows them.
+        config = split(config)[1] + split(before.read_text())[0]
+    path.write_text(config)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,17 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from serve_app.api.envelopes import openai_body
 from serve_app.api.errors import ModelLoading
-from serve_app.ray_private import haproxy_config
+from serve_app.ray_private import haproxy_config, stand_in
 from serve_app.ray_private.haproxy import SCRIPT, haproxy_environment
+from serve_app.run_directory import end_processes, processes_in
 from tests.waiting import wait_for
 
 
@@ -54,6 +56,7 @@ frontend http_frontend
     bind 127.0.0.1:{port}
     acl routes path -i /-/routes
     http-request return status 200 content-type text/plain string "told" if routes
+    # mirroring the use_backend rules
     acl is_gateway path_beg /
     use_backend gateway if is_gateway
     default_backend default_backend
@@ -107,7 +110,7 @@ def edge(tmp_path_factory) -> Iterator[int]:
         wait_for(lambda: listens(port))
         yield port
     finally:
-        running.terminate()
+        end_processes(folder)
         running.wait()
         behind.shutdown()
         behind.server_close()
@@ -181,3 +184,96 @@ def test_what_serve_answers_without_a_gateway_can_be_retried(edge) -> None:
     # What a gateway says stays.
     assert asked(edge, "POST /fails HTTP/1.1", b"{}")[0] == 500
     assert asked(edge, "POST /serve/400 HTTP/1.1", b"{}")[0] == 400
+
+
+@contextmanager
+def started(folder: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [str(SCRIPT), "-db", "-f", str(folder / "haproxy.cfg"), "-dR", *more]
+    running = subprocess.Popen(command, env={**os.environ, **haproxy_environment()}, stderr=subprocess.DEVNULL)
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def admin_says(folder: Path) -> bytes:
+    """What the admin socket tells of the process that answers it."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as admin:
+        admin.connect(str(folder / "s"))
+        admin.sendall(b"show info\n")
+        return b"".join(iter(lambda: admin.recv(65536), b""))
+    return b""
+
+
+def answers_of(folder: Path, pid: int) -> bool:
+    return f"\nPid: {pid}\n".encode() in admin_says(folder)
+
+
+def of_stand_in(folder: Path) -> int:
+    try:
+        return int((folder / stand_in.STAND_IN).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def test_a_killed_one_is_stood_in_for_until_there_is_another(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = SERVES.format(folder=tmp_path, port=port, gateway=1)
+    (tmp_path / "haproxy.cfg").write_text(config)
+    with started(tmp_path) as first, socket.socket() as client:
+        wait_for(lambda: answers_of(tmp_path, first.pid))
+        first.kill()
+        first.wait()
+        wait_for(lambda: of_stand_in(tmp_path) and listens(port))
+        # Serve is to see that its own has ended.
+        assert admin_says(tmp_path) == b""
+        assert asked(port, "GET /x HTTP/1.1")[0] == 503
+        client.connect(("127.0.0.1", port))  # is under way while another takes over
+        with started(tmp_path) as second:
+            wait_for(lambda: answers_of(tmp_path, second.pid))
+            client.sendall(b"GET /x HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 503")
+            client.close()
+            wait_for(lambda: not of_stand_in(tmp_path))
+            # A reload: the one that ends has a successor.
+            with started(tmp_path, "-sf", str(second.pid)) as third:
+                wait_for(lambda: answers_of(tmp_path, third.pid))
+                second.wait(60)
+                wait_for(lambda: len(watching(tmp_path)) == 1)
+                assert not of_stand_in(tmp_path)
+    end_processes(tmp_path)
+
+
+def watching(folder: Path) -> list[int]:
+    return [pid for pid in processes_in(folder) if b"stand_in.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_stand_in_listens_for_clients_alone() -> None:
+    config = SERVES.format(folder="/f", port=1, gateway=2)
+    more = "frontend prometheus\n    bind :3\nlisten stats\n    bind :4\n    stats enable\n"
+    kept = haproxy_config.for_stand_in(config.replace("frontend http_frontend", more + "frontend http_frontend") + more)
+    assert kept.count("bind ") == 1 and "stats" not in kept and "server one" in kept and "timeout server" in kept
+
+
+def test_gateways_are_known_at_once_where_one_stood_in(tmp_path: Path) -> None:
+    """Serve starts HAProxy before it has heard of gateways."""
+    whole = SERVES.format(folder=tmp_path, port=1, gateway=2)
+    empty = whole.replace("    acl is_gateway path_beg /\n    use_backend gateway if is_gateway\n", "")
+    empty = empty.partition("backend gateway")[0] + "listen stats\n    bind :4\n"
+    path = tmp_path / "haproxy.cfg"
+
+    def corrected(config: str) -> str:
+        path.write_text(config)
+        haproxy_config.main(path)
+        return path.read_text()
+
+    full = corrected(whole)
+    assert "server one" not in corrected(empty)
+    (tmp_path / stand_in.STAND_IN).write_text("1")
+    again = corrected(empty)
+    assert again.count("frontend http_frontend") == 1 and "use_backend gateway" in again and "server one" in again
+    assert "stats socket" in again and "listen stats" in again
+    assert haproxy_config.for_stand_in(again) == haproxy_config.for_stand_in(full)
