@@ -86,7 +86,7 @@ class Sdks:
         create, lost, empty, last = self._create(ask), 0, 0, -1
         sent = {**_split(create, ask, stream=True), "background": True}
         while empty < EMPTY:
-            before = last
+            before, answered = last, False
             try:
                 with _as_httpx(seen, begun=bool(seen.response)):
                     if not seen.response:
@@ -106,6 +106,7 @@ class Sdks:
                             if last == leaves:
                                 leaves = None
                                 break
+                    answered = True
             except httpx.TransportError:
                 if not seen.response:
                     raise
@@ -114,7 +115,8 @@ class Sdks:
                     raise
             if seen.finished or seen.error is not None:
                 return lost
-            empty = empty + 1 if last == before else 0
+            if last > before or answered:  # while the server starts anew nobody answers
+                empty = empty + 1 if last == before else 0
             lost += 1
             await asyncio.sleep(AGAIN_S)
         raise ValueError(f"a response in the background has ended behind event {last} without its end")
