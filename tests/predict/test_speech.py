@@ -13,6 +13,7 @@ import transformers as tf
 
 from benchmarks.chaos.speech import WINDOW_S, whisper
 from serve_app.media.limits import SAMPLE_RATE
+from serve_app.predict.speech.greedy import Greedy
 from serve_app.predict.speech.segments import split
 from serve_app.predict.speech.spectrum import Spectrum
 from serve_app.wire.generate import Failed
@@ -178,3 +179,36 @@ def test_windows_are_cut_where_the_paper_says():
     assert done == 300 and [(p.start, p.end) for p in parts] == [(0.0, 0.5), (0.5, 0.8)]
     parts, done = split([1, 2, 140], begin, 300, 2)
     assert done == 300 and parts[0].end == pytest.approx(0.8)
+
+
+def test_what_the_short_loop_does_not_know_is_left_to_generate(tmp_path):
+    model = whisper(tmp_path, 1)
+    assert Greedy.takes(model)
+    model.generation_config.repetition_penalty = 1.5
+    assert not Greedy.takes(model)
+    model = whisper(tmp_path, 1)
+    model.generation_config.max_length = None
+    assert not Greedy.takes(model)
+
+
+@pytest.mark.parametrize("multilingual", [True, False])
+async def test_the_short_loop_finds_what_generate_finds(work, tmp_path, multilingual):
+    """Languages that are found and told, beside each other; probabilities and confidence as well."""
+    folder = tmp_path / "model"
+    whisper(folder, 7, multilingual=multilingual)
+    sounds = [noise(seconds, n) for n, seconds in enumerate((0.7, 2.0, 2.9, 4.5))]
+    told = []
+    for short in (True, False):
+        worker = work("automatic-speech-recognition", folder)
+        if not short:
+            worker._predictor._greedy = None
+        options = [{}, {"language": "fr"} if multilingual else {}, {}, {}]
+        answers = [worker.predict(call(wav(s), task="transcribe", **o)) for s, o in zip(sounds, options, strict=True)]
+        told.append([json.loads(found.results[0]) for found in await asyncio.gather(*answers)])
+    for ours, other in zip(*told, strict=True):
+        assert [s["tokens"] for s in ours["segments"]] == [s["tokens"] for s in other["segments"]] != [[]]
+        assert (ours["text"], ours["language"]) == (other["text"], other["language"])
+        assert ours["language_probability"] == pytest.approx(other["language_probability"], abs=1e-4)
+        for mine, theirs_ in zip(ours["segments"], other["segments"], strict=True):
+            for name in ("avg_logprob", "no_speech_prob"):
+                assert mine[name] == pytest.approx(theirs_[name], abs=1e-4)

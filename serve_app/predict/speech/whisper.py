@@ -25,6 +25,7 @@ from serve_app.media.decoder import Decoder, Sound
 from serve_app.media.errors import BadFile
 from serve_app.predict.loading import load_model
 from serve_app.predict.predictor import BadInput, Item, Place, Predictor, Run, Units
+from serve_app.predict.speech.greedy import Greedy
 from serve_app.predict.speech.segments import FRAME_S, split
 from serve_app.predict.speech.spectrum import Spectrum
 from serve_app.predict.speech.words import words
@@ -83,6 +84,7 @@ class Whisper(Predictor):
         self._stride: int = encoder.conv1.stride[0] * encoder.conv2.stride[0]
         self._window: int = self._stride * self._model.config.max_source_positions
         self._no_speech = self._token("<|nospeech|>") or self._token("<|nocaptions|>")
+        self._greedy = Greedy(self._model) if Greedy.takes(self._model) else None
 
     def _token(self, name: str) -> int | None:
         found = self._tokenizer.convert_tokens_to_ids(name)
@@ -209,10 +211,42 @@ class Whisper(Predictor):
         windows = [spectrum.window(at, self._window) for spectrum, at, _ in (item.value for item in items)]
         features = torch.stack(windows).to(model.device, model.dtype)
         encoded = model.get_encoder()(features)
+        known: list[str | None] = [language for _, _, language in (item.value for item in items)]
+        if self._greedy and asked.beams == 1 and not items[0].kind[1] and not asked.words:  # type: ignore[index]
+            return self._hear(self._greedy, encoded[0], known, asked.task)
+        return self._generate(items, features, encoded, known)
+
+    def _hear(self, greedy: Greedy, encoded: Tensor, known: list[str | None], task: str) -> list[Heard]:
+        prefix = [[self._start] for _ in known]
+        if self.multilingual:
+            told = known
+            if None in known:
+                told = list(self._listen(greedy.first(encoded, self._start), known)[0])
+            tasks = self._model.generation_config.task_to_id
+            prefix = [[self._start, self._languages[f"<|{language}|>"], tasks[task]] for language in told]
+        said = greedy.run(encoded, prefix)
+        languages, probabilities = self._listen(said.first, known)
+        return [
+            Heard(tokens, language, sure, silent, logprob)
+            for tokens, language, sure, silent, logprob in zip(
+                said.tokens, languages, probabilities, self._silent(said.first), said.logprobs, strict=True
+            )
+        ]
+
+    def _silent(self, first: Tensor) -> list[float | None]:
+        """How likely each window holds no speech, where the model tells."""
+        if self._no_speech is None:
+            return [None] * len(first)
+        found: list[float | None] = first.softmax(-1)[:, self._no_speech].tolist()
+        return found
+
+    def _generate(self, items: Sequence[Item], features: Tensor, encoded: Any, known: list[str | None]) -> list[Heard]:
+        """By transformers' own loop: beams, prompts and times of words."""
+        model, asked = self._model, items[0].asked
         start = torch.full((len(items), 1), self._start, device=model.device)
         first = model(encoder_outputs=encoded, decoder_input_ids=start).logits[:, -1].float()
-        silent = first.softmax(-1)[:, self._no_speech].tolist() if self._no_speech is not None else [None] * len(items)
-        languages, probabilities = self._listen(first, [language for _, _, language in (i.value for i in items)])
+        silent = self._silent(first)
+        languages, probabilities = self._listen(first, known)
         confidence = _Confidence(self._eos)
         prompt = items[0].kind[1]  # type: ignore[index]
         more: dict[str, Any] = {"task": asked.task, "language": languages} if self.multilingual else {}
