@@ -193,6 +193,18 @@ MEASUREMENTS = (
         (("vllm", "--vllm {vllm}"),),
     ),
     Measurement(
+        "speech",
+        "benchmarks speech --rounds 3",
+        "benchmarks speech --count 4 --rounds 1 --long 0",
+        (
+            Row("speech written down beside transformers' pipeline: one sound / a long one",
+                lambda f: [f[name]["times_transformers"] for name in ("one by one", "long") if name in f],
+                "{:.1f}x", "at least 1.5x", at_least(1.5)),
+            Row("the same, all sounds at once", lambda f: f["together"]["times_transformers"], "{:.2f}x",
+                "at least 1.5x", at_least(1.5)),
+        ),
+    ),
+    Measurement(
         "encoder",
         "benchmarks encoder {minilm} --rounds 3",
         "benchmarks encoder {minilm} --sentences 8 --rounds 1",
